@@ -1,0 +1,51 @@
+"""A lower bound and the certificate that lets anyone check it again.
+
+Certificates are data. `meshwright.check.certificate` re-verifies each kind from the definition, in exact rationals, without
+the code that produced it.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["Bound", "Certificate", "fraction_of"]
+
+
+class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`kind` says how to re-check it; `data` holds what is needed, names instead of numbers, rationals as strings.
+
+    cut: `{"inside": [actor names], "devices_inside": n, "leaving_Bps": "…", "demand": "all-gather" | …}`
+    roofline: `{"flops": …, "flops_per_s": …, "devices": n}`   work that must be done over the speed there is
+    memory: `{"needed_bytes": …, "available_bytes": …}`
+    """
+
+    kind: Literal["cut", "roofline", "memory", "sum"]
+    data: dict[str, Any]
+
+
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`value` is an exact rational in `unit`; nothing can be better than it."""
+
+    quantity: str  # what is bounded, e.g. "step time", "all-reduce time"
+    value: str  # exact rational, "3/100"
+    unit: Literal["s", "bytes", "s/byte"]
+    certificate: Certificate
+    parts: tuple[Bound, ...] = ()  # for kind "sum" and for max over several bounds
+
+    @property
+    def exact(self) -> Fraction:
+        return fraction_of(self.value)
+
+    def __float__(self) -> float:
+        return float(self.exact)
+
+
+def fraction_of(text: str) -> Fraction:
+    """Parse `"3/100"` or `"7"`; raises ValueError on anything else (no floats, no exponents)."""
+    num, _, den = text.partition("/")
+    if not num.lstrip("-").isdigit() or (den and not den.isdigit()) or (den and int(den) == 0):
+        raise ValueError(f"not an exact rational: {text!r}")
+    return Fraction(int(num), int(den) if den else 1)

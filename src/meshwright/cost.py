@@ -1,0 +1,72 @@
+"""What an operator or a transfer costs, and how well we know it.
+
+Three kinds of knowledge, kept apart on every number: `measured` (timed here, in place), `interpolated` (from a measured
+table), `assumed` (roofline or a preset's figure). A prediction says which share of it is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from .fabric import Device
+from .graph import Work
+
+__all__ = ["Cost", "Evidence", "Priced", "Transport"]
+
+Evidence = Literal["measured", "interpolated", "assumed"]
+
+
+class Priced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one operation and the evidence for it. `cpu_s` is processor time when it was measured, else 0."""
+
+    time_s: float
+    evidence: Evidence = "assumed"
+    cpu_s: float = 0.0
+
+
+class Transport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Runtime cost of messages on top of the fabric's links (which give rate and latency)."""
+
+    per_message_s: float = 0.0  # occupies the lane of either end, per message
+    per_byte_s: float = 0.0  # copies and checks at either end, per byte
+    per_step_s: float = 0.0  # the executor's own work per step of any kind
+    evidence: Evidence = "assumed"
+
+
+class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Prices for one job on one kind of device.
+
+    `table` holds known prices by key (`"<op.graph>|<op.name>"`, see `meshwright.program.Ops`); what it lacks is priced by
+    roofline: max(flops / (peak · flops_efficiency), bytes / (bandwidth · memory_efficiency)) + calls · per_call_s.
+    """
+
+    name: str = "roofline"
+    dtype: str = "fp32"
+    flops_efficiency: float = 0.6
+    memory_efficiency: float = 0.7
+    per_call_s: float = 4e-6
+    default_flops: float = 1e12  # when a device states no peak for `dtype`
+    default_memory_Bps: float = 1e11
+    table: dict[str, Priced] = {}
+    transport: Transport = Transport()
+    source: str = "analytic roofline"
+
+    def roofline(self, work: Work, device: Device) -> Priced:
+        flops = device.flops.get(self.dtype, self.default_flops) * self.flops_efficiency
+        rate = (device.memory_bandwidth_Bps or self.default_memory_Bps) * self.memory_efficiency
+        share = device.cpu_share or 1.0
+        time_s = max(work.flops / flops, (work.bytes_read + work.bytes_written) / rate) + work.calls * self.per_call_s
+        return Priced(time_s / share)
+
+    def price(self, key: str, work: Work | None, device: Device) -> Priced:
+        """The table's price for `key` if there is one, else the roofline of `work` (zero work costs nothing)."""
+        known = self.table.get(key)
+        if known is not None:
+            return known
+        return self.roofline(work, device) if work is not None else Priced(0.0)
+
+    def with_table(self, table: Mapping[str, Priced], *, source: str, transport: Transport | None = None) -> Cost:
+        return msgspec.structs.replace(self, table={**self.table, **table}, source=source, transport=transport or self.transport)

@@ -1,0 +1,125 @@
+"""The error tree: every failure that meshwright reports is one of these.
+
+MeshwrightError
+├── UsageError            exit 2   a wrong flag, name, size; nothing was tried
+│   ├── UnknownName                a preset, model, strategy, dtype that does not exist
+│   └── MissingExtra               an optional package (torch, pyarrow, ...) is not installed
+├── FormatError           exit 1   a file from outside does not say what its schema demands
+├── CaptureError          exit 1   a module cannot be captured; names the operator and where
+├── Unsupported           exit 2   a strategy refuses a problem rather than answer it wrongly
+├── Infeasible            exit 3   no plan can exist; carries the violated limit as proof
+│   └── Disconnected               some devices cannot reach each other; carries the cut
+├── CheckFailed           exit 4   a plan or program is wrong; carries the verdict's witness
+│   └── Deadlock                   the cycle of steps that wait for each other
+├── TimeLimit             exit 5   stopped at the limit; carries the best answer so far
+└── RunError              exit 1   a real run failed; names rank, step and peer
+    ├── RankDied, RankFailed, RunTimeout, PortInUse, TooFewDevices
+    └── Interrupted       exit 130
+
+Each carries `code` (stable, for scripts), `message`, `where` (file, field, rank, step), `hint` (what to do) and `data`
+(JSON-able facts). `to_json()` is what `--json` prints; the Python API raises the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class MeshwrightError(Exception):
+    """Base of all errors; `exit_code` is what the command line ends with."""
+
+    code = "failure"
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "", data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+        self.data: dict[str, Any] = dict(data or {})
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    def to_json(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "where": self.where, "hint": self.hint, "data": self.data}
+
+
+class UsageError(MeshwrightError):
+    code, exit_code = "usage", 2
+
+
+class UnknownName(UsageError):
+    code = "unknown-name"
+
+
+class MissingExtra(UsageError):
+    code = "missing-extra"
+
+    def __init__(self, package: str, *, extra: str, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed",
+            hint=f"pip install 'meshwright[{extra}]'",
+            data={"package": package, "extra": extra},
+        )
+
+
+class FormatError(MeshwrightError):
+    code = "format"
+
+
+class CaptureError(MeshwrightError):
+    code = "capture"
+
+
+class Unsupported(MeshwrightError):
+    code, exit_code = "unsupported", 2
+
+
+class Infeasible(MeshwrightError):
+    code, exit_code = "infeasible", 3
+
+
+class Disconnected(Infeasible):
+    code = "disconnected"
+
+
+class CheckFailed(MeshwrightError):
+    code, exit_code = "check-failed", 4
+
+
+class Deadlock(CheckFailed):
+    code = "deadlock"
+
+
+class TimeLimit(MeshwrightError):
+    code, exit_code = "time-limit", 5
+
+
+class RunError(MeshwrightError):
+    code = "run"
+
+
+class RankDied(RunError):
+    code = "rank-died"
+
+
+class RankFailed(RunError):
+    code = "rank-failed"
+
+
+class RunTimeout(RunError):
+    code = "run-timeout"
+
+
+class PortInUse(RunError):
+    code = "port-in-use"
+
+
+class TooFewDevices(RunError):
+    code = "too-few-devices"
+
+
+class Interrupted(RunError):
+    code, exit_code = "interrupted", 130

@@ -1,0 +1,173 @@
+"""A plan: what was decided, the programs that carry it out, the bound, the prediction, and where each came from.
+
+A plan is read and written by `meshwright.io.plan_file`; equal inputs and seed give equal bytes. It holds a cycle of programs
+`[(program, when)]`; programs call each other by content hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from .bound import Bound
+from .graph import Work
+from .program import Program
+
+__all__ = ["Alternative", "CycleEntry", "ParamShard", "Plan", "Prediction", "RowBias", "Segment", "Stage", "TrainingLayout"]
+
+SCHEMA = "meshwright.plan"
+VERSION = 1
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class ParamShard(_Record, frozen=True, kw_only=True):
+    """How one parameter is split over the tensor-parallel ranks.
+
+    Dimension `axis` consists of `blocks` equal blocks (3 for packed q, k, v); part i of t keeps the i-th t-th of every block,
+    blocks in order.
+    """
+
+    param: str
+    axis: int
+    blocks: int = 1
+
+
+class RowBias(_Record, frozen=True, kw_only=True):
+    """`bias` (a parameter name) is added to `value` once, after the sum over the tensor-parallel ranks."""
+
+    value: str
+    bias: str
+
+
+class Segment(_Record, frozen=True, kw_only=True):
+    """A run of consecutive forward nodes executed as one compute step, forward (`F`) and backward (`B`).
+
+    `key` is `op.graph` of its steps. `reads` and `writes` name the values that cross its border (activations only; parameters are in
+    `params`). If `split`, its parameters named in TrainingLayout.shards are sharded, its `sum_writes` are partial sums that an all-reduce
+    over the tensor-parallel ranks completes in forward, and the gradients of `sum_grads` (a subset of its reads) in backward.
+    `row_biases`: added to read values when the segment starts (see RowBias).
+    """
+
+    key: str
+    stage: int
+    nodes: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    params: tuple[str, ...] = ()
+    split: bool = False
+    sum_writes: tuple[str, ...] = ()
+    sum_grads: tuple[str, ...] = ()
+    row_biases: tuple[RowBias, ...] = ()
+    forward: Work = Work()  # of one rank for one micro-batch
+    backward: Work = Work()
+    saved_bytes: int = 0  # kept from F to B by one rank for one micro-batch, beyond what earlier segments of the stage keep
+    forward_workspace_bytes: int = 0  # peak of temporaries during F beyond saved and written values
+    backward_workspace_bytes: int = 0
+
+
+class Stage(_Record, frozen=True, kw_only=True):
+    """One pipeline stage: its segments in order, the values it receives and sends in forward (gradients flow the other way)."""
+
+    index: int
+    segments: tuple[str, ...]
+    receives: tuple[str, ...] = ()
+    sends: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+
+
+class ValueInfo(_Record, frozen=True, kw_only=True):
+    """A value that crosses a segment border: per-rank shape for one micro-batch, dtype, whether it carries a gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    differentiable: bool = True
+
+
+class TrainingLayout(_Record, frozen=True, kw_only=True):
+    """How a training job is split: rank = (pipeline · data + data_index) · tensor + tensor_index."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    microbatch_size: int
+    microbatches: int  # per data-parallel replica and step
+    global_batch: int
+    schedule: str = "1f1b"
+    context: int = 1  # later: context parallelism
+    expert: int = 1  # later: expert parallelism
+    zero_level: int = 0  # later: sharded data parallelism
+    stages: tuple[Stage, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    values: tuple[ValueInfo, ...] = ()
+    shards: tuple[ParamShard, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """(pipeline index, data index, tensor index) of a rank."""
+        rest, tensor = divmod(rank, self.tensor)
+        pipeline, data = divmod(rest, self.data)
+        return pipeline, data, tensor
+
+    def rank(self, pipeline: int, data: int, tensor: int) -> int:
+        return (pipeline * self.data + data) * self.tensor + tensor
+
+
+class Prediction(_Record, frozen=True, kw_only=True):
+    """Simulated on `target_fabric`. Shares say how much of the critical path's time rests on which evidence; they sum to 1."""
+
+    target_fabric: str
+    time_s: float
+    phases_s: dict[str, float] = {}  # mean over ranks of time in each phase
+    memory_peak_bytes: tuple[int, ...] = ()  # per rank, in the simulated order
+    memory_worst_bytes: tuple[int, ...] = ()  # per rank, over every order the program allows
+    evidence: dict[str, float] = {}
+    cpu_s: tuple[float, ...] = ()  # processor time per rank, where measured
+
+
+class Alternative(_Record, frozen=True, kw_only=True):
+    """A candidate that was judged: `time_s` is None if it was refused, `why` says why it lost or could not be."""
+
+    what: str
+    time_s: float | None = None
+    memory_peak_bytes: int | None = None
+    why: str = ""
+
+
+class CycleEntry(_Record, frozen=True, kw_only=True):
+    program: str  # content hash
+    when: str = "every"  # "every" | "step % k == j" | "evaluation" | "select"
+    table: dict[str, str] = {}  # for "select": key -> program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`decisions` maps a decision ("layout", "collective:gradient", ...) to {strategy, options, why, cite}."""
+
+    kind: str  # "training" | "collective"
+    job: Mapping[str, Any]
+    target_fabric: Mapping[str, Any]  # the fabric's JSON document
+    placement: tuple[str, ...]  # rank -> device name; then switch actor -> switch name
+    programs: Mapping[str, Program]  # content hash -> program
+    cycle: tuple[CycleEntry, ...]
+    decisions: Mapping[str, Any]
+    layout: TrainingLayout | None = None
+    bound: Bound | None = None
+    prediction: Prediction | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def main(self) -> Program:
+        return self.programs[self.cycle[0].program]

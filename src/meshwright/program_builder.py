@@ -1,0 +1,276 @@
+"""Builds a `Program` step by step. Planners use this; the columns it makes are what everything else reads.
+
+    b = ProgramBuilder(ranks=2, name="swap")
+    x = b.buffer(0, chunks=1, chunk_bytes=4, role="input"); y = b.buffer(1, chunks=1, chunk_bytes=4, role="output")
+    c = b.channel(0, 1)
+    b.lane(0).send(c, x, 0); b.lane(1).recv(c, y, 0)
+    program = b.build()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .program import (
+    BUFFER_ROLES, Buffers, Calls, Channels, Comms, Contract, Csr, Fold, Kind, Lanes, Ops, Part, Program, Role, Sizes, Space, Steps, Unit,
+)  # fmt: skip
+
+__all__ = ["LaneBuilder", "ProgramBuilder", "StepRef"]
+
+Range = tuple[int, int, int]  # (buffer, first chunk, count)
+
+
+@dataclass(frozen=True)
+class StepRef:
+    """A step not yet numbered: lane and position in it."""
+
+    lane: int
+    position: int
+
+
+After = Iterable["StepRef | tuple[StepRef, int]"]
+
+
+@dataclass
+class _Step:
+    kind: Kind
+    parts: Part = Part(0)
+    op: int = -1
+    chan_in: int = -1
+    chan_out: int = -1
+    src: tuple[int, int] = (-1, 0)
+    dst: tuple[int, int] = (-1, 0)
+    count: int = 0
+    size: int = -1
+    after: list[tuple[StepRef, int]] = field(default_factory=list)
+
+
+class LaneBuilder:
+    """Appends steps to one lane; every method returns the step's reference, to be used in other steps' `after`."""
+
+    def __init__(self, number: int, actor: int, unit: int, repeat: int, role: Role) -> None:
+        self.number, self.actor, self.unit, self.repeat, self.role = number, actor, unit, repeat, role
+        self.steps: list[_Step] = []
+
+    def add(self, step: _Step, after: After) -> StepRef:
+        step.after = [item if isinstance(item, tuple) else (item, 0) for item in after]
+        self.steps.append(step)
+        return StepRef(self.number, len(self.steps) - 1)
+
+    def compute(self, op: int, *, after: After = ()) -> StepRef:
+        return self.add(_Step(Kind.COMPUTE, op=op), after)
+
+    def call(self, call: int, *, after: After = ()) -> StepRef:
+        return self.add(_Step(Kind.CALL, op=call), after)
+
+    def nop(self, *, after: After = ()) -> StepRef:
+        return self.add(_Step(Kind.NOP), after)
+
+    def transfer(
+        self, *, recv: int = -1, send: int = -1, src: tuple[int, int] = (-1, 0), dst: tuple[int, int] = (-1, 0), count: int = 1,
+        add: bool = False, store: bool = False, size: int = -1, in_set: bool = False, out_set: bool = False, after: After = (),
+    ) -> StepRef:  # fmt: skip
+        """The general transfer: parts follow from which arguments are given; `src` given means READ."""
+        parts = Part(0)
+        parts |= Part.RECV if recv >= 0 else Part(0)
+        parts |= Part.READ if src[0] >= 0 else Part(0)
+        parts |= Part.ADD if add else Part(0)
+        parts |= Part.STORE if store else Part(0)
+        parts |= Part.SEND if send >= 0 else Part(0)
+        parts |= Part.IN_SET if in_set else Part(0)
+        parts |= Part.OUT_SET if out_set else Part(0)
+        return self.add(_Step(Kind.TRANSFER, parts, chan_in=recv, chan_out=send, src=src, dst=dst, count=count, size=size), after)
+
+    def send(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
+        return self.transfer(send=channel, src=(buffer, chunk), count=count, after=after)
+
+    def recv(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
+        return self.transfer(recv=channel, dst=(buffer, chunk), count=count, store=True, after=after)
+
+    def recv_add(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
+        """Receive and add into place: R X A D with source and destination the same chunks."""
+        return self.transfer(recv=channel, src=(buffer, chunk), dst=(buffer, chunk), count=count, add=True, store=True, after=after)
+
+    def recv_send(self, channel: int, out: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
+        """Receive, store and pass on (rcs)."""
+        return self.transfer(recv=channel, send=out, dst=(buffer, chunk), count=count, store=True, after=after)
+
+    def recv_add_send(self, channel: int, out: int, buffer: int, chunk: int, count: int = 1, *, keep: bool = False, after: After = ()) -> StepRef:
+        """Receive, add the local chunks, pass the sum on (rrs); `keep` also stores it in place (rrcs)."""
+        dst = (buffer, chunk) if keep else (-1, 0)
+        return self.transfer(recv=channel, send=out, src=(buffer, chunk), dst=dst, count=count, add=True, store=keep, after=after)
+
+    def copy(self, src: tuple[int, int], dst: tuple[int, int], count: int = 1, *, add: bool = False, after: After = ()) -> StepRef:
+        return self.transfer(src=src, dst=dst, count=count, add=add, store=True, after=after)
+
+
+@dataclass
+class _Buffer:
+    actor: int
+    chunks: int
+    chunk_bytes: int
+    role: int
+    space: Space
+    size: int
+    alias_of: int
+    alias_offset_bytes: int
+    window: int
+    persistent: bool
+    name: str
+    last: list[StepRef]
+
+
+@dataclass
+class _Op:
+    name: str
+    graph: str
+    module: str
+    copy: int
+    stage: int
+    microbatch: int
+    part: int
+    parts: int
+    accumulate: bool
+    workspace_bytes: int
+    reads: Sequence[Range]
+    writes: Sequence[Range]
+
+
+class ProgramBuilder:
+    def __init__(self, ranks: int, *, switches: int = 0, name: str = "") -> None:
+        self.ranks, self.switches, self.name = ranks, switches, name
+        self._lanes: list[LaneBuilder] = []
+        self._buffers: list[_Buffer] = []
+        self._channels: list[tuple[int, int, int, int, int]] = []
+        self._routes: list[tuple[str, ...]] = []
+        self._sets: list[Sequence[int]] = []
+        self._ops: list[_Op] = []
+        self._sizes: list[tuple[str, int, int, int, StepRef | None]] = []
+        self._comms: list[tuple[str, Sequence[int]]] = []
+        self._calls: list[tuple[int, str, Sequence[Range]]] = []
+        self.contract: Contract | None = None
+        self.fold: Fold | None = None
+
+    def lane(self, actor: int, *, unit: int = Unit.NONE, repeat: int = 1, role: Role = Role.COMM) -> LaneBuilder:
+        lane = LaneBuilder(len(self._lanes), actor, unit, repeat, role)
+        self._lanes.append(lane)
+        return lane
+
+    def buffer(
+        self, actor: int, *, chunks: int, chunk_bytes: int, role: str = "scratch", space: Space = Space.DEVICE, size: int = -1,
+        alias_of: int = -1, alias_offset_bytes: int = 0, window: int = 0, persistent: bool = False, name: str = "",
+    ) -> int:  # fmt: skip
+        self._buffers.append(
+            _Buffer(actor, chunks, chunk_bytes, BUFFER_ROLES.index(role), space, size, alias_of, alias_offset_bytes, window, persistent, name, [])
+        )
+        return len(self._buffers) - 1
+
+    def dies_after(self, buffer: int, *steps: StepRef) -> None:
+        """The buffer is dead once all of these steps (added up over calls) are complete."""
+        self._buffers[buffer].last.extend(steps)
+
+    def channel(self, src: int, dst: int, *, depth: int = 1, tag: int = -1, route: Sequence[str] | None = None) -> int:
+        number = -1
+        if route is not None:
+            number = len(self._routes)
+            self._routes.append(tuple(route))
+        self._channels.append((src, dst, tag, depth, number))
+        return len(self._channels) - 1
+
+    def channel_set(self, channels: Sequence[int]) -> int:
+        self._sets.append(channels)
+        return len(self._sets) - 1
+
+    def op(
+        self, name: str, *, graph: str = "", module: str = "", copy: int = 0, stage: int = -1, microbatch: int = -1, part: int = 0, parts: int = 1,
+        accumulate: bool = False, workspace_bytes: int = 0, reads: Sequence[Range] = (), writes: Sequence[Range] = (),
+    ) -> int:  # fmt: skip
+        self._ops.append(_Op(name, graph, module, copy, stage, microbatch, part, parts, accumulate, workspace_bytes, reads, writes))
+        return len(self._ops) - 1
+
+    def size(self, name: str, *, lower: int, expected: int, upper: int, producer: StepRef | None = None) -> int:
+        self._sizes.append((name, lower, expected, upper, producer))
+        return len(self._sizes) - 1
+
+    def comm(self, name: str, ranks: Sequence[int]) -> int:
+        self._comms.append((name, ranks))
+        return len(self._comms) - 1
+
+    def call(self, comm: int, callee: str, binds: Sequence[Range]) -> int:
+        """A call of program `callee` (content hash) on `comm`; `binds` as in `Calls`."""
+        self._calls.append((comm, callee, binds))
+        return len(self._calls) - 1
+
+    def build(self, *, validate: bool = True) -> Program:
+        lengths = [len(lane.steps) for lane in self._lanes]
+        starts = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
+
+        def number(ref: StepRef) -> int:
+            return int(starts[ref.lane]) + ref.position
+
+        steps = [s for lane in self._lanes for s in lane.steps]
+        ptr = np.zeros(len(steps) + 1, np.int32)
+        np.cumsum([len(s.after) for s in steps], out=ptr[1:])
+        names = sorted({callee for _, callee, _ in self._calls})
+        where = {callee: i for i, callee in enumerate(names)}
+
+        def i32(values: Iterable[int]) -> np.ndarray:
+            return np.fromiter(values, np.int32)
+
+        def i64(values: Iterable[int]) -> np.ndarray:
+            return np.fromiter(values, np.int64)
+
+        def triples(ranges: Sequence[Range]) -> list[int]:
+            return [v for r in ranges for v in r]
+
+        bs, ops, lanes = self._buffers, self._ops, self._lanes
+        program = Program(
+            ranks=self.ranks, switches=self.switches, name=self.name, contract=self.contract, fold=self.fold,
+            lanes=Lanes(
+                actor=i32(x.actor for x in lanes), unit=i32(x.unit for x in lanes), repeat=i32(x.repeat for x in lanes),
+                role=i32(x.role for x in lanes), start=i32(starts[:-1]), end=i32(starts[1:]),
+            ),
+            steps=Steps(
+                kind=i32(s.kind for s in steps), parts=i32(s.parts for s in steps), op=i32(s.op for s in steps),
+                chan_in=i32(s.chan_in for s in steps), chan_out=i32(s.chan_out for s in steps),
+                src_buffer=i32(s.src[0] for s in steps), src_chunk=i32(s.src[1] for s in steps),
+                dst_buffer=i32(s.dst[0] for s in steps), dst_chunk=i32(s.dst[1] for s in steps),
+                count=i32(s.count for s in steps), size=i32(s.size for s in steps),
+                after_ptr=ptr, after_step=i32(number(r) for s in steps for r, _ in s.after), after_lag=i32(lag for s in steps for _, lag in s.after),
+            ),
+            channels=Channels(
+                src=i32(c[0] for c in self._channels), dst=i32(c[1] for c in self._channels), tag=i32(c[2] for c in self._channels),
+                depth=i32(c[3] for c in self._channels), route=i32(c[4] for c in self._channels),
+                routes=tuple(self._routes), sets=Csr.of(self._sets),
+            ),
+            buffers=Buffers(
+                actor=i32(x.actor for x in bs), space=i32(x.space for x in bs), role=i32(x.role for x in bs), chunks=i32(x.chunks for x in bs),
+                chunk_bytes=i64(x.chunk_bytes for x in bs), size=i32(x.size for x in bs), alias_of=i32(x.alias_of for x in bs),
+                alias_offset_bytes=i64(x.alias_offset_bytes for x in bs), window=i32(x.window for x in bs),
+                persistent=i32(x.persistent for x in bs), last=Csr.of([[number(r) for r in x.last] for x in bs]),
+                arena_offset=np.full(len(bs), -1, np.int64), name=tuple(x.name for x in bs) if any(x.name for x in bs) else (),
+            ),
+            ops=Ops(
+                name=tuple(o.name for o in ops), graph=tuple(o.graph for o in ops), module=tuple(o.module for o in ops),
+                copy=i32(o.copy for o in ops), stage=i32(o.stage for o in ops), microbatch=i32(o.microbatch for o in ops),
+                part=i32(o.part for o in ops), parts=i32(o.parts for o in ops), accumulate=i32(o.accumulate for o in ops),
+                workspace_bytes=i64(o.workspace_bytes for o in ops), reads=Csr.of([triples(o.reads) for o in ops]),
+                writes=Csr.of([triples(o.writes) for o in ops]),
+            ),
+            sizes=Sizes(
+                name=tuple(x[0] for x in self._sizes), lower=i64(x[1] for x in self._sizes), expected=i64(x[2] for x in self._sizes),
+                upper=i64(x[3] for x in self._sizes), producer=i32(-1 if x[4] is None else number(x[4]) for x in self._sizes),
+            ),
+            comms=Comms(name=tuple(c[0] for c in self._comms), groups=Csr.of([c[1] for c in self._comms])),
+            calls=Calls(
+                comm=i32(c[0] for c in self._calls), callee=i32(where[c[1]] for c in self._calls), names=tuple(names),
+                binds=Csr.of([triples(c[2]) for c in self._calls]),
+            ),
+        )  # fmt: skip
+        if validate:
+            program.validate()
+        return program
