@@ -133,8 +133,8 @@ class OpGraph(_Record, frozen=True, kw_only=True):
         raise KeyError(name)
 
     def fingerprint(self) -> str:
-        """Identifies the executed graph (names, targets, arguments, parameter shapes), not its costs."""
-        parts = [[n.name, n.target, n.args, n.kwargs] for n in self.nodes]
+        """Identifies the executed graph (names, targets, operands, parameter shapes), whatever its batch size and costs."""
+        parts: list[list[Any]] = [[n.name, n.target, n.inputs] for n in self.nodes]
         parts.append([[p.name, list(p.shape), p.dtype] for p in self.parameters])
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 

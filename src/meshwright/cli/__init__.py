@@ -1,0 +1,1 @@
+"""The command line: `meshwright <noun> <verb>`. One module per command, imported when used."""
