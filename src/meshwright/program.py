@@ -476,9 +476,8 @@ class Program:
             bad = has & ((chunk < 0) | (chunk.astype(np.int64) + s.count > chunks))
             if np.any(bad):
                 i = int(np.argmax(bad))
-                raise FormatError(
-                    f"chunks {int(chunk[i])}..{int(chunk[i]) + int(s.count[i])} of a buffer with {int(chunks[i])}", where=f"program.steps.{side}_chunk[{i}]"
-                )
+                span = f"{int(chunk[i])}..{int(chunk[i]) + int(s.count[i])}"
+                raise FormatError(f"chunks {span} of a buffer with {int(chunks[i])}", where=f"program.steps.{side}_chunk[{i}]")
         _in_range("steps.count", s.count, 0, 1 << 31)
         _in_range("steps.size", s.size, -1, len(self.sizes))
         _in_range("steps.after_step", s.after_step, 0, n_step)
@@ -487,7 +486,8 @@ class Program:
         _in_range("channels.src", c.src, 0, n_actor)
         _in_range("channels.dst", c.dst, 0, n_actor)
         if self.fold is None and np.any(c.src == c.dst):
-            raise FormatError("a channel to oneself: a local hand-over is an `after` edge", where=f"program.channels.dst[{int(np.argmax(c.src == c.dst))}]")
+            i = int(np.argmax(c.src == c.dst))
+            raise FormatError("a channel to oneself: a local hand-over is an `after` edge", where=f"program.channels.dst[{i}]")
         _in_range("channels.depth", c.depth, 1, 1 << 31)
         _in_range("channels.tag", c.tag, -1, len(self.comms))
         _in_range("channels.route", c.route, -1, len(c.routes))

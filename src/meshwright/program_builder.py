@@ -15,11 +15,29 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .program import (
-    BUFFER_ROLES, Buffers, Calls, Channels, Comms, Contract, Csr, Fold, Kind, Lanes, Ops, Part, Program, Role, Sizes, Space, Steps, Unit,
+    BUFFER_ROLES,
+    Buffers,
+    Calls,
+    Channels,
+    Comms,
+    Contract,
+    Csr,
+    Fold,
+    Kind,
+    Lanes,
+    Ops,
+    Part,
+    Program,
+    Role,
+    Sizes,
+    Space,
+    Steps,
+    Unit,
 )  # fmt: skip
 
 __all__ = ["LaneBuilder", "ProgramBuilder", "StepRef"]
 
+NO_PART = Part(0)
 Range = tuple[int, int, int]  # (buffer, first chunk, count)
 
 
@@ -37,7 +55,7 @@ After = Iterable["StepRef | tuple[StepRef, int]"]
 @dataclass
 class _Step:
     kind: Kind
-    parts: Part = Part(0)
+    parts: Part = NO_PART
     op: int = -1
     chan_in: int = -1
     chan_out: int = -1

@@ -1,0 +1,411 @@
+"""Inlining: a program without calls that means the same as one with them.
+
+A call has one meaning: the callee's steps take part in the caller's graph. `inline` writes that out. A call step of a lane
+becomes two nops, `enter` (with the call's `after` edges) and `exit` (after the last step of every callee lane of this
+member); between them run the callee's lanes. For every (member, communicator, callee, callee lane) there is one lane that
+holds the steps of all calls in order, like a stream of a communicator, so that channels keep one sender and one receiver.
+Callee repeats are unrolled: iteration i of a buffer with C chunks and window 0 uses chunks i·C to (i+1)·C of what is bound to it.
+
+Invariant: `inline(p).program` has no calls, validates if `p` does, and executes the callee's transfers in call order.
+Cost: O(stored + inlined steps), vectorised per call and lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FormatError, Unsupported
+from .program import I32, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
+
+__all__ = ["PHASES", "InlinedProgram", "inline", "phases"]
+
+PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other")
+
+_TEXT_COLUMNS = ("kind", "parts", "chan_in", "chan_out", "src_chunk", "dst_chunk", "count", "size")
+
+
+@dataclass(frozen=True)
+class InlinedProgram:
+    """`origin_step`: the caller's step that each step came from (a callee's transfer: the call); `comm`: its communicator or -1."""
+
+    program: Program
+    origin_step: I32
+    comm: I32
+
+
+@dataclass(frozen=True)
+class _LaneBody:
+    """One callee lane of one member, unrolled. Buffers are numbered among the member's own; `after` names (lane, position)."""
+
+    columns: dict[str, I32]
+    src_local: I32
+    dst_local: I32
+    after_ptr: I32
+    after_lane: I32
+    after_position: I32
+    unit: int
+    role: int
+
+    def __len__(self) -> int:
+        return len(self.src_local)
+
+
+@dataclass(frozen=True)
+class _Body:
+    lanes: tuple[_LaneBody, ...]
+    buffers: I32  # the member's buffers, as numbers in the callee
+
+
+@dataclass
+class _Instance:
+    """One call by one member: where each of its callee lanes starts, and what its local buffers are bound to."""
+
+    call_step: int
+    body: _Body
+    lane_keys: list[tuple[int, int, int, int]]
+    offsets: list[int]
+    buffer_of: I32
+    base_of: I32
+
+
+def inline(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
+    """Expand every call of `program`; `programs` maps content hashes to callees.
+
+    Raises: FormatError (a callee is missing, bindings do not fit), Unsupported (calls in repeated lanes, callees that compute,
+    call, or use switches).
+    """
+    n = len(program.steps)
+    if not len(program.calls):
+        return InlinedProgram(program, np.arange(n, dtype=np.int32), np.full(n, -1, np.int32))
+    return _Inliner(program, programs).run()
+
+
+class _Inliner:
+    def __init__(self, program: Program, programs: Mapping[str, Program]) -> None:
+        self.caller = program
+        self.callees = []
+        for name in program.calls.names:
+            if name not in programs:
+                raise FormatError(f"program {name[:16]!r} is called but not in the plan", where=f"program {program.name!r}.calls")
+            self.callees.append(programs[name])
+            _refuse_unsupported(programs[name], name)
+        self.bodies: dict[tuple[int, int], _Body] = {}
+        self.lane_number: dict[tuple[int, int, int, int], int] = {}  # (actor, comm, callee, callee lane) -> comm lane
+        self.lane_actor: list[int] = []
+        self.lane_body: list[_LaneBody] = []
+        self.lane_length: list[int] = []
+        self.lane_comm: list[int] = []
+        self.channel_base: dict[tuple[int, int], tuple[int, int]] = {}
+        self.channels: list[Channels] = [program.channels]
+        self.scratch: dict[tuple[int, int, int], tuple[I32, I32]] = {}
+        self.new_buffers: list[dict[str, Any]] = []
+        self.instances: list[_Instance] = []
+
+    def run(self) -> InlinedProgram:
+        caller = self.caller
+        is_call = caller.steps.kind == Kind.CALL
+        if np.any(caller.lanes.repeat[caller.lane_of_step()[is_call]] > 1):
+            raise Unsupported("a call in a repeated lane", hint="unroll the lane first", where=caller.name)
+        width = np.where(is_call, 2, 1)
+        first = np.concatenate([[0], np.cumsum(width)[:-1]]).astype(np.int32)
+        last = (first + width - 1).astype(np.int32)
+        lane_of = caller.lane_of_step()
+        for step in np.flatnonzero(is_call):
+            self.enter(int(step), int(caller.lanes.actor[lane_of[step]]))
+        total = int(width.sum())
+        base = total + np.concatenate([[0], np.cumsum(self.lane_length)]).astype(np.int64)
+        steps, origin, comm = self.fill(first, last, is_call, base, total)
+        lanes = self.lanes(first, last, base, total)
+        buffers = self.buffers(last)
+        merged = replace(
+            caller, lanes=lanes, steps=steps, channels=_join_channels(self.channels), buffers=buffers, calls=Calls.none(), contract=caller.contract
+        )
+        return InlinedProgram(merged, origin, comm)
+
+    # ---- pass 1: where everything goes -------------------------------------------------------------------------
+    def enter(self, step: int, actor: int) -> None:
+        calls = self.caller.calls
+        call = int(self.caller.steps.op[step])
+        comm, callee = int(calls.comm[call]), int(calls.callee[call])
+        group = self.caller.comms.groups[comm].tolist()
+        if actor not in group:
+            raise FormatError(f"rank {actor} calls on comm {self.caller.comms.name[comm]!r} but is not a member", where=self.caller.describe(step))
+        member = group.index(actor)
+        if len(group) != self.callees[callee].ranks:
+            raise FormatError(f"comm of {len(group)} ranks calls a program of {self.callees[callee].ranks}", where=self.caller.describe(step))
+        body = self.body(callee, member)
+        self.open_channels(comm, callee)
+        buffer_of, base_of = self.bind(step, call, comm, callee, member, body)
+        keys, offsets = [], []
+        for j, lane in enumerate(body.lanes):
+            key = (actor, comm, callee, j)
+            if key not in self.lane_number:
+                self.lane_number[key] = len(self.lane_actor)
+                self.lane_actor.append(actor)
+                self.lane_body.append(lane)
+                self.lane_length.append(0)
+                self.lane_comm.append(comm)
+            number = self.lane_number[key]
+            keys.append(key)
+            offsets.append(self.lane_length[number])
+            self.lane_length[number] += len(lane)
+        self.instances.append(_Instance(step, body, keys, offsets, buffer_of, base_of))
+
+    def body(self, callee: int, member: int) -> _Body:
+        if (callee, member) not in self.bodies:
+            self.bodies[callee, member] = _unroll(self.callees[callee], member)
+        return self.bodies[callee, member]
+
+    def open_channels(self, comm: int, callee: int) -> None:
+        if (comm, callee) in self.channel_base:
+            return
+        q = self.callees[callee].channels
+        group = self.caller.comms.groups[comm]
+        base = sum(len(c) for c in self.channels)
+        set_base = sum(len(c.sets) for c in self.channels)
+        self.channel_base[comm, callee] = (base, set_base)
+        self.channels.append(replace(q, src=group[q.src], dst=group[q.dst], tag=np.full(len(q), comm, np.int32)))
+
+    def bind(self, step: int, call: int, comm: int, callee: int, member: int, body: _Body) -> tuple[I32, I32]:
+        """Caller buffer and first chunk of every local buffer of the callee."""
+        q, b = self.callees[callee], self.caller.buffers
+        triples = self.caller.calls.binds[call].reshape(-1, 3)
+        buffer_of = np.full(len(body.buffers), -1, np.int32)
+        base_of = np.zeros(len(body.buffers), np.int32)
+        scale = None
+        for local, buffer, chunk in triples.tolist():
+            if not 0 <= local < len(body.buffers) or not 0 <= buffer < len(b):
+                raise FormatError(f"binding ({local}, {buffer}, {chunk}) names no buffer", where=self.caller.describe(step))
+            theirs = int(body.buffers[local])
+            wanted = int(q.buffers.chunks[theirs]) * _slices(q, theirs)
+            if chunk + wanted > int(b.chunks[buffer]):
+                raise FormatError(
+                    f"{self.caller.buffer_name(buffer)} has {int(b.chunks[buffer])} chunks, the callee needs {wanted} from {chunk}",
+                    where=self.caller.describe(step),
+                )
+            buffer_of[local], base_of[local] = buffer, chunk
+            scale = (int(b.chunk_bytes[buffer]), int(q.buffers.chunk_bytes[theirs]))
+        free = np.flatnonzero(buffer_of < 0).astype(np.int32)
+        if len(free):
+            key = (comm, callee, member)
+            if key not in self.scratch:
+                self.scratch[key] = self.make_scratch(q, body, free, scale, int(self.caller.comms.groups[comm][member]))
+            numbers, _ = self.scratch[key]
+            buffer_of[free] = numbers
+        return buffer_of, base_of
+
+    def make_scratch(self, q: Program, body: _Body, free: I32, scale: tuple[int, int] | None, actor: int) -> tuple[I32, I32]:
+        numbers = []
+        for local in free.tolist():
+            theirs = int(body.buffers[local])
+            nominal = int(q.buffers.chunk_bytes[theirs])
+            real = -(-nominal * scale[0] // scale[1]) if scale and scale[1] else nominal
+            numbers.append(len(self.caller.buffers) + len(self.new_buffers))
+            chunks = int(q.buffers.chunks[theirs]) * _slices(q, theirs)
+            self.new_buffers.append({"actor": actor, "space": int(q.buffers.space[theirs]), "chunks": chunks, "chunk_bytes": real})
+        return np.array(numbers, np.int32), free
+
+    # ---- pass 2: fill the columns ------------------------------------------------------------------------------
+    def fill(self, first: I32, last: I32, is_call: Any, base: Any, total: int) -> tuple[Steps, I32, I32]:
+        s = self.caller.steps
+        n = total + int(sum(self.lane_length))
+        columns = {name: np.full(n, -1, np.int32) for name in ("op", "chan_in", "chan_out", "src_buffer", "dst_buffer", "size")}
+        columns |= {name: np.zeros(n, np.int32) for name in ("kind", "parts", "src_chunk", "dst_chunk", "count")}
+        origin, comm = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+        for name, column in columns.items():
+            column[first] = getattr(s, name)
+        origin[first] = origin[last] = np.arange(len(s), dtype=np.int32)
+        enters = first[is_call]
+        for at in (enters, last[is_call]):
+            columns["kind"][at] = Kind.NOP
+            columns["op"][at] = -1
+            comm[at] = self.caller.calls.comm[s.op[is_call]]
+        # after edges as (step, on, lag) triples, sorted by step at the end
+        owner = np.repeat(first, np.diff(s.after_ptr))
+        edges = [(owner, last[s.after_step], s.after_lag)]
+        for instance in self.instances:
+            edges += self.fill_instance(instance, columns, origin, comm, first, last, base)
+        step = np.concatenate([e[0] for e in edges])
+        order = np.argsort(step, kind="stable")
+        ptr = np.zeros(n + 1, np.int32)
+        np.cumsum(np.bincount(step, minlength=n), out=ptr[1:])
+        after_step = np.concatenate([e[1] for e in edges])[order].astype(np.int32)
+        after_lag = np.concatenate([e[2] for e in edges])[order].astype(np.int32)
+        return Steps(after_ptr=ptr, after_step=after_step, after_lag=after_lag, **columns), origin, comm
+
+    def fill_instance(
+        self, x: _Instance, columns: dict[str, I32], origin: I32, comm: I32, first: I32, last: I32, base: Any
+    ) -> list[tuple[Any, Any, Any]]:
+        enter, leave = int(first[x.call_step]), int(last[x.call_step])
+        starts = [int(base[self.lane_number[key]]) + offset for key, offset in zip(x.lane_keys, x.offsets, strict=True)]
+        start_of = np.array(starts, np.int64)
+        edges: list[tuple[Any, Any, Any]] = []
+        channel, set_base = self.channel_base[x.lane_keys[0][1], x.lane_keys[0][2]] if x.lane_keys else (0, 0)
+        for key, start, body in zip(x.lane_keys, starts, x.body.lanes, strict=True):
+            at = slice(start, start + len(body))
+            for name in _TEXT_COLUMNS:
+                columns[name][at] = body.columns[name]
+            for name, flag in (("chan_in", Part.IN_SET), ("chan_out", Part.OUT_SET)):
+                theirs = body.columns[name]
+                shift = np.where(body.columns["parts"] & flag, set_base, channel)
+                columns[name][at] = np.where(theirs >= 0, theirs + shift, -1)
+            for side, local in (("src", body.src_local), ("dst", body.dst_local)):
+                has = local >= 0
+                columns[f"{side}_buffer"][at] = np.where(has, x.buffer_of[np.maximum(local, 0)], -1)
+                columns[f"{side}_chunk"][at] = np.where(has, columns[f"{side}_chunk"][at] + x.base_of[np.maximum(local, 0)], 0)
+            origin[at] = x.call_step
+            comm[at] = key[1]
+            edges.append((np.array([start]), np.array([enter]), np.array([0])))
+            edges.append((np.array([leave]), np.array([start + len(body) - 1]), np.array([0])))
+            if len(body.after_lane):
+                owner = np.repeat(np.arange(start, start + len(body)), np.diff(body.after_ptr))
+                edges.append((owner, start_of[body.after_lane] + body.after_position, np.zeros(len(owner), np.int32)))
+        return edges
+
+    def lanes(self, first: I32, last: I32, base: Any, total: int) -> Lanes:
+        la = self.caller.lanes
+        ends = np.concatenate([first, [total]])
+        bodies = self.lane_body
+        return Lanes(
+            actor=_cat(la.actor, self.lane_actor),
+            unit=_cat(la.unit, [x.unit for x in bodies]),
+            repeat=_cat(la.repeat, [1] * len(bodies)),
+            role=_cat(la.role, [x.role for x in bodies]),
+            start=_cat(ends[la.start], base[:-1]),
+            end=_cat(ends[la.end], base[1:]),
+        )
+
+    def buffers(self, last: I32) -> Buffers:
+        b, new = self.caller.buffers, self.new_buffers
+        k = len(new)
+        none = np.full(k, -1, np.int32)
+        ptr = _cat(b.last.ptr, [int(b.last.ptr[-1])] * k)
+        return Buffers(
+            actor=_cat(b.actor, [x["actor"] for x in new]),
+            space=_cat(b.space, [x["space"] for x in new]),
+            role=_cat(b.role, [6] * k),  # scratch
+            chunks=_cat(b.chunks, [x["chunks"] for x in new]),
+            chunk_bytes=np.concatenate([b.chunk_bytes, np.array([x["chunk_bytes"] for x in new], np.int64)]),
+            size=_cat(b.size, none),
+            alias_of=_cat(b.alias_of, none),
+            alias_offset_bytes=np.concatenate([b.alias_offset_bytes, np.zeros(k, np.int64)]),
+            window=_cat(b.window, [0] * k),
+            persistent=_cat(b.persistent, [1] * k),
+            last=Csr(ptr, last[b.last.values]),
+            arena_offset=np.concatenate([b.arena_offset, np.full(k, -1, np.int64)]),
+            name=(*b.name, *[""] * k) if b.name else (),
+        )
+
+
+def _refuse_unsupported(q: Program, name: str) -> None:
+    for what, found in (
+        ("calls of its own", len(q.calls) > 0),
+        ("compute steps", bool(np.any(q.steps.kind == Kind.COMPUTE))),
+        ("in-network actors", q.switches > 0),
+        ("folded ranks", q.fold is not None),
+    ):
+        if found:
+            raise Unsupported(f"program {q.name or name[:16]!r} cannot be inlined: it has {what}", hint="expand it first")
+
+
+def _slices(q: Program, buffer: int) -> int:
+    """Slices of a callee buffer: window many, or for window 0 one for every iteration of the lanes of its actor."""
+    window = int(q.buffers.window[buffer])
+    mine = q.lanes.repeat[q.lanes.actor == q.buffers.actor[buffer]]
+    repeat = int(mine.max()) if len(mine) else 1
+    return min(window, repeat) if window else repeat
+
+
+def _unroll(q: Program, member: int) -> _Body:
+    s = q.steps
+    mine = np.flatnonzero(q.lanes.actor == member)
+    local_lane = {int(lane): j for j, lane in enumerate(mine)}
+    buffers = np.flatnonzero(q.buffers.actor == member).astype(np.int32)
+    local_buffer = np.full(len(q.buffers) + 1, -1, np.int32)  # the last entry answers for -1
+    local_buffer[buffers] = np.arange(len(buffers), dtype=np.int32)
+    lane_of = q.lane_of_step()
+    bodies = []
+    for lane in mine.tolist():
+        lo, hi, repeat = int(q.lanes.start[lane]), int(q.lanes.end[lane]), int(q.lanes.repeat[lane])
+        if lo == hi:
+            continue
+        length = hi - lo
+        iteration = np.repeat(np.arange(repeat, dtype=np.int32), length)
+        at = np.tile(np.arange(lo, hi), repeat)
+        columns = {name: getattr(s, name)[at].astype(np.int32) for name in _TEXT_COLUMNS}
+        for side in ("src", "dst"):
+            buffer = getattr(s, f"{side}_buffer")[at]
+            window = q.buffers.window[np.maximum(buffer, 0)]
+            slot = np.where(window > 0, iteration % np.maximum(window, 1), iteration)
+            chunk = columns[f"{side}_chunk"] + slot * q.buffers.chunks[np.maximum(buffer, 0)]
+            columns[f"{side}_chunk"] = np.where(buffer >= 0, chunk, 0).astype(np.int32)
+        ptr, on_lane, on_position = [0], [], []
+        for step, turn in zip(at.tolist(), iteration.tolist(), strict=True):
+            for edge in range(int(s.after_ptr[step]), int(s.after_ptr[step + 1])):
+                d, lag = int(s.after_step[edge]), int(s.after_lag[edge])
+                theirs = int(lane_of[d])
+                once = int(q.lanes.repeat[theirs]) == 1
+                if once or turn >= lag:
+                    on_lane.append(local_lane[theirs])
+                    width = int(q.lanes.end[theirs] - q.lanes.start[theirs])
+                    on_position.append((0 if once else turn - lag) * width + d - int(q.lanes.start[theirs]))
+            ptr.append(len(on_lane))
+        bodies.append(
+            _LaneBody(
+                columns, local_buffer[s.src_buffer[at]], local_buffer[s.dst_buffer[at]], np.array(ptr, np.int32), np.array(on_lane, np.int32),
+                np.array(on_position, np.int32), int(q.lanes.unit[lane]), int(q.lanes.role[lane]),
+            )
+        )  # fmt: skip
+    return _Body(tuple(bodies), buffers)
+
+
+def _join_channels(parts: list[Channels]) -> Channels:
+    routes: list[tuple[str, ...]] = []
+    route_columns: list[I32] = []
+    set_ptr: list[I32] = [np.zeros(1, np.int32)]
+    set_values: list[I32] = []
+    base = sets = 0
+    for c in parts:
+        route_columns.append(np.where(c.route >= 0, c.route + len(routes), -1))
+        routes.extend(c.routes)
+        set_ptr.append(c.sets.ptr[1:] + np.int32(sets))
+        set_values.append(c.sets.values + np.int32(base))
+        sets += len(c.sets.values)
+        base += len(c)
+    return Channels(
+        src=_cat(*[c.src for c in parts]),
+        dst=_cat(*[c.dst for c in parts]),
+        tag=_cat(*[c.tag for c in parts]),
+        depth=_cat(*[c.depth for c in parts]),
+        route=_cat(*route_columns),
+        routes=tuple(routes),
+        sets=Csr(_cat(*set_ptr), _cat(*set_values)),
+    )
+
+
+def _cat(*columns: Any) -> I32:
+    return np.concatenate([np.asarray(c, dtype=np.int32) for c in columns]).astype(np.int32)
+
+
+def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
+    """Phase of every step as an index into PHASES: by op name, by communicator name (`tp…`, `dp…`, `tied…`), else pipeline."""
+    p = inlined.program
+    ops: Ops = p.ops
+    out = np.zeros(len(p.steps), np.int8)
+    by_op = {"F": 1, "loss": 1, "B": 2, "I": 2, "W": 2, "optimizer": 6}
+    of_op = np.array([by_op.get(name, 7) for name in ops.name] + [0], np.int8)
+    compute = p.steps.kind == Kind.COMPUTE
+    out[compute] = of_op[p.steps.op[compute]]
+    of_comm = np.array([3 if name.startswith("tp") else 5 for name in p.comms.name] + [4], np.int8)
+    transfer = p.steps.kind == Kind.TRANSFER
+    out[transfer] = of_comm[inlined.comm[transfer]]
+    local = transfer & ((p.steps.parts & (Part.RECV | Part.SEND)) == 0) & (inlined.comm < 0)
+    out[local] = 2  # a local add of gradient parts
+    return out
+
+
