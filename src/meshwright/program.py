@@ -18,14 +18,12 @@ Everything is columns (numpy); lists are CSR (`*_ptr`, values). All indices int3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from .errors import FormatError
 
 __all__ = [
     "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops", "Part", "Program",
@@ -315,7 +313,8 @@ class Contract:
     root: int = -1
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """One step as an object, made on demand for messages and tests."""
 
     index: int
@@ -432,103 +431,6 @@ class Program:
 
     def validate(self) -> None:
         """Raise FormatError unless every column has the right length and every index is in range."""
-        n_actor, n_step = self.ranks + self.switches, len(self.steps)
-        if self.ranks < 1:
-            raise FormatError(f"must be >= 1, got {self.ranks}", where="program.ranks")
-        for table_name in ("lanes", "steps", "channels", "buffers", "ops"):
-            table = getattr(self, table_name)
-            length = len(table)
-            for column in fields(table):
-                values = getattr(table, column.name)
-                if column.name in ("after_ptr", "after_step", "after_lag", "routes", "sets") or isinstance(values, Csr):
-                    continue
-                if column.name == "name" and table_name == "buffers" and not values:
-                    continue
-                if len(values) != length:
-                    raise FormatError(f"has {len(values)} entries, expected {length}", where=f"program.{table_name}.{column.name}")
-        s, b, la = self.steps, self.buffers, self.lanes
-        _csr_ok("steps.after_ptr", s.after_ptr, n_step, len(s.after_step))
-        if len(s.after_lag) != len(s.after_step):
-            raise FormatError(f"has {len(s.after_lag)} entries, expected {len(s.after_step)}", where="program.steps.after_lag")
-        expected_start = np.concatenate([_i32([0]), la.end[:-1]]) if len(la) else _E32
-        if len(la) and (np.any(la.start != expected_start) or la.end[-1] != n_step or np.any(la.end < la.start)):
-            raise FormatError("lanes must tile the step table in order", where="program.lanes.start")
-        if not len(la) and n_step:
-            raise FormatError("steps without lanes", where="program.lanes")
-        _in_range("lanes.actor", la.actor, 0, n_actor)
-        _in_range("lanes.repeat", la.repeat, 1, 1 << 31)
-        _in_range("lanes.unit", la.unit, -1, 1 << 15)
-        _in_range("lanes.role", la.role, 0, len(Role))
-        _in_range("steps.kind", s.kind, 0, len(Kind))
-        _in_range("steps.parts", s.parts, 0, 128)
-        n_op = np.where(s.kind == Kind.COMPUTE, len(self.ops), np.where(s.kind == Kind.CALL, len(self.calls), 0))
-        works = (s.kind == Kind.COMPUTE) | (s.kind == Kind.CALL)
-        _in_range("steps.op", s.op, np.where(works, 0, -1), np.where(works, n_op, 0))
-        n_in = np.where(s.parts & Part.IN_SET, len(self.channels.sets), len(self.channels))
-        n_out = np.where(s.parts & Part.OUT_SET, len(self.channels.sets), len(self.channels))
-        _in_range("steps.chan_in", s.chan_in, np.where(s.parts & Part.RECV, 0, -1), np.where(s.parts & Part.RECV, n_in, 0))
-        _in_range("steps.chan_out", s.chan_out, np.where(s.parts & Part.SEND, 0, -1), np.where(s.parts & Part.SEND, n_out, 0))
-        for side in ("src", "dst"):
-            buffer, chunk = getattr(s, f"{side}_buffer"), getattr(s, f"{side}_chunk")
-            _in_range(f"steps.{side}_buffer", buffer, -1, len(b))
-            has = buffer >= 0
-            chunks = b.chunks[np.maximum(buffer, 0)] if len(b) else np.zeros(n_step, np.int32)
-            bad = has & ((chunk < 0) | (chunk.astype(np.int64) + s.count > chunks))
-            if np.any(bad):
-                i = int(np.argmax(bad))
-                span = f"{int(chunk[i])}..{int(chunk[i]) + int(s.count[i])}"
-                raise FormatError(f"chunks {span} of a buffer with {int(chunks[i])}", where=f"program.steps.{side}_chunk[{i}]")
-        _in_range("steps.count", s.count, 0, 1 << 31)
-        _in_range("steps.size", s.size, -1, len(self.sizes))
-        _in_range("steps.after_step", s.after_step, 0, n_step)
-        _in_range("steps.after_lag", s.after_lag, 0, 1 << 31)
-        c = self.channels
-        _in_range("channels.src", c.src, 0, n_actor)
-        _in_range("channels.dst", c.dst, 0, n_actor)
-        if self.fold is None and np.any(c.src == c.dst):
-            i = int(np.argmax(c.src == c.dst))
-            raise FormatError("a channel to oneself: a local hand-over is an `after` edge", where=f"program.channels.dst[{i}]")
-        _in_range("channels.depth", c.depth, 1, 1 << 31)
-        _in_range("channels.tag", c.tag, -1, len(self.comms))
-        _in_range("channels.route", c.route, -1, len(c.routes))
-        _csr("channels.sets", c.sets, len(c.sets), 0, len(c))
-        _in_range("buffers.actor", b.actor, 0, n_actor)
-        _in_range("buffers.role", b.role, 0, len(BUFFER_ROLES))
-        _in_range("buffers.space", b.space, 0, len(Space))
-        _in_range("buffers.chunks", b.chunks, 0, 1 << 31)
-        _in_range("buffers.chunk_bytes", b.chunk_bytes, 0, 1 << 50)
-        _in_range("buffers.size", b.size, -1, len(self.sizes))
-        _in_range("buffers.alias_of", b.alias_of, -1, len(b))
-        _in_range("buffers.window", b.window, 0, 1 << 31)
-        _csr("buffers.last", b.last, len(b), 0, n_step)
-        for name, triples in (("reads", self.ops.reads), ("writes", self.ops.writes)):
-            _csr(f"ops.{name}", triples, len(self.ops), 0, 1 << 31)
-            if np.any(np.diff(triples.ptr) % 3):
-                raise FormatError("lists must be (buffer, first chunk, count) triples", where=f"program.ops.{name}")
-            _in_range(f"ops.{name}", triples.values[::3], 0, len(b))
-            over = triples.values[1::3].astype(np.int64) + triples.values[2::3] > b.chunks[triples.values[::3]]
-            if np.any(over):
-                raise FormatError("range beyond the buffer's chunks", where=f"program.ops.{name}[{int(np.argmax(over))}]")
-        _csr("comms.groups", self.comms.groups, len(self.comms), 0, self.ranks)
-        _in_range("calls.comm", self.calls.comm, 0, len(self.comms))
-        _in_range("calls.callee", self.calls.callee, 0, len(self.calls.names))
-        _csr("calls.binds", self.calls.binds, len(self.calls), 0, 1 << 31)
+        from .program_validate import validate  # it needs the tables of this module
 
-
-def _in_range(where: str, values: Any, low: Any, high: Any) -> None:
-    bad = (values < low) | (values >= high)
-    if np.any(bad):
-        i = int(np.argmax(bad))
-        low_i = int(np.broadcast_to(low, np.shape(values))[i])
-        high_i = int(np.broadcast_to(high, np.shape(values))[i])
-        raise FormatError(f"must be {low_i}..{high_i - 1}, got {int(values[i])}", where=f"program.{where}[{i}]")
-
-
-def _csr_ok(where: str, ptr: I32, rows: int, values: int) -> None:
-    if len(ptr) != rows + 1 or ptr[0] != 0 or ptr[-1] != values or np.any(np.diff(ptr) < 0):
-        raise FormatError("row pointers must rise from 0 to the number of values", where=f"program.{where}")
-
-
-def _csr(where: str, csr: Csr, rows: int, low: int, high: int) -> None:
-    _csr_ok(where, csr.ptr, rows, len(csr.values))
-    _in_range(where, csr.values, low, high)
+        validate(self)
