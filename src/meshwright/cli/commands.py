@@ -1,0 +1,37 @@
+"""The table of commands. `meshwright --help` and shell completion read it; a command's module is imported only when it is used.
+
+A row is `(noun, verb)` or `(word,)` -> (module in this package, help line). A module has
+
+    HELP: str                                             one line, shown by `meshwright <noun> <verb> --help`
+    def arguments(parser: argparse.ArgumentParser) -> None
+    def run(args: argparse.Namespace) -> Result           `Result` is in `meshwright.cli.frame`
+"""
+
+from __future__ import annotations
+
+__all__ = ["COMMANDS", "NOUNS"]
+
+NOUNS: dict[str, str] = {
+    "fabric": "devices, switches and links",
+    "train": "training jobs: capture, plan, run, compare",
+    "collective": "bounds and schedules of collectives",
+    "program": "what a plan executes",
+}
+
+COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
+    ("fabric", "list"): ("fabric_list", "list the fabrics that ship with meshwright"),
+    ("fabric", "show"): ("fabric_show", "show a fabric as a matrix of connections, or as SVG"),
+    ("fabric", "subset"): ("fabric_subset", "write the part of a fabric that some devices form"),
+    ("train", "capture"): ("train_capture", "capture a PyTorch model as an operator graph"),
+    ("train", "plan"): ("train_plan", "decide how to train a model on a fabric, and prove it"),
+    ("train", "explain"): ("train_explain", "say why a plan was chosen, with the runners-up"),
+    ("train", "run"): ("train_run", "train for real, as the plan says"),
+    ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
+    ("collective", "bound"): ("collective_bound", "the least time a collective can take on a fabric, with its proof"),
+    ("collective", "plan"): ("collective_plan", "a schedule for a collective on a fabric"),
+    ("program", "show"): ("program_show", "print the lanes and steps of a program"),
+    ("program", "stats"): ("program_stats", "critical path, smallest channel depth, worst-order memory of a program"),
+    ("program", "diff"): ("program_diff", "compare two programs step by step"),
+    ("cite",): ("cite", "the publications a plan rests on"),
+    ("completion",): ("completion", "print a completion script for bash, zsh or fish"),
+}

@@ -1,0 +1,259 @@
+"""What all commands share: finding the command, its arguments, its output, its errors and its exit code.
+
+Results go to stdout, everything else to stderr. An error is one line `error: ...` and, where there is something to do about
+it, one line `hint: ...`; with `--json` it is one JSON object on one line. Modules of commands are imported only when used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NoReturn, TextIO
+
+from .. import __version__
+from ..errors import Interrupted, MeshwrightError, MissingExtra, Unsupported, UsageError
+from .commands import COMMANDS, NOUNS
+
+__all__ = ["Result", "main", "suggest", "use_color"]
+
+# Packages that come with an extra: import name -> (package, extra). A command that meets one of them missing says what to install.
+_EXTRAS = {
+    "torch": ("torch", "torch"),
+    "safetensors": ("safetensors", "torch"),
+    "pyarrow": ("pyarrow", "tables"),
+    "aiconfigurator_core": ("aiconfigurator-core", "tables"),
+    "hypothesis": ("hypothesis", "test"),
+}
+
+_OPTIONS = ("--json", "--debug", "--version", "--help", "-h")
+_FOOTER = """\
+options of every command:
+  --json     print one JSON document instead of text
+  --debug    show the traceback of an error
+  --help     show help
+  --version  (alone) show the version
+
+exit codes: 0 ok, 1 failure, 2 usage, 3 infeasible, 4 check failed, 5 time limit, 130 interrupted"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found: `document` (with `schema` and `version`) for `--json`, `text` for people."""
+
+    document: dict[str, Any]
+    text: str
+    exit_code: int = 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse `argv` (default: the process's), run the command, print, and return the exit code. Never raises."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = words[: words.index("--")] if "--" in words else words
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode gets escapes, not a traceback
+    try:
+        return _run(words)
+    except SystemExit as stop:  # argparse after --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except BrokenPipeError:
+        return _reader_left(0)
+    except BaseException as error:  # the last resort: whatever happened becomes one line and an exit code
+        if "--debug" in options:
+            import traceback
+
+            traceback.print_exc()
+        return _report(_as_typed(error), as_json="--json" in options)
+
+
+def _run(words: list[str]) -> int:
+    leading: list[str] = []
+    while words and words[0].startswith("-"):
+        leading.append(words.pop(0))
+    if unknown := [x for x in leading if x not in _OPTIONS]:
+        raise UsageError(f"unknown option {unknown[0]!r}", hint=suggest(unknown[0], _OPTIONS) or "see `meshwright --help`")
+    as_json = "--json" in leading
+    if "--version" in leading:
+        document = {"schema": "meshwright.version", "version": 1, "meshwright": __version__, "python": sys.version.split()[0]}
+        return _print(Result(document, f"meshwright {__version__}"), as_json)
+    if "-h" in leading or "--help" in leading or words[:1] == ["help"]:
+        return _print_text(_help(words[1] if words[:1] == ["help"] and len(words) > 1 else None))
+    if not words:
+        sys.stderr.write(_help(None) + "\n")
+        return 2
+    command, rest = _find(words)
+    if command is None:  # `meshwright <noun>` or `meshwright <noun> --help`
+        if any(x in ("-h", "--help") for x in rest):
+            return _print_text(_help(words[0]))
+        sys.stderr.write(_help(words[0]) + "\n")
+        return 2
+    module = _load(command)
+    parser = _parser(command, module)
+    args, unrecognised = parser.parse_known_args(rest)
+    if unrecognised:
+        _refuse(parser, unrecognised[0])
+    result: Result = module.run(args)
+    return _print(result, as_json or args.json)
+
+
+def _find(words: list[str]) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The command named by the first words and what follows it; None when only a noun is named."""
+    first = words[0]
+    if (first,) in COMMANDS:
+        return (first,), words[1:]
+    verbs = [command[1] for command in COMMANDS if len(command) == 2 and command[0] == first]
+    if not verbs:
+        firsts = list(dict.fromkeys(command[0] for command in COMMANDS))
+        raise UsageError(f"unknown command {first!r}", hint=suggest(first, firsts) or f"one of: {', '.join(firsts)}; see `meshwright --help`")
+    if len(words) == 1 or words[1].startswith("-"):
+        return None, words[1:]
+    if words[1] not in verbs:
+        hint = suggest(words[1], verbs, before=f"meshwright {first} ")
+        raise UsageError(f"unknown command '{first} {words[1]}'", hint=hint or f"one of: {', '.join(verbs)}; see `meshwright {first} --help`")
+    return (first, words[1]), words[2:]
+
+
+def _load(command: tuple[str, ...]) -> Any:
+    name = f"{__package__}.{COMMANDS[command][0]}"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise Unsupported(f"the command '{' '.join(command)}' is not part of meshwright {__version__}", hint="see `meshwright --help`") from error
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", hint=f"see `{self.prog} --help`")
+
+
+def _parser(command: tuple[str, ...], module: Any) -> _Parser:
+    parser = _Parser(
+        prog=f"meshwright {' '.join(command)}",
+        description=module.HELP,
+        epilog=getattr(module, "EPILOG", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _refuse(parser: _Parser, word: str) -> NoReturn:
+    known = [option for action in parser._actions for option in action.option_strings]
+    kind = "option" if word.startswith("-") else "argument"
+    name = word.partition("=")[0]
+    hint = suggest(name, known) if kind == "option" else ""
+    raise UsageError(f"{parser.prog}: unknown {kind} {name!r}", hint=hint or f"see `{parser.prog} --help`")
+
+
+def suggest(word: str, known: Iterable[str], *, before: str = "") -> str:
+    """`did you mean ...?` with the closest known word, or nothing."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, list(known), n=1)
+    return f"did you mean `{before}{found[0]}`?" if found else ""
+
+
+# ---- output ------------------------------------------------------------------------------------------------------------
+def _print(result: Result, as_json: bool) -> int:
+    if as_json:
+        import json
+
+        if not {"schema", "version"} <= result.document.keys():
+            raise AssertionError("a command's document must carry schema and version")
+        text = json.dumps(result.document, indent=2, allow_nan=False, ensure_ascii=False)
+    else:
+        text = result.text
+    try:
+        _print_text(text)
+    except BrokenPipeError:
+        return _reader_left(result.exit_code)
+    return result.exit_code
+
+
+def _print_text(text: str) -> int:
+    sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def _reader_left(code: int) -> int:
+    """`meshwright ... | head`: the reader has what it wanted. Nothing more may be written, also not at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is not a file (a test's buffer): nothing is left to flush there
+        pass
+    return code
+
+
+def use_color(stream: TextIO) -> bool:
+    """Colour only on a terminal, and never when NO_COLOR is set or the terminal is dumb."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------------
+def _as_typed(error: BaseException) -> MeshwrightError:
+    if isinstance(error, MeshwrightError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted")
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRAS:
+        package, extra = _EXTRAS[(error.name or "").partition(".")[0]]
+        return MissingExtra(package, extra=extra, needed_for="this command")
+    if isinstance(error, OSError) and error.filename is not None:
+        return MeshwrightError(error.strerror or type(error).__name__, where=os.fsdecode(error.filename), hint="check the path and its permissions")
+    if isinstance(error, MemoryError):
+        return MeshwrightError("out of memory", hint="use a smaller problem, or a machine with more memory")
+    detail = " ".join(str(error).split())
+    return MeshwrightError(
+        f"unexpected {type(error).__name__}{': ' + detail if detail else ''}",
+        hint="this is a bug in meshwright; run with --debug for the traceback",
+        data={"type": type(error).__name__},
+    )
+
+
+def _report(error: MeshwrightError, *, as_json: bool) -> int:
+    try:
+        if as_json:
+            import json
+
+            document = {"schema": "meshwright.error", "version": 1, "exit_code": error.exit_code, **error.to_json()}
+            sys.stderr.write(json.dumps(document, default=str, ensure_ascii=False) + "\n")
+        else:
+            bold, plain = ("\x1b[1;31m", "\x1b[0m") if use_color(sys.stderr) else ("", "")
+            sys.stderr.write(f"{bold}error:{plain} {_one_line(str(error))}\n")
+            if error.hint:
+                sys.stderr.write(f"hint: {_one_line(error.hint)}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    return error.exit_code
+
+
+def _one_line(text: str) -> str:
+    """Names in messages come from outside: no line breaks, no terminal control characters."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+
+
+# ---- help --------------------------------------------------------------------------------------------------------------
+def _help(noun: str | None) -> str:
+    if noun is not None and noun not in NOUNS:
+        _find([noun, "--help"])  # raises with a suggestion, unless it is a single-word command
+        return f"see `meshwright {noun} --help`"
+    chosen = [(" ".join(command), line) for command, (_, line) in COMMANDS.items() if noun in (None, command[0])]
+    width = max(len(name) for name, _ in chosen) + 2
+    purpose = f"{noun}: {NOUNS[noun]}" if noun else "Decide how an ML job runs on a fabric of devices, prove it, simulate it, run it, compare."
+    lines = [f"usage: meshwright {noun or '<noun>'} <verb> [options]", "", purpose, ""]
+    lines += [f"  {name:<{width}}{line}" for name, line in chosen]
+    lines += ["", f"`meshwright {noun or '<noun>'} <verb> --help` shows the options of one command."]
+    if noun is None:
+        lines += ["", _FOOTER]
+    return "\n".join(lines)
