@@ -1,0 +1,250 @@
+"""The forward graph of a model with its loss, as torch.export (non-strict) records it: one call per ATen operator before dispatch.
+
+The graph is the contract between planning and running: its node names are the `OpNode` names of a captured `OpGraph`, they do not
+depend on the batch size or the device, and every operand has a value name: a node's result the node's name, a parameter
+`param:<fqn>`, a buffer (or a constant tensor) `buffer:<fqn>`, an example input `input:<i>`. Multi-output operators are followed by
+`operator.getitem` nodes, which name the single tensors.
+
+If export refuses the module, the graph is one opaque node `model`, which runs the module as it is: it can be trained data-parallel,
+but not be cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from meshwright.errors import CaptureError, MeshwrightError
+
+from .losses import Objective
+from .resolve import ModelSource, build_model, user_code, user_location
+from .torch_private import fake_attributes, fake_like, fake_mode
+
+__all__ = ["OPAQUE", "TracedForward", "build_objective", "trace_forward", "trace_objective"]
+
+OPAQUE = "model"  # name of the single node of an opaque graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedForward:
+    """A forward graph and the tensors it reads.
+
+    `graph_module(*values)` takes the values of `placeholders`, in that order, and returns `(loss,)`. Every placeholder node carries its
+    value name as `node.meta["value"]` too. `nodes` are the call nodes in execution order. Tied parameters appear once, under their
+    first name; `aliases` maps that name to the others. Names carry no prefix: they are those of the user's module.
+    """
+
+    graph_module: fx.GraphModule
+    placeholders: tuple[str, ...]
+    nodes: tuple[str, ...]
+    module_paths: Mapping[str, str]
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]
+    aliases: Mapping[str, tuple[str, ...]]
+    objective: nn.Module
+    model: str
+    loss: str
+    batch_size: int
+    method: str = "export"  # or "opaque"
+    notes: tuple[str, ...] = ()
+    mode: Any = field(default=None, repr=False)  # the fake mode its tensors live in; None if they are real
+
+    def value(self, name: str) -> torch.Tensor:
+        """The tensor of a parameter, buffer or input by value name."""
+        kind, _, rest = name.partition(":")
+        if kind == "input":
+            return self.inputs[int(rest)]
+        return self.parameters[rest] if kind == "param" else self.buffers[rest]
+
+
+def trace_forward(
+    model: str,
+    *,
+    loss: str = "cross-entropy",
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str = "fake",
+    opaque: bool = False,
+) -> TracedForward:
+    """Builds the model named `model` and traces it with its loss.
+
+    `device="fake"` needs no memory for weights; any torch device name (`cpu`, `cuda:0`) builds the real module there after
+    `torch.manual_seed(seed)`. Example inputs are brought to `batch_size` rows (repeated or cut). `opaque=True` skips export.
+
+    Raises UsageError, UnknownName (wrong name, contract, loss) and CaptureError (user code fails; names file and line).
+    """
+    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
+    return trace_objective(objective, source, loss=loss, mode=mode, opaque=opaque)
+
+
+def build_objective(model: str, *, loss: str, batch_size: int | None, seed: int, device: str) -> tuple[Objective, ModelSource, Any]:
+    """(model with loss, its source, fake mode or None): on `fake`, built on meta and replaced by fakes on the processor."""
+    if device != "fake":
+        source = build_model(model, device=device, seed=seed, batch_size=batch_size)
+        return Objective(source.module, loss), source, None
+    notes: tuple[str, ...] = ()
+    try:
+        source = build_model(model, device="meta", seed=seed, batch_size=batch_size)
+    except CaptureError as error:
+        # Construction that reads values (`x.item()`) cannot be described on meta: build it really, once.
+        source = build_model(model, device="cpu", seed=seed, batch_size=batch_size)
+        notes = (f"built with real memory: construction on the meta device failed at {error.where}: {error.message}",)
+    mode = fake_mode()
+    module = source.module
+    fake_attributes(module, lambda x: fake_like(mode, x))
+    inputs = tuple(fake_like(mode, x) for x in source.inputs)
+    return Objective(module, loss), ModelSource(name=model, module=module, inputs=inputs, notes=notes), mode
+
+
+def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mode: Any, opaque: bool = False) -> TracedForward:
+    """Traces a built objective; falls back to one opaque node, with a note that says which operator export refused and where."""
+    parameters, aliases = _named(objective.model)
+    common: dict[str, Any] = {
+        "parameters": parameters, "aliases": aliases, "inputs": source.inputs, "objective": objective, "model": source.name, "loss": loss,
+        "batch_size": source.batch_size, "mode": mode,
+    }  # fmt: skip
+    if opaque:
+        return _opaque(objective, common, source.notes)
+    try:
+        with quiet(), mode or contextlib.nullcontext():
+            exported = torch.export.export(objective, source.inputs, strict=False)
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        check_user_code(objective, source, error)
+        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {describe_failure(error, source.name)}"))
+    graph, names, buffers = _with_value_names(exported, objective)
+    graph_module = fx.GraphModule(objective, graph, "Forward")
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    return TracedForward(
+        graph_module=graph_module, placeholders=names, nodes=tuple(n.name for n in calls), buffers=buffers, notes=source.notes,
+        module_paths={n.name: module_path(n.meta) for n in calls}, **common,
+    )  # fmt: skip
+
+
+def check_user_code(objective: Objective, source: ModelSource, error: Exception) -> None:
+    """Tells a wrong module from one that export cannot handle: a module that fails by shapes alone fails here too."""
+    if isinstance(error, (AttributeError, TypeError, NameError, KeyError, IndexError, ImportError, ZeroDivisionError, NotImplementedError)):
+        place = source.name.rpartition(":")[0]
+        where = user_location(error, place)
+        if where and "torch/" not in where:
+            with user_code(source.name, place):
+                raise error
+
+
+def describe_failure(error: Exception, model: str) -> str:
+    """`operator (Error: message) at file:line` from an export failure."""
+    where = user_location(error, model.rpartition(":")[0])
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}" + (f" at {where}" if where else "")
+
+
+def module_path(meta: Mapping[str, Any]) -> str:
+    """Module path of a node in the user's terms: `blocks.0.mlp.up`, `""` at the root, `loss` for the loss."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return path.removeprefix("L['self'].").removeprefix("model.") if path != "model" else ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Export and AOTAutograd warn about things that are normal here."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _named(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, tuple[str, ...]]]:
+    first: dict[int, str] = {}
+    parameters: dict[str, torch.Tensor] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) in first:
+            aliases[first[id(p)]] = (*aliases.get(first[id(p)], ()), name)
+        else:
+            first[id(p)] = name
+            parameters[name] = p
+    return parameters, aliases
+
+
+def _with_value_names(exported: Any, objective: Objective) -> tuple[fx.Graph, tuple[str, ...], dict[str, torch.Tensor]]:
+    """The exported graph with one placeholder per distinct tensor, each carrying its value name."""
+    tensors: dict[str, torch.Tensor] = dict(objective.named_parameters(remove_duplicate=False))
+    kept = dict(objective.named_buffers(remove_duplicate=False))
+    first = {id(p): name for name, p in reversed(list(objective.named_parameters(remove_duplicate=False)))}
+    first |= {id(b): name for name, b in reversed(list(kept.items()))}
+    buffers: dict[str, torch.Tensor] = {}
+    graph = exported.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    seen: dict[str, fx.Node] = {}
+    user = 0
+    for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
+        kind, target = spec.kind.name, spec.target
+        if kind == "USER_INPUT":
+            value, user = f"input:{user}", user + 1
+        elif kind == "PARAMETER":
+            value = f"param:{_strip(first[id(tensors[target])])}"
+        else:
+            tensor = kept[target] if target in kept else exported.constants[target]
+            name = _strip(first.get(id(tensor), target))
+            buffers[name] = tensor
+            value = f"buffer:{name}"
+        if value in seen:
+            node.replace_all_uses_with(seen[value])
+            graph.erase_node(node)
+            continue
+        seen[value] = node
+        node.meta["value"] = value
+    graph.lint()
+    return graph, tuple(seen), buffers
+
+
+def _strip(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def _opaque(objective: Objective, common: dict[str, Any], notes: tuple[str, ...]) -> TracedForward:
+    """One node that runs the objective with the given parameters, buffers and inputs."""
+    parameters: Mapping[str, torch.Tensor] = common["parameters"]
+    buffers = {_strip(n): b for n, b in objective.named_buffers()}
+    values = [*(f"param:{n}" for n in parameters), *(f"buffer:{n}" for n in buffers), *(f"input:{i}" for i in range(len(common["inputs"])))]
+    graph = fx.Graph()
+    nodes = []
+    for i, value in enumerate(values):
+        node = graph.placeholder(f"v{i}")
+        node.meta["value"] = value
+        nodes.append(node)
+    call = graph.create_node("call_function", _opaque_call(objective, values), tuple(nodes), name=OPAQUE)
+    graph.output((call,))
+    return TracedForward(
+        graph_module=fx.GraphModule({}, graph, "Opaque"), placeholders=tuple(values), nodes=(OPAQUE,), module_paths={OPAQUE: ""},
+        buffers=buffers, method="opaque", notes=notes, **common,
+    )  # fmt: skip
+
+
+def _opaque_call(objective: Objective, values: list[str]) -> Callable[..., torch.Tensor]:
+    def model(*tensors: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(values, tensors, strict=True))
+        state = {f"model.{v.partition(':')[2]}": t for v, t in given.items() if not v.startswith("input:")}
+        inputs = tuple(t for v, t in given.items() if v.startswith("input:"))
+        return torch.func.functional_call(objective, state, inputs, tie_weights=True)
+
+    return model
+
+

@@ -1,0 +1,74 @@
+"""Losses by name, and the module that is captured: model and loss as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from meshwright.errors import UnknownName, UsageError
+
+from .resolve import _match_hint, resolve_function
+
+__all__ = ["LOSSES", "Objective", "loss_function"]
+
+LOSSES = ("cross-entropy", "mse", "output")
+
+
+def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy over the last dimension of `output`; `target` holds class indices, or probabilities of `output`'s shape."""
+    classes = output.shape[-1]
+    if target.is_floating_point():
+        return F.cross_entropy(output.reshape(-1, classes), target.reshape(-1, classes))
+    return F.cross_entropy(output.reshape(-1, classes), target.reshape(-1))
+
+
+def loss_function(name: str) -> Callable[[Any, torch.Tensor], torch.Tensor] | None:
+    """The loss called `name` as function(output, target); None for `output`, where the module returns its loss itself."""
+    if name == "cross-entropy":
+        return cross_entropy
+    if name == "mse":
+        return F.mse_loss
+    if name == "output":
+        return None
+    if ":" in name:
+        return resolve_function(name, what="loss")
+    raise UnknownName(f"there is no loss {name!r}", where=name, hint=_match_hint(name, [*LOSSES, "module:function"]))
+
+
+class _Loss(nn.Module):  # type: ignore[misc]
+    """The loss as a module, so that its calls carry the module path `loss`."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, output: Any, target: torch.Tensor) -> torch.Tensor:
+        return self.function(output, target)
+
+
+class Objective(nn.Module):  # type: ignore[misc]
+    """`model` followed by its loss: called with all example inputs, returns a scalar tensor."""
+
+    def __init__(self, model: nn.Module, loss: str) -> None:
+        super().__init__()
+        self.model = model
+        function = loss_function(loss)
+        self.loss_name = loss
+        self.loss = None if function is None else _Loss(function)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if self.loss is None:
+            result = self.model(*inputs)
+        else:
+            if len(inputs) < 2:
+                raise UsageError("there is one example input only, and the loss needs a target", hint="the last example input is the target")
+            result = self.loss(self.model(*inputs[:-1]), inputs[-1])
+        if not isinstance(result, torch.Tensor) or result.dim() != 0 or not result.is_floating_point():
+            shape = f"a tensor of shape {tuple(result.shape)}, {result.dtype}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
+            hint = "with --loss output the module returns its loss" if self.loss is None else "a loss returns one floating-point number"
+            raise UsageError(f"the loss {self.loss_name!r} is {shape}, not a floating-point scalar", hint=hint)
+        return result

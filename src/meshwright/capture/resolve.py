@@ -1,0 +1,229 @@
+"""Finds a user's function by name, calls it and checks what it returns.
+
+A model is named `FILE.py:function` or `module:function`; the function takes no argument and returns `(nn.Module, example_inputs)`.
+Every example input is a tensor with the batch as leading dimension; the last one is the training target. Nothing is evaluated from
+text: a file is imported from its path, its folder being importable only while user code runs here.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
+
+__all__ = ["ModelSource", "build_model", "resolve_function", "user_code"]
+
+NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/gpt.py:small"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A built model: the module, its example inputs (target last) and notes on how it was built."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.inputs[0].shape[0])
+
+
+def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
+    """The function called `name`. Raises UsageError or UnknownName with close matches; CaptureError if importing it fails."""
+    place, separator, function = name.rpartition(":")
+    if not separator or not place or not function:
+        raise UsageError(f"{what} {name!r} does not name a function", where=name, hint=_name_hint(name, what))
+    if not function.isidentifier():
+        raise UsageError(f"{function!r} is not a function name", where=name, hint=NAME_HINT)
+    if place.endswith(".py"):
+        module = _import_file(place, name)
+    else:
+        module = _import_module(place, name, what)
+    found = getattr(module, function, None)
+    if found is None:
+        raise UnknownName(f"{place} has no function {function!r}", where=name, hint=_match_hint(function, _public_callables(module)))
+    if not callable(found):
+        hint = _match_hint(function, _public_callables(module))
+        raise UsageError(f"{name} is a {type(found).__name__}, not a function", where=name, hint=hint)
+    return found  # type: ignore[no-any-return]
+
+
+def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None = None) -> ModelSource:
+    """Calls the model function on `device` after seeding torch, checks the contract and brings the inputs to `batch_size` rows.
+
+    The global random state is put back afterwards. Raises UsageError (contract broken) or CaptureError (user code failed).
+    """
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch size must be >= 1, got {batch_size}", where=name)
+    function = resolve_function(name)
+    with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, _place(name)):
+        torch.manual_seed(seed)
+        result = function()
+    module, inputs = _checked(name, result)
+    if batch_size is not None:
+        inputs = tuple(resize_batch(x, batch_size) for x in inputs)
+    return ModelSource(name=name, module=module, inputs=inputs)
+
+
+def resize_batch(x: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """`x` with `batch_size` rows: rows are repeated from the start, or cut."""
+    rows = int(x.shape[0])
+    if rows == batch_size:
+        return x
+    repeats = -(-batch_size // rows)
+    return (torch.cat([x] * repeats) if repeats > 1 else x)[:batch_size].contiguous()
+
+
+@contextlib.contextmanager
+def user_code(name: str, place: str = "") -> Iterator[None]:
+    """Runs user code: its folder is importable meanwhile; what it raises becomes a CaptureError that names its file and line."""
+    with _importable(place):
+        try:
+            yield
+        except MeshwrightError:
+            raise
+        except Exception as error:
+            where = user_location(error, place)
+            message = f"{type(error).__name__}: {_first_line(error)}"
+            raise CaptureError(message, where=where or name, hint=f"the failure is in the code behind {name}", data={"model": name}) from error
+
+
+def user_location(error: BaseException, place: str = "") -> str:
+    """`file:line` of the innermost frame that is the user's: in `place` if there is one, else outside torch and this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = str(Path(place).resolve()) if place.endswith(".py") else ""
+    own = [f for f in frames if file and f.filename == file]
+    package, library = str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).resolve().parent)
+    outside = [f for f in frames if not f.filename.startswith((package, library, "<"))]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    for candidates in (own, outside):
+        if candidates:
+            return f"{_shown(candidates[-1].filename)}:{candidates[-1].lineno}"
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def _shown(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def _place(name: str) -> str:
+    return name.rpartition(":")[0]
+
+
+@contextlib.contextmanager
+def _importable(place: str) -> Iterator[None]:
+    folder = str(Path(place).resolve().parent) if place.endswith(".py") else str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def _import_file(place: str, name: str) -> ModuleType:
+    path = Path(place)
+    if not path.is_file():
+        siblings = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise UnknownName(f"there is no file {place!r}", where=name, hint=_match_hint(place, siblings) or NAME_HINT)
+    path = path.resolve()
+    # One module object per file content place: asking twice gives the same classes, two files of one name do not collide.
+    key = f"meshwright_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{place!r} is not a Python source file", where=name, hint=NAME_HINT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module
+    try:
+        with user_code(name, place):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(key, None)
+        raise
+    return module
+
+
+def _import_module(place: str, name: str, what: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UnknownName(f"{place!r} is neither a Python file nor a module", where=name, hint=NAME_HINT)
+    with user_code(name):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+                hint = f"is it installed here, or is {place}.py meant?" if what == "model" else NAME_HINT
+                raise UnknownName(f"there is no module {place!r}", where=name, hint=hint) from error
+            raise
+
+
+def _public_callables(module: ModuleType) -> list[str]:
+    own = {k for k, v in vars(module).items() if callable(v) and not k.startswith("_") and getattr(v, "__module__", None) == module.__name__}
+    return sorted(k for k in own if not isinstance(vars(module)[k], type))
+
+
+def _match_hint(wanted: str, known: list[str]) -> str:
+    if not known:
+        return ""
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(known[:12])}"
+
+
+def _name_hint(name: str, what: str) -> str:
+    """For a bare FILE.py: its public functions, read from the source without running it."""
+    if what != "model":
+        return f"{what}es are cross-entropy, mse, output, or module:function" if what == "loss" else NAME_HINT
+    path = Path(name)
+    if path.suffix == ".py" and path.is_file():
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+            functions = [n.name for n in body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+            if functions:
+                return f"name one of its functions: {', '.join(f'{name}:{f}' for f in functions[:8])}"
+    return NAME_HINT
+
+
+def _checked(name: str, result: Any) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    def wrong(message: str) -> UsageError:
+        return UsageError(message, where=name, hint="a model function returns (nn.Module, (input, ..., target)), batch first, target last")
+
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise wrong(f"returned {type(result).__name__}, not a pair (module, example inputs)")
+    module, inputs = result
+    if not isinstance(module, nn.Module):
+        raise wrong(f"the first of the pair is a {type(module).__name__}, not an nn.Module")
+    if not isinstance(inputs, (tuple, list)) or not inputs:
+        raise wrong("the second of the pair is not a tuple of tensors")
+    for i, x in enumerate(inputs):
+        if not isinstance(x, torch.Tensor):
+            raise wrong(f"example input {i} is a {type(x).__name__}, not a tensor")
+        if x.dim() == 0 or x.shape[0] == 0:
+            raise wrong(f"example input {i} has shape {tuple(x.shape)}: it needs a batch as leading dimension")
+        if x.shape[0] != inputs[0].shape[0]:
+            raise wrong(f"example input {i} has {x.shape[0]} rows, input 0 has {inputs[0].shape[0]}: the leading dimension is the batch")
+    return module, tuple(inputs)

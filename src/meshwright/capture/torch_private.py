@@ -1,0 +1,70 @@
+"""Every use of torch's private interfaces, in one place, so that a new torch release breaks one file.
+
+Written against torch 2.13; `torch.export` and `torch.fx` are public and used directly elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["FakeTensorMode", "fake_like", "fake_mode", "joint_graph", "storage_key"]
+
+
+def _fake_tensor_mode() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode as mode
+
+    return mode
+
+
+FakeTensorMode = _fake_tensor_mode()
+
+
+def fake_mode() -> Any:
+    """A fresh mode in which tensors have shapes and storages but no memory. Real tensors met on the way are treated as fakes."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_like(mode: Any, x: torch.Tensor, device: str = "cpu") -> torch.Tensor:
+    """A fake of a meta (or real) tensor on `device`, with its shape, strides and dtype."""
+    with mode:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+
+def storage_key(x: torch.Tensor) -> int:
+    """Equal for two tensors, fake or real, exactly if they share their storage (while both are alive)."""
+    return int(x.untyped_storage()._cdata)
+
+
+@contextlib.contextmanager
+def joint_graph(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[Any]:
+    """AOTAutograd's forward-and-backward graph of `module` (returns a scalar loss), with node metadata kept."""
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    with contextlib.ExitStack() as stack, torch.fx.traceback.preserve_node_meta():
+        yield aot_export_joint_with_descriptors(stack, module, inputs)
+
+
+def fake_attributes(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replaces, in place, every parameter, buffer and plain tensor attribute of `module` by `convert(it)`, ties kept."""
+    memo: dict[int, torch.Tensor] = {}
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in memo:
+            new = convert(x)
+            if isinstance(x, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=x.requires_grad)
+            memo[id(x)] = new
+        return memo[id(x)]
+
+    keep: list[torch.Tensor] = []  # the originals stay alive, so that an id names one tensor only
+    for sub in module.modules():
+        for table in (sub._parameters, sub._buffers, sub.__dict__):
+            for name, value in list(table.items()):
+                if isinstance(value, torch.Tensor):
+                    keep.append(value)
+                    table[name] = once(value)
