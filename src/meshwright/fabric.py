@@ -6,17 +6,22 @@ actor `a < len(devices)` is a device. Files are read by `meshwright.io.fabric_to
 
 Routing is part of what a fabric *is*: between two actors messages follow the path with the fewest links among those
 that pass only through switches, falling back to paths through devices where the fabric has no other; ties go to the
-widest path, then to the smallest link numbers. The checker, the simulator and the planners all use this definition.
+widest path, then to the smallest link numbers. In one key, smallest first: (devices passed through, links, -rate of the
+narrowest link, link numbers in order). The checker, the simulator and the planners all use this definition.
+
+A fabric that is built is well formed: names are unique, links join two different actors that exist, rates are positive
+whole numbers, latencies finite; anything else raises UsageError naming the entry.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .errors import Disconnected, UnknownName, UsageError
+from .fabric_route import Router
 
 __all__ = ["Device", "Fabric", "Link", "Provenance", "Switch"]
 
@@ -73,6 +78,18 @@ class Fabric:
     links: tuple[Link, ...] = ()
     provenance: tuple[Provenance, ...] = ()
 
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for kind, names in (("devices", [d.name for d in self.devices]), ("switches", [s.name for s in self.switches])):
+            for index, name in enumerate(names):
+                if not name or name in seen:
+                    raise UsageError(f"{name!r} is taken" if name else "is empty", where=f"{self.name}: {kind}[{index}].name")
+                seen.add(name)
+        for index, link in enumerate(self.links):
+            wrong = _wrong_with(link, seen)
+            if wrong:
+                raise UsageError(wrong[1], where=f"{self.name}: links[{index}].{wrong[0]}")
+
     # ---- names and numbers -------------------------------------------------------------------------------------
     @cached_property
     def actor_names(self) -> tuple[str, ...]:
@@ -109,7 +126,19 @@ class Fabric:
             found.setdefault(device.group, []).append(index)
         return {name: tuple(members) for name, members in found.items()}
 
-    # ---- routing -----------------------------------------------------------------------------------------------
+    @cached_property
+    def in_links(self) -> tuple[tuple[int, ...], ...]:
+        """Links that arrive at each actor, in link order."""
+        into: list[list[int]] = [[] for _ in self.actor_names]
+        for index, (_, dst) in enumerate(self.link_ends):
+            into[dst].append(index)
+        return tuple(map(tuple, into))
+
+    # ---- routing (the definition is in the module's docstring, the search in meshwright.fabric_route) ------------
+    @cached_property
+    def _router(self) -> Router:
+        return Router(len(self.devices), self.link_ends, self.out_links, self.in_links, [x.rate_Bps for x in self.links])
+
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Links from actor `src` to actor `dst` in order; empty when they are the same actor.
 
@@ -117,7 +146,7 @@ class Fabric:
         """
         if src == dst:
             return ()
-        path = self._routes_from(src).get(dst)
+        path = self._router.route(src, dst)
         if path is None:
             names = self.actor_names
             raise Disconnected(
@@ -127,52 +156,30 @@ class Fabric:
             )
         return path
 
-    @cached_property
-    def _route_cache(self) -> dict[int, dict[int, tuple[int, ...]]]:
-        return {}
-
-    def _routes_from(self, src: int) -> dict[int, tuple[int, ...]]:
-        if src not in self._route_cache:
-            self._route_cache[src] = self._dijkstra(src)
-        return self._route_cache[src]
-
-    def _dijkstra(self, src: int) -> dict[int, tuple[int, ...]]:
-        n_devices = len(self.devices)
-        done: dict[int, tuple[int, ...]] = {}
-        # (devices passed through, links, -narrowest rate, link numbers)
-        heap: list[tuple[int, int, int, tuple[int, ...], int]] = [(0, 0, 0, (), src)]
-        while heap:
-            through, hops, width, path, at = heapq.heappop(heap)
-            if at in done:
-                continue
-            done[at] = path
-            through += at < n_devices and at != src
-            for link in self.out_links[at]:
-                nxt = self.link_ends[link][1]
-                if nxt not in done:
-                    rate = self.links[link].rate_Bps
-                    narrow = -rate if not path else max(width, -rate)
-                    heapq.heappush(heap, (through, hops + 1, narrow, (*path, link), nxt))
-        return done
-
     def reachable(self, src: int) -> tuple[int, ...]:
-        """Actors that can be reached from `src`, in actor order."""
-        return tuple(sorted(self._routes_from(src)))
+        """Actors that can be reached from `src`, itself included, in actor order."""
+        return tuple(sorted(self._router.reach(src, forward=True)))
 
     def require_connected(self) -> None:
         """Raise Disconnected, naming a cut, unless every device reaches every other."""
+        if not self.devices:
+            return
         everyone = set(range(len(self.devices)))
-        for src in range(len(self.devices)):
-            missing = everyone - set(self.reachable(src))
-            if missing:
-                names = self.actor_names
-                inside = sorted(everyone - missing)
-                raise Disconnected(
-                    f"fabric {self.name!r} is not connected: no path from {names[src]} to {names[min(missing)]}",
-                    where=self.name,
-                    hint="add links, or name a connected part with --devices; see `meshwright fabric show`",
-                    data={"from": [names[i] for i in inside][:64], "to": [names[i] for i in sorted(missing)][:64]},
-                )
+        missing = everyone - self._router.reach(0, forward=True)
+        src = 0
+        if not missing:  # device 0 reaches all; so a device that does not reach device 0 is the only thing that can be wrong
+            deaf = everyone - self._router.reach(0, forward=False)
+            if not deaf:
+                return
+            src = min(deaf)
+            missing = everyone - self._router.reach(src, forward=True)
+        names = self.actor_names
+        raise Disconnected(
+            f"fabric {self.name!r} is not connected: no path from {names[src]} to {names[min(missing)]}",
+            where=self.name,
+            hint="add links, or name a connected part with --devices; see `meshwright fabric show`",
+            data={"from": [names[i] for i in sorted(everyone - missing)][:64], "to": [names[i] for i in sorted(missing)][:64]},
+        )
 
     # ---- parts -------------------------------------------------------------------------------------------------
     def subset(self, devices: Sequence[int | str]) -> Fabric:
@@ -181,9 +188,8 @@ class Fabric:
         for item in devices:
             index = self.actor_of.get(item, -1) if isinstance(item, str) else item
             if not 0 <= index < len(self.devices):
-                raise UsageError(
-                    f"fabric {self.name!r} has no device {item!r}", hint=f"devices are 0-{len(self.devices) - 1}: {_some(d.name for d in self.devices)}"
-                )
+                known = f"devices are 0-{len(self.devices) - 1}: {_some(d.name for d in self.devices)}"
+                raise UsageError(f"fabric {self.name!r} has no device {item!r}", hint=known)
             chosen.add(index)
         if not chosen:
             raise UsageError("a subset needs at least one device", hint="e.g. --devices 0-3")
@@ -191,6 +197,21 @@ class Fabric:
         names = {d.name for d in kept} | {s.name for s in self.switches}
         links = tuple(x for x in self.links if x.src in names and x.dst in names)
         return replace(self, devices=kept, links=links)
+
+
+def _wrong_with(link: Link, actors: set[str]) -> tuple[str, str] | None:
+    """(field, message) of the first thing that is wrong with a link."""
+    for end, name in (("src", link.src), ("dst", link.dst)):
+        if name not in actors:
+            return end, f"no device or switch is called {name!r}"
+    if link.src == link.dst:
+        return "dst", f"a link must join two different actors, got {link.src!r} twice"
+    if type(link.rate_Bps) is not int or link.rate_Bps <= 0:
+        return "rate_Bps", f"must be a whole number > 0, got {link.rate_Bps!r}"
+    for field_name, value in (("latency_s", link.latency_s), ("library_latency_s", link.library_latency_s)):
+        if not (math.isfinite(value) and value >= 0):
+            return field_name, f"must be finite and >= 0, got {value!r}"
+    return None
 
 
 def _some(names: Iterable[str], limit: int = 8) -> str:
