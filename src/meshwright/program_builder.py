@@ -186,6 +186,14 @@ class ProgramBuilder:
         )
         return len(self._buffers) - 1
 
+    def chunks_of(self, buffer: int) -> int:
+        return self._buffers[buffer].chunks
+
+    def op_key(self, op: int) -> tuple[str, str, int]:
+        """(name, graph, micro-batch) of an op, to find its step again."""
+        o = self._ops[op]
+        return o.name, o.graph, o.microbatch
+
     def dies_after(self, buffer: int, *steps: StepRef) -> None:
         """The buffer is dead once all of these steps (added up over calls) are complete."""
         self._buffers[buffer].last.extend(steps)

@@ -1,0 +1,136 @@
+"""Every factorisation of the devices into data x tensor x pipeline degrees, with every micro-batch size that divides the batch.
+
+Cite: see CITE (the rules by which a grid is pruned and ordered).
+Left open by the paper: which degrees are possible for a module that is not a Megatron transformer. Our answer: the ones for which the graph
+has a split region (tensor) and enough cut positions (pipeline); each refusal carries its reason.
+Invariant: every returned layout computes each sample once; degrees multiply to the number of devices.
+Cost: O(divisors² · micro-batch sizes) layouts; the graph is scaled, not captured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...cite import Cite
+from ...cost import Cost
+from ...errors import Infeasible, UsageError
+from ...fabric import Device
+from ...graph import OpGraph
+from ...plan import TrainingLayout
+from .build import build_layout
+from .megatron import Region, find_regions
+from .problem import Degrees, LayoutCandidate, LayoutProblem
+
+__all__ = ["CITE", "Grid"]
+
+CITE = Cite(
+    key="narayanan2021efficient",
+    title="Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    year=2021,
+    venue="SC '21, arXiv:2104.04473",
+)
+DEVIATIONS = ("candidates are judged by simulation, the closed form only orders them",)
+
+STATE_BYTES_PER_PARAM = 16  # fp32 weight, gradient and two Adam moments
+MAX_MICROBATCHES = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """`workspace(graph, nodes)` gives the peak temporaries (forward, backward) of a set of forward nodes, in bytes."""
+
+    workspace: Callable[[OpGraph, Sequence[str]], tuple[int, int]]
+
+    def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
+        fits: list[LayoutCandidate] = []
+        refused: list[LayoutCandidate] = []
+        regions: dict[int, tuple[Region, ...]] = {}
+        for degrees in _degrees(problem):
+            graph = problem.graph_at(degrees.microbatch_size)
+            found = regions.setdefault(degrees.microbatch_size, find_regions(graph))
+            candidate = self._candidate(problem, graph, found, degrees)
+            (fits if candidate.layout is not None else refused).append(candidate)
+        fits.sort(key=lambda c: (c.estimate_s, c.degrees))
+        return fits + refused
+
+    def _candidate(self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], degrees: Degrees) -> LayoutCandidate:
+        t = degrees.tensor
+        if t > 1 and not any(r.units % t == 0 for r in regions):
+            units = sorted({r.units for r in regions})
+            why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
+            return LayoutCandidate(degrees=degrees, why=why)
+        device = problem.fabric.devices[0]
+        rate = float(min(link.rate_Bps for link in problem.fabric.links)) if problem.fabric.links else 1e12
+        try:
+            layout = build_layout(
+                graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace
+            )
+        except Infeasible as error:
+            return LayoutCandidate(degrees=degrees, why=error.message)
+        estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
+        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_estimate_bytes=memory)
+
+
+def _degrees(problem: LayoutProblem) -> Iterator[Degrees]:
+    n, batch = len(problem.fabric.devices), problem.global_batch
+    fixed_d, fixed_t, fixed_p, fixed_m = problem.fixed
+    if batch < 1:
+        raise UsageError(f"must be >= 1, got {batch}", where="global batch")
+    given = [x for x in (fixed_d, fixed_t, fixed_p) if x is not None]
+    product = 1
+    for x in given:
+        product *= x
+    if any(x < 1 for x in given) or n % product or (len(given) == 3 and product != n):
+        raise UsageError(
+            f"degrees {'x'.join(map(str, given))} do not multiply to the fabric's {n} devices",
+            hint="choose degrees whose product is the number of devices, or a part of the fabric with --devices",
+        )
+    if fixed_d is not None and batch % fixed_d:
+        near = batch // fixed_d * fixed_d or fixed_d
+        raise UsageError(f"global batch {batch} does not divide by data degree {fixed_d}", hint=f"e.g. --global-batch {near}")
+    if fixed_m is not None and (fixed_m < 1 or batch % (fixed_m * (fixed_d or 1))):
+        message = f"global batch {batch} does not divide by {fixed_d or 1} replicas of micro-batches of {fixed_m}"
+        raise UsageError(message, hint="choose a divisor")
+    for d in _divisors(n):
+        for t in _divisors(n // d):
+            p = n // d // t
+            if any(want is not None and want != have for want, have in zip(problem.fixed[:3], (d, t, p), strict=True)) or batch % d:
+                continue
+            for m in _divisors(batch // d):
+                if fixed_m is None and (m > problem.max_microbatch or batch // d // m > MAX_MICROBATCHES):
+                    continue
+                if fixed_m is None or fixed_m == m:
+                    yield Degrees(d, t, p, m)
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Device, rate_Bps: float) -> tuple[float, int]:
+    """1F1B closed form with ring all-reduces on the slowest link, and the state + in-flight activations of the fullest stage."""
+    by_key = {s.key: s for s in layout.segments}
+    size = {v.name: v.size_bytes for v in layout.values}
+    param = {p.name: p.size_bytes for p in graph.parameters}
+    shard = {s.param: layout.tensor for s in layout.shards}
+    slowest = total = gradient = 0.0
+    memory = 0
+    for stage in layout.stages:
+        t = 0.0
+        saved = 0
+        for key in stage.segments:
+            s = by_key[key]
+            t += cost.roofline(s.forward, device).time_s + cost.roofline(s.backward, device).time_s
+            moved = sum(size[v] for v in (*s.sum_writes, *s.sum_grads))
+            t += 2 * (layout.tensor - 1) / layout.tensor * moved / rate_Bps
+            saved += s.saved_bytes + sum(size[v] for v in s.reads)
+        t += 2 * sum(size[v] for v in stage.sends) / rate_Bps
+        own = sum(param[p] // shard.get(p, 1) for p in stage.params)
+        gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)
+        slowest, total = max(slowest, t), total + t
+        in_flight = min(layout.microbatches, layout.pipeline - stage.index)
+        memory = max(memory, own * STATE_BYTES_PER_PARAM // 4 + saved * in_flight)
+    return total + (layout.microbatches - 1) * slowest + gradient, memory
+
+

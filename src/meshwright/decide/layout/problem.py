@@ -1,0 +1,58 @@
+"""The layout decision: how a training job's operators, batch and stages are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...cost import Cost
+from ...fabric import Fabric
+from ...graph import OpGraph
+from ...plan import TrainingLayout
+
+__all__ = ["Degrees", "LayoutCandidate", "LayoutProblem", "LayoutStrategy"]
+
+
+@dataclass(frozen=True, order=True)
+class Degrees:
+    data: int
+    tensor: int
+    pipeline: int
+    microbatch_size: int
+
+    @property
+    def ranks(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        return f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutProblem:
+    """`graph_at(batch)` gives the captured graph at that micro-batch size. All devices of `fabric` are used."""
+
+    graph_at: Callable[[int], OpGraph]
+    fabric: Fabric
+    cost: Cost
+    global_batch: int
+    fixed: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)  # data, tensor, pipeline, micro-batch
+    max_microbatch: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutCandidate:
+    """A layout or, if `layout` is None, why these degrees cannot be used. `estimate_s` is a closed form, for ordering only."""
+
+    degrees: Degrees
+    layout: TrainingLayout | None = None
+    estimate_s: float = 0.0
+    memory_estimate_bytes: int = 0
+    why: str = ""
+
+
+class LayoutStrategy(Protocol):
+    def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
+        """All candidates, best estimate first, refused ones last with their reason."""
+        ...

@@ -1,0 +1,382 @@
+"""Lowers a training layout to a `Program`: one step of training on every rank.
+
+Per rank: a compute lane (segments forward `F` and backward `B` in the schedule's order, tensor-parallel all-reduces as calls, the
+optimizer last), four pipeline lanes (receive and send activations, receive and send gradients; each in micro-batch order, which is the
+producer's order), and a lane for the gradient all-reduces.
+
+Every receive waits for the micro-batch two before it to be used, so at most two received micro-batches are ever unused, whatever
+the speed of the stages. Gradients of values accumulate in `grad:` buffers that start at zero; one that arrives over the pipeline is
+stored first.
+
+Parameters used by several stages (a tied head) have a gradient buffer of their own, `gradients:<parameter>`, reduced over the data
+replicas and then over the stages that hold it. Names of buffers and communicators are part of the plan format (docs/formats.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .graph import OpGraph, Work
+from .plan import Segment, Stage, TrainingLayout, ValueInfo
+from .program import Program, Role, Unit
+from .program_builder import LaneBuilder, ProgramBuilder, StepRef
+
+__all__ = ["AllReduce", "PlanAllReduce", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
+
+ELEMENT_BYTES = 4
+STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
+RECEIVES_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """A planned in-place all-reduce: content hash, program, and for each member the callee's local buffer and its chunk count."""
+
+    name: str
+    program: Program
+    chunks: int
+    local: tuple[int, ...]
+
+
+# (purpose: "tensor" | "gradient" | "tied", ranks, size in bytes) -> the collective to call
+PlanAllReduce = Callable[[str, tuple[int, ...], int], AllReduce]
+# (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
+Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
+
+
+def shard_bytes(graph: OpGraph, layout: TrainingLayout) -> dict[str, int]:
+    """Bytes of every parameter on one rank that holds it."""
+    split = {s.param for s in layout.shards}
+    return {p.name: p.size_bytes // (layout.tensor if p.name in split else 1) for p in graph.parameters}
+
+
+def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage) -> dict[str, tuple[str, ...]]:
+    """Gradient buffers of a stage: `gradients` with the parameters only it uses, `gradients:<p>` for each shared one."""
+    users: dict[str, int] = {}
+    for st in layout.stages:
+        for p in st.params:
+            users[p] = users.get(p, 0) + 1
+    trainable = {p.name for p in graph.parameters if p.trainable}
+    own = tuple(p for p in stage.params if p in trainable and users[p] == 1)
+    found = {"gradients": own} if own else {}
+    return found | {f"gradients:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
+
+
+def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
+    """Work of every kind of compute step, by the key under which `Cost` prices it."""
+    works: dict[str, Work] = {}
+    for s in layout.segments:
+        works[f"{s.key}|F"], works[f"{s.key}|B"] = s.forward, s.backward
+    sizes = shard_bytes(graph, layout)
+    for stage in layout.stages:
+        total = sum(sizes[p] for names in gradient_buffers(graph, layout, stage).values() for p in names)
+        # reads weight, gradient and both moments, writes weight and moments; about ten operations per parameter
+        count = len(stage.params)
+        works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)
+    return works
+
+
+def lower_training(graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanAllReduce) -> tuple[Program, dict[str, Program]]:
+    """The program of one training step, and the programs it calls by content hash."""
+    return _Lowering(graph, layout, order, all_reduce).run()
+
+
+@dataclass
+class _Rank:
+    """What is known about one rank while its lanes are built."""
+
+    number: int
+    stage: Stage
+    compute: LaneBuilder
+    recv_act: LaneBuilder
+    send_act: LaneBuilder
+    recv_grad: LaneBuilder
+    send_grad: LaneBuilder
+    sync: LaneBuilder
+    buffers: dict[str, int] = field(default_factory=dict)
+    produced: dict[tuple[str, int], StepRef] = field(default_factory=dict)
+    forward_done: dict[int, StepRef] = field(default_factory=dict)
+    backward_done: dict[int, StepRef] = field(default_factory=dict)
+
+
+class _Lowering:
+    def __init__(self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanAllReduce) -> None:
+        self.graph, self.layout, self.order, self.plan_all_reduce = graph, layout, order, all_reduce
+        self.b = ProgramBuilder(ranks=layout.ranks, name="training step")
+        self.segment = {s.key: s for s in layout.segments}
+        self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
+        self.sizes = shard_bytes(graph, layout)
+        self.saved_storages = {s for n in graph.nodes for s in n.saved}
+        self.storage_of = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
+        self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.callees: dict[str, Program] = {}
+        self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)}
+        self.readers: dict[tuple[int, str], list[str]] = {}
+        for s in layout.segments:
+            for v in s.reads:
+                self.readers.setdefault((s.stage, v), []).append(s.key)
+
+    def run(self) -> tuple[Program, dict[str, Program]]:
+        lay = self.layout
+        ranks = []
+        for number in range(lay.ranks):
+            stage = lay.stages[lay.coordinates(number)[0]]
+            compute = self.b.lane(number, unit=Unit.COMPUTE, role=Role.COMPUTE)
+            recv_act, send_act, recv_grad, send_grad, sync = (self.b.lane(number) for _ in range(5))
+            ranks.append(_Rank(number, stage, compute, recv_act, send_act, recv_grad, send_grad, sync))
+        channels = self.channels()
+        for r in ranks:
+            self.persistent_buffers(r)
+            for phase, mb in self.order(lay.pipeline, lay.microbatches, r.stage.index):
+                if phase == "F":
+                    self.forward(r, mb)
+                else:
+                    self.backward(r, mb)
+            self.pipeline_lanes(r, channels)
+            self.finish(r)
+            self.lifetimes(r)
+        return self.b.build(), self.callees
+
+    # ---- communication -----------------------------------------------------------------------------------------
+    def channels(self) -> dict[tuple[int, int], int]:
+        lay, found = self.layout, {}
+        for number in range(lay.ranks):
+            p, d, t = lay.coordinates(number)
+            if p + 1 < lay.pipeline:
+                peer = lay.rank(p + 1, d, t)
+                found[number, peer] = self.b.channel(number, peer, depth=RECEIVES_AHEAD)
+                found[peer, number] = self.b.channel(peer, number, depth=RECEIVES_AHEAD)
+        return found
+
+    def comm(self, name: str, ranks: tuple[int, ...]) -> int:
+        if (name, ranks) not in self.comms:
+            self.comms[name, ranks] = self.b.comm(name, ranks)
+        return self.comms[name, ranks]
+
+    def call(self, purpose: str, name: str, ranks: tuple[int, ...], rank: int, buffer: int, size_bytes: int) -> int:
+        chosen = self.plan_all_reduce(purpose, ranks, size_bytes)
+        self.callees[chosen.name] = chosen.program
+        return self.b.call(self.comm(name, ranks), chosen.name, [(chosen.local[ranks.index(rank)], buffer, 0)])
+
+    def tensor_group(self, rank: int) -> tuple[int, ...]:
+        p, d, _ = self.layout.coordinates(rank)
+        return tuple(self.layout.rank(p, d, t) for t in range(self.layout.tensor))
+
+    # ---- buffers -----------------------------------------------------------------------------------------------
+    def persistent_buffers(self, r: _Rank) -> None:
+        whole = sum(self.sizes[p] for p in r.stage.params)
+        r.buffers["weights"] = self.b.buffer(r.number, chunks=1, chunk_bytes=whole, role="weight", persistent=True, name="weights")
+        trained = 0
+        for name, params in gradient_buffers(self.graph, self.layout, r.stage).items():
+            size = sum(self.sizes[p] for p in params)
+            trained += size
+            chunks = max((self.plan_all_reduce(kind, ranks, size).chunks for kind, ranks in self.reductions(r, name)), default=1)
+            r.buffers[name] = self.b.buffer(
+                r.number, chunks=chunks, chunk_bytes=_per_chunk(size, chunks), role="gradient", persistent=True, name=name
+            )
+        r.buffers["state"] = self.b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
+
+    def reductions(self, r: _Rank, buffer: str) -> list[tuple[str, tuple[int, ...]]]:
+        """(purpose, ranks) of the all-reduces that a gradient buffer goes through, in order."""
+        lay = self.layout
+        p, d, t = lay.coordinates(r.number)
+        found: list[tuple[str, tuple[int, ...]]] = []
+        if lay.data > 1:
+            found.append(("gradient", tuple(lay.rank(p, i, t) for i in range(lay.data))))
+        _, shared, param = buffer.partition(":")
+        if shared:
+            found.append(("tied", tuple(lay.rank(s.index, d, t) for s in lay.stages if param in s.params)))
+        return found
+
+    def activation(self, r: _Rank, kind: str, value: str, mb: int, *, segment: str = "") -> int:
+        name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
+        if name not in r.buffers:
+            size = self.value[value].size_bytes
+            chunks = 1
+            if value in self.summed:  # all buffers of a value that is ever summed are cut alike
+                chunks = self.plan_all_reduce("tensor", self.tensor_group(r.number), size).chunks
+            r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=_per_chunk(size, chunks), role="activation", name=name)
+        return r.buffers[name]
+
+    def whole(self, r: _Rank, name: str) -> tuple[int, int, int]:
+        buffer = r.buffers[name]
+        return (buffer, 0, self.b.chunks_of(buffer))
+
+    def kept(self, value: str) -> bool:
+        """Autograd keeps the value's storage for backward."""
+        return self.storage_of.get(value, -1) in self.saved_storages
+
+    def sums_directly(self, r: _Rank, value: str) -> bool:
+        """The gradient of `value` can be all-reduced in place: one split segment is all that reads it here, and nothing arrives for it."""
+        keys = self.readers.get((r.stage.index, value), [])
+        return len(keys) == 1 and value in self.segment[keys[0]].sum_grads and value not in r.stage.sends
+
+    # ---- compute -----------------------------------------------------------------------------------------------
+    def forward(self, r: _Rank, mb: int) -> None:
+        waits = self.arrivals(r.recv_act, r.stage.receives, mb)
+        ref: StepRef | None = None
+        for key in r.stage.segments:
+            s = self.segment[key]
+            reads = [self.whole(r, "weights")]
+            for v in s.reads:
+                self.activation(r, "act", v, mb)
+                reads.append(self.whole(r, f"act:{v}:{mb}"))
+            writes = []
+            for v in s.writes:
+                self.activation(r, "act", v, mb)
+                writes.append(self.whole(r, f"act:{v}:{mb}"))
+            saved = f"saved:{key}:{mb}"
+            r.buffers[saved] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.saved_bytes, role="activation", name=saved)
+            writes.append(self.whole(r, saved))
+            op = self.op(r, s, "F", mb, reads, writes, s.forward_workspace_bytes)
+            ref = r.compute.compute(op, after=waits)
+            waits = []
+            for v in s.sum_writes:
+                ref = self.tensor_call(r, f"act:{v}:{mb}", v)
+            for v in s.writes:
+                r.produced[v, mb] = ref
+        assert ref is not None
+        r.forward_done[mb] = ref
+
+    def op(self, r: _Rank, s: Segment, name: str, mb: int, reads: list[tuple[int, int, int]], writes: list[tuple[int, int, int]], temp: int) -> int:
+        t = self.layout.coordinates(r.number)[2]
+        return self.b.op(
+            name, graph=s.key, stage=s.stage, microbatch=mb, part=t if s.split else 0, parts=self.layout.tensor if s.split else 1,
+            accumulate=name == "B", workspace_bytes=temp, reads=reads, writes=writes,
+        )  # fmt: skip
+
+    def tensor_call(self, r: _Rank, buffer: str, value: str) -> StepRef:
+        p, d, _ = self.layout.coordinates(r.number)
+        size = self.value[value].size_bytes
+        return r.compute.call(self.call("tensor", f"tp:{p}.{d}", self.tensor_group(r.number), r.number, r.buffers[buffer], size))
+
+    def backward(self, r: _Rank, mb: int) -> None:
+        stage = r.stage
+        waits = self.arrivals(r.recv_grad, self.gradients_in(stage), mb)
+        ref: StepRef | None = None
+        for key in reversed(stage.segments):
+            s = self.segment[key]
+            reads = [self.whole(r, "weights"), self.whole(r, f"saved:{key}:{mb}")]
+            for v in s.writes:
+                if self.value[v].differentiable and v not in self.graph.outputs:
+                    self.activation(r, "grad", v, mb)
+                    reads.append(self.whole(r, f"grad:{v}:{mb}"))
+            writes, partial = [], []
+            for v in s.reads:
+                if self.kept(v):
+                    reads.append(self.whole(r, f"act:{v}:{mb}"))
+                if not self.value[v].differentiable:
+                    continue
+                if v in s.sum_grads and not self.sums_directly(r, v):
+                    self.activation(r, "gradpart", v, mb, segment=key)
+                    writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
+                else:
+                    self.activation(r, "grad", v, mb)
+                    writes.append(self.whole(r, f"grad:{v}:{mb}"))
+                if v in s.sum_grads:
+                    partial.append(v)
+            for name, params in gradient_buffers(self.graph, self.layout, stage).items():
+                if any(p in s.params for p in params):
+                    writes.append(self.whole(r, name))
+            ref = r.compute.compute(self.op(r, s, "B", mb, reads, writes, s.backward_workspace_bytes), after=waits)
+            waits = []
+            for v in partial:
+                ref = self.sum_gradient(r, s, v, mb)
+            r.backward_done[mb] = ref
+        assert ref is not None
+
+    def sum_gradient(self, r: _Rank, s: Segment, value: str, mb: int) -> StepRef:
+        if self.sums_directly(r, value):
+            return self.tensor_call(r, f"grad:{value}:{mb}", value)
+        self.tensor_call(r, f"gradpart:{value}:{s.key}:{mb}", value)
+        part = r.buffers[f"gradpart:{value}:{s.key}:{mb}"]
+        whole = self.activation(r, "grad", value, mb)
+        ref = r.compute.copy((part, 0), (whole, 0), self.b.chunks_of(part), add=True)
+        self.b.dies_after(part, ref)
+        return ref
+
+    # ---- pipeline lanes ----------------------------------------------------------------------------------------
+    def gradients_in(self, stage: Stage) -> tuple[str, ...]:
+        return tuple(v for v in stage.sends if self.value[v].differentiable)
+
+    def gradients_out(self, stage: Stage) -> tuple[str, ...]:
+        return tuple(v for v in stage.receives if self.value[v].differentiable)
+
+    def arrivals(self, lane: LaneBuilder, messages: Sequence[str], mb: int) -> list[StepRef]:
+        """The receives of micro-batch `mb` on `lane`; they are appended later, in micro-batch order, one per message."""
+        return [StepRef(lane.number, mb * len(messages) + i) for i in range(len(messages))]
+
+    def pipeline_lanes(self, r: _Rank, channels: Mapping[tuple[int, int], int]) -> None:
+        lay = self.layout
+        p, d, t = lay.coordinates(r.number)
+        before = lay.rank(p - 1, d, t) if p else -1
+        behind = lay.rank(p + 1, d, t) if p + 1 < lay.pipeline else -1
+        for mb in range(lay.microbatches):
+            freed = [r.forward_done[mb - RECEIVES_AHEAD]] if mb >= RECEIVES_AHEAD else []
+            for v in r.stage.receives:
+                buffer = self.activation(r, "act", v, mb)
+                ref = r.recv_act.recv(channels[before, r.number], buffer, 0, self.b.chunks_of(buffer), after=freed)
+                r.produced.setdefault((v, mb), ref)
+            for v in r.stage.sends:
+                buffer = self.activation(r, "act", v, mb)
+                sent = r.send_act.send(channels[r.number, behind], buffer, 0, self.b.chunks_of(buffer), after=[r.produced[v, mb]])
+                self.b.dies_after(buffer, sent)
+            freed = [r.backward_done[mb - RECEIVES_AHEAD]] if mb >= RECEIVES_AHEAD else []
+            for v in self.gradients_in(r.stage):
+                buffer = self.activation(r, "grad", v, mb)
+                r.recv_grad.recv(channels[behind, r.number], buffer, 0, self.b.chunks_of(buffer), after=freed)
+            for v in self.gradients_out(r.stage):
+                buffer = self.activation(r, "grad", v, mb)
+                sent = r.send_grad.send(channels[r.number, before], buffer, 0, self.b.chunks_of(buffer), after=[r.backward_done[mb]])
+                self.b.dies_after(buffer, sent)
+
+    # ---- end of the step ---------------------------------------------------------------------------------------
+    def finish(self, r: _Rank) -> None:
+        last = r.backward_done[max(r.backward_done)]
+        waits = []
+        buffers = gradient_buffers(self.graph, self.layout, r.stage)
+        for name, params in buffers.items():
+            size = sum(self.sizes[p] for p in params)
+            ref = last
+            for purpose, ranks in self.reductions(r, name):
+                p, d, t = self.layout.coordinates(r.number)
+                label = f"dp:{p}.{t}" if purpose == "gradient" else f"tied:{name.partition(':')[2]}:{d}.{t}"
+                ref = r.sync.call(self.call(purpose, label, ranks, r.number, r.buffers[name], size), after=[last])
+                waits = [ref]
+        reads = [self.whole(r, name) for name in (*buffers, "state", "weights")]
+        writes = [self.whole(r, name) for name in ("weights", "state")]
+        op = self.b.op("optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, reads=reads, writes=writes)
+        r.compute.compute(op, after=waits)
+
+    def lifetimes(self, r: _Rank) -> None:
+        """Deaths of saved values, activations and gradients; sends and local sums have been added where they were made."""
+        position = {key: i for i, key in enumerate(r.stage.segments)}
+        steps: dict[tuple[str, str, int], StepRef] = {}
+        for i, step in enumerate(r.compute.steps):
+            if step.op >= 0 and step.kind == 0:
+                name, graph, mb = self.b.op_key(step.op)
+                steps[name, graph, mb] = StepRef(r.compute.number, i)
+        for name, buffer in r.buffers.items():
+            kind, _, rest = name.partition(":")
+            if kind == "saved":
+                key, _, mb_text = rest.rpartition(":")
+                self.b.dies_after(buffer, steps["B", key, int(mb_text)])
+            elif kind in ("act", "grad"):
+                value, _, mb_text = rest.rpartition(":")
+                mb = int(mb_text)
+                readers = sorted(self.readers.get((r.stage.index, value), []), key=position.__getitem__)
+                maker = next((k for k in r.stage.segments if value in self.segment[k].writes), None)
+                if kind == "act":
+                    if readers:
+                        self.b.dies_after(buffer, steps["B", readers[0], mb] if self.kept(value) else steps["F", readers[-1], mb])
+                    elif maker is not None:
+                        self.b.dies_after(buffer, steps["B" if self.kept(value) else "F", maker, mb])
+                elif maker is not None:
+                    self.b.dies_after(buffer, steps["B", maker, mb])
+
+
+def _per_chunk(size_bytes: int, chunks: int) -> int:
+    """Bytes per chunk when `size_bytes` of 4-byte elements are padded to whole chunks."""
+    elements = -(-size_bytes // ELEMENT_BYTES)
+    return -(-elements // chunks) * ELEMENT_BYTES if chunks > 1 else size_bytes
