@@ -17,12 +17,15 @@ __all__ = ["Bound", "Certificate", "fraction_of"]
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`kind` says how to re-check it; `data` holds what is needed, names instead of numbers, rationals as strings.
 
-    cut: `{"inside": [actor names], "devices_inside": n, "leaving_Bps": "…", "demand": "all-gather" | …}`
+    cut: `{"inside": [actor names], "devices_inside": n, "leaving_Bps": "…", "demand": "all-gather" | …, "ranks", "devices", "size_bytes",
+        "crossing_bytes"}`: that many bytes must leave the set, so time >= crossing_bytes / leaving_Bps (`decide.collective.bounds`)
+    partition: `{"parts": [[actor names], …], "entering_Bps": "…", "demand": "all-reduce", "ranks", "devices", "size_bytes"}`:
+        time >= 2 (parts - 1) · size_bytes / entering_Bps
     roofline: `{"flops": …, "flops_per_s": …, "devices": n}`   work that must be done over the speed there is
     memory: `{"needed_bytes": …, "available_bytes": …}`
     """
 
-    kind: Literal["cut", "roofline", "memory", "sum"]
+    kind: Literal["cut", "partition", "roofline", "memory", "sum"]
     data: dict[str, Any]
 
 

@@ -1,0 +1,78 @@
+"""Which bytes go over which link when: planners for one collective on one fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+import numpy as np
+
+from ...errors import Infeasible, MeshwrightError, TimeLimit, UnknownName, Unsupported
+from .bounds import collective_bound
+from .forestcoll import ForestColl
+from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .ring import Ring
+from .value import simulated_time_s
+
+__all__ = [
+    "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Ranked", "Ring", "auto",
+    "collective_bound", "strategy",
+]  # fmt: skip
+
+STRATEGIES: tuple[type[Ring] | type[ForestColl], ...] = (Ring, ForestColl)
+NAMES: dict[str, type[Ring] | type[ForestColl]] = {"ring": Ring, "forestcoll": ForestColl}
+
+
+def strategy(name: str) -> type[Ring] | type[ForestColl]:
+    """The strategy of that name; raises UnknownName."""
+    if name not in NAMES:
+        raise UnknownName(f"no collective strategy {name!r}", hint=f"strategies: {', '.join(NAMES)}, auto")
+    return NAMES[name]
+
+
+def auto(problem: CollectiveProblem, *, candidates: Sequence[CollectiveStrategy] | None = None) -> list[Ranked]:
+    """Plan with every candidate that applies, simulate, and rank by predicted time (refused candidates last, with the reason).
+
+    Candidates default to a ring, a ring both ways and ForestColl. Those that would start after the time limit are refused; the first is
+    always tried. Raises: Infeasible (disconnected devices); MeshwrightError of the first candidate when none has a plan.
+    """
+    listed: list[CollectiveStrategy] = list(candidates) if candidates is not None else [Ring(), Ring(bidirectional=True), ForestColl()]
+    deadline = monotonic() + problem.time_limit_s
+    done: list[tuple[Ranked, MeshwrightError | None]] = []
+    for number, candidate in enumerate(listed):
+        name = _name(candidate)
+        if number and monotonic() > deadline:
+            done.append((Ranked(strategy=name, plan=None, time_s=None, why="not tried: time limit"), None))
+            continue
+        try:
+            plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
+            time_s = simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport)
+        except Infeasible:
+            raise
+        except (Unsupported, TimeLimit) as error:
+            done.append((Ranked(strategy=name, plan=None, time_s=None, why=str(error)), error))
+            continue
+        done.append((Ranked(strategy=name, plan=plan, time_s=time_s, why=""), None))
+    if not any(entry.plan for entry, _ in done):
+        raise next(error for _, error in done if error is not None)
+    return _explained([entry for entry, _ in done])
+
+
+def _name(candidate: CollectiveStrategy) -> str:
+    name = next((n for n, kind in NAMES.items() if type(candidate) is kind), type(candidate).__name__)
+    return name + (" both ways" if getattr(candidate, "bidirectional", False) else "")
+
+
+def _explained(entries: list[Ranked]) -> list[Ranked]:
+    ranked = sorted(entries, key=lambda e: (e.time_s is None, e.time_s or 0.0))
+    best = ranked[0].time_s or 0.0
+    out = []
+    for place, entry in enumerate(ranked):
+        if entry.plan is None or entry.time_s is None:
+            out.append(entry)
+            continue
+        bound = float(entry.plan.bound) if entry.plan.bound else 0.0
+        above = f"{100 * (entry.time_s / bound - 1):.1f} % above the bound" if bound else "no bound"
+        slower = "fastest of the candidates" if place == 0 else f"{100 * (entry.time_s / best - 1):.1f} % slower than the fastest" if best else "tied"
+        out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=f"{slower}; {above}"))
+    return out

@@ -1,0 +1,23 @@
+"""Where a method comes from, as data: `meshwright cite` turns the strategies of a plan into a bibliography."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Cite"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cite:
+    key: str
+    title: str
+    year: int
+    venue: str
+    authors: str = ""
+    doi: str = ""
+    url: str = ""
+
+    def line(self) -> str:
+        """One readable line: `Authors. Title. Venue, year. doi`."""
+        parts = [self.authors, self.title, f"{self.venue}, {self.year}", self.doi or self.url]
+        return ". ".join(p for p in parts if p)

@@ -1,0 +1,188 @@
+"""Spanning trees that use every link of the bottleneck fully: throughput-optimal collectives on any fabric.
+
+Cite: ForestColl (arXiv 2402.06787); forerunner "Bandwidth optimal pipeline schedule" (arXiv 2305.18461).
+Left open by the paper: how many pieces to pipeline (our answer: the square-root rule on the trees' height and the cost of a message),
+whether devices outside the collective may relay (only where the ranks are not connected without them), which splits to
+prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low).
+Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
+`kernels.edgesplit` and `kernels.treepack`. All-reduce is reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for
+each half, and for the whole only where the bound printed beside it says so (the paper's combined optimum needs an LP).
+Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
+Cost: O(ranks) max-flows for the bound, O(splits · ranks) for switch removal, O(ranks) per tree for packing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import gcd, isqrt
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ...cite import Cite
+from ...cost import Transport
+from ...errors import Disconnected, UsageError
+from ..collective.bounds import collective_bound
+from .forest import Forest, Tree, build_forest, common_units
+from .lower_trees import Lowering, Part, lower_parts, tree_steps
+from .problem import CollectivePlan, CollectiveProblem, options_of
+from .rates import RateGraph, rate_graph
+
+__all__ = ["CITE", "DEVIATIONS", "ForestColl"]
+
+CITE = Cite(
+    key="zhao2024forestcoll",
+    title="ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics",
+    authors="L. Zhao, S. Maleki, Z. Yang, H. Pourreza, A. Krishnamurthy",
+    year=2024,
+    venue="arXiv 2402.06787",
+    url="https://arxiv.org/abs/2402.06787",
+)
+DEVIATIONS = (
+    "Newton's iteration on cuts instead of a binary search",
+    "splits are applied first and tested afterwards, whole matchings at a time",
+    "one tree is finished before the next is begun",
+    "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
+)
+UNROLLED_STEPS = 100_000  # with `unroll` None, programs above this use `repeat`
+SMALLEST_PIECE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForestColl:
+    """Options.
+
+    trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees.
+    pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
+    unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
+    relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
+    """
+
+    trees: int | None = None
+    max_trees: int = 8
+    pieces: int | None = None
+    max_pieces: int = 16
+    unroll: bool | None = None
+    relay: bool | None = None
+
+    def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
+        """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
+        for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
+        deadline = monotonic() + problem.time_limit_s
+        bound = collective_bound(problem)
+        forests, relay = self._forests(problem, deadline)
+        parts, units = _parts(problem, forests)
+        shards = _shards(problem)
+        pieces = self.pieces or _choose_pieces(problem, forests, shards * units, self.max_pieces)
+        unroll = self.unroll if self.unroll is not None else tree_steps(parts, len(problem.ranks), pieces) <= UNROLLED_STEPS
+        total = shards * units * pieces
+        elements = -(-problem.size_bytes // problem.element_bytes)
+        forest = forests[0]
+        program = lower_parts(
+            parts,
+            Lowering(
+                fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=shards, units=units,
+                pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+            ),
+        )  # fmt: skip
+        chosen = replace(self, trees=forest.k, pieces=pieces, unroll=unroll, relay=relay)
+        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
+
+    def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
+        """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
+        everyone = len(problem.ranks) == len(problem.fabric.devices)
+        tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
+        for relay in tries:
+            try:
+                return self._forests_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), deadline), relay
+            except Disconnected:
+                if relay == tries[-1]:
+                    raise
+        raise AssertionError("one of the tries returns or raises")
+
+    def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: float) -> list[Forest]:
+        n = graph.ranks
+        weight = [int(r == problem.root) for r in range(n)] if problem.op in ("broadcast", "reduce") else [1] * n
+
+        def build(of: RateGraph) -> Forest:
+            return build_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline)
+
+        if problem.op in ("all-gather", "broadcast"):
+            return [build(graph)]
+        if problem.op in ("reduce-scatter", "reduce"):
+            return [build(graph.reversed())]
+        up = build(graph.reversed())
+        return [up, up if graph.mirrored else build(graph)]
+
+
+def _shards(problem: CollectiveProblem) -> int:
+    return 1 if problem.op in ("broadcast", "reduce") else len(problem.ranks)
+
+
+def _parts(problem: CollectiveProblem, forests: list[Forest]) -> tuple[list[Part], int]:
+    """Parts of every shard and units per shard, in the smallest whole numbers."""
+    up = None if problem.op in ("all-gather", "broadcast") else forests[0]
+    down = None if problem.op in ("reduce-scatter", "reduce") else forests[-1]
+    units = common_units(forests[0], forests[-1])
+    parts: list[Part] = []
+    for root in range(len(problem.ranks)):
+        rows = [_segments(forest, root, units) if forest else None for forest in (up, down)]
+        if not any(rows):
+            continue
+        shard = 0 if _shards(problem) == 1 else root
+        borders = sorted({end for row in rows if row for _, end in row})
+        first = 0
+        for border in borders:
+            one, two = (next(tree for tree, end in row if end >= border) if row else None for row in rows)
+            parts.append(Part(shard, first, border - first, one, two))
+            first = border
+    divisor = gcd(units, *(p.first for p in parts), *(p.units for p in parts))
+    return [replace(p, first=p.first // divisor, units=p.units // divisor) for p in parts], units // divisor
+
+
+def _segments(forest: Forest, root: int, units: int) -> list[tuple[Tree, int]]:
+    """(tree, end) of the trees of a root, laid end to end over `units` units."""
+    out, end = [], 0
+    for tree in forest.trees:
+        if tree.root == root:
+            end += tree.units * (units // forest.k)
+            out.append((tree, end))
+    return out
+
+
+def _choose_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, most: int) -> int:
+    """Square-root rule: filling a pipeline of h hops costs (h - 1) pieces, every further piece costs one message overhead."""
+    hops = sum(f.height for f in forests)
+    if hops <= 1:
+        return 1
+    part_bytes = Fraction(problem.size_bytes, parts)
+    slowest = min(forests[0].graph.arcs.values()) * forests[0].graph.unit_Bps
+    transport = problem.transport or Transport()
+    overhead = 2 * transport.per_message_s + 2 * transport.per_step_s + max(x.library_latency_s for x in problem.fabric.links)
+    wanted = most
+    if overhead > 0:
+        wanted = isqrt(int((hops - 1) * float(part_bytes) / slowest / overhead))
+    wanted = min(wanted, most, int(part_bytes // SMALLEST_PIECE_BYTES))
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> dict[str, Any]:
+    n = len(problem.ranks)
+    forest = forests[0]
+    shard = Fraction(problem.size_bytes, _shards(problem))
+    ideal = sum((shard * f.stretch / (f.k * f.graph.unit_Bps) for f in forests), Fraction(0))
+    best = sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))
+    return {
+        "trees_per_root": forest.k,
+        "distinct_trees": sum(len(f.trees) for f in ({id(f): f for f in forests}.values())),
+        "height": max(f.height for f in forests),
+        "pieces": pieces,
+        "ranks": n,
+        "bandwidth_time_s": str(ideal),
+        "smallest_bandwidth_time_s": str(best),
+        "exact": ideal == best,
+    }

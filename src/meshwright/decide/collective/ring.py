@@ -1,0 +1,251 @@
+"""Rings: every rank sends to its successor, in an order of ranks found for the fabric.
+
+Cite: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (JPDC 69(2), 2009).
+Left open by the paper: the order on a fabric that is no tree. Our answer: the order whose most loaded link is least loaded when all
+ranks send at once, among device order, server by server, nearest neighbour, and (small rings) exchanges of these.
+Deviations: slices and two directions at once are options; broadcast and reduce are chains along the ring.
+Invariant: every link of the ring carries the same bytes; 2 (n - 1) / n of the message for an all-reduce.
+Cost: O(n²) routes for the order, O(n² · slices) steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from time import monotonic
+
+import numpy as np
+
+from ...cite import Cite
+from ...cost import Transport
+from ...errors import Unsupported, UsageError
+from ...fabric import Fabric
+from ...program import Fold, FoldAxis, Program
+from ...program_builder import ProgramBuilder, StepRef
+from .bounds import collective_bound
+from .lower_trees import contract
+from .problem import CollectivePlan, CollectiveProblem, options_of
+
+__all__ = ["CITE", "DEVIATIONS", "Ring", "ring_order"]
+
+CITE = Cite(
+    key="patarasuk2009ring",
+    title="Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    authors="P. Patarasuk, X. Yuan",
+    year=2009,
+    venue="Journal of Parallel and Distributed Computing 69(2)",
+    doi="10.1016/j.jpdc.2008.09.002",
+)
+DEVIATIONS = ("slices and two directions at once are options", "broadcast and reduce are pipelined chains along the ring")
+EXCHANGES_UP_TO = 16  # ranks; larger rings keep the best constructed order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Options.
+
+    slices: parts of every chunk that follow each other round the ring; for broadcast and reduce, pieces of the chain (None: chosen).
+    bidirectional: half of the message goes round the other way.
+    folded: store rank 0's lanes only (`Program.fold`); needs a ring in rank order, one direction, all-reduce, all-gather or reduce-scatter.
+    unroll: slices as explicit chunks (repeat 1), or as iterations of repeated lanes.
+    order: rank order round the ring; None = found for the fabric.
+    """
+
+    slices: int | None = None
+    bidirectional: bool = False
+    folded: bool = False
+    unroll: bool = True
+    order: tuple[int, ...] | None = None
+
+    def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
+        """Raises: Disconnected, UsageError (options), Unsupported (folding a ring that is not symmetric)."""
+        n = len(problem.ranks)
+        if self.slices is not None and self.slices < 1:
+            raise UsageError(f"slices must be >= 1, got {self.slices}", where="ring")
+        if self.order is not None and sorted(self.order) != list(range(n)):
+            raise UsageError(f"order must hold every rank of 0..{n - 1} once, got {self.order}", where="ring")
+        bound = collective_bound(problem)
+        order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
+        slices = self.slices or _choose_slices(problem, order, 2 if self.bidirectional else 1)
+        chosen = replace(self, slices=slices, order=order)
+        program = _Builder(problem, chosen, order, slices).build()
+        load, hops = _load(_Hops(problem.fabric, problem.ranks), order)
+        notes = {"order": [problem.ranks[r] for r in order], "slices": slices, "bottleneck_s_per_byte": str(load), "links_on_ring": hops}
+        return CollectivePlan(program=program, bound=bound, strategy="ring", options=options_of(chosen), notes=notes)
+
+
+# ---- rank order ------------------------------------------------------------------------------------------------
+class _Hops:
+    """Routes between ranks, looked up once."""
+
+    def __init__(self, fabric: Fabric, ranks: Sequence[str]) -> None:
+        self.fabric = fabric
+        self.actor = [fabric.actor_of[name] for name in ranks]
+        self.rate = [x.rate_Bps for x in fabric.links]
+
+    def links(self, i: int, j: int) -> tuple[int, ...]:
+        return self.fabric.route(self.actor[i], self.actor[j])
+
+
+def _load(hops: _Hops, order: Sequence[int]) -> tuple[Fraction, int]:
+    """(seconds per byte of the most loaded link when every rank sends one byte to its successor, links used in all)."""
+    count: dict[int, int] = {}
+    for i, rank in enumerate(order):
+        for link in hops.links(rank, order[(i + 1) % len(order)]):
+            count[link] = count.get(link, 0) + 1
+    return max(Fraction(c, hops.rate[link]) for link, c in count.items()), sum(count.values())
+
+
+def ring_order(problem: CollectiveProblem, rng: np.random.Generator) -> tuple[int, ...]:
+    """The order with the least loaded bottleneck among the candidates (ties: fewest links, then first candidate)."""
+    hops = _Hops(problem.fabric, problem.ranks)
+    n = len(problem.ranks)
+    deadline = monotonic() + problem.time_limit_s / 2
+    group = [problem.fabric.device(name).group for name in problem.ranks]
+    first_of = {g: i for i, g in reversed(list(enumerate(group)))}
+    candidates = [tuple(range(n)), tuple(sorted(range(n), key=lambda r: (first_of[group[r]], r)))]
+    if n <= 256:
+        candidates.append(_nearest(hops, n))
+    best = min(dict.fromkeys(candidates), key=lambda order: _load(hops, order))
+    if n <= EXCHANGES_UP_TO:
+        best = _exchanged(best, lambda order: _load(hops, order), rng, deadline)
+    start = best.index(0)
+    return best[start:] + best[:start]
+
+
+def _nearest(hops: _Hops, n: int) -> tuple[int, ...]:
+    order, left = [0], set(range(1, n))
+    while left:
+
+        def far(r: int) -> tuple[int, Fraction, int]:
+            links = hops.links(order[-1], r)
+            return len(links), max(Fraction(1, hops.rate[x]) for x in links), r
+
+        order.append(min(left, key=far))
+        left.remove(order[-1])
+    return tuple(order)
+
+
+def _exchanged(
+    order: tuple[int, ...], value: Callable[[tuple[int, ...]], tuple[Fraction, int]], rng: np.random.Generator, deadline: float
+) -> tuple[int, ...]:
+    """Reversals of a stretch (2-opt) until none helps; the order of trial is random but follows from the seed."""
+    best, n = value(order), len(order)
+    pairs = [(i, j) for i in range(1, n - 1) for j in range(i + 1, n)]
+    improved = True
+    while improved and monotonic() < deadline:
+        improved = False
+        for k in rng.permutation(len(pairs)):
+            i, j = pairs[k]
+            trial = order[:i] + order[i : j + 1][::-1] + order[j + 1 :]
+            if (found := value(trial)) < best:
+                order, best, improved = trial, found, True
+    return order
+
+
+def _choose_slices(problem: CollectiveProblem, order: Sequence[int], directions: int) -> int:
+    """One slice round a ring; for chains the square-root rule (at most 16)."""
+    if problem.op not in ("broadcast", "reduce"):
+        return 1
+    transport = problem.transport or Transport()
+    overhead = 2 * transport.per_message_s + 2 * transport.per_step_s + max(x.library_latency_s for x in problem.fabric.links)
+    load, _ = _load(_Hops(problem.fabric, problem.ranks), order)
+    size = problem.size_bytes / directions
+    wanted = 16 if overhead <= 0 else int(((len(order) - 2) * size * float(load) / overhead) ** 0.5)
+    wanted = min(16, wanted, int(size // 4096))
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+# ---- program ---------------------------------------------------------------------------------------------------
+class _Builder:
+    """Chunks: all operations but broadcast and reduce have blocks in rank order, block r = `directions` halves of `slices` chunks each."""
+
+    def __init__(self, problem: CollectiveProblem, options: Ring, order: tuple[int, ...], slices: int) -> None:
+        self.problem, self.order, self.slices = problem, order, slices
+        self.n = len(order)
+        self.rings = [order, (order[0], *reversed(order[1:]))] if options.bidirectional else [order]
+        self.unroll, self.folded = options.unroll, options.folded
+        self.spans = slices if options.unroll else 1
+        self.repeat = 1 if options.unroll else slices
+        self.chain = problem.op in ("broadcast", "reduce")
+        blocks = 1 if self.chain else self.n
+        self.block = len(self.rings) * self.spans
+        self.chunks = blocks * self.block
+        elements = -(-problem.size_bytes // problem.element_bytes)
+        self.chunk_bytes = -(-elements // (blocks * len(self.rings) * slices)) * problem.element_bytes
+
+    def build(self) -> Program:
+        b = ProgramBuilder(ranks=self.n, name=f"ring {self.problem.op}")
+        role = "output" if self.problem.op in ("all-gather", "broadcast") else "input"
+        stored = 1 if self.folded else self.n
+        buffers = [b.buffer(r, chunks=self.chunks, chunk_bytes=self.chunk_bytes, role=role, name=f"data:{r}") for r in range(stored)]
+        if self.folded:
+            self._require_foldable()
+            self._ring(b, buffers * self.n, self.order, 0, [0])
+            axis = FoldAxis("ring", self.n, 1, "shift")
+            b.fold = Fold((axis,), np.full((1, len(buffers)), self.block, np.int32))
+        else:
+            for direction, ring in enumerate(self.rings):
+                build = self._chain if self.chain else self._ring
+                build(b, buffers, ring, direction, list(range(self.n)))
+            b.contract = contract(self.problem.op, buffers, self.chunks, self.problem.root)
+        return b.build()
+
+    def _require_foldable(self) -> None:
+        if self.chain or len(self.rings) > 1 or self.order != tuple(range(self.n)):
+            raise Unsupported(
+                "only a one-way ring in rank order can be folded, and no broadcast or reduce",
+                hint="name the ranks in ring order, or leave `folded` off",
+                data={"order": [self.problem.ranks[r] for r in self.order], "op": self.problem.op},
+            )
+
+    def _at(self, position: int, ring: Sequence[int], direction: int, piece: int) -> int:
+        """Chunk of the block that belongs to the rank at a ring position."""
+        return ring[position % self.n] * self.block + direction * self.spans + piece
+
+    def _ring(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], direction: int, positions: Sequence[int]) -> None:
+        n, op = self.n, self.problem.op
+        depth = 1 if self.slices == 1 else 2
+        if self.folded:
+            onward = b.channel(0, 1, depth=depth)
+            channel = [onward] * n
+        else:
+            channel = [b.channel(ring[p], ring[(p + 1) % n], depth=depth) for p in range(n)]
+        for p in positions:
+            rank = ring[p]
+            sender, receiver = b.lane(rank, repeat=self.repeat), b.lane(rank, repeat=self.repeat)
+            reduce_steps = n - 1 if op in ("all-reduce", "reduce-scatter") else 0
+            gather_steps = n - 1 if op in ("all-reduce", "all-gather") else 0
+            lag = -1 if reduce_steps else 0  # where the block sent first stands, relative to the own position
+            arrived: dict[int, StepRef] = {}
+            sent: dict[int, StepRef] = {}
+            for k in range(reduce_steps + gather_steps):
+                for piece in range(self.spans):
+                    out = self._at(p + lag - k, ring, direction, piece)
+                    after = [arrived[out]] if out in arrived else []
+                    sent[out] = sender.send(channel[p], buffers[rank], out, after=after)
+                    into = self._at(p + lag - k - 1, ring, direction, piece)
+                    take = receiver.recv_add if k < reduce_steps else receiver.recv
+                    busy = [sent[into]] if into in sent else []
+                    arrived[into] = take(channel[(p - 1) % n], buffers[rank], into, after=busy)
+
+    def _chain(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], direction: int, positions: Sequence[int]) -> None:
+        """Broadcast: the root's data walks round the ring. Reduce: sums walk towards the root, which comes last."""
+        start = ring.index(self.problem.root)
+        walk = [*ring[start:], *ring[:start]]
+        if self.problem.op == "reduce":
+            walk.reverse()
+        channel = [b.channel(x, y, depth=min(2, self.slices)) for x, y in pairwise(walk)]
+        adds = self.problem.op == "reduce"
+        for i, rank in enumerate(walk):
+            lane, buffer = b.lane(rank, repeat=self.repeat), buffers[rank]
+            for piece in range(self.spans):
+                at = direction * self.spans + piece
+                if i == 0:
+                    lane.send(channel[0], buffer, at)
+                elif i < len(walk) - 1:
+                    (lane.recv_add_send if adds else lane.recv_send)(channel[i - 1], channel[i], buffer, at)
+                else:
+                    (lane.recv_add if adds else lane.recv)(channel[i - 1], buffer, at)

@@ -1,0 +1,135 @@
+"""Packing spanning out-trees into a capacitated digraph (Edmonds' branchings), with multiplicities.
+
+Source: K. Bérczi, A. Frank, "Packing arborescences" (2009); L. C. Lau's and Tarjan's constructions; ForestColl (arXiv 2402.06787)
+section on tree construction.
+Deviations: one batch of equal trees is finished before the next is begun, so that every unfinished batch still consists of its root
+alone and the test network has one node per device plus the source. When only part of a batch can take an edge, the rest
+gives its edges back and returns to its root.
+Invariant: in-capacity(X) >= number of trees that have not entered X, for every non-empty set X of devices, after every step.
+Cost: one flow per tried edge, at most (devices - 1) accepted edges per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from ..errors import CheckFailed
+from .maxflow import CAPACITY_LIMIT, FlowNetwork, _dinic
+
+__all__ = ["TreeBatch", "pack_trees"]
+
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """`count` equal trees: `parent[v]` of every device (root: -1), `order` the devices in the order they joined."""
+
+    root: int
+    count: int
+    parent: NDArray[np.int32]
+    order: NDArray[np.int32]
+
+
+@njit(cache=True, nogil=True)
+def _grow(  # type: ignore[no-untyped-def]
+    ptr, head, rev, capacity, residual, source, source_slot, pending, root, count, unlimited, parent, order, level, cursor, queue, path
+):
+    """Grow one batch of trees from `root`; returns how many of the wanted `count` it became, or -1 when stuck."""
+    nodes = len(pending)
+    for v in range(nodes):
+        parent[v] = -1
+    entry = np.full(nodes, -1, np.int64)  # slot of the edge by which a node joined
+    joined = np.zeros(nodes, np.bool_)
+    scan = np.empty(nodes, np.int64)
+    for v in range(nodes):
+        scan[v] = ptr[v]
+    pending[root] -= count
+    joined[root] = True
+    order[0] = root
+    size = 1
+    others = np.int64(0)
+    for v in range(nodes):
+        others += pending[v]
+        capacity[source_slot[v]] = pending[v]
+    at = 0
+    while size < nodes:
+        if at >= size:
+            return -1
+        x = order[at]
+        gave_back = False
+        while scan[x] < ptr[x + 1] and size < nodes:
+            a = scan[x]
+            y = head[a]
+            if y == source or joined[y] or capacity[a] == 0:
+                scan[x] += 1
+                continue
+            want = min(capacity[a], count)
+            capacity[source_slot[x]] = unlimited
+            for i in range(len(head)):
+                residual[i] = capacity[i]
+            capacity[source_slot[x]] = pending[x]
+            room = _dinic(ptr, head, rev, residual, source, y, others + want, level, cursor, queue, path) - others
+            if room <= 0:
+                scan[x] += 1
+                continue
+            if room < count:
+                gave_back = True
+                back = count - room
+                for v in range(nodes):
+                    if entry[v] >= 0:
+                        capacity[entry[v]] += back
+                pending[root] += back
+                others += back
+                capacity[source_slot[root]] = pending[root]
+                count = room
+                for i in range(size):
+                    scan[order[i]] = ptr[order[i]]
+            capacity[a] -= count
+            entry[y] = a
+            parent[y] = x
+            joined[y] = True
+            order[size] = y
+            size += 1
+            if gave_back:
+                break  # nodes that had no edge left may have one again: look from the root
+        at = 0 if gave_back else at + 1
+    return count
+
+
+def pack_trees(nodes: int, arcs: Mapping[tuple[int, int], int], demand: Mapping[int, int]) -> list[TreeBatch]:
+    """Pack `demand[r]` spanning out-trees rooted at each r so that no arc carries more trees than its capacity.
+
+    Nodes are 0..nodes-1, all to be spanned. Trees grow breadth first, to keep them low.
+    Raises: CheckFailed when an edge cannot be found (the demand exceeds some cut: a defect of the caller).
+    """
+    wide = dict(arcs)
+    for v in range(nodes):
+        wide[nodes, v] = 0
+    network = FlowNetwork.of(nodes + 1, wide)
+    source_slot = network.slots([nodes] * nodes, list(range(nodes)))
+    pending = np.zeros(nodes, np.int64)
+    for r, count in demand.items():
+        pending[r] = count
+    unlimited = min(int(network.capacity.sum() + pending.sum()) + 1, CAPACITY_LIMIT)
+    residual, level = np.empty_like(network.capacity), np.empty(nodes + 1, np.int32)
+    work = tuple(np.empty(nodes + 2, np.int32) for _ in range(3))
+    batches: list[TreeBatch] = []
+    while pending.any():
+        root = int(np.argmax(pending > 0))
+        parent, order = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
+        count = _grow(
+            network.ptr, network.head, network.rev, network.capacity, residual, nodes, source_slot, pending, root, pending[root], unlimited,
+            parent, order, level, *work,
+        )  # fmt: skip
+        if count <= 0:
+            raise CheckFailed(
+                f"tree packing is stuck at root {root} with {int(pending.sum())} trees left",
+                hint="this is a defect of the planner: please report it with the fabric file",
+                data={"root": root, "batches": len(batches)},
+            )
+        batches.append(TreeBatch(root, int(count), parent, order))
+    return batches
