@@ -139,7 +139,9 @@ def _grow(g: _Graph, heads: Sequence[str], blocks: int, taken: set[str]) -> Regi
         splits[name] = Split(len(g.shapes[name]) - 1, blocks)
         shards += [ParamShard(param=p.removeprefix("param:"), axis=0, blocks=blocks) for p in n.inputs[1:]]
         units = gcd(units, width // blocks)
-    inside, rows, row_bias = set(heads), [], []
+    inside = set(heads)
+    rows: list[str] = []
+    row_bias: list[tuple[str, str]] = []
     frontier = _readers_in_order(g, heads)
     while frontier:
         name = frontier.pop(0)

@@ -49,11 +49,11 @@ RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"}
 
 
 def short_name(target: str) -> str:
-    """`aten.linear.default` -> `linear`; `<built-in function getitem>` and `operator.getitem` -> `getitem`."""
+    """`aten.linear.default` -> `linear`; `operator.getitem` -> `getitem`."""
     parts = target.split(".")
     if parts[0] == "aten" and len(parts) > 1:
         return parts[1].rstrip("_")
-    return parts[-1].rstrip("_>")
+    return parts[-1].rstrip("_")
 
 
 def propagate(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:

@@ -1,0 +1,62 @@
+"""`meshwright train plan`: decide how to train a model on a fabric, prove and simulate it, write the plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .frame import Result
+
+HELP = "decide how to train a model on a fabric, and prove it"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs)")
+    parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
+    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
+    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
+    parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
+    parser.add_argument("--loss", default=None, help="cross-entropy (default), mse, output, or module:function")
+    parser.add_argument("--optimizer", default="adamw", help="adamw (default), sgd, or module:function")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--dp", type=int, help="fix the data-parallel degree")
+    parser.add_argument("--tp", type=int, help="fix the tensor-parallel degree")
+    parser.add_argument("--pp", type=int, help="fix the pipeline degree")
+    parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
+    parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
+    parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
+    parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive import plan_training, read_fabric, write_plan
+    from ..errors import UsageError
+    from ..job import Training
+    from ..report.plan_text import plan_document, plan_text
+
+    if (args.model is None) == (args.graph is None):
+        raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
+    if not args.out.resolve().parent.is_dir():
+        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
+    fabric = read_fabric(args.fabric, args.devices)
+    fabric.require_connected()
+    graph = None
+    if args.graph is not None:
+        from ..io.graph_file import read_graph
+
+        graph = read_graph(args.graph)
+    from ..probe.cost_name import load_cost
+
+    job = Training(
+        model=args.model or (graph.model if graph else ""), global_batch=args.global_batch,
+        loss=args.loss or (graph.loss if graph else "cross-entropy"),
+        optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed,
+    )  # fmt: skip
+    plan = plan_training(
+        job, fabric, load_cost(args.cost, fabric), graph=graph, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
+        collective=args.collective, time_limit_s=args.time_limit,
+    )  # fmt: skip
+    write_plan(args.out, plan)
+    return Result(plan_document(plan, path=str(args.out)), plan_text(plan, written=str(args.out)))

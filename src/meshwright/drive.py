@@ -1,0 +1,272 @@
+"""The driver: problem -> decisions -> program -> check -> simulate -> plan. The only place that composes decisions.
+
+    fabric = read_fabric("two-islands")
+    plan = plan_training(Training(model="examples/gpt.py:small", global_batch=32), fabric)
+    write_plan("plan.json", plan)
+
+Order, with reasons:
+1. capture (or read) the operator graph: everything else is arithmetic on it;
+2. layout candidates (decide.layout), ordered by a closed form and cut to a few per combination of degrees: simulation is the judge, but costs;
+3. for each, the collectives it calls (decide.collective), planned once per group of devices, operation and size;
+4. lower to a program, simulate it on the fabric, several placements each: the fastest that fits in memory wins;
+5. for the winner, every collective strategy in turn for each purpose: they share links with the rest of the step, so a schedule that
+   wins alone can lose here;
+6. check the winner with code that shares nothing with the above; only then is it a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .bound import Bound, Certificate
+from .cost import Cost
+from .drive_collectives import CollectivePlanner
+from .drive_layouts import Evaluated, LayoutSearch
+from .errors import Infeasible, UsageError
+from .fabric import Fabric
+from .graph import OpGraph
+from .job import Training
+from .plan import Alternative, CycleEntry, Plan, Prediction
+from .timeline import Timeline
+
+__all__ = ["check", "plan_training", "read_fabric", "read_plan", "roofline_bound", "simulate", "write_plan"]
+
+
+def read_fabric(spec: str, devices: str | None = None) -> Fabric:
+    """A fabric by file name or preset (`two-islands`, `dgx-h100:2`), optionally only some of its devices (`0-3,8`)."""
+    from .io.fabric_name import load_fabric
+
+    return load_fabric(spec, devices)
+
+
+def read_plan(path: str | Path) -> Plan:
+    from .io.plan_file import read_plan as read
+
+    return read(Path(path))
+
+
+def write_plan(path: str | Path, plan: Plan) -> None:
+    from .io.plan_file import write_plan as write
+
+    write(Path(path), plan)
+
+
+def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True) -> Timeline:
+    """Simulates the plan's main program, by default on the fabric it was made for; another fabric takes its devices in order."""
+    from .simulate import simulate_program
+
+    target = fabric_of(plan)
+    where = target if fabric is None else fabric
+    placement = plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks])
+    if len(placement) < plan.main.ranks:
+        raise UsageError(f"the plan needs {plan.main.ranks} devices, fabric {where.name!r} has {len(where.devices)}")
+    return simulate_program(plan.main, where, placement, cost or cost_of(plan), works=works_of(plan), programs=plan.programs, record=record)
+
+
+def check(plan: Plan) -> None:
+    """Raises CheckFailed with a witness unless every checker accepts the plan."""
+    from .check import check_plan
+
+    check_plan(plan, fabric_of(plan)).raise_if_wrong()
+
+
+def fabric_of(plan: Plan) -> Fabric:
+    from .io.fabric_document import fabric_from_document
+
+    return fabric_from_document(dict(plan.target_fabric))
+
+
+def cost_of(plan: Plan) -> Cost:
+    import msgspec
+
+    return msgspec.convert(plan.job["cost"], Cost)
+
+
+def works_of(plan: Plan) -> dict[str, Any]:
+    import msgspec
+
+    from .graph import Work
+
+    return {key: msgspec.convert(value, Work) for key, value in plan.job["works"].items()}
+
+
+def plan_training(
+    job: Training,
+    fabric: Fabric,
+    cost: Cost | None = None,
+    *,
+    graph: OpGraph | None = None,
+    data: int | None = None,
+    tensor: int | None = None,
+    pipeline: int | None = None,
+    microbatch: int | None = None,
+    collective: str = "auto",
+    time_limit_s: float = 120.0,
+    unchecked: bool = False,
+) -> Plan:
+    """Plans a training job on all devices of `fabric`.
+
+    Args:
+        graph: a captured graph; None captures `job.model` (needs torch).
+        data, tensor, pipeline, microbatch: fix some degrees; None leaves them to the search.
+        collective: `auto`, or the name of one collective strategy for every all-reduce.
+        unchecked: skip the final check (for debugging planners only).
+
+    Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
+        limit), CaptureError, CheckFailed (a planner is wrong: please report it).
+    """
+    fabric.require_connected()
+    cost = cost or Cost()
+    if graph is None:
+        from .capture.graph import capture
+
+        graph = capture(job.model, loss=job.loss, seed=job.seed)
+    planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
+    search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s)
+    best, judged = search.best((data, tensor, pipeline, microbatch))
+    if best is None:
+        raise nothing_fits(judged, fabric)
+    best = search.refine_collectives(best)
+    plan = _plan_of(job, fabric, cost, search, best, judged)
+    if not unchecked:
+        check(plan)
+    return plan
+
+
+def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
+    """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
+    over = [e for e in judged if e.timeline is not None]
+    if not over:
+        reasons = sorted({f"{e.candidate.degrees}: {e.why}" for e in judged})
+        return Infeasible(
+            f"no layout of this model uses {len(fabric.devices)} devices: {reasons[0] if reasons else 'no degrees divide the global batch'}",
+            hint="use fewer devices (--devices 0-3), another global batch, or fix the degrees",
+            data={"reasons": reasons[:32]},
+        )
+    closest = min(over, key=lambda e: e.excess_bytes)
+    rank = closest.worst_rank
+    device = fabric.device(closest.placement[rank])
+    need = device.memory_bytes + closest.excess_bytes
+    return Infeasible(
+        f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, with {closest.candidate.degrees}",
+        where=f"device {device.name}",
+        hint=f"devices with memory of {need} bytes, more devices, or a smaller global batch would make it fit",
+        data={"rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees)},
+    )
+
+
+def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int) -> Bound:
+    """No plan can do the step's arithmetic faster than all devices at their peak together."""
+    flops = sum(n.forward.flops + n.backward.flops for n in graph.nodes) * global_batch // graph.batch_size
+    speed = sum(int(d.flops.get(cost.dtype, cost.default_flops)) for d in fabric.devices)
+    data = {"flops": flops, "flops_per_s": speed, "devices": len(fabric.devices), "dtype": cost.dtype}
+    return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
+
+
+def _plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated]) -> Plan:
+    import msgspec
+
+    from .decide.layout import grid, megatron
+    from .io.fabric_document import fabric_document
+    from .io.plan_file import program_hash
+
+    layout, timeline = best.layout, best.recorded()
+    main = program_hash(best.program)
+    cites = {"layout": [c.key for c in (grid.CITE, megatron.CITE)]}
+    decisions: dict[str, Any] = {
+        "layout": {
+            "strategy": "grid",
+            "options": {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline, "microbatch_size": layout.microbatch_size},
+            "why": _why(best, judged),
+            "cite": cites["layout"],
+        },
+        "pipeline": {"strategy": "onefoneb", "options": {"microbatches": layout.microbatches}, "why": "the only schedule so far", "cite": []},
+        "placement": {"strategy": best.placement_name, "options": {}, "why": "fastest of the axis orders tried", "cite": []},
+    }
+    decisions |= search.planner.decisions(best.callees)
+    builtin = msgspec.to_builtins
+    return Plan(
+        kind="training",
+        job={
+            "training": builtin(job),
+            "graph_fingerprint": search.graph.fingerprint(),
+            "parameters": search.graph.parameter_count,
+            "cost": builtin(cost),
+            "works": {key: builtin(work) for key, work in sorted(best.works.items())},
+        },
+        target_fabric=fabric_document(fabric),
+        placement=best.placement,
+        programs={main: best.program, **best.callees},
+        cycle=(CycleEntry(program=main),),
+        decisions=decisions,
+        layout=layout,
+        bound=roofline_bound(search.graph, fabric, cost, job.global_batch),
+        prediction=_prediction(fabric, best, timeline),
+        alternatives=tuple(_alternative(e, best) for e in _ordered(judged) if e is not best and e.identity != best.identity),
+        seed=job.seed,
+        versions={"meshwright": __version__},
+    )
+
+
+def _prediction(fabric: Fabric, best: Evaluated, timeline: Timeline) -> Prediction:
+    from .check.memory import worst_order_peaks
+
+    phases = best.phases(timeline)
+    ranks = len(phases)
+    return Prediction(
+        target_fabric=fabric.name,
+        time_s=timeline.makespan_s,
+        phases_s={name: sum(p[name] for p in phases) / ranks for name in phases[0]},
+        memory_peak_bytes=tuple(timeline.memory_peak_bytes),
+        memory_worst_bytes=tuple(worst_order_peaks(best.inlined.program)),
+        evidence=best.evidence(timeline),
+    )
+
+
+def _ordered(judged: list[Evaluated]) -> list[Evaluated]:
+    return sorted(judged, key=lambda e: (e.timeline is None, e.excess_bytes > 0, e.time_s, str(e.candidate.degrees), e.placement_name))
+
+
+def _alternative(e: Evaluated, best: Evaluated) -> Alternative:
+    what = f"{e.candidate.degrees}, {e.placement_name}" if e.timeline is not None else str(e.candidate.degrees)
+    if e.timeline is None:
+        return Alternative(what=what, why=e.why)
+    peak = max(e.timeline.memory_peak_bytes)
+    if e.excess_bytes > 0:
+        return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=peak, why=f"needs {e.excess_bytes} bytes more than rank {e.worst_rank} has")
+    return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=peak, why=f"{e.time_s / best.time_s:.3f} times the chosen step time")
+
+
+def _why(best: Evaluated, judged: list[Evaluated]) -> str:
+    simulated = [e for e in judged if e.timeline is not None]
+    fitting = [e for e in simulated if e.excess_bytes <= 0]
+    return f"shortest simulated step of {len(fitting)} layouts that fit, {len(simulated)} simulated, {len(judged)} considered"
+
+
+def citations(plan: Plan) -> list[tuple[str, Any]]:
+    """(decision, Cite) of every published method that the plan uses."""
+    from importlib import import_module
+
+    modules = {"layout": ("decide.layout.grid", "decide.layout.megatron")}
+    found = [("layout", import_module(f".{name}", __package__).CITE) for name in modules["layout"]]
+    for name, decision in plan.decisions.items():
+        if name.startswith("collective:"):
+            for strategy in decision["strategy"].split("+"):
+                found.append((name, import_module(f".decide.collective.{strategy}", __package__).CITE))
+        elif name == "pipeline":
+            module = import_module(f".decide.pipeline.{decision['strategy']}", __package__)
+            found += [(name, module.CITE)] if hasattr(module, "CITE") else []
+    return found
+
+
+def options_of_plan(plan: Plan) -> Mapping[str, Any]:
+    """The degrees and strategies of a plan as one flat record, for tables."""
+    layout = plan.layout
+    if layout is None:
+        return {}
+    found: dict[str, Any] = {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline}
+    found |= {"microbatch_size": layout.microbatch_size, "microbatches": layout.microbatches}
+    return found | {name: d["strategy"] for name, d in plan.decisions.items()}

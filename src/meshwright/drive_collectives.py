@@ -1,0 +1,147 @@
+"""The collectives that a training step calls: planned once per group of devices, size and purpose, and remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .cost import Transport
+from .decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem
+from .errors import Unsupported
+from .fabric import Fabric
+from .lowering import AllReduce
+from .program import Program
+
+__all__ = ["CollectivePlanner", "Planned"]
+
+PURPOSES = ("gradient", "tensor", "tied")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A collective, how long it takes alone on the fabric, and what else was tried."""
+
+    plan: CollectivePlan
+    time_s: float
+    tried: tuple[tuple[str, float | None, str], ...]  # (strategy, seconds alone, why not)
+
+
+@dataclass
+class CollectivePlanner:
+    """Plans all-reduces over groups of devices of one fabric. `strategy`: a name for all, or `auto`.
+
+    `chosen[purpose]` overrides the strategy for one purpose ("gradient", "tensor", "tied"); `for_placement` gives the callable
+    that lowering wants for a placement of ranks on devices.
+    """
+
+    fabric: Fabric
+    transport: Transport
+    strategy: str = "auto"
+    seed: int = 0
+    chosen: dict[str, str] = field(default_factory=dict)
+    cache: dict[tuple[tuple[str, ...], int, str], Planned] = field(default_factory=dict)
+    by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
+    problems: dict[tuple[tuple[str, ...], int], dict[str, CollectivePlan | str]] = field(default_factory=dict)
+    hashes: dict[int, str] = field(default_factory=dict)
+
+    def with_choice(self, purpose: str, strategy: str) -> CollectivePlanner:
+        """The same planner (caches are shared) with another strategy for one purpose."""
+        return replace(self, chosen={**self.chosen, purpose: strategy})
+
+    def for_placement(self, placement: tuple[str, ...]) -> Any:
+        def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int) -> AllReduce:
+            return self.all_reduce(purpose, tuple(placement[r] for r in ranks), size_bytes)
+
+        return plan
+
+    def all_reduce(self, purpose: str, devices: tuple[str, ...], size_bytes: int) -> AllReduce:
+        size = -(-max(size_bytes, 4) // 4) * 4
+        strategy = self.chosen.get(purpose, self.strategy)
+        key = (devices, size, strategy)
+        if key not in self.cache:
+            self.cache[key] = self._plan(devices, size, strategy)
+        planned = self.cache[key]
+        program = planned.plan.program
+        name = self._hash(program)
+        self.by_hash.setdefault(name, (purpose, planned))
+        return _bindable(name, program)
+
+    def _hash(self, program: Program) -> str:
+        from .io.plan_file import program_hash
+
+        if id(program) not in self.hashes:
+            self.hashes[id(program)] = program_hash(program)
+        return self.hashes[id(program)]
+
+    def _plan(self, devices: tuple[str, ...], size: int, strategy: str) -> Planned:
+        problem = CollectiveProblem(fabric=self.fabric, op="all-reduce", ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
+        best: Planned | None = None
+        tried: list[tuple[str, float | None, str]] = []
+        for cls in STRATEGIES:
+            name = strategy_name(cls)
+            if strategy not in ("auto", name):
+                continue
+            try:
+                plan = cls(unroll=True).plan(problem, rng=np.random.default_rng(self.seed))
+            except Unsupported as error:
+                tried.append((name, None, error.message))
+                continue
+            time_s = self.alone_s(plan, devices)
+            tried.append((name, time_s, ""))
+            if best is None or time_s < best.time_s:
+                best = Planned(plan, time_s, ())
+        if best is None:
+            raise Unsupported(f"no collective strategy {strategy!r} for these {len(devices)} devices", hint=_reasons(tried), data={"devices": list(devices)})
+        return replace(best, tried=tuple(tried))
+
+    def alone_s(self, plan: CollectivePlan, devices: tuple[str, ...]) -> float:
+        from .cost import Cost
+        from .simulate import simulate_program
+
+        return simulate_program(plan.program, self.fabric, devices, Cost(transport=self.transport), record=False).makespan_s
+
+    def decisions(self, callees: dict[str, Program]) -> dict[str, Any]:
+        """Plan entries for the collectives that a step calls, by purpose and group."""
+        found: dict[str, Any] = {}
+        for name in callees:
+            purpose, planned = self.by_hash[name]
+            key = f"collective:{purpose}"
+            entry = {
+                "strategy": planned.plan.strategy,
+                "options": dict(planned.plan.options),
+                "program": name,
+                "alone_s": planned.time_s,
+                "bound_s": planned.plan.bound.value if planned.plan.bound is not None else None,
+                "tried": [{"strategy": s, "alone_s": t, "why": w} for s, t, w in planned.tried],
+            }
+            if key in found:
+                found[key]["programs"].append(entry)
+            else:
+                found[key] = {"strategy": planned.plan.strategy, "options": dict(planned.plan.options), "why": "", "cite": [], "programs": [entry]}
+        for entry in found.values():
+            names = sorted({p["strategy"] for p in entry["programs"]})
+            entry["strategy"] = "+".join(names)
+            entry["why"] = "shortest simulated step of the strategies tried in place" if len(STRATEGIES) > 1 else "the only strategy"
+        return found
+
+
+def strategy_name(cls: type) -> str:
+    return cls.__name__.lower()
+
+
+def _reasons(tried: list[tuple[str, float | None, str]]) -> str:
+    return "; ".join(f"{name}: {why}" for name, _, why in tried if why) or "known: " + ", ".join(strategy_name(c) for c in STRATEGIES)
+
+
+def _bindable(name: str, program: Program) -> AllReduce:
+    contract = program.contract
+    assert contract is not None, "collective strategies state their contract"
+    buffer_actor = program.buffers.actor
+    local = []
+    for member, (buffer, _, _) in enumerate(contract.inputs):
+        local.append(int((buffer_actor[:buffer] == member).sum()))
+    buffer = contract.inputs[0][0]
+    repeat = int(program.lanes.repeat.max()) if len(program.lanes) else 1
+    return AllReduce(name, program, int(program.buffers.chunks[buffer]) * repeat, tuple(local))

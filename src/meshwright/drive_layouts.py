@@ -1,0 +1,187 @@
+"""The search over layouts: candidates in, simulated and judged candidates out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import permutations
+
+from .breakdown import phase_seconds
+from .cost import Cost
+from .decide.collective import STRATEGIES
+from .decide.layout import Grid, LayoutCandidate, LayoutProblem
+from .decide.pipeline import one_f_one_b_order
+from .drive_collectives import PURPOSES, CollectivePlanner, strategy_name
+from .errors import Unsupported
+from .fabric import Fabric
+from .graph import OpGraph, Work
+from .job import Training
+from .lowering import lower_training, training_works
+from .plan import TrainingLayout
+from .program import Program
+from .program_calls import InlinedProgram, inline, phases
+from .timeline import Timeline
+
+__all__ = ["Evaluated", "LayoutSearch"]
+
+PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
+MAX_SIMULATED = 40
+MAX_PROGRAM_STEPS = 400_000  # larger candidates are left to their closed form unless nothing else is there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A candidate after judgement; without `timeline` it was refused, `why` says why."""
+
+    candidate: LayoutCandidate
+    why: str = ""
+    placement: tuple[str, ...] = ()
+    placement_name: str = ""
+    program: Program | None = None
+    callees: dict[str, Program] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    excess_bytes: int = 0
+    worst_rank: int = 0
+    fabric: Fabric | None = None
+    cost: Cost | None = None
+
+    @property
+    def layout(self) -> TrainingLayout:
+        assert self.candidate.layout is not None
+        return self.candidate.layout
+
+    @property
+    def time_s(self) -> float:
+        return self.timeline.makespan_s if self.timeline is not None else float("inf")
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return (self.candidate.degrees, self.placement)
+
+    @cached_property
+    def inlined(self) -> InlinedProgram:
+        assert self.program is not None
+        return inline(self.program, self.callees)
+
+    def recorded(self) -> Timeline:
+        """The timeline with all spans (the search keeps only totals)."""
+        from .simulate import simulate_program
+
+        assert self.program is not None and self.fabric is not None and self.cost is not None
+        return simulate_program(self.inlined.program, self.fabric, self.placement, self.cost, works=self.works, record=True)
+
+    def phases(self, timeline: Timeline) -> list[dict[str, float]]:
+        return phase_seconds(timeline.spans, phases(self.inlined), self.inlined.program.ranks, timeline.makespan_s)
+
+    def evidence(self, timeline: Timeline) -> dict[str, float]:
+        from .evidence import evidence_of_timeline
+
+        assert self.fabric is not None and self.cost is not None
+        return evidence_of_timeline(timeline, self.inlined.program, self.cost)
+
+
+@dataclass
+class LayoutSearch:
+    job: Training
+    fabric: Fabric
+    cost: Cost
+    graph: OpGraph
+    planner: CollectivePlanner
+    time_limit_s: float = 120.0
+    graphs: dict[int, OpGraph] = field(default_factory=dict)
+
+    def graph_at(self, batch: int) -> OpGraph:
+        from .graph_scale import at_batch
+
+        if batch not in self.graphs:
+            self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
+        return self.graphs[batch]
+
+    def best(self, fixed: tuple[int | None, int | None, int | None, int | None]) -> tuple[Evaluated | None, list[Evaluated]]:
+        """The fastest candidate that fits (None if none does), and everything that was judged."""
+        from .graph_liveness import segment_workspace
+
+        until = time.monotonic() + self.time_limit_s
+        problem = LayoutProblem(graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed)
+        candidates = Grid(workspace=segment_workspace).plan(problem)
+        judged: list[Evaluated] = []
+        seen: dict[tuple[int, int, int], int] = {}
+        simulated = 0
+        for c in candidates:
+            degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline)
+            if c.layout is None:
+                judged.append(Evaluated(candidate=c, why=c.why))
+                continue
+            seen[degrees] = seen.get(degrees, 0) + 1
+            if seen[degrees] > PER_DEGREES or simulated >= MAX_SIMULATED or (simulated and time.monotonic() > until):
+                judged.append(Evaluated(candidate=c, why=f"not simulated: closed form {c.estimate_s:.4g} s is not among the best of its degrees"))
+                continue
+            for name, placement in _placements(c.layout, self.fabric):
+                judged.append(self.evaluate(c, placement, name, self.planner))
+                simulated += 1
+        fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
+        best = min(fitting, key=lambda e: (e.time_s, e.candidate.degrees, e.placement_name), default=None)
+        return best, judged
+
+    def evaluate(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, planner: CollectivePlanner) -> Evaluated:
+        from .simulate import simulate_program
+
+        assert candidate.layout is not None
+        graph = self.graph_at(candidate.layout.microbatch_size)
+        works = training_works(graph, candidate.layout)
+        try:
+            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, planner.for_placement(placement))
+        except Unsupported as error:
+            return Evaluated(candidate=candidate, why=error.message)
+        flat = inline(program, callees).program
+        timeline = simulate_program(flat, self.fabric, placement, self.cost, works=works, record=False)
+        over = [peak - (self.fabric.device(d).memory_bytes or peak) for peak, d in zip(timeline.memory_peak_bytes, placement, strict=False)]
+        worst = max(range(len(over)), key=over.__getitem__)
+        return Evaluated(
+            candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
+            excess_bytes=max(over[worst], 0), worst_rank=worst, fabric=self.fabric, cost=self.cost,
+        )  # fmt: skip
+
+    def refine_collectives(self, best: Evaluated) -> Evaluated:
+        """Tries every collective strategy for every purpose in place, one purpose after the other; keeps what shortens the step."""
+        if self.planner.strategy != "auto":
+            return best
+        planner = self.planner
+        for purpose in PURPOSES:
+            for cls in STRATEGIES:
+                tried = planner.with_choice(purpose, strategy_name(cls))
+                found = self.evaluate(best.candidate, best.placement, best.placement_name, tried)
+                if found.timeline is not None and found.excess_bytes <= 0 and found.time_s < best.time_s * (1 - 1e-9):
+                    best, planner = found, tried
+        return best
+
+
+def _placements(layout: TrainingLayout, fabric: Fabric) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Ranks on devices: every nesting of the axes in device order, innermost first in the name; equal ones once."""
+    sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
+    axes = [a for a in ("tensor", "data", "pipeline") if sizes[a] > 1]
+    seen: set[tuple[str, ...]] = set()
+    for nesting in permutations(axes):
+        placement = _place(layout, fabric, nesting)
+        if placement not in seen:
+            seen.add(placement)
+            yield (" in ".join(nesting) or "single device"), placement
+
+
+def _place(layout: TrainingLayout, fabric: Fabric, nesting: Sequence[str]) -> tuple[str, ...]:
+    sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
+    names = []
+    for rank in range(layout.ranks):
+        pipeline, data, tensor = layout.coordinates(rank)
+        at = {"pipeline": pipeline, "data": data, "tensor": tensor}
+        index, stride = 0, 1
+        for axis in nesting:
+            index += at[axis] * stride
+            stride *= sizes[axis]
+        names.append(fabric.devices[index].name)
+    return tuple(names)
+
+

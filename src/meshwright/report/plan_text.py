@@ -1,0 +1,124 @@
+"""A plan in words and as the document that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..plan import Plan
+from .numbers import bytes_text, seconds_text, share_text
+
+__all__ = ["columns", "explain_text", "plan_document", "plan_text"]
+
+
+def plan_document(plan: Plan, *, path: str = "", alternatives: int | None = None) -> dict[str, Any]:
+    """The plan's decisions and figures, without its programs."""
+    layout, prediction, bound = plan.layout, plan.prediction, plan.bound
+    document: dict[str, Any] = {
+        "schema": "meshwright.train.plan",
+        "version": 1,
+        "path": path,
+        "model": plan.job["training"]["model"],
+        "parameters": plan.job["parameters"],
+        "fabric": plan.target_fabric["name"],
+        "devices": len(plan.placement),
+        "placement": list(plan.placement),
+        "decisions": {k: dict(v) for k, v in plan.decisions.items()},
+        "alternatives": [msgspec.to_builtins(a) for a in plan.alternatives[:alternatives]],
+        "seed": plan.seed,
+    }
+    if layout is not None:
+        document["layout"] = {
+            "data": layout.data,
+            "tensor": layout.tensor,
+            "pipeline": layout.pipeline,
+            "microbatch_size": layout.microbatch_size,
+            "microbatches": layout.microbatches,
+            "global_batch": layout.global_batch,
+        }
+    if prediction is not None:
+        document["prediction"] = msgspec.to_builtins(prediction)
+        document["time_s"] = prediction.time_s
+    if bound is not None:
+        document["bound"] = {**msgspec.to_builtins(bound), "time_s": float(bound)}
+    if prediction is not None and bound is not None and float(bound):
+        document["ratio"] = prediction.time_s / float(bound)
+    return document
+
+
+def plan_text(plan: Plan, *, written: str = "") -> str:
+    """The plan on one screen, at most 80 columns."""
+    layout, prediction = plan.layout, plan.prediction
+    assert layout is not None and prediction is not None
+    training = plan.job["training"]
+    memory = max(prediction.memory_peak_bytes, default=0)
+    worst = max(prediction.memory_worst_bytes, default=0)
+    rows = [
+        ("model", f"{training['model']}, {plan.job['parameters']:,} parameters, loss {training['loss']}, {training['optimizer']}"),
+        ("fabric", f"{plan.target_fabric['name']}, {len(plan.placement)} devices"),
+        ("layout", f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"),
+        ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
+        *((k.replace("collective:", "") + " sum", _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
+        ("step", f"{_bound_line(plan)}"),
+        ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
+        ("memory", f"{bytes_text(memory)} per rank, {bytes_text(worst)} in the worst order"),
+        ("evidence", ", ".join(f"{k} {share_text(v)}" for k, v in prediction.evidence.items() if v > 0)),
+    ]
+    text = "\n".join(_wrapped(name, value) for name, value in rows)
+    return text + (f"\nplan written to {written}" if written else "")
+
+
+def _wrapped(name: str, value: str, width: int = 80) -> str:
+    import textwrap
+
+    return textwrap.fill(value, width, initial_indent=f"{name:<13}", subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False)
+
+
+def _collective(decision: Any) -> str:
+    alone = [p["alone_s"] for p in decision["programs"]]
+    return f"{decision['strategy']}, {seconds_text(max(alone))} alone, {len(alone)} schedule{'s' if len(alone) != 1 else ''}"
+
+
+def _bound_line(plan: Plan) -> str:
+    assert plan.prediction is not None
+    line = f"{seconds_text(plan.prediction.time_s)} predicted"
+    if plan.bound is not None and float(plan.bound):
+        line += f", bound {seconds_text(float(plan.bound))} ({plan.prediction.time_s / float(plan.bound):.2f} times)"
+    rival = next((a for a in plan.alternatives if a.time_s is not None), None)
+    if rival is not None and rival.time_s is not None:
+        line += f"; next best {seconds_text(rival.time_s)}: {rival.what}"
+    return line
+
+
+def explain_text(plan: Plan, *, limit: int) -> str:
+    """Why each decision was taken, and the runners-up with what they lost by."""
+    lines = [plan_text(plan), ""]
+    for name, decision in plan.decisions.items():
+        lines.append(_wrapped(name[:12], f"{decision['strategy']}: {decision['why']}"))
+        for program in decision.get("programs", ()):
+            tried = ", ".join(f"{t['strategy']} {seconds_text(t['alone_s'])}" if t["alone_s"] is not None else f"{t['strategy']}: {t['why']}" for t in program["tried"])
+            lines.append(_wrapped("", f"alone: {tried}"))
+    if plan.bound is not None:
+        data = plan.bound.certificate.data
+        facts = ", ".join(f"{k} {v}" for k, v in data.items())
+        lines.append(_wrapped("bound", f"{seconds_text(float(plan.bound))} by {plan.bound.certificate.kind}: {facts}"))
+    judged = [a for a in plan.alternatives if a.time_s is not None][:limit]
+    if judged:
+        rows = [[a.what, seconds_text(a.time_s or 0.0), bytes_text(a.memory_peak_bytes or 0), a.why] for a in judged]
+        lines += ["", "runners-up", *columns([["layout", "step", "memory", "why not"], *rows])]
+    refused = [a for a in plan.alternatives if a.time_s is None]
+    if refused:
+        lines += ["", f"not simulated ({len(refused)})", *(f"  {a.what}: {a.why}" for a in refused[:limit])]
+    return "\n".join(lines)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as aligned text columns, numbers (cells that start with a digit) to the right."""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    out = []
+    for r in rows:
+        cells = [c.rjust(w) if c[:1].isdigit() and i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))]
+        out.append("  ".join(cells).rstrip())
+    return out
