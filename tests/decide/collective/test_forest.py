@@ -1,0 +1,132 @@
+"""Forests reach the brute-force optimum exactly, on hundreds of random balanced fabrics."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from collective_oracle import all_cuts, balanced_fabric, two_islands
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.decide.collective.forest import Forest, build_forest, smallest_stretch
+from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
+from meshwright.errors import TimeLimit, Unsupported
+from meshwright.fabric import Fabric
+
+
+def brute_force_ratio(fabric: Fabric, weight: dict[str, int]) -> Fraction:
+    ratios = []
+    for inside, leaving in all_cuts(fabric):
+        if any(d.name not in inside for d in fabric.devices) and (here := sum(w for name, w in weight.items() if name in inside)):
+            ratios.append(Fraction(here, leaving))
+    return max(ratios)
+
+
+def assert_sound(forest: Forest, graph: RateGraph) -> None:
+    """Spanning trees over real links, k per weight, no link over U · rate. Written apart from the planner's own test."""
+    load: dict[tuple[int, int], int] = {}
+    per_root = dict.fromkeys(range(graph.ranks), 0)
+    for tree in forest.trees:
+        per_root[tree.root] += tree.units
+        reached = {tree.root}
+        for v in tree.order[1:]:
+            path = tree.paths[v]
+            assert path[0] in reached and path[-1] == v and v not in reached
+            assert len(set(path)) == len(path) and all(node >= graph.ranks for node in path[1:-1])
+            reached.add(v)
+            for hop in pairwise(path):
+                load[hop] = load.get(hop, 0) + tree.units
+        assert reached == set(range(graph.ranks))
+    assert per_root == {r: forest.k * w for r, w in enumerate(forest.weight)}
+    assert all(used <= forest.stretch * graph.arcs[hop] for hop, used in load.items())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 4))
+def test_exact_forests_reach_the_optimum(seed: int, devices: int, switches: int) -> None:
+    fabric = balanced_fabric(np.random.default_rng(seed), devices, switches)
+    graph = rate_graph(fabric, [d.name for d in fabric.devices])
+    forest = build_forest(graph, [1] * devices, max_trees=10**9)
+    assert forest.optimum / graph.unit_Bps == brute_force_ratio(fabric, {d.name: 1 for d in fabric.devices})
+    assert forest.stretch / forest.k == forest.optimum
+    assert_sound(forest, graph)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 3))
+def test_broadcast_forests_reach_the_smallest_cut_from_the_root(seed: int, devices: int, switches: int) -> None:
+    rng = np.random.default_rng(seed)
+    fabric = balanced_fabric(rng, devices, switches)
+    graph = rate_graph(fabric, [d.name for d in fabric.devices])
+    weight = [int(w) for w in rng.integers(0, 3, devices)]
+    weight[int(rng.integers(devices))] = 1
+    forest = build_forest(graph, weight, max_trees=10**9)
+    assert forest.optimum / graph.unit_Bps == brute_force_ratio(fabric, {f"d{i}": w for i, w in enumerate(weight) if w})
+    assert_sound(forest, graph)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 5), st.integers(0, 3), st.integers(1, 4))
+def test_fixed_tree_counts_keep_the_published_guarantee(seed: int, devices: int, switches: int, k: int) -> None:
+    """U/k <= 1/x* + 1/(k · min b); no smaller U works; and the trees exist. Cables only: rounding down keeps switches balanced."""
+    rng = np.random.default_rng(seed)
+    fabric = cables(balanced_fabric(rng, devices, switches))
+    graph = rate_graph(fabric, [d.name for d in fabric.devices])
+    forest = build_forest(graph, [1] * devices, trees=k)
+    assert forest.k == k
+    assert forest.optimum <= forest.stretch / k <= forest.optimum + Fraction(1, k * min(graph.arcs.values()))
+    assert_sound(forest, graph)
+    below = max(Fraction(-(-forest.stretch.numerator * b // forest.stretch.denominator) - 1, b) for b in set(graph.arcs.values()))
+    rounded = {arc: rate * below.numerator // below.denominator for arc, rate in graph.arcs.items()}
+    kept = {arc: rate for arc, rate in rounded.items() if rate}
+    reaches = bool(kept) and all(any(a[1] == v for a in kept) for v in range(devices))
+    if reaches:
+        try:
+            ratio = worst_cut(RateGraph(graph.names, devices, graph.group, kept, 1), [1] * devices).ratio
+        except Exception as error:
+            assert "no path" in str(error)
+        else:
+            assert ratio > Fraction(1, k)
+
+
+def cables(fabric: Fabric) -> Fabric:
+    """Every link gets a twin of equal rate the other way."""
+    from dataclasses import replace
+
+    rates: dict[tuple[str, str], int] = {}
+    for x in fabric.links:
+        for pair in ((x.src, x.dst), (x.dst, x.src)):
+            rates[pair] = rates.get(pair, 0) + x.rate_Bps
+    first = fabric.links[0]
+    return replace(fabric, links=tuple(replace(first, src=u, dst=v, rate_Bps=r) for (u, v), r in sorted(rates.items())))
+
+
+def test_the_two_islands_optimum_is_the_trunk() -> None:
+    graph = rate_graph(two_islands(), ["d0", "d1", "d2", "d3"])
+    forest = build_forest(graph, [1] * 4)
+    assert forest.k == 1 and forest.stretch / graph.unit_Bps == Fraction(2, 25_000_000)
+    assert smallest_stretch(graph, [1] * 4, 1, forest.optimum) == forest.stretch
+
+
+def test_a_dead_line_that_passed_ends_with_a_typed_error() -> None:
+    graph = rate_graph(two_islands(), ["d0", "d1", "d2", "d3"])
+    with pytest.raises(TimeLimit, match="time is up"):
+        build_forest(graph, [1] * 4, deadline=0.0)
+
+
+def test_one_way_rounding_that_unbalances_a_switch_is_refused() -> None:
+    """5 in on one link, 2 + 3 out on two: floor(U b) for few trees no longer balances, so the planner says so."""
+    arcs = {(0, 3): 5, (3, 1): 2, (3, 2): 3, (1, 0): 2, (2, 0): 3}
+    graph = RateGraph(("a", "b", "c", "hub"), 3, (0, 0, 0, 0), arcs, 1)
+    seen = set()
+    for k in range(1, 8):
+        try:
+            assert_sound(build_forest(graph, [1, 1, 1], trees=k), graph)
+            seen.add("packed")
+        except Unsupported as refusal:
+            assert "hub takes in" in str(refusal)
+            seen.add("refused")
+    assert seen == {"packed", "refused"}

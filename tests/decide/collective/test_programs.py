@@ -1,0 +1,161 @@
+"""Every program delivers each contribution exactly once: proved by symbolic execution in random lane orders."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from collective_oracle import assert_delivers, balanced_fabric, bandwidth_time_s, full_mesh, line, two_islands
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring
+from meshwright.decide.collective.ring import ring_order
+from meshwright.errors import UnknownName, Unsupported, UsageError
+from meshwright.fabric import Device, Fabric, Link, Switch
+
+RNG = np.random.default_rng
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("n", range(2, 10))
+@pytest.mark.parametrize("both", [False, True])
+def test_rings_deliver(op: str, n: int, both: bool) -> None:
+    for slices, unroll in ((1, True), (3, True), (3, False), (None, True)):
+        problem = CollectiveProblem.on(full_mesh(n), op, 4 * 1000, root=n - 1)
+        plan = Ring(slices=slices, bidirectional=both, unroll=unroll).plan(problem, rng=RNG(n))
+        assert_delivers(plan.program, RNG(n))
+        assert plan.program.lanes.repeat.max() == (1 if unroll else plan.options["slices"])
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 3), st.sampled_from(OPERATIONS), st.sampled_from([1, 2, 5]), st.booleans())
+def test_forests_deliver_at_the_speed_they_promise(seed: int, devices: int, switches: int, op: str, pieces: int, unroll: bool) -> None:
+    rng = np.random.default_rng(seed)
+    fabric = balanced_fabric(rng, devices, switches)
+    root = int(rng.integers(devices))
+    exact = CollectiveProblem.on(fabric, op, 4, root=root)
+    plan = ForestColl(pieces=pieces, unroll=unroll, max_trees=10**9).plan(exact, rng=rng)
+    chunks = plan.program.contract.outputs[root][2] * (len(exact.ranks) if op == "reduce-scatter" else 1)
+    size = 4 * chunks * (1 if unroll else pieces)
+    problem = CollectiveProblem.on(fabric, op, size, root=root)  # a size without padding, so that times are exact
+    plan = ForestColl(pieces=pieces, unroll=unroll, max_trees=10**9).plan(problem, rng=rng)
+    assert_delivers(plan.program, rng)
+    assert plan.notes["exact"]
+    took = bandwidth_time_s(plan.program, fabric, problem.ranks)
+    assert took <= Fraction(plan.notes["bandwidth_time_s"])
+    assert plan.bound is not None
+    if op != "all-reduce":
+        assert took == plan.bound.exact
+    else:
+        assert plan.bound.exact <= took
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_partial_allocations_use_only_their_own_devices_when_they_can(op: str) -> None:
+    problem = CollectiveProblem(fabric=two_islands(3), op=op, ranks=("d4", "d1", "d3"), size_bytes=1200)
+    plan = ForestColl().plan(problem, rng=RNG(0))
+    assert plan.options["relay"] is False
+    assert_delivers(plan.program, RNG(1))
+    through = {name for route in plan.program.channels.routes for name in route[1:-1]}
+    assert not through & {d.name for d in problem.fabric.devices}
+
+
+def test_devices_outside_the_collective_relay_only_where_there_is_no_other_way() -> None:
+    problem = CollectiveProblem(fabric=line(4), op="all-gather", ranks=("d0", "d3"), size_bytes=80)
+    plan = ForestColl().plan(problem, rng=RNG(0))
+    assert plan.options["relay"] is True
+    assert_delivers(plan.program, RNG(1))
+    assert bandwidth_time_s(plan.program, problem.fabric, problem.ranks) == plan.bound.exact
+
+
+def test_routes_are_pinned_only_where_the_fabric_would_go_another_way() -> None:
+    plan = ForestColl().plan(CollectiveProblem.on(two_islands(), "all-reduce", 1 << 20), rng=RNG(0))
+    assert plan.program.channels.routes == () and (plan.program.channels.route == -1).all()
+    cables = [("a", "s", 100), ("b", "s", 100), ("a", "t", 100), ("b", "t", 100)]
+    planes = Fabric(
+        name="planes",
+        devices=(Device(name="a"), Device(name="b")),
+        switches=(Switch(name="s"), Switch(name="t")),
+        links=tuple(Link(src=x, dst=y, rate_Bps=r) for u, v, r in cables for x, y in ((u, v), (v, u))),
+    )
+    problem = CollectiveProblem.on(planes, "all-gather", 8000)
+    plan = ForestColl(pieces=1).plan(problem, rng=RNG(0))
+    assert {route[1] for route in plan.program.channels.routes} == {"t"}  # the other plane is the default route
+    assert bandwidth_time_s(plan.program, planes, problem.ranks) == plan.bound.exact
+
+
+@pytest.mark.parametrize("strategy", [Ring(), ForestColl()])
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_one_in_place_buffer_per_rank_with_equal_chunks(strategy: Ring | ForestColl, op: str) -> None:
+    problem = CollectiveProblem.on(two_islands(), op, 4 * 999, root=2)
+    program = strategy.plan(problem, rng=RNG(0)).program
+    assert program.buffers.actor.tolist() == [0, 1, 2, 3]
+    assert len(set(program.buffers.chunks.tolist())) == 1
+    chunks, chunk_bytes = int(program.buffers.chunks[0]), int(program.buffers.chunk_bytes[0])
+    assert chunks * chunk_bytes >= problem.size_bytes > (chunks * (chunk_bytes - 4))
+    assert program.contract is not None and program.contract.op == op
+    own = chunks // 4
+    for r, ((_, a, b), (_, c, d)) in enumerate(zip(program.contract.inputs, program.contract.outputs, strict=True)):
+        assert (a, b) == ((r * own, own) if op == "all-gather" else (0, chunks))
+        assert (c, d) == ((r * own, own) if op == "reduce-scatter" else (0, chunks))
+
+
+def test_ring_order_keeps_islands_together() -> None:
+    """Ranks interleaved over two islands: a good ring crosses the trunk once each way."""
+    problem = CollectiveProblem(fabric=two_islands(4), op="all-reduce", ranks=("d0", "d4", "d1", "d5", "d2", "d6", "d3", "d7"), size_bytes=800)
+    order = ring_order(problem, RNG(0))
+    side = [int(problem.ranks[r][1:]) // 4 for r in order]
+    assert sum(a != b for a, b in zip(side, side[1:] + side[:1], strict=True)) == 2
+    plan = Ring().plan(problem, rng=RNG(0))
+    assert bandwidth_time_s(plan.program, problem.fabric, problem.ranks) == Fraction(2 * 7 * 100, 25_000_000)
+
+
+def test_ring_order_finds_the_wide_links_of_a_mesh() -> None:
+    """A Hamiltonian cycle of fast links hidden in a slow full mesh, in shuffled device order."""
+    rng = RNG(3)
+    cycle = [int(x) for x in rng.permutation(8)]
+    fast = {frozenset(pair) for pair in zip(cycle, cycle[1:] + cycle[:1], strict=True)}
+    mesh = full_mesh(8, 100)
+    links = tuple(Link(src=x.src, dst=x.dst, rate_Bps=1000 if frozenset((int(x.src[1:]), int(x.dst[1:]))) in fast else 100) for x in mesh.links)
+    problem = CollectiveProblem.on(Fabric(name="hidden", devices=mesh.devices, links=links), "all-reduce", 8000)
+    found = Ring().plan(problem, rng=rng)
+    assert bandwidth_time_s(found.program, problem.fabric, problem.ranks) <= Fraction(2 * 7 * 1000, 100)
+    order = found.options["order"]
+    assert {frozenset(pair) for pair in zip(order, order[1:] + order[:1], strict=True)} == fast
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        ({"op": "all-to-none"}, UnknownName),
+        ({"ranks": ("d0",)}, UsageError),
+        ({"ranks": ("d0", "d9")}, UnknownName),
+        ({"ranks": ("d0", "d1", "d0")}, UsageError),
+        ({"size_bytes": 0}, UsageError),
+        ({"size_bytes": 6}, UsageError),
+        ({"root": 4}, UsageError),
+        ({"element_bytes": 0}, UsageError),
+        ({"time_limit_s": 0.0}, UsageError),
+    ],
+)
+def test_problems_that_make_no_sense_are_refused(bad: dict[str, object], what: type[Exception]) -> None:
+    with pytest.raises(what):
+        CollectiveProblem(**{"fabric": two_islands(), "op": "all-reduce", "ranks": ("d0", "d1", "d2", "d3"), "size_bytes": 64, **bad})
+
+
+@pytest.mark.parametrize(
+    "strategy", [Ring(slices=0), Ring(order=(0, 1, 1, 3)), ForestColl(trees=0), ForestColl(pieces=0), ForestColl(max_trees=0), ForestColl(max_pieces=0)]
+)
+def test_options_that_make_no_sense_are_refused(strategy: Ring | ForestColl) -> None:
+    with pytest.raises(UsageError):
+        strategy.plan(CollectiveProblem.on(two_islands(), "all-reduce", 64), rng=RNG(0))
+
+
+def test_folding_a_ring_out_of_rank_order_is_refused() -> None:
+    problem = CollectiveProblem(fabric=two_islands(), op="all-reduce", ranks=("d0", "d2", "d1", "d3"), size_bytes=64)
+    with pytest.raises(Unsupported, match="rank order"):
+        Ring(folded=True).plan(problem, rng=RNG(0))
+    with pytest.raises(Unsupported, match="broadcast"):
+        Ring(folded=True).plan(CollectiveProblem.on(two_islands(), "broadcast", 64), rng=RNG(0))
