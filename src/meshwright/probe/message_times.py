@@ -1,0 +1,128 @@
+"""Message times between the ranks of an initialised process group, measured by all of them together.
+
+Runs in the calibration's own workers and, at the start of a run, in its ranks; torch.distributed must be initialised with gloo on the
+default group, one intra-op thread. Messages go as in the executor: receives are posted ahead, sends do not block, each work is
+waited for once.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["MessageTimes", "reference_s"]
+
+FIRST_TAG = 1 << 20  # above the tags of any program
+
+
+class MessageTimes:
+    """`run()` returns this rank's part; `meshwright.probe.transport.calibration_of` makes a calibration of all ranks' parts.
+
+    Collective: every rank of the default group must call it at the same point.
+    """
+
+    def __init__(self, *, sizes: Sequence[int], budget_s: float, batches: int) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.group: Any = dist.group.WORLD
+        self.sizes, self.budget_s, self.batches = list(sizes), budget_s, batches
+        self.tag = FIRST_TAG
+
+    def run(self) -> dict[str, Any]:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            dist.barrier()
+            part: dict[str, Any] = {"reference_s": reference_s(), "add_s_per_byte": self.add_rate(), "sizes": self.sizes}
+            part["ring"] = [self.measure(self.ring, size) for size in self.sizes]
+            part["pingpong"] = [self.measure(self.pingpong, size) for size in self.sizes[::2]]
+            dist.barrier()
+            return part
+        finally:
+            if collecting:
+                gc.enable()
+
+    def ring(self, size: int) -> Callable[[int], None]:
+        """n rounds in which everybody sends to the next rank and receives from the one before, two receives posted ahead."""
+        outgoing = torch.zeros(size, dtype=torch.uint8)
+        slots = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+        after, before, tag, group = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self.tag, self.group
+
+        def rounds(n: int) -> None:
+            posted = [group.recv([slots[i]], before, tag) for i in range(min(2, n))]
+            for i in range(n):
+                sent = group.send([outgoing], after, tag)
+                posted[i].wait()
+                if i + 2 < n:
+                    posted.append(group.recv([slots[i % 2]], before, tag))
+                sent.wait()
+
+        return rounds
+
+    def pingpong(self, size: int) -> Callable[[int], None]:
+        """n one-way messages between ranks 0 and 1, by turns; the others do nothing."""
+        outgoing, incoming, tag = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8), self.tag
+        group = self.group
+
+        def rounds(n: int) -> None:
+            if self.rank > 1:
+                return
+            peer = 1 - self.rank
+            for i in range(n):
+                if i % 2 == self.rank:
+                    group.send([outgoing], peer, tag).wait()
+                else:
+                    group.recv([incoming], peer, tag).wait()
+
+        return rounds
+
+    def measure(self, make: Callable[[int], Callable[[int], None]], size: int) -> dict[str, float]:
+        """Median over batches of wall and CPU seconds per message round; the number of rounds is agreed by all ranks.
+
+        Untimed rounds before each batch bring the ranks together: those leaving a barrier are up to a quota period apart.
+        """
+        self.tag += 1
+        rounds = make(size)
+        dist.barrier()
+        rounds(2)
+        begin = time.perf_counter()
+        rounds(4)
+        guess = torch.tensor([(time.perf_counter() - begin) / 4], dtype=torch.float64)
+        dist.all_reduce(guess, op=dist.ReduceOp.MAX)
+        n = max(2, min(1000, int(self.budget_s / self.batches / max(float(guess), 1e-6)) // 2 * 2))
+        wall, cpu = [], []
+        for _ in range(self.batches):
+            rounds(2)
+            begin, used = time.perf_counter(), time.process_time()
+            rounds(n)
+            wall.append((time.perf_counter() - begin) / n)
+            cpu.append((time.process_time() - used) / n)
+        return {"wall_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "rounds": n}
+
+    def add_rate(self) -> float:
+        """CPU seconds per byte of adding a received fp32 array to a local one, larger than the second-level cache."""
+        a, b = torch.zeros(2**20), torch.ones(2**20)
+        samples = []
+        for _ in range(9):
+            begin = time.thread_time()
+            a.add_(b)
+            samples.append((time.thread_time() - begin) / (4 * 2**20))
+        return statistics.median(samples)
+
+
+def reference_s(repeats: int = 25) -> float:
+    """Median CPU seconds of a fixed piece of work: a product that fits the caches and a pass over memory that does not."""
+    a, b = torch.ones(256, 512), torch.ones(512, 512)
+    c = torch.ones(2**20)
+    samples = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        torch.mm(a, b)
+        torch.tanh(c)
+        samples.append(time.thread_time() - begin)
+    return statistics.median(samples)
