@@ -62,15 +62,20 @@ class _Body:
 
 
 @dataclass
-class _Instance:
-    """One call by one member: where each of its callee lanes starts, and what its local buffers are bound to."""
+class _Site:
+    """All calls of one callee by one member on one communicator, in order: they share lanes, one per callee lane."""
 
-    call_step: int
+    actor: int
+    comm: int
+    callee: int
     body: _Body
-    lane_keys: list[tuple[int, int, int, int]]
-    offsets: list[int]
-    buffer_of: I32
-    base_of: I32
+    steps: list[int]  # the caller's call steps
+    buffer_of: list[I32]  # per call: what the callee's local buffers are bound to ...
+    base_of: list[I32]  # ... and from which chunk on
+    first_lane: int = 0  # number of its first lane among all comm lanes
+
+    def lane_length(self, lane: int) -> int:
+        return len(self.body.lanes[lane]) * len(self.steps)
 
 
 def inline(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
@@ -95,16 +100,11 @@ class _Inliner:
             self.callees.append(programs[name])
             _refuse_unsupported(programs[name], name)
         self.bodies: dict[tuple[int, int], _Body] = {}
-        self.lane_number: dict[tuple[int, int, int, int], int] = {}  # (actor, comm, callee, callee lane) -> comm lane
-        self.lane_actor: list[int] = []
-        self.lane_body: list[_LaneBody] = []
-        self.lane_length: list[int] = []
-        self.lane_comm: list[int] = []
+        self.sites: dict[tuple[int, int, int], _Site] = {}
         self.channel_base: dict[tuple[int, int], tuple[int, int]] = {}
         self.channels: list[Channels] = [program.channels]
         self.scratch: dict[tuple[int, int, int], tuple[I32, I32]] = {}
         self.new_buffers: list[dict[str, Any]] = []
-        self.instances: list[_Instance] = []
 
     def run(self) -> InlinedProgram:
         caller = self.caller
@@ -118,13 +118,16 @@ class _Inliner:
         for step in np.flatnonzero(is_call):
             self.enter(int(step), int(caller.lanes.actor[lane_of[step]]))
         total = int(width.sum())
-        base = total + np.concatenate([[0], np.cumsum(self.lane_length)]).astype(np.int64)
-        steps, origin, comm = self.fill(first, last, is_call, base, total)
-        lanes = self.lanes(first, last, base, total)
-        buffers = self.buffers(last)
+        lengths: list[int] = []
+        for site in self.sites.values():
+            site.first_lane = len(lengths)
+            lengths += [site.lane_length(j) for j in range(len(site.body.lanes))]
+        base = total + np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        steps, origin, comm = self.fill(first, last, is_call, base)
         merged = replace(
-            caller, lanes=lanes, steps=steps, channels=_join_channels(self.channels), buffers=buffers, calls=Calls.none(), contract=caller.contract
-        )
+            caller, lanes=self.lanes(first, base, total), steps=steps, channels=_join_channels(self.channels), buffers=self.buffers(last),
+            calls=Calls.none(),
+        )  # fmt: skip
         return InlinedProgram(merged, origin, comm)
 
     # ---- pass 1: where everything goes -------------------------------------------------------------------------
@@ -141,20 +144,10 @@ class _Inliner:
         body = self.body(callee, member)
         self.open_channels(comm, callee)
         buffer_of, base_of = self.bind(step, call, comm, callee, member, body)
-        keys, offsets = [], []
-        for j, lane in enumerate(body.lanes):
-            key = (actor, comm, callee, j)
-            if key not in self.lane_number:
-                self.lane_number[key] = len(self.lane_actor)
-                self.lane_actor.append(actor)
-                self.lane_body.append(lane)
-                self.lane_length.append(0)
-                self.lane_comm.append(comm)
-            number = self.lane_number[key]
-            keys.append(key)
-            offsets.append(self.lane_length[number])
-            self.lane_length[number] += len(lane)
-        self.instances.append(_Instance(step, body, keys, offsets, buffer_of, base_of))
+        site = self.sites.setdefault((actor, comm, callee), _Site(actor, comm, callee, body, [], [], []))
+        site.steps.append(step)
+        site.buffer_of.append(buffer_of)
+        site.base_of.append(base_of)
 
     def body(self, callee: int, member: int) -> _Body:
         if (callee, member) not in self.bodies:
@@ -211,25 +204,23 @@ class _Inliner:
         return np.array(numbers, np.int32), free
 
     # ---- pass 2: fill the columns ------------------------------------------------------------------------------
-    def fill(self, first: I32, last: I32, is_call: Any, base: Any, total: int) -> tuple[Steps, I32, I32]:
+    def fill(self, first: I32, last: I32, is_call: Any, base: Any) -> tuple[Steps, I32, I32]:
         s = self.caller.steps
-        n = total + int(sum(self.lane_length))
+        n = int(base[-1])
         columns = {name: np.full(n, -1, np.int32) for name in ("op", "chan_in", "chan_out", "src_buffer", "dst_buffer", "size")}
         columns |= {name: np.zeros(n, np.int32) for name in ("kind", "parts", "src_chunk", "dst_chunk", "count")}
         origin, comm = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
         for name, column in columns.items():
             column[first] = getattr(s, name)
         origin[first] = origin[last] = np.arange(len(s), dtype=np.int32)
-        enters = first[is_call]
-        for at in (enters, last[is_call]):
+        for at in (first[is_call], last[is_call]):
             columns["kind"][at] = Kind.NOP
             columns["op"][at] = -1
             comm[at] = self.caller.calls.comm[s.op[is_call]]
         # after edges as (step, on, lag) triples, sorted by step at the end
-        owner = np.repeat(first, np.diff(s.after_ptr))
-        edges = [(owner, last[s.after_step], s.after_lag)]
-        for instance in self.instances:
-            edges += self.fill_instance(instance, columns, origin, comm, first, last, base)
+        edges = [(np.repeat(first, np.diff(s.after_ptr)), last[s.after_step], s.after_lag)]
+        for site in self.sites.values():
+            edges += self.fill_site(site, columns, origin, comm, first, last, base)
         step = np.concatenate([e[0] for e in edges])
         order = np.argsort(step, kind="stable")
         ptr = np.zeros(n + 1, np.int32)
@@ -238,44 +229,51 @@ class _Inliner:
         after_lag = np.concatenate([e[2] for e in edges])[order].astype(np.int32)
         return Steps(after_ptr=ptr, after_step=after_step, after_lag=after_lag, **columns), origin, comm
 
-    def fill_instance(
-        self, x: _Instance, columns: dict[str, I32], origin: I32, comm: I32, first: I32, last: I32, base: Any
+    def fill_site(
+        self, x: _Site, columns: dict[str, I32], origin: I32, comm: I32, first: I32, last: I32, base: Any
     ) -> list[tuple[Any, Any, Any]]:
-        enter, leave = int(first[x.call_step]), int(last[x.call_step])
-        starts = [int(base[self.lane_number[key]]) + offset for key, offset in zip(x.lane_keys, x.offsets, strict=True)]
-        start_of = np.array(starts, np.int64)
+        """The lanes of a site: each callee lane's body once per call. Returns their `after` edges."""
+        calls = np.array(x.steps)
+        k = np.arange(len(calls))
+        buffer_of, base_of = np.stack(x.buffer_of), np.stack(x.base_of)
+        channel, set_base = self.channel_base[x.comm, x.callee]
         edges: list[tuple[Any, Any, Any]] = []
-        channel, set_base = self.channel_base[x.lane_keys[0][1], x.lane_keys[0][2]] if x.lane_keys else (0, 0)
-        for key, start, body in zip(x.lane_keys, starts, x.body.lanes, strict=True):
-            at = slice(start, start + len(body))
+        starts = [int(base[x.first_lane + j]) for j in range(len(x.body.lanes))]
+        lengths = np.array([len(body) for body in x.body.lanes])
+        for start, body in zip(starts, x.body.lanes, strict=True):
+            size = len(body)
+            at = slice(start, start + size * len(calls))
             for name in _TEXT_COLUMNS:
-                columns[name][at] = body.columns[name]
+                columns[name][at] = np.tile(body.columns[name], len(calls))
             for name, flag in (("chan_in", Part.IN_SET), ("chan_out", Part.OUT_SET)):
                 theirs = body.columns[name]
                 shift = np.where(body.columns["parts"] & flag, set_base, channel)
-                columns[name][at] = np.where(theirs >= 0, theirs + shift, -1)
+                columns[name][at] = np.tile(np.where(theirs >= 0, theirs + shift, -1), len(calls))
             for side, local in (("src", body.src_local), ("dst", body.dst_local)):
-                has = local >= 0
-                columns[f"{side}_buffer"][at] = np.where(has, x.buffer_of[np.maximum(local, 0)], -1)
-                columns[f"{side}_chunk"][at] = np.where(has, columns[f"{side}_chunk"][at] + x.base_of[np.maximum(local, 0)], 0)
-            origin[at] = x.call_step
-            comm[at] = key[1]
-            edges.append((np.array([start]), np.array([enter]), np.array([0])))
-            edges.append((np.array([leave]), np.array([start + len(body) - 1]), np.array([0])))
+                has, mine = local >= 0, np.maximum(local, 0)
+                columns[f"{side}_buffer"][at] = np.where(has, buffer_of[:, mine], -1).ravel()
+                columns[f"{side}_chunk"][at] = np.where(has, body.columns[f"{side}_chunk"] + base_of[:, mine], 0).ravel()
+            origin[at] = np.repeat(calls, size)
+            comm[at] = x.comm
+            heads = start + k * size
+            edges.append((heads, first[calls], np.zeros(len(calls), np.int32)))
+            edges.append((last[calls], heads + size - 1, np.zeros(len(calls), np.int32)))
             if len(body.after_lane):
-                owner = np.repeat(np.arange(start, start + len(body)), np.diff(body.after_ptr))
-                edges.append((owner, start_of[body.after_lane] + body.after_position, np.zeros(len(owner), np.int32)))
+                owner = np.repeat(np.arange(size), np.diff(body.after_ptr))
+                on = np.array(starts)[body.after_lane] + body.after_position
+                step = (heads[:, None] + owner).ravel()
+                edges.append((step, (on + k[:, None] * lengths[body.after_lane]).ravel(), np.zeros(len(step), np.int32)))
         return edges
 
-    def lanes(self, first: I32, last: I32, base: Any, total: int) -> Lanes:
+    def lanes(self, first: I32, base: Any, total: int) -> Lanes:
         la = self.caller.lanes
         ends = np.concatenate([first, [total]])
-        bodies = self.lane_body
+        bodies = [(site.actor, body) for site in self.sites.values() for body in site.body.lanes]
         return Lanes(
-            actor=_cat(la.actor, self.lane_actor),
-            unit=_cat(la.unit, [x.unit for x in bodies]),
+            actor=_cat(la.actor, [actor for actor, _ in bodies]),
+            unit=_cat(la.unit, [body.unit for _, body in bodies]),
             repeat=_cat(la.repeat, [1] * len(bodies)),
-            role=_cat(la.role, [x.role for x in bodies]),
+            role=_cat(la.role, [body.role for _, body in bodies]),
             start=_cat(ends[la.start], base[:-1]),
             end=_cat(ends[la.end], base[1:]),
         )
