@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Storage", "Work"]
+__all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work"]
 
 SCHEMA = "meshwright.graph"
 VERSION = 1
@@ -94,6 +94,18 @@ class JointNode(_Record, frozen=True, kw_only=True):
     causal: bool = False  # attention with a causal mask; its flops are counted in full
 
 
+class Scaling(_Record, frozen=True, kw_only=True):
+    """How the graph's sizes change with the batch: integer number `index[i]` of its document grows by `slope[i]` per row.
+
+    Integers are numbered in the order of the JSON document without its `scaling` (booleans are not integers); there are `integers`
+    of them. Made from captures at two batch sizes; `meshwright.graph_scale.at_batch` applies it.
+    """
+
+    integers: int
+    index: tuple[int, ...]
+    slope: tuple[int, ...]
+
+
 class OpGraph(_Record, frozen=True, kw_only=True):
     schema: str = SCHEMA
     version: int = VERSION
@@ -109,6 +121,8 @@ class OpGraph(_Record, frozen=True, kw_only=True):
     storages: tuple[Storage, ...] = ()
     joint_storages: tuple[Storage, ...] = ()
     outputs: tuple[str, ...] = ()  # value names; the first is the loss
+    gradients: dict[str, str] = {}  # parameter -> name of the joint value that is its gradient
+    scaling: Scaling | None = None  # for other batch sizes; None: capture again
     notes: tuple[str, ...] = ()  # why a fallback was taken, operators without a flop formula, ...
 
     @property

@@ -12,9 +12,7 @@ but not be cut.
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +21,9 @@ from torch import fx, nn
 
 from meshwright.errors import CaptureError, MeshwrightError
 
+from .diagnose import Refusal, diagnose, quiet
 from .losses import Objective
-from .resolve import ModelSource, build_model, user_code, user_location
+from .resolve import ModelSource, build_model
 from .torch_private import fake_attributes, fake_like, fake_mode
 
 __all__ = ["OPAQUE", "TracedForward", "build_objective", "trace_forward", "trace_objective"]
@@ -56,6 +55,8 @@ class TracedForward:
     method: str = "export"  # or "opaque"
     notes: tuple[str, ...] = ()
     mode: Any = field(default=None, repr=False)  # the fake mode its tensors live in; None if they are real
+    refusal: Refusal | None = None  # why export did not work
+    exported: Any = field(default=None, repr=False)  # torch.export.ExportedProgram
 
     def value(self, name: str) -> torch.Tensor:
         """The tensor of a parameter, buffer or input by value name."""
@@ -119,32 +120,15 @@ def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mod
     except MeshwrightError:
         raise
     except Exception as error:
-        check_user_code(objective, source, error)
-        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {describe_failure(error, source.name)}"))
+        refusal = diagnose(objective, source, mode, error)
+        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {refusal}"), refusal)
     graph, names, buffers = _with_value_names(exported, objective)
     graph_module = fx.GraphModule(objective, graph, "Forward")
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return TracedForward(
         graph_module=graph_module, placeholders=names, nodes=tuple(n.name for n in calls), buffers=buffers, notes=source.notes,
-        module_paths={n.name: module_path(n.meta) for n in calls}, **common,
+        exported=exported,         module_paths={n.name: module_path(n.meta) for n in calls}, **common,
     )  # fmt: skip
-
-
-def check_user_code(objective: Objective, source: ModelSource, error: Exception) -> None:
-    """Tells a wrong module from one that export cannot handle: a module that fails by shapes alone fails here too."""
-    if isinstance(error, (AttributeError, TypeError, NameError, KeyError, IndexError, ImportError, ZeroDivisionError, NotImplementedError)):
-        place = source.name.rpartition(":")[0]
-        where = user_location(error, place)
-        if where and "torch/" not in where:
-            with user_code(source.name, place):
-                raise error
-
-
-def describe_failure(error: Exception, model: str) -> str:
-    """`operator (Error: message) at file:line` from an export failure."""
-    where = user_location(error, model.rpartition(":")[0])
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}" + (f" at {where}" if where else "")
 
 
 def module_path(meta: Mapping[str, Any]) -> str:
@@ -154,20 +138,6 @@ def module_path(meta: Mapping[str, Any]) -> str:
         return ""
     path = str(list(stack.values())[-1][0])
     return path.removeprefix("L['self'].").removeprefix("model.") if path != "model" else ""
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Export and AOTAutograd warn about things that are normal here."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _named(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, tuple[str, ...]]]:
@@ -190,7 +160,8 @@ def _with_value_names(exported: Any, objective: Objective) -> tuple[fx.Graph, tu
     first = {id(p): name for name, p in reversed(list(objective.named_parameters(remove_duplicate=False)))}
     first |= {id(b): name for name, b in reversed(list(kept.items()))}
     buffers: dict[str, torch.Tensor] = {}
-    graph = exported.graph
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(exported.graph, {}))
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     seen: dict[str, fx.Node] = {}
     user = 0
@@ -219,7 +190,7 @@ def _strip(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def _opaque(objective: Objective, common: dict[str, Any], notes: tuple[str, ...]) -> TracedForward:
+def _opaque(objective: Objective, common: dict[str, Any], notes: tuple[str, ...], refusal: Refusal | None = None) -> TracedForward:
     """One node that runs the objective with the given parameters, buffers and inputs."""
     parameters: Mapping[str, torch.Tensor] = common["parameters"]
     buffers = {_strip(n): b for n, b in objective.named_buffers()}
@@ -234,7 +205,7 @@ def _opaque(objective: Objective, common: dict[str, Any], notes: tuple[str, ...]
     graph.output((call,))
     return TracedForward(
         graph_module=fx.GraphModule({}, graph, "Opaque"), placeholders=tuple(values), nodes=(OPAQUE,), module_paths={OPAQUE: ""},
-        buffers=buffers, method="opaque", notes=notes, **common,
+        buffers=buffers, method="opaque", notes=notes, refusal=refusal, **common,
     )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["FakeTensorMode", "fake_like", "fake_mode", "joint_graph", "storage_key"]
+__all__ = [
+    "DispatchRecorder", "FakeTensorMode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph", "storage_key",
+]  # fmt: skip
 
 
 def _fake_tensor_mode() -> Any:
@@ -47,6 +49,34 @@ def joint_graph(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[Any]:
 
     with contextlib.ExitStack() as stack, torch.fx.traceback.preserve_node_meta():
         yield aot_export_joint_with_descriptors(stack, module, inputs)
+
+
+def make_fx_graph(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.Graph:
+    """The ATen calls of `function(*inputs)` on fake inputs, with their values in `meta["val"]`."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, _allow_non_fake_inputs=True)(*inputs).graph
+
+
+def _dispatch_mode() -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+class DispatchRecorder(_dispatch_mode()):  # type: ignore[misc]
+    """Calls `before(operator)` before and `seen(operator, args, kwargs, result)` after every ATen call inside it, backward included."""
+
+    def __init__(self, seen: Callable[[Any, Any, Any, Any], None], before: Callable[[Any], None] | None = None) -> None:
+        super().__init__()
+        self.seen, self.before = seen, before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.before is not None:
+            self.before(func)
+        result = func(*args, **(kwargs or {}))
+        self.seen(func, args, kwargs or {}, result)
+        return result
 
 
 def fake_attributes(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:

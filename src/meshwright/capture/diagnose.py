@@ -1,0 +1,77 @@
+"""Says which operator a capture failed on, and where: file and line in the user's code, and the module that was running."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .resolve import ModelSource, user_location
+from .torch_private import DispatchRecorder
+
+__all__ = ["Refusal", "diagnose", "module_in", "quiet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a module could not be traced. `operator` is "" when torch's error does not say."""
+
+    operator: str
+    where: str
+    module: str
+    message: str
+
+    def __str__(self) -> str:
+        operator = f"operator {self.operator}" if self.operator else "an operator"
+        return f"{operator} in module {self.module!r} at {self.where or 'unknown place'}: {self.message}"
+
+
+def diagnose(objective: nn.Module, source: ModelSource, mode: Any, error: Exception) -> Refusal:
+    """Runs the module once on fake tensors to find the operator that fails; without such a failure `error` itself is described."""
+    if mode is not None:
+        last: list[str] = []
+        try:
+            with quiet(), mode, torch.no_grad(), DispatchRecorder(lambda f, a, k, r: None, lambda f: last.append(str(f))):
+                objective(*source.inputs)
+        except Exception as failure:
+            return _describe(objective, source, failure, str(getattr(failure, "func", last[-1] if last else "")))
+    return _describe(objective, source, error, str(getattr(error, "func", "")))
+
+
+def _describe(objective: nn.Module, source: ModelSource, error: Exception, operator: str) -> Refusal:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    where = user_location(error, source.name.rpartition(":")[0])
+    return Refusal(operator=operator, where=where, module=module_in(objective, error), message=message)
+
+
+def module_in(objective: nn.Module, error: BaseException) -> str:
+    """Path of the innermost module of `objective` that was running when `error` was raised; "" is the root."""
+    paths = {id(m): name for name, m in objective.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in paths:
+            found = paths[id(owner)]
+        trace = trace.tb_next
+    return found.removeprefix("model.") if found != "model" else ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Export and AOTAutograd warn about things that are normal here."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

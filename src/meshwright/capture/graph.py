@@ -1,0 +1,194 @@
+"""`capture`: the operator graph of a model with its loss, for planning.
+
+Route: the module is built on the meta device, its tensors become fakes on the processor (shapes and storages, no memory), torch.export
+(non-strict) gives the forward graph, AOTAutograd on its result the joint graph. If that fails: AOTAutograd on the module itself,
+make_fx, and last the module as one opaque operator that is run for real and measured. `OpGraph.notes` say why a fallback was taken.
+With a fallback the forward graph is one node, `model`: it can be planned data-parallel, not be cut.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from meshwright.errors import CaptureError, MeshwrightError, UnknownName
+from meshwright.graph import JointNode, OpGraph, OpNode, Parameter, Work
+from meshwright.graph_scale import scaling_between
+
+from .diagnose import module_in
+from .forward import TracedForward, build_objective, trace_forward, trace_objective
+from .joint import Joint, joint_by_aot, joint_by_make_fx
+from .nodes import StorageTable, forward_nodes, value_of
+from .opaque import measured_work
+from .resolve import user_location
+
+__all__ = ["METHODS", "capture"]
+
+Method = Literal["export", "aot", "make_fx", "opaque"]
+METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
+OPAQUE_LIMIT_BYTES = 2 * 1024**3  # parameters of a module that may be run for real to measure it
+
+
+def capture(
+    model: str,
+    *,
+    loss: str = "cross-entropy",
+    batch_size: int | None = None,
+    seed: int = 0,
+    methods: Sequence[str] = METHODS,
+    scalable: bool = True,
+) -> OpGraph:
+    """Captures the model named `model` (`FILE.py:function` or `module:function`) with its loss at `batch_size` rows.
+
+    `batch_size` defaults to that of the example inputs. `methods` are tried in the order of METHODS. With `scalable`, the model is
+    captured a second time at twice the batch, so that `graph_scale.at_batch` can give other batch sizes. Raises UsageError,
+    UnknownName (names, contract) and CaptureError (no method works: names the operator, the file and line, the module).
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
+    graph = _once(model, loss, batch_size, seed, methods)
+    if not scalable:
+        return graph
+    gc.collect()
+    try:
+        other = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
+        scaling = scaling_between(graph, other)
+    except MeshwrightError as error:
+        scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"
+    if isinstance(scaling, str):
+        return msgspec.structs.replace(graph, notes=(*graph.notes, f"cannot be scaled to other batch sizes: {scaling}"))
+    return msgspec.structs.replace(graph, scaling=scaling)
+
+
+def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> OpGraph:
+    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake")
+    traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
+    notes: list[str] = list(traced.notes)
+    if traced.method == "export":
+        nodes, table = _forward(traced)
+        joint = _attempt("AOTAutograd on the exported graph", lambda: joint_by_aot(traced, traced.exported.module()), notes)
+        if joint is not None:
+            return _graph(traced, "export", nodes, table, joint, notes)
+        traced = trace_objective(objective, source, loss=loss, mode=mode, opaque=True)
+    routes: tuple[tuple[Method, str, Callable[[], Joint]], ...] = (
+        ("aot", "AOTAutograd on the module itself", lambda: joint_by_aot(traced, objective)),
+        ("make_fx", "make_fx", lambda: joint_by_make_fx(traced)),
+    )
+    for method, what, route in routes:
+        if method not in methods:
+            continue
+        joint = _attempt(what, route, notes)
+        if joint is not None:
+            nodes, table = _forward(traced)
+            return _graph(traced, method, nodes, table, joint, notes)
+    return _run_for_real(traced, model, loss, batch_size, seed, methods, notes)
+
+
+def _attempt(what: str, route: Callable[[], Joint], notes: list[str]) -> Joint | None:
+    try:
+        return route()
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        notes.append(f"{what} failed: {type(error).__name__}: {lines[0] if lines else 'no message'}")
+        return None
+
+
+def _forward(traced: TracedForward) -> tuple[tuple[OpNode, ...], StorageTable]:
+    table = StorageTable()
+    return forward_nodes(traced, table), table
+
+
+def _graph(traced: TracedForward, method: Method, nodes: tuple[OpNode, ...], table: StorageTable, joint: Joint, notes: list[str]) -> OpGraph:
+    work: dict[tuple[str, str], Work] = {}
+    for n in joint.nodes:
+        work[n.node, n.phase] = work.get((n.node, n.phase), Work()) + n.work
+    nodes = tuple(
+        msgspec.structs.replace(n, forward=work.get((n.name, "forward"), Work()), backward=work.get((n.name, "backward"), Work())) for n in nodes
+    )
+    if joint.without_formula:
+        notes.append(f"no flop formula (counted as 0): {', '.join(joint.without_formula)}")
+    unreached = [n for n, p in traced.parameters.items() if p.requires_grad and n not in joint.gradients]
+    if unreached:
+        notes.append(f"parameters without a gradient: {', '.join(unreached[:8])}{' ...' if len(unreached) > 8 else ''}")
+    return _assemble(traced, method, nodes, table, notes, joint=joint)
+
+
+def _assemble(
+    traced: TracedForward, method: Method, nodes: tuple[OpNode, ...], table: StorageTable, notes: list[str], *, joint: Joint | None = None
+) -> OpGraph:
+    joint_nodes: tuple[JointNode, ...] = joint.nodes if joint is not None else ()
+    inputs = tuple(value_of(x, f"input:{i}", table) for i, x in enumerate(traced.inputs))
+    return OpGraph(
+        model=traced.model,
+        method=method,
+        batch_size=traced.batch_size,
+        loss=traced.loss,
+        inputs=inputs,
+        parameters=tuple(_parameter(n, p, traced.aliases.get(n, ())) for n, p in traced.parameters.items()),
+        buffers=tuple(_parameter(n, b, ()) for n, b in traced.buffers.items()),
+        nodes=nodes,
+        joint=joint_nodes,
+        storages=tuple(table.storages),
+        joint_storages=joint.storages if joint is not None else (),
+        outputs=(nodes[-1].name if len(nodes) == 1 else _loss_value(traced),),
+        gradients=joint.gradients if joint is not None else {},
+        notes=tuple(notes),
+    )
+
+
+def _loss_value(traced: TracedForward) -> str:
+    output = next(n for n in traced.graph_module.graph.nodes if n.op == "output")
+    return str(output.args[0][0].name)
+
+
+def _parameter(name: str, x: torch.Tensor, aliases: tuple[str, ...]) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=tuple(int(d) for d in x.shape),
+        dtype=str(x.dtype).removeprefix("torch."),
+        size_bytes=int(x.numel()) * x.element_size(),
+        trainable=bool(x.requires_grad),
+        aliases=aliases,
+    )
+
+
+def _run_for_real(
+    fake: TracedForward, model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], notes: list[str]
+) -> OpGraph:
+    """The last resort: builds the module with real memory, runs it once forward and backward and measures what it did."""
+    size = sum(int(p.numel()) * p.element_size() for p in fake.parameters.values())
+    reason = notes[-1] if notes else "no method was allowed"
+    if fake.refusal is not None:
+        reason = str(fake.refusal)
+    where = fake.refusal.where if fake.refusal is not None else model
+    hint = "replace the operator by one whose shapes and control flow do not depend on values"
+    data = {"operator": fake.refusal.operator, "module": fake.refusal.module} if fake.refusal is not None else {}
+    if "opaque" not in methods:
+        raise CaptureError(f"{model} cannot be captured: {reason}", where=where, hint=hint, data=data)
+    if size > OPAQUE_LIMIT_BYTES:
+        message = f"{model} cannot be captured: {reason}; its {size} bytes of parameters are too many to run it for real"
+        raise CaptureError(message, where=where, hint=hint, data=data)
+    real = trace_forward(model, loss=loss, batch_size=batch_size, seed=seed, device="cpu", opaque=True)
+    try:
+        nodes, table = _forward(real)
+        forward, backward, missing = measured_work(real)
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        place = user_location(error, model.rpartition(":")[0])
+        path = module_in(real.objective, error)
+        lines: list[Any] = str(error).strip().splitlines() or ["no message"]
+        message = f"module {path!r} fails: {type(error).__name__}: {lines[0]}"
+        raise CaptureError(message, where=place or model, hint="the module fails on its own example inputs") from error
+    nodes = (msgspec.structs.replace(nodes[0], forward=forward, backward=backward, random=True),)
+    notes.append("captured as one opaque operator, run for real: it can be trained data-parallel, but not be cut")
+    if missing:
+        notes.append(f"no flop formula (counted as 0): {', '.join(missing)}")
+    return _assemble(real, "opaque", nodes, table, notes)

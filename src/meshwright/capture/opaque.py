@@ -1,0 +1,38 @@
+"""Work of a module that cannot be traced: it is run once, forward and backward, and every ATen call is added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from meshwright.graph import Work
+
+from .diagnose import quiet
+from .flops import lacks_formula
+from .forward import TracedForward
+from .nodes import target_name
+from .torch_private import DispatchRecorder
+from .work import work_of
+
+__all__ = ["measured_work"]
+
+
+def measured_work(traced: TracedForward) -> tuple[Work, Work, tuple[str, ...]]:
+    """(forward, backward, operators without a flop formula) of one step on the tensors of `traced`. Gradients are not kept."""
+    phase = [Work(), Work()]
+    backward = [0]
+    missing: set[str] = set()
+
+    def seen(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        phase[backward[0]] += work_of(operator, args, kwargs, result)
+        if lacks_formula(operator):
+            missing.add(target_name(operator))
+
+    wanted = [p for p in traced.parameters.values() if p.requires_grad]
+    with quiet(), torch.enable_grad(), DispatchRecorder(seen):
+        loss = traced.graph_module(*(traced.value(v) for v in traced.placeholders))[0]
+        backward[0] = 1
+        if wanted and loss.requires_grad:
+            torch.autograd.grad(loss, wanted, allow_unused=True)
+    return phase[0], phase[1], tuple(sorted(missing))
