@@ -1,0 +1,94 @@
+"""The result document of a collective (`schema` "meshwright.collective") and its line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from ..bound import Bound
+from ..decide.collective.problem import CollectiveProblem, Ranked, busbw_factor
+from ..io.quantity import show_rate, show_size, show_time
+
+__all__ = ["bound_document", "bound_line", "plan_document", "plan_line"]
+
+
+def _head(problem: CollectiveProblem) -> dict[str, Any]:
+    head: dict[str, Any] = {
+        "schema": "meshwright.collective",
+        "version": 1,
+        "op": problem.op,
+        "fabric": problem.fabric.name,
+        "devices": len(problem.ranks),
+        "size_bytes": problem.size_bytes,
+    }
+    if problem.op in ("broadcast", "reduce"):
+        head["root"] = problem.ranks[problem.root]
+    return head
+
+
+def _bound(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
+    algbw = problem.size_bytes / bound.exact
+    return {
+        "time_s": float(bound),
+        "exact_time_s": bound.value,
+        "algbw_Bps": str(algbw),
+        "busbw_Bps": str(algbw * busbw_factor(problem.op, len(problem.ranks))),
+        "certificate": msgspec.to_builtins(bound.certificate),
+    }
+
+
+def bound_document(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
+    return _head(problem) | {"bound": _bound(problem, bound)}
+
+
+def plan_document(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> dict[str, Any]:
+    """The fastest candidate, the bound, the ratio between them, and the other candidates with the reason why they lost."""
+    best = ranked[0]
+    assert best.plan is not None and best.time_s is not None
+    document = _head(problem)
+    algbw = problem.size_bytes / best.time_s
+    document |= {
+        "strategy": best.strategy,
+        "options": dict(best.plan.options),
+        "notes": dict(best.plan.notes),
+        "steps": best.plan.program.executed_steps,
+        "time_s": best.time_s,
+        "algbw_Bps": algbw,
+        "busbw_Bps": algbw * float(busbw_factor(problem.op, len(problem.ranks))),
+    }
+    if best.plan.bound is not None:
+        document |= {"ratio": best.time_s / float(best.plan.bound), "bound": _bound(problem, best.plan.bound)}
+    document["alternatives"] = [{"strategy": other.strategy, "time_s": other.time_s, "why": other.why} for other in ranked[1:]]
+    return document
+
+
+def bound_line(problem: CollectiveProblem, bound: Bound) -> str:
+    """One line with the bound, one with the cut that proves it."""
+    algbw = problem.size_bytes / bound.exact
+    data = bound.certificate.data
+    if bound.certificate.kind == "partition":
+        parts, entering = len(data["parts"]), show_rate(int(Fraction(data["entering_Bps"])))
+        why = f"{parts} parts must take in {2 * (parts - 1)} messages of this size over links of {entering} in all"
+    else:
+        crossing = Fraction(data["crossing_bytes"]) / problem.size_bytes
+        leaving = show_rate(int(Fraction(data["leaving_Bps"])))
+        why = f"{crossing} of it must leave {data['devices_inside']} of {data['ranks']} devices over links of {leaving} in all"
+    return f"{_what(problem)}: at least {show_time(float(bound))} ({show_rate(int(algbw))}), since {why}"
+
+
+def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
+    best = ranked[0]
+    assert best.plan is not None and best.time_s is not None
+    line = f"{_what(problem)}: {best.strategy} {show_time(best.time_s)}"
+    if best.plan.bound is not None:
+        line += f", bound {show_time(float(best.plan.bound))} ({100 * (best.time_s / float(best.plan.bound) - 1):.1f} % above)"
+    for other in ranked[1:]:
+        line += f"; {other.strategy} " + (show_time(other.time_s) if other.time_s is not None else f"refused: {other.why}")
+    return line
+
+
+def _what(problem: CollectiveProblem) -> str:
+    return f"{problem.op} {show_size(problem.size_bytes)} on {len(problem.ranks)} devices of {problem.fabric.name}"
