@@ -16,7 +16,7 @@ from time import monotonic
 
 import numpy as np
 
-from ...errors import CheckFailed, TimeLimit
+from ...errors import CheckFailed, TimeLimit, Unsupported
 from ...kernels.edgesplit import Split, remove_switches
 from ...kernels.maxflow import FlowNetwork
 from ...kernels.treepack import TreeBatch, pack_trees
@@ -25,6 +25,7 @@ from .rates import RateGraph, worst_cut
 __all__ = ["Forest", "Tree", "build_forest", "choose_trees", "smallest_stretch"]
 
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
+MAX_UNITS = 1 << 20  # shares that a message may be cut into
 Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
 
 
@@ -132,7 +133,8 @@ def choose_trees(
 ) -> tuple[int, Fraction]:
     """(k, U): as many trees as asked, or the exact optimum when it needs no more than `max_trees`, or the best of 1..max_trees.
 
-    Past `deadline` (monotonic seconds) the best k found so far is taken.
+    Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
+    optimum is taken. Past `deadline` (monotonic seconds) the best k found so far is taken.
     """
     if trees is not None:
         return trees, smallest_stretch(graph, weight, trees, optimum)
@@ -142,12 +144,30 @@ def choose_trees(
     best: tuple[int, Fraction] | None = None
     for count in range(1, max_trees + 1):
         found = count, smallest_stretch(graph, weight, count, optimum)
-        if best is None or found[1] / found[0] < best[1] / best[0]:
+        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, _capacities(graph, found[1])):
             best = found
-        if monotonic() > deadline:
+        if best is not None and monotonic() > deadline:
             break
-    assert best is not None
-    return best
+    if best is not None:
+        return best
+    if k * sum(weight) > MAX_UNITS:
+        raise Unsupported(
+            f"no count of 1 to {max_trees} trees keeps the switches balanced, and the exact optimum needs {k} trees per root",
+            hint="raise max_trees, or give links rates with a larger common unit",
+            data={"k": k, "max_trees": max_trees},
+        )
+    return k, stretch
+
+
+def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
+    """Every switch that took in what it gave out still does."""
+    surplus, rounded = [0] * graph.nodes, [0] * graph.nodes
+    for (u, v), rate in graph.arcs.items():
+        surplus[u] -= rate
+        surplus[v] += rate
+        rounded[u] -= capacities.get((u, v), 0)
+        rounded[v] += capacities.get((u, v), 0)
+    return all(not rounded[w] or surplus[w] for w in range(graph.ranks, graph.nodes))
 
 
 def build_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: float = float("inf")) -> Forest:
