@@ -70,7 +70,7 @@ _LIGHT_WORDS = (
     "stack", "fill", "zero", "ones", "empty", "full", "arange", "rand", "bernoulli", "index", "scatter", "gather", "select", "slice",
     "pad", "constant", "where", "masked", "tri", "any", "all", "arg", "upsample", "expand", "repeat", "detach", "view", "to",
     "sigmoid", "tanh", "glu", "relu", "silu", "elu", "cumsum", "topk", "sort", "one_hot", "eq", "lift_fresh", "eye", "flip", "roll",
-    "equal", "scalar", "bincount", "nonzero", "unique", "local_scalar", "item",
+    "new_zeros", "new_ones", "cross_entropy", "cross_entropy_backward", "equal", "scalar", "bincount", "nonzero", "unique", "local_scalar", "item",
 )  # fmt: skip
 
 
