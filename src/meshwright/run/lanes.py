@@ -1,0 +1,144 @@
+"""Fusing a rank's lanes into one order, so that one thread can walk them.
+
+All ranks' orders are restrictions of ONE order of all steps that respects lane order, `after`, matching and credits. A walk blocks only on
+steps that come before it in that order, so fused programs cannot deadlock whatever the times are; times only decide how well it runs.
+A step's place is the simulated start of a compute or send and the simulated end of a receive (when its data is there).
+
+Deviation from program.md section 7 (start for every step, ties by completion): a receive lane "starts" when it begins to wait, long before data
+arrives; placing receives at their end keeps the walk computing meanwhile. Deadlock freedom does not rest on the ties.
+Cost: O(S log S) for S steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import Deadlock, Unsupported
+from ..program import I32, Kind, Part, Program
+
+__all__ = ["channel_messages", "fuse_lanes", "require_executable"]
+
+Float = NDArray[np.float64]
+
+
+def require_executable(program: Program) -> None:
+    """Raise Unsupported unless every step can be executed by ranks with point-to-point messages."""
+    s = program.steps
+    for what, found, hint in (
+        ("in-network actors", program.switches > 0, "choose a strategy that does not compute in switches"),
+        ("folded ranks", program.fold is not None, "expand the program first"),
+        ("calls", bool(np.any(s.kind == Kind.CALL)), "inline the program first"),
+        ("repeated lanes", bool(np.any(program.lanes.repeat > 1)), "call it from a program and inline that"),
+        ("channel sets", bool(np.any(s.parts & (Part.IN_SET | Part.OUT_SET))), "choose a strategy without multicast"),
+        ("messages of data-dependent size", bool(np.any(s.size >= 0)), ""),
+    ):
+        if found:
+            raise Unsupported(f"the executor cannot run a program with {what}", where=program.name, hint=hint)
+
+
+def channel_messages(program: Program) -> tuple[list[list[int]], list[list[int]]]:
+    """(sending steps, receiving steps) of every channel, in message order."""
+    n = len(program.channels)
+    sends: list[list[int]] = [[] for _ in range(n)]
+    receives: list[list[int]] = [[] for _ in range(n)]
+    s = program.steps
+    parts, chan_in, chan_out = s.parts.tolist(), s.chan_in.tolist(), s.chan_out.tolist()
+    for step in np.flatnonzero(s.kind == Kind.TRANSFER).tolist():
+        if parts[step] & Part.SEND:
+            sends[chan_out[step]].append(step)
+        if parts[step] & Part.RECV:
+            receives[chan_in[step]].append(step)
+    for channel, (out, into) in enumerate(zip(sends, receives, strict=True)):
+        if len(out) != len(into):
+            raise Unsupported(f"channel {channel} sends {len(out)} messages and receives {len(into)}", where=program.name)
+    return sends, receives
+
+
+def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | None = None) -> list[I32]:
+    """For every rank the order in which its steps are walked. Times: of every step, from a simulation; without them, by depth in the graph.
+
+    Raises: Unsupported (not executable), Deadlock with the steps that wait for each other.
+    """
+    require_executable(program)
+    n = len(program.steps)
+    after, waits = _edges(program)
+    if start_s is None or end_s is None:
+        first = second = np.zeros(n)
+    else:
+        receives = (program.steps.parts & Part.RECV) > 0
+        first, second = np.where(receives, end_s, start_s), end_s
+    order = _topological(n, after, waits, first.tolist(), second.tolist(), by_depth=start_s is None)
+    if len(order) < n:
+        raise Deadlock(
+            "steps wait for each other", where=program.name, hint="raise the depth of the channels on the cycle",
+            data={"cycle": [program.describe(i) for i in _cycle(after, set(range(n)) - set(order))]},
+        )  # fmt: skip
+    actor = program.lanes.actor[program.lane_of_step()]
+    sequence = np.array(order, np.int32)
+    of_sequence = actor[sequence] if n else np.zeros(0, np.int32)
+    return [sequence[of_sequence == rank] for rank in range(program.ranks)]
+
+
+def _edges(program: Program) -> tuple[list[list[int]], list[int]]:
+    """Successors and number of predecessors of every step: lane order, after, match, credit."""
+    s, n = program.steps, len(program.steps)
+    after: list[list[int]] = [[] for _ in range(n)]
+    waits = [0] * n
+
+    def edge(a: int, b: int) -> None:
+        after[a].append(b)
+        waits[b] += 1
+
+    for lo, hi in zip(program.lanes.start.tolist(), program.lanes.end.tolist(), strict=True):
+        for step in range(lo + 1, hi):
+            edge(step - 1, step)
+    ptr, on, lag = s.after_ptr.tolist(), s.after_step.tolist(), s.after_lag.tolist()
+    for step in range(n):
+        for e in range(ptr[step], ptr[step + 1]):
+            if lag[e] == 0:
+                edge(on[e], step)
+    sends, receives = channel_messages(program)
+    for channel, depth in enumerate(program.channels.depth.tolist()):
+        for j, (a, b) in enumerate(zip(sends[channel], receives[channel], strict=True)):
+            edge(a, b)
+            if j + depth < len(sends[channel]):
+                edge(b, sends[channel][j + depth])
+    return after, waits
+
+
+def _topological(
+    n: int, after: Sequence[Sequence[int]], waits: Sequence[int], first: Sequence[float], second: Sequence[float], *, by_depth: bool
+) -> list[int]:
+    left = list(waits)
+    depth = [0.0] * n
+    ready = [(first[i], second[i], i) for i in range(n) if left[i] == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        step = heapq.heappop(ready)[2]
+        order.append(step)
+        for follower in after[step]:
+            depth[follower] = max(depth[follower], depth[step] + 1)
+            left[follower] -= 1
+            if left[follower] == 0:
+                key = (depth[follower], 0.0) if by_depth else (first[follower], second[follower])
+                heapq.heappush(ready, (*key, follower))
+    return order
+
+
+def _cycle(after: Sequence[Sequence[int]], stuck: set[int]) -> list[int]:
+    """Some cycle among the stuck steps: follow predecessors until one repeats."""
+    before: dict[int, int] = {}
+    for a in stuck:
+        for b in after[a]:
+            if b in stuck:
+                before[b] = a
+    at, seen = min(before), []
+    while at not in seen:
+        seen.append(at)
+        at = before[at]
+    return seen[seen.index(at) :][::-1]

@@ -1,0 +1,207 @@
+"""The static schedule of one rank's walk: when each receive is posted and where it lands, when each send is waited on, when values are freed.
+
+Channel semantics from rendezvous messages: a channel of depth d has d receives posted ahead at all times. So the receive of message j is posted
+when message j-d has been consumed (the first d when the step begins), straight into its destination if nothing touches those bytes before the
+receive's turn, else into staging. A send is waited on as late as possible: before its source is overwritten, before message j+d is sent on its
+channel (by then the receiver has consumed it, so this never adds a wait), or at the end of the step. Nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..program import I32, Kind, Part, Program
+from .lanes import channel_messages
+from .transport import TAG_WINDOW
+
+__all__ = ["Receive", "Schedule", "Send", "compile_schedule"]
+
+Range = tuple[int, int, int]  # (buffer, first chunk, end chunk)
+
+
+@dataclass(frozen=True)
+class Receive:
+    """`direct`: into the destination of the step; else into staging. `source`: where the message's size can be read off."""
+
+    step: int
+    peer: int
+    tag: int
+    direct: bool
+    source: Range
+
+
+@dataclass(frozen=True)
+class Send:
+    step: int
+    peer: int
+    tag: int
+
+
+@dataclass
+class Schedule:
+    """Positions count steps of the walk; `posts[p]`, `waits[p]` happen before step p, `frees[p]` after it; position len(order) is the end."""
+
+    order: I32
+    posts: dict[int, list[Receive]] = field(default_factory=lambda: defaultdict(list))
+    waits: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # steps whose send is waited on
+    frees: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # buffers
+    receives: dict[int, Receive] = field(default_factory=dict)
+    sends: dict[int, Send] = field(default_factory=dict)
+    direct_targets: set[int] = field(default_factory=set)  # buffers that messages are received straight into
+
+
+def compile_schedule(program: Program, orders: Sequence[I32], rank: int, *, pair_order: bool = False) -> Schedule:
+    """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`). `pair_order`: see `transport.TaglessTransport`."""
+    return _Compiler(program, orders, rank, pair_order).run()
+
+
+class _Compiler:
+    def __init__(self, program: Program, orders: Sequence[I32], rank: int, pair_order: bool) -> None:
+        self.program, self.orders, self.rank, self.pair_order = program, orders, rank, pair_order
+        self.order = orders[rank].tolist()
+        self.position = {step: i for i, step in enumerate(self.order)}
+        self.channel_sends, self.channel_receives = channel_messages(program)
+        s = program.steps
+        self.parts, self.kind, self.op = s.parts.tolist(), s.kind.tolist(), s.op.tolist()
+        self.src = list(zip(s.src_buffer.tolist(), s.src_chunk.tolist(), s.count.tolist(), strict=True))
+        self.dst = list(zip(s.dst_buffer.tolist(), s.dst_chunk.tolist(), s.count.tolist(), strict=True))
+        self.accesses: dict[int, list[tuple[int, int, int, bool]]] = defaultdict(list)  # buffer -> (position, first, end, overwrites)
+        self.schedule = Schedule(order=orders[rank])
+
+    def run(self) -> Schedule:
+        for position, step in enumerate(self.order):
+            for (buffer, first, end), overwrites in self.touched(step):
+                self.accesses[buffer].append((position, first, end, overwrites))
+        self.post_receives()
+        self.wait_sends()
+        for buffer, touches in self.accesses.items():
+            if not self.program.buffers.persistent[buffer]:
+                self.schedule.frees[touches[-1][0]].append(buffer)
+        return self.schedule
+
+    def touched(self, step: int) -> Iterable[tuple[Range, bool]]:
+        """Byte ranges a step reads, or overwrites in place."""
+        if self.kind[step] == Kind.TRANSFER:
+            if self.parts[step] & Part.READ:
+                yield self.range(self.src[step]), False
+            if self.parts[step] & Part.STORE:
+                yield self.range(self.dst[step]), True
+        elif self.kind[step] == Kind.COMPUTE:
+            ops, op = self.program.ops, self.op[step]
+            is_optimizer, is_backward = ops.name[op] == "optimizer", ops.name[op] in ("B", "I", "W")
+            names = self.program.buffers.name
+            for lists, writes in ((ops.reads, False), (ops.writes, True)):
+                triples = lists[op].tolist()
+                for i in range(0, len(triples), 3):
+                    buffer, first, count = triples[i : i + 3]
+                    if is_backward and names and names[buffer].startswith("act:"):
+                        continue  # what backward needs of it, autograd keeps by itself
+                    # An optimizer clears the gradients it has read. Other computed values are new tensors, except in persistent buffers.
+                    in_place = bool(self.program.buffers.persistent[buffer]) and (writes or is_optimizer)
+                    yield (buffer, first, first + count), in_place
+
+    def range(self, place: tuple[int, int, int]) -> Range:
+        buffer, first, count = place
+        return (self.root(buffer), first, first + count) if self.root(buffer) == buffer else self.aliased(buffer, first, count)
+
+    def root(self, buffer: int) -> int:
+        while (base := int(self.program.buffers.alias_of[buffer])) >= 0:
+            buffer = base
+        return buffer
+
+    def aliased(self, buffer: int, first: int, count: int) -> Range:
+        """A range of an alias, as chunks of the buffer that it lies in, rounded outwards."""
+        b = self.program.buffers
+        low = first * int(b.chunk_bytes[buffer])
+        high = low + count * int(b.chunk_bytes[buffer])
+        while (base := int(b.alias_of[buffer])) >= 0:
+            low, high = low + int(b.alias_offset_bytes[buffer]), high + int(b.alias_offset_bytes[buffer])
+            buffer = base
+        chunk = max(1, int(b.chunk_bytes[buffer]))
+        return buffer, low // chunk, -(-high // chunk)
+
+    # ---- receives ----------------------------------------------------------------------------------------------
+    def post_receives(self) -> None:
+        channels = self.program.channels
+        found: list[tuple[int, int, int, int]] = []  # (post position, channel, message, step)
+        for channel in range(len(channels)):
+            if int(channels.dst[channel]) != self.rank:
+                continue
+            steps, depth = self.channel_receives[channel], int(channels.depth[channel])
+            for j, step in enumerate(steps):
+                found.append((self.position[steps[j - depth]] + 1 if j >= depth else 0, channel, j, step))
+        if self.pair_order:
+            found = self.in_sender_order(found)
+        else:
+            found.sort()
+        for at, channel, j, step in found:
+            receive = Receive(step, int(channels.src[channel]), channel * TAG_WINDOW + j % TAG_WINDOW, *self.landing(step, at))
+            self.schedule.posts[at].append(receive)
+            self.schedule.receives[step] = receive
+            if receive.direct:
+                self.schedule.direct_targets.add(self.dst[step][0])
+
+    def in_sender_order(self, found: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+        """Receives of one peer in the order in which it sends; each posted no later than any that follows it."""
+        sent_at: dict[int, dict[int, int]] = {}
+        channels = self.program.channels
+        by_peer: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = defaultdict(list)
+        for item in found:
+            peer = int(channels.src[item[1]])
+            if peer not in sent_at:
+                sent_at[peer] = {int(step): i for i, step in enumerate(self.orders[peer])}
+            by_peer[peer].append((sent_at[peer][self.channel_sends[item[1]][item[2]]], item))
+        out: list[tuple[int, int, int, int]] = []
+        for items in by_peer.values():
+            items.sort()
+            latest = len(self.order)
+            ordered = []
+            for _, (at, channel, j, step) in reversed(items):
+                latest = min(latest, at)
+                ordered.append((latest, channel, j, step))
+            out.extend(reversed(ordered))
+        out.sort(key=lambda item: item[0])  # stable: the order per peer is kept
+        return out
+
+    def landing(self, step: int, at: int) -> tuple[bool, Range]:
+        parts, here = self.parts[step], self.position[step]
+        place = self.dst[step] if parts & Part.STORE or not parts & Part.READ else self.src[step]
+        if not parts & Part.STORE or parts & Part.ADD:
+            return False, (place[0], place[1], place[1] + place[2])
+        buffer, first, end = self.range(self.dst[step])
+        touched = any(at <= p < here and first < e and f < end for p, f, e, _ in self.accesses[buffer])
+        return not touched, (place[0], place[1], place[1] + place[2])
+
+    # ---- sends -------------------------------------------------------------------------------------------------
+    def wait_sends(self) -> None:
+        channels, end_of_step = self.program.channels, len(self.order)
+        overwrites: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for buffer, touches in self.accesses.items():
+            overwrites[buffer] = [(p, f, e) for p, f, e, writes in touches if writes]
+        for at, posted in self.schedule.posts.items():
+            for receive in posted:
+                if receive.direct:
+                    buffer, first, end = self.range(self.dst[receive.step])
+                    overwrites[buffer].append((at, first, end))
+        for channel in range(len(channels)):
+            if int(channels.src[channel]) != self.rank:
+                continue
+            steps, depth = self.channel_sends[channel], int(channels.depth[channel])
+            for j, step in enumerate(steps):
+                self.schedule.sends[step] = Send(step, int(channels.dst[channel]), channel * TAG_WINDOW + j % TAG_WINDOW)
+                at = self.position[steps[j + depth]] if j + depth < len(steps) else end_of_step
+                source = self.sent_range(step)
+                if source is not None:
+                    buffer, first, end = source
+                    here = self.position[step]
+                    at = min([at, *(p for p, f, e in overwrites[buffer] if p > here and f < end and first < e)])
+                self.schedule.waits[at].append(step)
+
+    def sent_range(self, step: int) -> Range | None:
+        """Where a sent message lies; None for one that is sent from staging."""
+        parts = self.parts[step]
+        if parts & Part.STORE:
+            return self.range(self.dst[step])
+        return None if parts & Part.RECV else self.range(self.src[step])

@@ -1,0 +1,313 @@
+"""What one rank executes: the segments of its stage as functions of real tensors, forward and backward.
+
+A segment runs its traced calls under autograd (`forward`), and later autograd's own backward through them (`backward`). Three things keep memory
+to what autograd saves: values enter through `_Entry`, a node that hands its gradient over and does not hold the value; results leave as
+gradient edges, not tensors; parameter gradients are added in place into one flat buffer by autograd itself.
+With tensor parallelism the calls are rewritten for this rank's shards (`sharding`), a row-parallel linear leaves its bias out, and the segment that
+reads the completed sum adds it.
+Random calls: before a segment runs, the generator is seeded from (seed, step, replica, micro-batch, segment, and the tensor index where the
+segment is split), so that a run does not depend on the order of micro-batches; it differs from a serial run's stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import Unsupported
+from ..plan import Segment, Stage, TrainingLayout
+from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
+from .sharding import Shard, check_gradients, local_shape, propagate, take_shard
+
+__all__ = ["ParameterShard", "RankModule", "SegmentModule", "build_rank_module", "gradient_layout", "random_seed"]
+
+
+class _Entry(torch.autograd.Function):  # type: ignore[misc]
+    """Identity whose backward puts the gradient into `holder[index]`; `token` only makes autograd record it."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, value: torch.Tensor, holder: dict[int, torch.Tensor], index: int) -> torch.Tensor:
+        ctx.holder, ctx.index = holder, index
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
+        ctx.holder[ctx.index] = gradient
+        return None, None, None, None
+
+
+_TOKEN = torch.empty((), requires_grad=True)
+
+
+@dataclass
+class ParameterShard:
+    """A parameter as this rank holds it. `axis` is -1 where it is whole."""
+
+    name: str
+    tensor: torch.nn.Parameter
+    full_shape: tuple[int, ...]
+    axis: int = -1
+    blocks: int = 1
+    gradient: str = ""  # name of the flat gradient buffer that its gradient lies in; "" if it is not trained
+    offset: int = 0  # first element there
+
+    @property
+    def numel(self) -> int:
+        return self.tensor.numel()
+
+
+@dataclass
+class SegmentModule:
+    """One segment. `reads`, `writes`: value names in call order; `inputs`: numbers of the example inputs it takes."""
+
+    key: str
+    function: Callable[..., Any]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    inputs: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    differentiable: tuple[bool, ...]
+    random: bool
+    split: bool
+    sum_grads: frozenset[str] = frozenset()
+    sum_writes: frozenset[str] = frozenset()
+    _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor]]] = field(default_factory=dict)
+
+    def forward(self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the calls on this micro-batch; returns the written values, detached. What backward needs is kept until `backward`."""
+        holder: dict[int, torch.Tensor] = {}
+        entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
+        outputs = self.function(*entries, *inputs, *self.constants)
+        del entries
+        edges = [torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None for y in outputs]
+        self._saved[microbatch] = (edges, holder)
+        return [y.detach() for y in outputs]
+
+    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """Gradients of the written values in, of the read values out (by position); parameter gradients are added in place."""
+        edges, holder = self._saved.pop(microbatch)
+        pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
+        if pairs:
+            torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
+        return holder
+
+    def forget(self) -> None:
+        """Drop what interrupted micro-batches left."""
+        self._saved.clear()
+
+
+@dataclass
+class RankModule:
+    """Everything one rank computes with. Every trained parameter's `.grad` is a view of one of the flat `gradients` buffers."""
+
+    segments: dict[str, SegmentModule]
+    parameters: dict[str, ParameterShard]
+    buffers: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]  # by the plan's buffer name: `gradients`, `gradients:<parameter>` for parameters of several stages
+    loss: str  # value name of the loss
+
+    def trained(self) -> list[ParameterShard]:
+        return [p for p in self.parameters.values() if p.gradient]
+
+
+def gradient_layout(layout: TrainingLayout, stage: Stage, trained: Container[str]) -> dict[str, tuple[str, ...]]:
+    """Parameters of each flat gradient buffer of a stage, in order: `gradients` for those only it uses, `gradients:<p>` for each shared one."""
+    users = Counter(p for s in layout.stages for p in s.params)
+    mine = [p for p in stage.params if p in trained]
+    own = tuple(p for p in mine if users[p] == 1)
+    return ({"gradients": own} if own else {}) | {f"gradients:{p}": (p,) for p in mine if users[p] > 1}
+
+
+def build_rank_module(
+    graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
+    device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None,
+) -> RankModule:  # fmt: skip
+    """The segments, shards and gradient buffers of `rank`.
+
+    `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
+    `opaque` is what the one node of an untraced model calls.
+    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32.
+    """
+    pipeline, _, tensor = layout.coordinates(rank)
+    stage = layout.stages[pipeline]
+    shard_of = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
+    held: dict[str, ParameterShard] = {}
+    for name in stage.params:
+        if name not in parameters:
+            raise Unsupported(f"the plan holds a parameter {name!r} that the model does not have", hint="make the plan again from this model")
+        whole = parameters[name]
+        shard = shard_of.get(name)
+        axis, blocks = (shard.axis, shard.blocks) if shard else (-1, 1)
+        local = take_shard(whole.detach(), axis, blocks, tensor, layout.tensor) if shard else whole.detach().clone()
+        if whole.requires_grad and local.dtype != torch.float32:
+            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32 parameters can be trained so far")
+        p = torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
+        held[name] = ParameterShard(name, p, tuple(whole.shape), axis, blocks)
+    gradients: dict[str, torch.Tensor] = {}
+    for buffer, names in gradient_layout(layout, stage, {n for n, p in held.items() if p.tensor.requires_grad}).items():
+        needed = sum(held[n].numel for n in names)
+        flat = torch.zeros(max(needed, -(-gradient_bytes.get(buffer, 0) // 4)), dtype=torch.float32, device=device)
+        gradients[buffer] = flat
+        offset = 0
+        for n in names:
+            held[n].gradient, held[n].offset = buffer, offset
+            held[n].tensor.grad = flat[offset : offset + held[n].numel].view(held[n].tensor.shape)
+            offset += held[n].numel
+    kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
+    wanted = set(stage.segments)
+    builder = _Builder(graph, layout, held, kept, device, opaque)
+    segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}
+    return RankModule(segments, held, kept, gradients, graph.outputs[0])
+
+
+class _Builder:
+    def __init__(
+        self, graph: ForwardGraph, layout: TrainingLayout, held: Mapping[str, ParameterShard], buffers: Mapping[str, torch.Tensor], device: torch.device,
+        opaque: Callable[..., Any] | None,
+    ) -> None:  # fmt: skip
+        self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
+        self.shapes: dict[str, tuple[int, ...]] = {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
+        self.shapes |= {f"param:{p.name}": p.full_shape for p in held.values()}
+        self.shapes |= {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()} | {f"constant:{n}": c.shape for n, c in graph.constants.items()}
+        for n in graph.nodes:
+            if not n.many and n.outputs[0] is not None:
+                self.shapes[n.name] = n.outputs[0].shape
+        self.differentiable = {v.name: v.differentiable for v in layout.values}
+        self.constants = {
+            n: torch.tensor(c.data, dtype=getattr(torch, c.dtype), device=device).reshape(c.shape) for n, c in graph.constants.items()
+        }
+
+    def segment(self, segment: Segment) -> SegmentModule:
+        nodes: Sequence[ForwardNode] = [self.graph.by_name[n] for n in segment.nodes]
+        states: Mapping[str, Any] = {}
+        if segment.split:
+            states = {f"param:{p.name}": Shard(p.axis, p.blocks) for p in self.held.values() if p.axis >= 0}
+            nodes, states = propagate(nodes, states, self.shapes, self.layout.tensor)
+            self.verify(segment, nodes, states)
+        fixed = self.fixed(nodes, segment)
+        function = self.compile(segment, nodes, fixed)
+        values = [self.tensor(v) for v in fixed if not v.startswith("input:")]
+        return SegmentModule(
+            key=segment.key,
+            function=function,
+            reads=segment.reads,
+            writes=segment.writes,
+            inputs=tuple(int(v[6:]) for v in fixed if v.startswith("input:")),
+            constants=tuple(values),
+            differentiable=tuple(self.differentiable.get(v, True) for v in segment.reads),
+            random=any(_is_random(n) for n in nodes),
+            split=segment.split,
+            sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
+            sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
+        )
+
+    def fixed(self, nodes: Sequence[ForwardNode], segment: Segment) -> list[str]:
+        """Inputs first, then parameters, buffers and constants, each once."""
+        used = dict.fromkeys(v for n in nodes for v in n.inputs if ":" in v)
+        used |= dict.fromkeys(f"param:{b.bias}" for b in self.biases(segment))
+        return [v for v in used if v.startswith("input:")] + [v for v in used if not v.startswith("input:")]
+
+    def biases(self, segment: Segment) -> Sequence[Any]:
+        return segment.row_biases if self.layout.tensor > 1 else ()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        kind, _, rest = name.partition(":")
+        if kind == "param":
+            if rest not in self.held:
+                raise Unsupported(f"parameter {rest!r} is used by a segment of a stage that does not hold it", hint="the layout is inconsistent")
+            return self.held[rest].tensor
+        return self.buffers[rest] if kind == "buffer" else self.constants[rest]
+
+    def compile(self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str]) -> Callable[..., Any]:
+        """Python source of the segment, by torch.fx: temporaries are freed after their last use."""
+        graph = fx.Graph()
+        known: dict[str, fx.Node] = {}
+        for i, name in enumerate((*segment.reads, *fixed)):
+            known[name] = graph.placeholder(f"a{i}")
+        for bias in self.biases(segment):
+            known[bias.value] = graph.call_function(torch.ops.aten.add.Tensor, (known[bias.value], known[f"param:{bias.bias}"]))
+        for node in nodes:
+            missing = [v for v in node.inputs if v not in known]
+            if missing:
+                raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
+            target = self.opaque if node.target == OPAQUE else resolve(node.target)
+            if target is None:
+                raise Unsupported("the model could not be traced and no function was given to run it")
+            args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
+            kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
+            known[node.name] = graph.call_function(target, args, kwargs)
+        graph.output(tuple(known[w] for w in segment.writes))
+        module = fx.GraphModule(torch.nn.Module(), graph)
+        function: Callable[..., Any] = module.forward
+        return function
+
+    def verify(self, segment: Segment, nodes: Sequence[ForwardNode], states: Mapping[str, Any]) -> None:
+        """Run the rewritten calls on shapes alone; every result must be the original's with the sharded dimension divided."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        parts = self.layout.tensor
+        reads = [v for v in segment.reads if self.differentiable.get(v, True)]
+        whole = [f"param:{p}" for p in segment.params if f"param:{p}" not in states and self.held[p].gradient]
+        check_gradients(nodes, states, reads, [p for p in whole if p[6:] not in {b.bias for b in segment.row_biases}], segment.writes, segment.sum_grads)
+        with FakeTensorMode() as mode:
+            known: dict[str, Any] = {}
+
+            def fake(name: str) -> Any:
+                if name not in known:
+                    shape = local_shape(self.shapes[name], states.get(name), parts)
+                    known[name] = torch.empty(shape, dtype=self.dtype(name))
+                return known[name]
+
+            for node in nodes:
+                try:
+                    args = [decode_argument(a, fake, torch.device("cpu")) for a in node.args]
+                    kwargs = {k: decode_argument(v, fake, torch.device("cpu")) for k, v in node.kwargs.items()}
+                    known[node.name] = resolve(node.target)(*args, **kwargs)
+                except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                    raise Unsupported(f"rewritten call {node.target} does not run: {str(error).splitlines()[0]}", where=f"node {node.name}") from None
+                self.compare(node, known[node.name], states.get(node.name))
+            del mode
+
+    def compare(self, node: ForwardNode, result: Any, state: Any) -> None:
+        for i, (info, got) in enumerate(zip(node.outputs, result if node.many else (result,), strict=True)):
+            if info is None:
+                continue
+            own = state[i] if isinstance(state, tuple) else state
+            expected = local_shape(info.shape, own, self.layout.tensor)
+            if tuple(got.shape) != expected:
+                raise Unsupported(f"rewritten call {node.target} gives shape {tuple(got.shape)}, expected {expected}", where=f"node {node.name}")
+
+    def dtype(self, name: str) -> torch.dtype:
+        kind, _, rest = name.partition(":")
+        if kind == "input":
+            return getattr(torch, self.graph.inputs[int(rest)].dtype)  # type: ignore[no-any-return]
+        if kind in ("param", "buffer", "constant") and ":" in name:
+            return self.tensor(name).dtype
+        info = self.graph.by_name[name].outputs[0]
+        return getattr(torch, info.dtype) if info else torch.float32  # type: ignore[no-any-return]
+
+
+def _is_random(node: ForwardNode) -> bool:
+    if node.target in ("getitem", OPAQUE):
+        return node.target == OPAQUE
+    if torch.Tag.nondeterministic_seeded in getattr(resolve(node.target), "tags", ()):
+        return True
+    return node.target.startswith(("aten.dropout", "aten.scaled_dot_product_attention")) and _dropout_probability(node) > 0
+
+
+def _dropout_probability(node: ForwardNode) -> float:
+    if node.target.startswith("aten.dropout"):
+        return float(node.args[1]) if len(node.args) < 3 or node.args[2] else 0.0
+    return float(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+
+
+def random_seed(seed: int, *coordinates: int | str) -> int:
+    """A 63-bit seed for the given coordinates (step, replica, micro-batch, segment, ...)."""
+    digest = hashlib.sha256(repr((seed, *coordinates)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

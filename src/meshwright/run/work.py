@@ -1,0 +1,139 @@
+"""What the compute steps of a training program do on one rank: `F` and `B` of segments, `optimizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import Unsupported
+from ..plan import TrainingLayout
+from ..program import Program
+from .memory import RankMemory
+from .segments import RankModule, SegmentModule, random_seed
+
+__all__ = ["BatchSource", "TrainingWork"]
+
+
+class BatchSource(Protocol):
+    """Micro-batches by what they are, not by who asks: `inputs` of (step, replica, micro-batch), one tensor per example input."""
+
+    def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]: ...
+
+
+@dataclass
+class TrainingWork:
+    """State of the compute steps. Set `step` before every pass; `losses` then holds the loss of every micro-batch (last stage only)."""
+
+    program: Program
+    layout: TrainingLayout
+    rank: int
+    module: RankModule
+    data: BatchSource
+    optimizer: Any  # torch.optim.Optimizer
+    seed: int = 0
+    step: int = 0
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    _batches: dict[int, Sequence[torch.Tensor]] = field(default_factory=dict)
+
+    def begin(self, step: int) -> None:
+        """Start training step `step`: fetch its micro-batches, forget the last one's."""
+        self.step = step
+        self.losses.clear()
+        self._batches.clear()
+        if any(s.inputs for s in self.module.segments.values()):
+            replica = self.layout.coordinates(self.rank)[1]
+            for mb in range(self.layout.microbatches):
+                self._batches[mb] = self.data.microbatch(step, replica, mb)
+
+    def loss(self) -> float | None:
+        """Mean loss of this replica's micro-batches of the current step; None on ranks that compute none."""
+        return sum(float(x) for x in self.losses.values()) / len(self.losses) if self.losses else None
+
+    def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
+        ops = self.program.ops
+        name = ops.name[op]
+        if name == "optimizer":
+            return self._optimizer()
+        segment = self.module.segments.get(ops.graph[op])
+        if segment is None or name not in ("F", "B"):
+            raise Unsupported(f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together")
+        microbatch = int(ops.microbatch[op])
+        return (self._forward if name == "F" else self._backward)(segment, microbatch, memory)
+
+    def _optimizer(self) -> Callable[[], None]:
+        step, flats = self.optimizer.step, list(self.module.gradients.values())
+
+        def update() -> None:
+            step()
+            for flat in flats:
+                flat.zero_()
+
+        return update
+
+    def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        values, batches, losses, put, loss_name = memory.values, self._batches, self.losses, memory.put, self.module.loss
+        reads = [self._buffer(memory, f"act:{v}:{microbatch}") for v in segment.reads]
+        writes = [(v, memory.by_name.get(f"act:{v}:{microbatch}", -1)) for v in segment.writes]
+        missing = [v for v, b in writes if b < 0 and v != loss_name]
+        if missing:
+            raise Unsupported(f"the program has no buffer for {missing[0]!r}, which segment {segment.key!r} writes")
+        replica, tensor = self.layout.coordinates(self.rank)[1:]
+        place = (replica, microbatch, segment.key, *((tensor,) if segment.split else ()))
+
+        def forward() -> None:
+            if segment.random:
+                torch.manual_seed(random_seed(self.seed, self.step, *place))
+            batch = batches.get(microbatch, ())
+            outputs = segment.forward(microbatch, [values[b] for b in reads], [batch[i] for i in segment.inputs])  # type: ignore[misc]
+            for (value, buffer), output in zip(writes, outputs, strict=True):
+                if value == loss_name:
+                    losses[microbatch] = output
+                if buffer >= 0:
+                    put(buffer, output)
+
+        return forward
+
+    def _backward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        values, put, names, loss_name = memory.values, memory.put, memory.by_name, self.module.loss
+        share = torch.tensor(1.0 / (self.layout.microbatches * self.layout.data), device=memory.device)
+        incoming = [-1 if v == loss_name else names.get(f"grad:{v}:{microbatch}", -1) for v in segment.writes]
+        seeds = [share if v == loss_name else None for v in segment.writes]
+        outgoing: dict[int, int] = {}
+        for i, v in enumerate(segment.reads):
+            if segment.differentiable[i]:
+                part = names.get(f"gradpart:{v}:{segment.key}:{microbatch}", -1)
+                outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
+
+        def backward() -> None:
+            gradients = [values[b] if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
+            seen = {_storage(g) for g in gradients if g is not None}
+            for i, gradient in segment.backward(microbatch, gradients).items():
+                buffer = outgoing[i]
+                before = values[buffer]
+                if before is not None:
+                    put(buffer, before + gradient)
+                else:
+                    storage = _storage(gradient)
+                    put(buffer, gradient, shared=storage in seen)
+                    seen.add(storage)
+
+        return backward
+
+    def _buffer(self, memory: RankMemory, name: str) -> int:
+        if name not in memory.by_name:
+            raise Unsupported(f"the program has no buffer {name!r} on rank {self.rank}", hint="the plan's program and layout do not belong together")
+        return memory.by_name[name]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def gradient_bytes(program: Program, rank: int) -> Mapping[str, int]:
+    """Sizes of the gradient buffers of `rank`, padding included, by name."""
+    b = program.buffers
+    mine = (b.actor == rank).nonzero()[0].tolist()
+    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith("gradients")}

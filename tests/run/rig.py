@@ -1,0 +1,100 @@
+"""Plans and ranks for the tests of `meshwright.run`: real programs, executed by threads of one process over gloo."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from meshwright.capture.forward import trace_forward
+from meshwright.capture.graph import capture
+from meshwright.cost import Cost, Transport
+from meshwright.decide.collective import CollectiveProblem, strategy
+from meshwright.decide.layout.build import build_layout
+from meshwright.decide.layout.megatron import find_regions
+from meshwright.decide.layout.problem import Degrees
+from meshwright.decide.pipeline import one_f_one_b_order
+from meshwright.drive_collectives import _bindable
+from meshwright.fabric import Fabric
+from meshwright.graph import OpGraph
+from meshwright.lowering import lower_training
+from meshwright.plan import TrainingLayout
+from meshwright.probe.transport import laptop_shape
+from meshwright.program import Program
+from meshwright.run.forward_graph import ForwardGraph, from_traced
+
+TINY = "examples/gpt.py:tiny"
+
+
+@cache
+def graph_of(model: str, batch: int, loss: str = "cross-entropy") -> OpGraph:
+    return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
+
+
+@cache
+def forward_of(model: str, batch: int, loss: str = "cross-entropy") -> ForwardGraph:
+    return from_traced(trace_forward(model, loss=loss, batch_size=batch))
+
+
+def fabric_of(ranks: int) -> Fabric:
+    return laptop_shape(ranks)
+
+
+def lowered(
+    model: str, degrees: tuple[int, int, int], *, microbatch: int, global_batch: int, collective: str = "ring", loss: str = "cross-entropy"
+) -> tuple[TrainingLayout, Program, dict[str, Program]]:
+    """(layout, program, callees) for (data, tensor, pipeline) degrees."""
+    graph = graph_of(model, microbatch, loss)
+    d = Degrees(*degrees, microbatch)
+    fabric = fabric_of(d.ranks) if d.ranks > 1 else laptop_shape(2)
+    layout = build_layout(graph, find_regions(graph), d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=lambda g, n: (0, 0))
+
+    @cache
+    def all_reduce(purpose: str, ranks: tuple[int, ...], size: int) -> Any:
+        names = tuple(fabric.devices[r].name for r in ranks)
+        problem = CollectiveProblem(fabric=fabric, op="all-reduce", ranks=names, size_bytes=-(-size // 4) * 4, seed=0, transport=Transport())
+        plan = strategy(collective)(unroll=True).plan(problem, rng=np.random.default_rng(0))
+        return _bindable(f"{collective}-{purpose}-{ranks}-{size}", plan.program)
+
+    program, callees = lower_training(graph, layout, one_f_one_b_order, all_reduce)
+    return layout, program, callees
+
+
+def in_threads(ranks: int, body: Callable[[int, Any], Any], *, timeout_s: float = 60) -> list[Any]:
+    """`body(rank, gloo group)` on every rank, each in a thread of this process. Raises the first rank's exception."""
+    store = dist.HashStore()
+    prefix = dist.PrefixStore(uuid.uuid4().hex, store)
+    results: list[Any] = [None] * ranks
+    errors: list[BaseException | None] = [None] * ranks
+
+    def run(rank: int) -> None:
+        try:
+            group = dist.ProcessGroupGloo(prefix, rank, ranks, timedelta(seconds=timeout_s))
+            results[rank] = body(rank, group)
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(ranks)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout_s)
+    for error in errors:
+        if error is not None:
+            raise error
+    assert not any(t.is_alive() for t in threads), "a rank hangs"
+    return results
+
+
+def whole_model(model: str, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    from meshwright.capture.resolve import build_model
+
+    module = build_model(model, device="cpu", seed=seed).module
+    return module, dict(module.named_parameters()), dict(module.named_buffers())
