@@ -1,0 +1,156 @@
+"""Prediction over measurement: the plan's own program simulated on the fabric that the run really had, beside what happened.
+
+`Measured` is what a run left behind (see `meshwright.run.record`), already on one clock. Nothing here times anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..breakdown import PHASE_ORDER, phase_seconds
+from ..plan import Plan
+from ..program_calls import InlinedProgram, phases
+from ..timeline import Timeline
+from .numbers import bytes_text, seconds_text
+from .plan_text import columns
+
+__all__ = ["Comparison", "Measured", "compare", "compare_document", "compare_text"]
+
+WARM_UP_STEPS = 2  # left out of every mean: first sends, allocator growth, page faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A run: one Timeline per training step (spans of all ranks, seconds from the step's start), and per-rank figures."""
+
+    steps: Sequence[Timeline]
+    losses: Sequence[float]
+    memory_peak_bytes: Sequence[int]  # per rank, peak of live tensor storage
+    rss_peak_bytes: Sequence[int]
+    cpu_s: Sequence[float]  # processor seconds per step, mean per rank
+    run_fabric: str
+    pacing: str
+    others_share: float  # share of the machine's cores that others used
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    predicted: Timeline  # of one step on the run's fabric
+    predicted_phases: list[dict[str, float]]  # per rank
+    measured: Measured
+    measured_phases: list[dict[str, float]]  # per rank, mean over the steps after warm-up
+    measured_step_s: float  # median after warm-up
+    step_s: list[float]
+    target_step_s: float
+    target_phases: Mapping[str, float]
+    target_fabric: str
+    bound_s: float
+    busiest_bound_s: float  # on the run's fabric: no order of this plan's steps is faster than its busiest rank's compute
+    evidence: Mapping[str, float]
+    cpu_s: Sequence[float] = field(default_factory=list)  # predicted processor seconds per rank
+
+    @property
+    def error(self) -> float:
+        return self.predicted.makespan_s / self.measured_step_s - 1
+
+
+def compare(
+    plan: Plan, inlined: InlinedProgram, predicted: Timeline, measured: Measured, *, evidence: Mapping[str, float], cpu_s: Sequence[float] = ()
+) -> Comparison:
+    """`predicted`: the plan's program simulated on the run's fabric with the run's calibrated costs."""
+    codes = phases(inlined)
+    ranks = inlined.program.ranks
+    warm = measured.steps[WARM_UP_STEPS:] or measured.steps
+    step_s = [t.makespan_s for t in measured.steps]
+    per_step = [phase_seconds(t.spans, codes, ranks, t.makespan_s) for t in warm]
+    mean = [{k: float(np.mean([s[r][k] for s in per_step])) for k in per_step[0][r]} for r in range(ranks)]
+    predicted_phases = phase_seconds(predicted.spans, codes, ranks, predicted.makespan_s)
+    compute = ("forward", "backward", "optimizer")
+    assert plan.prediction is not None
+    return Comparison(
+        predicted=predicted,
+        predicted_phases=predicted_phases,
+        measured=measured,
+        measured_phases=mean,
+        measured_step_s=float(np.median([t.makespan_s for t in warm])),
+        step_s=step_s,
+        target_step_s=plan.prediction.time_s,
+        target_phases=plan.prediction.phases_s,
+        target_fabric=plan.prediction.target_fabric,
+        bound_s=float(plan.bound) if plan.bound is not None else 0.0,
+        busiest_bound_s=max(sum(p[k] for k in compute) for p in predicted_phases),
+        evidence=dict(evidence),
+        cpu_s=list(cpu_s),
+    )
+
+
+def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:
+    return float(np.mean([r[key] for r in rows]))
+
+
+def compare_document(c: Comparison) -> dict[str, Any]:
+    return {
+        "schema": "meshwright.train.compare",
+        "version": 1,
+        "run_fabric": c.measured.run_fabric,
+        "target_fabric": c.target_fabric,
+        "pacing": c.measured.pacing,
+        "others_share": c.measured.others_share,
+        "step": {
+            "predicted_s": c.predicted.makespan_s,
+            "measured_s": c.measured_step_s,
+            "error": c.error,
+            "target_s": c.target_step_s,
+            "bound_s": c.busiest_bound_s,
+            "target_bound_s": c.bound_s,
+        },
+        "steps_s": c.step_s,
+        "losses": list(c.measured.losses),
+        "phases": {
+            k: {"predicted_s": _mean(c.predicted_phases, k), "measured_s": _mean(c.measured_phases, k), "target_s": c.target_phases.get(k, 0.0)}
+            for k in (*PHASE_ORDER, "idle")
+        },
+        "memory": [
+            {"rank": r, "predicted_bytes": p, "measured_bytes": m, "rss_bytes": s}
+            for r, (p, m, s) in enumerate(zip(c.predicted.memory_peak_bytes, c.measured.memory_peak_bytes, c.measured.rss_peak_bytes, strict=True))
+        ],
+        "cpu": {"predicted_s": list(c.cpu_s), "measured_s": list(c.measured.cpu_s)},
+        "evidence": dict(c.evidence),
+        "notes": list(c.measured.notes),
+    }
+
+
+def compare_text(c: Comparison, *, trace: str = "") -> str:
+    """Tables of steps, phases and memory, at most 80 columns wide."""
+    header = ["", "predicted", "measured", "error", f"on {c.target_fabric}"]
+    rows = [header, ["step", *_pair(c.predicted.makespan_s, c.measured_step_s), seconds_text(c.target_step_s)]]
+    rows.append(["bound", seconds_text(c.busiest_bound_s), "", "", seconds_text(c.bound_s)])
+    for k in (*PHASE_ORDER, "idle"):
+        p, m, t = _mean(c.predicted_phases, k), _mean(c.measured_phases, k), c.target_phases.get(k, 0.0)
+        if max(p, m, t) > 0:
+            rows.append([f"  {k}", *_pair(p, m), seconds_text(t)])
+    if c.cpu_s:
+        rows.append(["cpu time", *_pair(float(np.mean(c.cpu_s)), float(np.mean(c.measured.cpu_s))), ""])
+    memory = [["rank", "memory predicted", "measured", "error", "resident set"]]
+    for r, (p, m) in enumerate(zip(c.predicted.memory_peak_bytes, c.measured.memory_peak_bytes, strict=True)):
+        memory.append([str(r), bytes_text(p), bytes_text(m), f"{100 * (p / m - 1):+.1f} %" if m else "", bytes_text(c.measured.rss_peak_bytes[r])])
+    losses = c.measured.losses
+    steps = f"{len(c.step_s)} steps on {c.measured.run_fabric} ({c.measured.pacing}), loss {losses[0]:.4f} -> {losses[-1]:.4f}"
+    lines = [steps, "", *columns(rows), "", *columns(memory), ""]
+    lines.append("prediction rests on " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in c.evidence.items() if v > 0))
+    if c.measured.others_share > 0.1:
+        lines.append(f"note: other programs used {100 * c.measured.others_share:.0f} % of the machine during this run; repeat it for a fair comparison")
+    lines += [f"note: {n}" for n in c.measured.notes]
+    if trace:
+        lines.append(f"trace with both timelines: {trace} (open in https://ui.perfetto.dev)")
+    return "\n".join(lines)
+
+
+def _pair(predicted: float, measured: float) -> list[str]:
+    error = f"{100 * (predicted / measured - 1):+.1f} %" if measured > 1e-6 else ""
+    return [seconds_text(predicted), seconds_text(measured), error]
