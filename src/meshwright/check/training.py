@@ -1,0 +1,269 @@
+"""Values of a training step: every micro-batch's gradient once per parameter, every partial sum complete before it is used.
+
+By induction over one topological order of the inlined program. A compute step is correct if everything it reads is what its name says:
+  F(segment, micro-batch m)  reads act:v:m for every value v the segment reads: v of this replica, all its parts summed; and the old weights;
+  B(segment, m)              reads saved:segment:m of its own F and part, and grad:v:m with the contribution of every segment that
+                             reads v, once each, all parts summed;
+  optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
+                             replica once, for every segment (of any stage that holds a shared parameter) that contributes to it.
+Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
+`sum_grads`; other values it writes are computed alike by all parts. Each rank runs each F and B of its stage once and one optimizer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..plan import Segment, TrainingLayout
+from ..program import BUFFER_ROLES, Kind, Program
+from .order import Order
+from .values import Machine
+from .verdict import Finding
+from .wellformed import LIMIT, witness
+
+__all__ = ["check_training"]
+
+_LOW = (1 << 32) - 1
+
+
+def check_training(p: Program, layout: TrainingLayout, order: Order | None = None) -> list[Finding]:
+    """`p` is a call-free (inlined) training program without repeated lanes whose buffers carry the names of docs/formats.md."""
+    if not p.buffers.name or (len(p.lanes) and int(p.lanes.repeat.max()) > 1):
+        why = "its buffers have no names" if not p.buffers.name else "it has repeated lanes"
+        return [Finding(check="values", message=f"gradients cannot be followed: {why}", status="unknown")]
+    if layout.ranks != p.ranks:
+        return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
+    step = _Step(p, order or Order(p), layout)
+    step.found += step.work()
+    if not step.found:
+        step.run()
+    return step.found[:LIMIT]
+
+
+class _Step(Machine):
+    def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
+        super().__init__(p, order, nothing_is_zero=True)
+        self.layout = layout
+        self.segment: dict[str, Segment] = {s.key: s for s in layout.segments}
+        self.readers: dict[str, list[Segment]] = {}
+        gradless = {v.name for v in layout.values if not v.differentiable}
+        for s in layout.segments:
+            for v in s.reads:
+                if v not in gradless:
+                    self.readers.setdefault(v, []).append(s)
+        self.maker = {v: s for s in layout.segments for v in s.writes}
+        self.number: dict[tuple[object, ...], int] = {}
+        self.found: list[Finding] = []
+        self.actor = p.lanes.actor[p.lane_of_step()].tolist()
+        self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
+        self.old = 1 << 32 | self.quantity("initial")
+        for b, cells in self.memory.items():
+            if self.role[b] in ("weight", "state"):
+                cells[:] = [self.old] * len(cells)
+        self.users = self.gradient_users()
+
+    def quantity(self, *name: object) -> int:
+        return self.number.setdefault(name, len(self.number) + 1)
+
+    def wrong(self, step: int, text: str, *, chunk: int = -1, **more: object) -> None:
+        self.found.append(
+            Finding(check="values", message=f"{self.p.describe(step)} {text}", witness=witness(self.p, step, chunk=None if chunk < 0 else chunk, **more))
+        )
+
+    # ---- what must be there ------------------------------------------------------------------------------------
+    def work(self) -> list[Finding]:
+        """Each rank runs F and B of its stage's segments once per micro-batch, and one optimizer if it has gradients."""
+        p, lay, o = self.p, self.layout, self.p.ops
+        found: list[Finding] = []
+        has: list[Counter[tuple[str, str, int]]] = [Counter() for _ in range(p.ranks)]
+        at: dict[tuple[int, str, str, int], int] = {}
+        for step in range(len(p.steps)):
+            if p.steps.kind[step] == Kind.COMPUTE:
+                op = int(p.steps.op[step])
+                key = (o.name[op], o.graph[op] if o.name[op] != "optimizer" else "", int(o.microbatch[op]) if o.name[op] != "optimizer" else 0)
+                has[self.actor[step]][key] += 1
+                at[(self.actor[step], *key)] = step
+        for rank in range(p.ranks):
+            stage = lay.stages[lay.coordinates(rank)[0]]
+            want = Counter((n, key, m) for n in "FB" for key in stage.segments for m in range(lay.microbatches))
+            if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
+                want["optimizer", "", 0] = 1
+            for key in sorted({*want, *has[rank]}):
+                if want[key] != has[rank][key]:
+                    step = at.get((rank, *key), -1)
+                    text = f"rank {rank} runs {' '.join(map(str, key))} {has[rank][key]} times instead of {want[key]}"
+                    facts = witness(p, step) if step >= 0 else {"rank": rank, "lane": -1, "step": -1, "iteration": 0, "chunk": -1}
+                    found.append(Finding(check="values", message=text, witness=facts | {"work": list(key)}))
+        return found
+
+    def gradient_users(self) -> dict[tuple[str, int, int, int], set[str]]:
+        """(gradient buffer name, stage or -1 when shared, tensor index, cell) -> segments whose B adds to it."""
+        users: dict[tuple[str, int, int, int], set[str]] = {}
+        for step in range(len(self.p.steps)):
+            op = int(self.p.steps.op[step])
+            if self.p.steps.kind[step] != Kind.COMPUTE or self.p.ops.name[op] != "B":
+                continue
+            for b, first, count in self.p.ops.writes[op].reshape(-1, 3).tolist():
+                if self.role[b] == "gradient":
+                    _, lo, hi = self.locate(b, first, count, 0)
+                    for cell in range(lo, hi):
+                        users.setdefault(self.place(self.actor[step], b, cell), set()).add(self.p.ops.graph[op])
+        return users
+
+    def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
+        stage, _, tensor = self.layout.coordinates(rank)
+        name = self.p.buffers.name[buffer]
+        return name, -1 if ":" in name else stage, tensor, cell
+
+    def contribution(self, key: str, microbatch: int, replica: int) -> int:
+        """Bit of B(segment, micro-batch) of a data replica."""
+        lay = self.layout
+        index = list(self.segment).index(key) if key in self.segment else len(self.segment)
+        return 1 << ((index * lay.microbatches + microbatch) * lay.data + replica)
+
+    def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
+        return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
+
+    def gradient_bits(self, value: str, reader: Segment, part: int) -> tuple[int, int]:
+        """(bit of one part, bits of all parts) of a reader's contribution to the gradient of a value."""
+        first = 0
+        for s in self.readers.get(value, []):
+            n = self.parts(s, value, gradient=True)
+            if s.key == reader.key:
+                return 1 << (first + (part if n > 1 else 0)), ((1 << n) - 1) << first
+            first += n
+        return 0, 0
+
+    # ---- one compute step --------------------------------------------------------------------------------------
+    def compute(self, step: int, turn: int) -> None:
+        o, op = self.p.ops, int(self.p.steps.op[step])
+        if len(self.found) >= LIMIT:
+            return
+        rank = self.actor[step]
+        if self.p.ops.name[op] == "optimizer":
+            self.optimizer(step, rank, op)
+            return
+        s, mb = self.segment[o.graph[op]], int(o.microbatch[op])
+        part = int(o.part[op])
+        expected_part = self.layout.coordinates(rank)[2] if s.split else 0
+        if part != expected_part or int(o.parts[op]) != (self.layout.tensor if s.split else 1):
+            self.wrong(step, f"is part {part} of {int(o.parts[op])}, rank {rank} must compute part {expected_part}")
+        reads = o.reads[op].reshape(-1, 3).tolist()
+        names = {self.p.buffers.name[b] for b, _, _ in reads}
+        if o.name[op] == "F":
+            needed = {f"act:{v}:{mb}" for v in s.reads}
+        else:
+            needed = {f"saved:{s.key}:{mb}"} | {f"grad:{v}:{mb}" for v in s.writes if v in self.readers}
+        for name in sorted(needed - names):
+            self.wrong(step, f"does not read {name}")
+        for b, first, count in reads:
+            self.read(step, rank, b, first, count, s, mb, part)
+        for b, first, count in o.writes[op].reshape(-1, 3).tolist():
+            self.write(step, rank, b, first, count, s, mb, part, accumulate=bool(o.accumulate[op]))
+
+    def read(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int) -> None:
+        replica = self.layout.coordinates(rank)[1]
+        kind, _, rest = self.p.buffers.name[b].partition(":")
+        value, _, number = rest.rpartition(":")
+        root, lo, hi = self.locate(b, first, count, 0)
+        for cell in range(lo, hi):
+            have = self.memory[root][cell]
+            if self.role[b] in ("weight", "state"):
+                want = self.old
+            elif number != str(mb) or kind not in ("act", "grad", "saved"):
+                self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
+                return
+            elif kind == "act":
+                n = self.parts(self.maker[value], value, gradient=False) if value in self.maker else 0
+                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, cell - lo)
+            elif kind == "grad":
+                bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
+                want = bits << 32 | self.quantity("grad", value, mb, replica, cell - lo)
+            else:
+                want = 1 << (32 + part) | self.quantity("saved", value, mb, replica, cell - lo)
+            if have != want:
+                self.mismatch(step, b, cell, have, want)
+                return
+
+    def mismatch(self, step: int, b: int, cell: int, have: int, want: int) -> None:
+        root = self.root[b]
+        chunk = max(0, cell * self.grain[b] - self.offset[b]) // max(1, self.unit[b])
+        writer = self.writer[root][cell]
+        what = f"reads chunk {chunk} of {self.p.buffer_name(b)}, which "
+        if have < 0:
+            what += f"is spoilt: {self.p.describe(-1 - have)} adds a contribution twice, or adds what does not belong together"
+        elif not have:
+            what += "nothing has been written to"
+        elif (have ^ want) & _LOW:
+            what += "holds another value"
+        else:
+            missing, extra = (want & ~have) >> 32, (have & ~want) >> 32
+            what += f"lacks {missing.bit_count()} of {(want >> 32).bit_count()} contributions" + (f" and has {extra.bit_count()} foreign ones" if extra else "")
+        if writer >= 0 and have >= 0:
+            what += f"; last written by {self.p.describe(writer)}"
+        self.wrong(step, what, chunk=chunk, buffer=b, writer=writer)
+
+    def write(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int, *, accumulate: bool) -> None:
+        replica = self.layout.coordinates(rank)[1]
+        kind, _, rest = self.p.buffers.name[b].partition(":")
+        root, lo, hi = self.locate(b, first, count, 0)
+        fresh = []
+        for cell in range(lo, hi):
+            if self.role[b] == "gradient":
+                fresh.append(self.contribution(s.key, mb, replica) << 32 | self.quantity("gradient", *self.place(rank, b, cell)))
+                continue
+            value, _, number = rest.rpartition(":")
+            if kind == "gradpart":
+                value = value.rpartition(":")[0]
+            if kind == "act":
+                bit = 1 << (part if self.parts(s, value, gradient=False) > 1 else 0)
+            elif kind in ("grad", "gradpart"):
+                bit = self.gradient_bits(value, s, part)[0]
+            else:
+                bit = 1 << part
+            if number != str(mb) or not bit or kind not in ("act", "grad", "gradpart", "saved") or (kind == "act" and value not in s.writes):
+                self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not its to write")
+                return
+            fresh.append(bit << 32 | self.quantity("grad" if kind == "gradpart" else kind, value, mb, replica, cell - lo))
+        if accumulate:
+            fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
+        self.store(root, lo, hi, fresh, step)
+
+    def optimizer(self, step: int, rank: int, op: int) -> None:
+        lay, p = self.layout, self.p
+        stage, _, tensor = lay.coordinates(rank)
+        read = {(b, c) for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
+        covered: set[str] = set()
+        for b in range(len(p.buffers)):
+            if self.role[b] != "gradient" or int(p.buffers.actor[b]) != rank:
+                continue
+            root, lo, hi = self.locate(b, 0, int(p.buffers.chunks[b]), 0)
+            for chunk in range(int(p.buffers.chunks[b])):
+                if (b, chunk) not in read:
+                    self.wrong(step, f"does not read chunk {chunk} of {p.buffer_name(b)}", chunk=chunk, buffer=b)
+                    return
+            for cell in range(lo, hi):
+                place = self.place(rank, b, cell)
+                users = self.users.get(place, set())
+                covered |= users
+                bits = 0
+                for key in users:
+                    for m in range(lay.microbatches):
+                        for d in range(lay.data):
+                            bits |= self.contribution(key, m, d)
+                want = bits << 32 | self.quantity("gradient", *place) if bits else 0
+                if self.memory[root][cell] != want:
+                    self.mismatch(step, b, cell, self.memory[root][cell], want)
+                    return
+        mine = set(lay.stages[stage].params)
+        for s in lay.segments:
+            if s.stage == stage and mine & set(s.params) and s.key not in covered and self.users:
+                text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
+                self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
+        writes = {p.buffers.name[b] for b, _, _ in p.ops.writes[op].reshape(-1, 3).tolist()}
+        if "weights" not in writes:
+            self.wrong(step, "does not write the weights")
+        new = 1 << 32 | self.quantity("updated")
+        for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
+            root, lo, hi = self.locate(b, first, count, 0)
+            self.store(root, lo, hi, [new] * (hi - lo), step)

@@ -1,0 +1,226 @@
+"""Values: what every buffer holds at the end, proved on sets of contributions instead of numbers.
+
+A cell's value is a set of contributions to one quantity: `mask << 32 | quantity`. Adding takes the union; adding different
+quantities or one contribution twice makes poison (`-1 - step`), an error only where a claim reads it. 0 is "nothing yet". The program must be
+well-formed, live and free of races: then every order gives these values, and one topological order is executed. Buffers are cut into
+cells by the greatest common divisor of all ranges used on the buffers that data moves between. Turns: see `races.turns_needed`.
+
+Collectives: quantity = input chunk (and iteration), contribution = rank. `Program.contract` says what every output must be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from ..errors import TimeLimit
+from ..program import Kind, Part, Program
+from .order import Accesses, Addresses, Ints, Order, accesses
+from .races import turns_needed
+from .verdict import Finding
+from .wellformed import LIMIT, witness
+
+__all__ = ["Machine", "check_collective"]
+
+CELL_LIMIT = 40_000_000
+_LOW = (1 << 32) - 1
+
+
+class Machine:
+    """Executes transfers on sets of contributions; `compute` is left to those who know what the ops mean."""
+
+    def __init__(self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None) -> None:
+        self.p, self.order, self.nothing_is_zero = p, order, nothing_is_zero
+        self.where = Addresses(p)
+        self.cell = _cells(p, self.where, accesses(p), grain)  # per buffer: bytes of a cell of its root
+        top = np.where(self.where.window > 0, np.minimum(self.where.window, int(order.turns.max(initial=1))), int(order.turns.max(initial=1)))
+        self.memory: dict[int, list[int]] = {}
+        for b in np.flatnonzero(self.where.root == np.arange(len(p.buffers))).tolist():
+            self.memory[b] = [0] * int(top[b] * self.where.size[b] // self.cell[b])
+        self.writer: dict[int, list[int]] = {b: [-1] * len(cells) for b, cells in self.memory.items()}
+        moved = int(p.steps.count.astype(np.int64).sum())
+        if sum(map(len, self.memory.values())) + moved > CELL_LIMIT:
+            raise TimeLimit("too many chunks to follow one by one")
+        self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
+        self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()
+        self.unit, self.size, self.window = self.where.unit.tolist(), self.where.size.tolist(), self.where.window.tolist()
+        self.grain: list[int] = self.cell.tolist()
+
+    def locate(self, buffer: int, chunk: int, count: int, turn: int) -> tuple[int, int, int]:
+        """(root, first cell, end cell)."""
+        root, g = self.root[buffer], self.grain[buffer]
+        slot = turn % self.window[buffer] if self.window[buffer] else turn
+        lo = slot * self.size[root] + self.offset[buffer] + chunk * self.unit[buffer]
+        return root, lo // g, (lo + count * self.unit[buffer]) // g
+
+    def add(self, a: int, b: int, step: int) -> int:
+        if a < 0 or b < 0:
+            return a if a < 0 else b
+        if not a or not b:
+            return (a or b) if self.nothing_is_zero else -1 - step
+        if (a ^ b) & _LOW or (a >> 32) & (b >> 32):
+            return -1 - step
+        return a | b
+
+    def store(self, root: int, lo: int, hi: int, values: list[int], step: int) -> None:
+        self.memory[root][lo:hi] = values
+        self.writer[root][lo:hi] = [step] * (hi - lo)
+
+    def run(self) -> None:
+        s = self.p.steps
+        kind, parts, count = s.kind.tolist(), s.parts.tolist(), s.count.tolist()
+        src, src_chunk, dst, dst_chunk = s.src_buffer.tolist(), s.src_chunk.tolist(), s.dst_buffer.tolist(), s.dst_chunk.tolist()
+        chan_in, chan_out = s.chan_in.tolist(), s.chan_out.tolist()
+        sets, queue = self.p.channels.sets, self.queue
+        nodes = zip(self.order.step[self.order.order].tolist(), self.order.iteration[self.order.order].tolist(), strict=True)
+        for step, turn in nodes:
+            if kind[step] == Kind.COMPUTE:
+                self.compute(step, turn)
+            if kind[step] != Kind.TRANSFER:
+                continue
+            part = parts[step]
+            value: list[int] = []
+            if part & Part.RECV:
+                sources = sets[chan_in[step]].tolist() if part & Part.IN_SET else (chan_in[step],)
+                value = queue[sources[0]].popleft()
+                for more in sources[1:]:
+                    value = [self.add(a, b, step) for a, b in zip(value, queue[more].popleft(), strict=True)]
+            if part & Part.READ:
+                root, lo, hi = self.locate(src[step], src_chunk[step], count[step], turn)
+                here = self.memory[root][lo:hi]
+                value = [self.add(a, b, step) for a, b in zip(value, here, strict=True)] if part & Part.RECV else here
+            if part & Part.STORE:
+                root, lo, hi = self.locate(dst[step], dst_chunk[step], count[step], turn)
+                if part & Part.ADD and not part & Part.RECV:
+                    value = [self.add(a, b, step) for a, b in zip(value, self.memory[root][lo:hi], strict=True)]
+                self.store(root, lo, hi, value, step)
+            if part & Part.SEND:
+                for out in sets[chan_out[step]].tolist() if part & Part.OUT_SET else (chan_out[step],):
+                    queue[out].append(value)
+
+    def compute(self, step: int, turn: int) -> None:
+        raise NotImplementedError("a collective program computes nothing")
+
+
+def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Ints:
+    """Bytes of a cell, per buffer: the gcd of everything used on the buffers that data moves between."""
+    label = where.root.tolist()
+
+    def find(x: int) -> int:
+        while label[x] != x:
+            label[x] = label[label[x]]
+            x = label[x]
+        return x
+
+    s = p.steps
+    on = np.where(s.dst_buffer >= 0, s.dst_buffer, s.src_buffer)
+    local = (s.src_buffer >= 0) & (s.dst_buffer >= 0)
+    links = [np.stack([s.src_buffer[local], s.dst_buffer[local]])]
+    by_channel: dict[int, int] = {}
+    for column, part in ((s.chan_out, Part.SEND), (s.chan_in, Part.RECV)):
+        at = np.flatnonzero(((s.parts & part) != 0) & (on >= 0))
+        is_set = ((s.parts[at] & (Part.OUT_SET if part is Part.SEND else Part.IN_SET)) != 0).tolist()
+        for chan, buffer, many in set(zip(column[at].tolist(), on[at].tolist(), is_set, strict=True)):
+            for c in p.channels.sets[chan].tolist() if many else (chan,):
+                first = by_channel.setdefault(c, buffer)
+                label[find(first)] = find(buffer)
+    for x, y in set(zip(links[0][0].tolist(), links[0][1].tolist(), strict=True)):
+        label[find(x)] = find(y)
+    component = np.array([find(b) for b in range(len(label))], dtype=np.int64)
+    out = [0] * len(label)
+    lo = where.offset[a.buffer] + a.chunk * where.unit[a.buffer]
+    values = np.concatenate([lo, a.count * where.unit[a.buffer], where.size, where.unit if grain is None else grain])
+    owners = np.concatenate([a.buffer, a.buffer, np.arange(len(label)), np.arange(len(label))])
+    if grain is None:  # without claims on single chunks, ranges alone decide
+        values, owners = values[: len(values) - len(label)], owners[: len(owners) - len(label)]
+    pairs = np.unique(np.stack([component[owners], values]), axis=1)
+    for k, v in zip(pairs[0].tolist(), pairs[1].tolist(), strict=True):
+        out[k] = gcd(out[k], v)
+    return np.array([max(1, out[int(component[b])]) for b in range(len(label))], dtype=np.int64)
+
+
+def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
+    """Every output of the contract holds every contribution it must, once, and nothing else."""
+    c = p.contract
+    if c is None:
+        return []
+    order = order or Order(p, iterations=turns_needed(p))
+    grain = np.zeros(len(p.buffers), np.int64)
+    for buffer, _, _ in (*c.inputs, *c.outputs):
+        grain[buffer] = p.buffers.chunk_bytes[buffer]
+    m = Machine(p, order, nothing_is_zero=False, grain=grain)
+    turns = int(order.turns.max(initial=1))
+    starts = np.concatenate([[0], np.cumsum([n for _, _, n in c.inputs])]).tolist()
+    for rank, (buffer, chunk, count) in enumerate(c.inputs):
+        for turn in range(turns):
+            root, lo, hi = m.locate(buffer, chunk, count, turn)
+            base = _first(c.op, starts, rank, turn, m, buffer)
+            m.memory[root][lo:hi] = [(1 << (32 + rank)) | (base + k) for k in range(hi - lo)]
+    m.run()
+    found: list[Finding] = []
+    for rank in range(p.ranks):
+        for turn in range(turns):
+            found += _compare(p, m, rank, turn, starts)
+            if len(found) >= LIMIT:
+                return found
+    return found
+
+
+def _first(op: str, starts: list[int], rank: int, turn: int, m: Machine, buffer: int) -> int:
+    """First quantity number of a rank's input: all-gather's inputs lie behind each other, all others' lie over each other."""
+    per = max(1, m.unit[buffer] // m.grain[buffer])
+    total = starts[-1] if op == "all-gather" else max(b - a for a, b in zip(starts, starts[1:], strict=False))
+    return 1 + per * (turn * total + (starts[rank] if op == "all-gather" else 0))
+
+
+def _compare(p: Program, m: Machine, rank: int, turn: int, starts: list[int]) -> list[Finding]:
+    c = p.contract
+    assert c is not None
+    if c.op == "reduce" and rank != c.root:
+        return []
+    buffer, chunk, count = c.outputs[rank]
+    root, lo, hi = m.locate(buffer, chunk, count, turn)
+    per = max(1, m.unit[buffer] // m.grain[buffer])
+    base = _first(c.op, starts, 0, turn, m, buffer)
+    everyone = (1 << p.ranks) - 1
+    if c.op == "all-gather":
+        wanted = [(1 << (32 + r)) | (base + per * starts[r] + k) for r in range(p.ranks) for k in range(per * (starts[r + 1] - starts[r]))]
+    elif c.op == "broadcast":
+        wanted = [(1 << (32 + c.root)) | (base + k) for k in range(per * count)]
+    else:
+        skip = sum(n for _, _, n in c.outputs[:rank]) if c.op == "reduce-scatter" else 0
+        wanted = [(everyone << 32) | (base + per * skip + k) for k in range(per * count)]
+    whole = {"all-gather": starts[-1], "reduce-scatter": c.outputs[rank][2]}.get(c.op, starts[1] - starts[0])
+    if count != whole:
+        text = f"the contract's output of rank {rank} has {count} chunks, a whole {c.op} has {whole}"
+        return [Finding(check="values", message=text, witness={"rank": rank, "lane": -1, "step": -1, "iteration": turn, "chunk": chunk})]
+    found = []
+    have = m.memory[root][lo:hi]
+    for k in [k for k, (a, b) in enumerate(zip(have, wanted, strict=True)) if a != b][:LIMIT]:
+        found.append(_wrong(p, m, rank, turn, chunk + k // per, have[k], wanted[k], m.writer[root][lo + k]))
+    return found
+
+
+def _wrong(p: Program, m: Machine, rank: int, turn: int, chunk: int, have: int, want: int, writer: int) -> Finding:
+    buffer = p.contract.outputs[rank][0] if p.contract else 0
+    step = -1 - have if have < 0 else writer
+    place = f"chunk {chunk} of {p.buffer_name(buffer)} on rank {rank} (iteration {turn})"
+    more: dict[str, Any] = {}
+    if have < 0:
+        text = f"{place} is spoilt: {p.describe(step)} adds a contribution twice, or adds what does not belong together"
+    elif not have:
+        text = f"{place} is never written"
+    elif (have ^ want) & _LOW:
+        text = f"{place} holds another chunk's data"
+    else:
+        missing = [r for r in range(p.ranks) if (want >> 32) & ~(have >> 32) >> r & 1]
+        extra = [r for r in range(p.ranks) if (have >> 32) & ~(want >> 32) >> r & 1]
+        text = f"{place} lacks the contribution of ranks {missing}" + (f" and has that of ranks {extra}" if extra else "")
+        more = {"missing_ranks": missing, "extra_ranks": extra}
+    if step >= 0 and have >= 0:
+        text += f"; last written by {p.describe(step)}"
+    facts = witness(p, step, iteration=turn, chunk=chunk) if step >= 0 else {"lane": -1, "step": -1, "iteration": turn, "chunk": chunk}
+    return Finding(check="values", message=text, witness=facts | {"rank": rank, "buffer": buffer} | more)

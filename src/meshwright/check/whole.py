@@ -1,0 +1,234 @@
+"""All checks of a program, and of a plan. Each later check runs only on what the earlier ones found sound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..errors import FormatError, Unsupported
+from ..fabric import Device, Fabric, Link, Provenance, Switch
+from ..plan import Plan, TrainingLayout
+from ..program import Kind, Program
+from ..program_calls import inline
+from .certificate import check_bound
+from .deadlock import check_deadlock
+from .links import check_links, link_time
+from .memory import check_memory, worst_order_memory
+from .order import Order
+from .races import check_races, turns_needed
+from .training import check_training
+from .values import check_collective
+from .verdict import Finding, Verdict, guarded
+from .wellformed import check_wellformed, witness
+
+__all__ = ["check_layout", "check_plan", "check_program"]
+
+EXPAND_LIMIT = 400_000  # executed steps up to which a folded program is checked in its expanded form
+
+
+def check_program(program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None) -> Verdict:
+    """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
+
+    Args:
+        programs: content hash -> program, for the callees (and possibly others, which are not looked at).
+        layout: of a training program; without it gradients are not followed.
+    """
+    findings: list[Finding] = []
+    notes: list[str] = []
+    table = programs or {}
+    found, plain = _plain(program, table, notes)
+    findings += found
+    if plain is None:
+        return Verdict(findings=tuple(findings), notes=tuple(notes))
+    findings += guarded("deadlock", lambda: check_deadlock(plain))
+    if not findings:
+        order: list[Order] = []
+        findings += guarded("races", lambda: _with_order(plain, order))
+        findings += guarded("wellformed", lambda: _call_order(program)) if len(program.calls) else []
+        if not findings and plain.contract is not None:
+            findings += guarded("values", lambda: check_collective(plain, order[0]))
+        elif not findings and layout is not None:
+            findings += guarded("values", lambda: check_training(plain, layout, order[0]))
+        elif not findings:
+            notes.append("values: no contract and no layout, so there is nothing to prove about the results")
+    facts: dict[str, Any] = {"steps": len(plain.steps), "lanes": len(plain.lanes), "channels": len(plain.channels)}
+    return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _with_order(p: Program, keep: list[Order]) -> list[Finding]:
+    keep.append(Order(p, iterations=turns_needed(p)))
+    return check_races(p, keep[0])
+
+
+def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> tuple[list[Finding], Program | None]:
+    """The call-free, unfolded form of a program that is well-formed, or what is wrong with it."""
+    if program.fold is not None:
+        unfolded, note = _expanded(program)
+        notes += [note] if note else []
+        if unfolded is None:
+            return [Finding(check="wellformed", message=note, status="unknown")], None
+        program = unfolded
+    findings = guarded("wellformed", lambda: check_wellformed(program))
+    if findings or not len(program.calls):
+        return findings, None if findings else program
+    for name in program.calls.names:
+        if name not in table:
+            text = f"program {name[:16]!r} is called but not given"
+            return [Finding(check="wellformed", message=text, witness={"callee": name})], None
+        verdict = check_program(table[name], programs=table)
+        for f in verdict.findings:
+            text = f"callee {table[name].name or name[:12]!r}: {f.message}"
+            findings.append(Finding(check=f.check, message=text, witness={**f.witness, "callee": name}, status=f.status))
+        if table[name].contract is None:
+            notes.append(f"callee {name[:12]} states no contract; its effect is checked in the inlined form only")
+    if findings:
+        return findings, None
+    try:
+        flat = inline(program, table).program
+    except (FormatError, Unsupported) as error:
+        text = f"the calls cannot be written out: {error}"
+        return [Finding(check="wellformed", message=text, witness={"where": error.where}, status="wrong" if isinstance(error, FormatError) else "unknown")], None
+    findings = guarded("wellformed", lambda: check_wellformed(flat))
+    return findings, None if findings else flat
+
+
+def _expanded(program: Program) -> tuple[Program | None, str]:
+    steps = program.executed_steps
+    if steps > EXPAND_LIMIT:
+        return None, f"folded program of {steps} executed steps: too many to expand, so only its representatives could be looked at"
+    from ..program_fold import expand
+
+    return expand(program), "checked in its expanded form"
+
+
+def _call_order(program: Program) -> list[Finding]:
+    """Calls of one member on one communicator must have a defined order, also from different lanes."""
+    if program.fold is not None:
+        return []
+    at = np.flatnonzero(program.steps.kind == Kind.CALL)
+    order = Order(program)
+    comm, actor = program.calls.comm[program.steps.op[at]], program.lanes.actor[order.lane_of_step[at]]
+    by = np.lexsort((at, actor, comm))
+    same = (comm[by][1:] == comm[by][:-1]) & (actor[by][1:] == actor[by][:-1])
+    first, second = at[by][:-1][same].astype(np.int64), at[by][1:][same].astype(np.int64)
+    bad = np.flatnonzero(~order.before(order.node(first, 0), order.node(second, 0)))
+    found = []
+    for k in bad[:8].tolist():
+        text = f"{program.describe(int(second[k]))} and {program.describe(int(first[k]))} call on one communicator in no defined order; add an `after`"
+        found.append(Finding(check="wellformed", message=text, witness=witness(program, int(second[k]), other_step=int(first[k]))))
+    return found
+
+
+# ---- plans -------------------------------------------------------------------------------------------------------------
+def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
+    """Every program of the plan, its layout, memory, links, bound and prediction. `fabric`: by default the plan's own document."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    facts: dict[str, Any] = {"programs": len(plan.programs)}
+    target: list[Fabric] = [fabric] if fabric is not None else []
+    if fabric is None:
+        findings += guarded("plan", lambda: target.append(_fabric_of(plan)) or [])  # type: ignore[func-returns-value]
+    findings += guarded("plan", lambda: _cycle(plan))
+    if plan.layout is not None:
+        layout = plan.layout
+        findings += guarded("plan", lambda: check_layout(layout, plan.main.ranks if plan.cycle and plan.cycle[0].program in plan.programs else None))
+    if findings:
+        return Verdict(findings=tuple(findings), facts=facts)
+    called = {name for p in plan.programs.values() for name in p.calls.names}
+    for name in sorted(set(plan.programs) - called):
+        verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout)
+        findings += verdict.findings
+        notes += verdict.notes
+        if verdict.ok:
+            findings += guarded("plan", lambda p=plan.programs[name]: _on_fabric(plan, p, target[0], facts))  # type: ignore[misc]
+    findings += guarded("certificate", lambda: _bound(plan, target[0]))
+    return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _fabric_of(plan: Plan) -> Fabric:
+    doc = plan.target_fabric
+    kinds = {"devices": Device, "switches": Switch, "links": Link, "provenance": Provenance}
+    parts = {field: tuple(msgspec.convert(list(doc.get(field, ())), list[kind])) for field, kind in kinds.items()}  # type: ignore[valid-type]
+    return Fabric(name=str(doc["name"]), **parts)
+
+
+def _cycle(plan: Plan) -> list[Finding]:
+    found = []
+    named = [(e.program, e.when) for e in plan.cycle] + [(x, e.when) for e in plan.cycle for x in e.table.values()]
+    for program, when in named:
+        if program not in plan.programs:
+            found.append(Finding(check="plan", message=f"the cycle's program for {when!r} is not in the plan", witness={"program": program}))
+    if not plan.cycle:
+        found.append(Finding(check="plan", message="the plan runs no program", witness={}))
+    return found
+
+
+def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
+    """Degrees multiply to the ranks, batches to the global batch; stages hold their segments; every value has one maker."""
+    bad: list[tuple[str, dict[str, Any]]] = []
+    if ranks is not None and layout.ranks != ranks:
+        bad.append((f"{layout.data} x {layout.tensor} x {layout.pipeline} is not the program's {ranks} ranks", {"ranks": ranks}))
+    total = layout.data * layout.microbatches * layout.microbatch_size
+    if total != layout.global_batch:
+        bad.append((f"{layout.data} x {layout.microbatches} x {layout.microbatch_size} samples are not the global batch {layout.global_batch}", {}))
+    if [s.index for s in layout.stages] != list(range(layout.pipeline)):
+        bad.append((f"{layout.pipeline} stages are needed, in order", {}))
+    keys = [s.key for s in layout.segments]
+    if len(set(keys)) < len(keys) or sorted(k for s in layout.stages for k in s.segments) != sorted(keys):
+        bad.append(("every segment must be in exactly one stage", {}))
+    stage = {k: s.index for s in layout.stages for k in s.segments}
+    made: dict[str, str] = {}
+    nodes: set[str] = set()
+    for seg in layout.segments:
+        if stage.get(seg.key) != seg.stage:
+            bad.append((f"segment {seg.key} says it is in stage {seg.stage}", {"segment": seg.key}))
+        if nodes & set(seg.nodes):
+            bad.append((f"segment {seg.key} repeats the node {min(nodes & set(seg.nodes))!r}", {"segment": seg.key}))
+        nodes |= set(seg.nodes)
+        if not set(seg.sum_writes) <= set(seg.writes) or not set(seg.sum_grads) <= set(seg.reads):
+            bad.append((f"segment {seg.key} sums values that it does not write or read", {"segment": seg.key}))
+        for v in seg.writes:
+            if v in made:
+                bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
+            made[v] = seg.key
+    for seg in layout.segments:
+        for v in seg.reads:
+            if v not in made:
+                bad.append((f"segment {seg.key} reads {v!r}, which no segment writes", {"value": v}))
+    return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
+
+
+def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:
+    """Links and memory of a sound program where the plan puts it."""
+    found, flat = _plain(program, plan.programs, [])
+    if flat is None:
+        return found
+    claimed = plan.prediction.time_s if plan.prediction is not None and program is plan.main else None
+    found += guarded("links", lambda: check_links(flat, fabric, plan.placement, claimed))
+    if found:
+        return found
+    time, _ = link_time(flat, fabric, plan.placement)
+    if time:
+        link = max(time, key=lambda x: time[x])
+        facts["busiest_link"] = f"{fabric.links[link].src} > {fabric.links[link].dst}"
+        facts["busiest_link_s"] = str(time[link])
+    worst = worst_order_memory(flat)
+    facts["memory_worst_bytes"] = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)][: flat.ranks]
+    facts["memory_worst_exact"] = all(worst.exact[: flat.ranks])
+    return found + guarded("memory", lambda: check_memory(flat, worst, fabric, plan.placement))
+
+
+def _bound(plan: Plan, fabric: Fabric) -> list[Finding]:
+    if plan.bound is None:
+        return []
+    found = check_bound(plan.bound, fabric, layout=plan.layout)
+    p = plan.prediction
+    if p is not None and plan.bound.unit == "s" and Fraction(p.time_s) < plan.bound.exact * (1 - Fraction(1, 10**9)):
+        text = f"the prediction {p.time_s:.6g} s is below the bound {float(plan.bound):.6g} s"
+        found.append(Finding(check="plan", message=text, witness={"time_s": p.time_s, "bound": plan.bound.value}))
+    return found
+
