@@ -52,6 +52,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     default_memory_Bps: float = 1e11
     table: dict[str, Priced] = {}
     transport: Transport = Transport()
+    evidence: Evidence = "assumed"  # of the roofline: "interpolated" once its efficiencies are fitted to a measured table
     source: str = "analytic roofline"
 
     def roofline(self, work: Work, device: Device) -> Priced:
@@ -59,7 +60,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         rate = (device.memory_bandwidth_Bps or self.default_memory_Bps) * self.memory_efficiency
         share = device.cpu_share or 1.0
         time_s = max(work.flops / flops, (work.bytes_read + work.bytes_written) / rate) + work.calls * self.per_call_s
-        return Priced(time_s / share)
+        return Priced(time_s / share, self.evidence)
 
     def price(self, key: str, work: Work | None, device: Device) -> Priced:
         """The table's price for `key` if there is one, else the roofline of `work` (zero work costs nothing)."""

@@ -47,7 +47,7 @@ def evidence_shares(seconds: NDArray[np.float64], codes: NDArray[Any], critical_
 
 
 def step_evidence(program: Program, cost: Cost) -> NDArray[np.int8]:
-    """Evidence code of every step: compute by its price's evidence (assumed where the table lacks it), the rest by the transport's."""
+    """Evidence code of every step: compute by its price's evidence (the roofline's where the table lacks it), the rest by the transport's."""
     codes = np.full(len(program.steps), EVIDENCE_CODES.index(cost.transport.evidence), np.int8)
     of_op = np.array([EVIDENCE_CODES.index(_evidence(cost, program.ops.key(i))) for i in range(len(program.ops))], np.int8)
     compute = program.steps.kind == Kind.COMPUTE
@@ -56,7 +56,7 @@ def step_evidence(program: Program, cost: Cost) -> NDArray[np.int8]:
 
 
 def _evidence(cost: Cost, key: str) -> Evidence:
-    return cost.table[key].evidence if key in cost.table else "assumed"
+    return cost.table[key].evidence if key in cost.table else cost.evidence
 
 
 def evidence_of_timeline(timeline: Timeline, program: Program, cost: Cost) -> dict[str, float]:

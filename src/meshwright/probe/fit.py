@@ -64,7 +64,9 @@ def fit_line(sizes: F64, times_s: F64) -> Line:
     weight = np.ones_like(x)
     line = Line(0.0, 0.0)
     for _ in range(ROUNDS):
-        line = _weighted_line(x, y, weight / y**2)
+        before, line = line, _weighted_line(x, y, weight / y**2)
+        if before == line:
+            break
         residual = np.abs(line.at(x) / y - 1)
         weight = np.minimum(1.0, HUBER / np.maximum(residual, 1e-12))
     return line

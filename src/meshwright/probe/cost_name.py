@@ -1,0 +1,36 @@
+"""Names of costs on the command line: `roofline`, `tables:SYSTEM`, or a cost file."""
+
+from __future__ import annotations
+
+from ..cost import Cost
+from ..errors import UsageError
+from ..fabric import Fabric
+from ..io.cost_file import read_cost
+
+__all__ = ["load_cost"]
+
+
+def load_cost(spec: str, fabric: Fabric) -> Cost:
+    """The cost that `spec` names, for planning on `fabric`.
+
+    - `roofline`: peak rates of the fabric's devices and the default efficiencies; everything assumed;
+    - `tables:SYSTEM` or `tables:SYSTEM:DTYPE`: fitted to measured GPU tables (extra `tables`), e.g. `tables:h100_sxm`; bf16 by default;
+    - anything else: the path of a cost file (`meshwright.io.cost_file`).
+    `measured` needs the job and is made by the caller (`meshwright.probe.segments`).
+    Raises: UsageError, UnknownName, MissingExtra, FormatError.
+    """
+    if spec == "roofline":
+        return Cost()
+    if spec == "measured":
+        raise UsageError("measured costs are taken from a job that can run here, not from a name", hint="use roofline, tables:SYSTEM or a cost file")
+    kind, _, rest = spec.partition(":")
+    if kind == "tables":
+        if not rest:
+            raise UsageError("tables:SYSTEM needs a system", where=spec, hint="e.g. tables:h100_sxm")
+        if any(d.kind == "cpu" for d in fabric.devices):
+            raise UsageError(f"fabric {fabric.name!r} has processors, and the tables are of GPUs", where=spec, hint="use roofline or measured")
+        from .gpu_tables import tables_cost
+
+        system, _, dtype = rest.partition(":")
+        return tables_cost(system, dtype=dtype or "bf16")
+    return read_cost(spec)
