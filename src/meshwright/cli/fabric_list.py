@@ -1,0 +1,48 @@
+"""`meshwright fabric list`: the presets, their sizes and options."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..presets import PRESETS, Option, Preset
+from .frame import Result
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "List the fabrics that ship with meshwright."
+EPILOG = """\
+A fabric is named everywhere as PRESET[:n][?option=value&...], or as FILE.toml or FILE.json:
+  meshwright fabric show dgx-a100:2
+  meshwright fabric show 'dgx-h100:16?net=rails'
+  meshwright fabric show examples/fabrics/two_islands.toml"""
+
+_EXAMPLE = {"rate": "RATE", "size": "SIZE", "flops": "FLOP/s", "count": "N", "flag": "0|1"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """No arguments of its own."""
+
+
+def run(args: argparse.Namespace) -> Result:
+    presets = [
+        {
+            "name": p.name,
+            "summary": p.summary,
+            "unit": p.unit,
+            "default": p.default,
+            "devices_per_unit": p.devices_per_unit,
+            "options": [{"name": name, "kind": o.kind, "help": o.help, "choices": list(o.choices)} for name, o in p.options.items()],
+        }
+        for p in PRESETS.values()
+    ]
+    text = "\n".join(line for p in PRESETS.values() for line in _lines(p))
+    return Result({"schema": "meshwright.fabric-list", "version": 1, "presets": presets}, text)
+
+
+def _lines(preset: Preset) -> list[str]:
+    options = " ".join(f"{name}={_values(option)}" for name, option in preset.options.items())
+    return [f"{preset.name + ':n':<14} {preset.summary}", f"{'':<14} n = {preset.unit}, default {preset.default}; options: {options}"]
+
+
+def _values(option: Option) -> str:
+    return "|".join(option.choices) if option.choices else _EXAMPLE[option.kind]

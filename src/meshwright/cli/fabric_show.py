@@ -1,0 +1,64 @@
+"""`meshwright fabric show FABRIC`: summary and matrix as text, or a drawing as SVG."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..errors import Disconnected, UsageError
+from ..io.atomic import write_text
+from ..io.fabric_document import fabric_document
+from ..io.fabric_name import load_fabric
+from ..report.fabric_matrix import cells, matrix_text, rates, summary_text
+from .frame import Result
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "Show a fabric: what it consists of, and over what its devices reach each other."
+EPILOG = """\
+examples:
+  meshwright fabric show dgx-a100:2
+  meshwright fabric show two-islands --rates
+  meshwright fabric show 'dgx-h100:4?net=rails' --devices 0-7 --svg box.svg"""
+
+DEFAULT_LIMIT = 32
+MOST = 1024  # devices in a matrix: a million cells
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("fabric", metavar="FABRIC", help="FILE.toml, FILE.json or PRESET:n (see `meshwright fabric list`)")
+    parser.add_argument("--devices", metavar="LIST", help="only these devices, e.g. 0-3,8-11 or names")
+    parser.add_argument("--rates", action="store_true", help="show rates instead of kinds of links")
+    parser.add_argument("--limit", type=int, default=DEFAULT_LIMIT, metavar="N", help="most devices in the matrix (default %(default)s)")
+    parser.add_argument("--svg", metavar="FILE", help="also draw the fabric into this file")
+
+
+def run(args: argparse.Namespace) -> Result:
+    if not 0 <= args.limit <= MOST:
+        raise UsageError(f"--limit must be between 0 and {MOST}, got {args.limit}", hint="name a part with --devices")
+    fabric = load_fabric(args.fabric, args.devices)
+    shown = min(args.limit, len(fabric.devices))
+    connected = True
+    try:
+        fabric.require_connected()
+    except Disconnected:
+        connected = False
+    document = {
+        "schema": "meshwright.fabric-show",
+        "version": 1,
+        "fabric": fabric_document(fabric),
+        "connected": connected,
+        "matrix": {
+            "devices": [d.name for d in fabric.devices[:shown]],
+            "truncated": shown < len(fabric.devices),
+            "kinds": cells(fabric, shown),
+            "rates_Bps": rates(fabric, shown),
+        },
+    }
+    text = summary_text(fabric) + "\n\n" + matrix_text(fabric, shown, with_rates=args.rates)
+    if args.svg:
+        from ..report.fabric_svg import fabric_svg
+
+        write_text(args.svg, fabric_svg(fabric))
+        document["svg"] = args.svg
+        text += f"\n\ndrawn into {args.svg}"
+    return Result(document, text)
