@@ -154,7 +154,9 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
         f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, with {closest.candidate.degrees}",
         where=f"device {device.name}",
         hint=f"devices with memory of {need} bytes, more devices, or a smaller global batch would make it fit",
-        data={"rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees)},
+        data={
+            "rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees),
+        },
     )
 
 
@@ -174,6 +176,7 @@ def _plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, be
     from .io.plan_file import program_hash
 
     layout, timeline = best.layout, best.recorded()
+    assert best.program is not None, "the best candidate was simulated"
     main = program_hash(best.program)
     cites = {"layout": [c.key for c in (grid.CITE, megatron.CITE)]}
     decisions: dict[str, Any] = {

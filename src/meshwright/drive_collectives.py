@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from .cost import Transport
-from .decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem
-from .errors import Unsupported
+from .decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Ring, auto
+from .errors import UnknownName
 from .fabric import Fabric
 from .lowering import AllReduce
 from .program import Program
 
-__all__ = ["CollectivePlanner", "Planned"]
+__all__ = ["CANDIDATES", "PURPOSES", "CollectivePlanner", "Planned"]
 
 PURPOSES = ("gradient", "tensor", "tied")
+
+# What is tried for each name; explicit chunks, because the calls are inlined in a training step.
+CANDIDATES: dict[str, tuple[CollectiveStrategy, ...]] = {"ring": (Ring(), Ring(bidirectional=True)), "forestcoll": (ForestColl(unroll=True),)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class CollectivePlanner:
     chosen: dict[str, str] = field(default_factory=dict)
     cache: dict[tuple[tuple[str, ...], int, str], Planned] = field(default_factory=dict)
     by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
-    problems: dict[tuple[tuple[str, ...], int], dict[str, CollectivePlan | str]] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)
 
     def with_choice(self, purpose: str, strategy: str) -> CollectivePlanner:
@@ -76,31 +76,14 @@ class CollectivePlanner:
         return self.hashes[id(program)]
 
     def _plan(self, devices: tuple[str, ...], size: int, strategy: str) -> Planned:
+        if strategy != "auto" and strategy not in CANDIDATES:
+            raise UnknownName(f"no collective strategy {strategy!r}", hint=f"strategies: auto, {', '.join(CANDIDATES)}")
+        names = tuple(CANDIDATES) if strategy == "auto" else (strategy,)
         problem = CollectiveProblem(fabric=self.fabric, op="all-reduce", ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
-        best: Planned | None = None
-        tried: list[tuple[str, float | None, str]] = []
-        for cls in STRATEGIES:
-            name = strategy_name(cls)
-            if strategy not in ("auto", name):
-                continue
-            try:
-                plan = cls(unroll=True).plan(problem, rng=np.random.default_rng(self.seed))
-            except Unsupported as error:
-                tried.append((name, None, error.message))
-                continue
-            time_s = self.alone_s(plan, devices)
-            tried.append((name, time_s, ""))
-            if best is None or time_s < best.time_s:
-                best = Planned(plan, time_s, ())
-        if best is None:
-            raise Unsupported(f"no collective strategy {strategy!r} for these {len(devices)} devices", hint=_reasons(tried), data={"devices": list(devices)})
-        return replace(best, tried=tuple(tried))
-
-    def alone_s(self, plan: CollectivePlan, devices: tuple[str, ...]) -> float:
-        from .cost import Cost
-        from .simulate import simulate_program
-
-        return simulate_program(plan.program, self.fabric, devices, Cost(transport=self.transport), record=False).makespan_s
+        ranked = auto(problem, candidates=[c for name in names for c in CANDIDATES[name]])
+        best = ranked[0]
+        assert best.plan is not None and best.time_s is not None, "auto raises when nothing has a plan"
+        return Planned(best.plan, best.time_s, tuple((r.strategy, r.time_s, r.why) for r in ranked))
 
     def decisions(self, callees: dict[str, Program]) -> dict[str, Any]:
         """Plan entries for the collectives that a step calls, by purpose and group."""
@@ -123,16 +106,8 @@ class CollectivePlanner:
         for entry in found.values():
             names = sorted({p["strategy"] for p in entry["programs"]})
             entry["strategy"] = "+".join(names)
-            entry["why"] = "shortest simulated step of the strategies tried in place" if len(STRATEGIES) > 1 else "the only strategy"
+            entry["why"] = "shortest simulated step of the strategies tried in place"
         return found
-
-
-def strategy_name(cls: type) -> str:
-    return cls.__name__.lower()
-
-
-def _reasons(tried: list[tuple[str, float | None, str]]) -> str:
-    return "; ".join(f"{name}: {why}" for name, _, why in tried if why) or "known: " + ", ".join(strategy_name(c) for c in STRATEGIES)
 
 
 def _bindable(name: str, program: Program) -> AllReduce:

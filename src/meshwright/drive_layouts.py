@@ -10,10 +10,9 @@ from itertools import permutations
 
 from .breakdown import phase_seconds
 from .cost import Cost
-from .decide.collective import STRATEGIES
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
 from .decide.pipeline import one_f_one_b_order
-from .drive_collectives import PURPOSES, CollectivePlanner, strategy_name
+from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
 from .errors import Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
@@ -151,8 +150,8 @@ class LayoutSearch:
             return best
         planner = self.planner
         for purpose in PURPOSES:
-            for cls in STRATEGIES:
-                tried = planner.with_choice(purpose, strategy_name(cls))
+            for name in CANDIDATES:
+                tried = planner.with_choice(purpose, name)
                 found = self.evaluate(best.candidate, best.placement, best.placement_name, tried)
                 if found.timeline is not None and found.excess_bytes <= 0 and found.time_s < best.time_s * (1 - 1e-9):
                     best, planner = found, tried

@@ -144,7 +144,8 @@ def compare_text(c: Comparison, *, trace: str = "") -> str:
     lines = [steps, "", *columns(rows), "", *columns(memory), ""]
     lines.append("prediction rests on " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in c.evidence.items() if v > 0))
     if c.measured.others_share > 0.1:
-        lines.append(f"note: other programs used {100 * c.measured.others_share:.0f} % of the machine during this run; repeat it for a fair comparison")
+        share = 100 * c.measured.others_share
+        lines.append(f"note: other programs used {share:.0f} % of the machine during this run; repeat it for a fair comparison")
     lines += [f"note: {n}" for n in c.measured.notes]
     if trace:
         lines.append(f"trace with both timelines: {trace} (open in https://ui.perfetto.dev)")

@@ -98,7 +98,10 @@ def explain_text(plan: Plan, *, limit: int) -> str:
     for name, decision in plan.decisions.items():
         lines.append(_wrapped(name[:12], f"{decision['strategy']}: {decision['why']}"))
         for program in decision.get("programs", ()):
-            tried = ", ".join(f"{t['strategy']} {seconds_text(t['alone_s'])}" if t["alone_s"] is not None else f"{t['strategy']}: {t['why']}" for t in program["tried"])
+            tried = ", ".join(
+                f"{t['strategy']} {seconds_text(t['alone_s'])}" if t["alone_s"] is not None else f"{t['strategy']}: {t['why']}"
+                for t in program["tried"]
+            )
             lines.append(_wrapped("", f"alone: {tried}"))
     if plan.bound is not None:
         data = plan.bound.certificate.data
