@@ -3,7 +3,8 @@
 Cite: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (JPDC 69(2), 2009).
 Left open by the paper: the order on a fabric that is no tree. Our answer: the order whose most loaded link is least loaded when all
 ranks send at once, among device order, server by server, nearest neighbour, and (small rings) exchanges of these.
-Deviations: slices and two directions at once are options; broadcast and reduce are chains along the ring.
+Deviations: slices, two directions and several rings at once are options (several rings leave every server through another device, as
+vendor libraries do to use all NICs); broadcast and reduce are chains along the ring.
 Invariant: every link of the ring carries the same bytes; 2 (n - 1) / n of the message for an all-reduce.
 Cost: O(n²) routes for the order, O(n² · slices) steps.
 """
@@ -38,7 +39,8 @@ CITE = Cite(
     venue="Journal of Parallel and Distributed Computing 69(2)",
     doi="10.1016/j.jpdc.2008.09.002",
 )
-DEVIATIONS = ("slices and two directions at once are options", "broadcast and reduce are pipelined chains along the ring")
+DEVIATIONS = ("slices, two directions and several rings at once are options", "broadcast and reduce are pipelined chains along the ring")
+MOST_RINGS = 32
 EXCHANGES_UP_TO = 16  # ranks; larger rings keep the best constructed order
 
 
@@ -47,6 +49,7 @@ class Ring:
     """Options.
 
     slices: parts of every chunk that follow each other round the ring; for broadcast and reduce, pieces of the chain (None: chosen).
+    rings: rings that share the message, ring i shifted by i inside every server; None = as many as lower the load of the busiest link.
     bidirectional: half of the message goes round the other way.
     folded: store rank 0's lanes only (`Program.fold`); needs a ring in rank order, one direction, all-reduce, all-gather or reduce-scatter.
     unroll: slices as explicit chunks (repeat 1), or as iterations of repeated lanes.
@@ -54,6 +57,7 @@ class Ring:
     """
 
     slices: int | None = None
+    rings: int | None = None
     bidirectional: bool = False
     folded: bool = False
     unroll: bool = True
@@ -62,17 +66,21 @@ class Ring:
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, UsageError (options), Unsupported (folding a ring that is not symmetric)."""
         n = len(problem.ranks)
-        if self.slices is not None and self.slices < 1:
-            raise UsageError(f"slices must be >= 1, got {self.slices}", where="ring")
+        for option, value in (("slices", self.slices), ("rings", self.rings)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} must be >= 1, got {value}", where="ring")
         if self.order is not None and sorted(self.order) != list(range(n)):
             raise UsageError(f"order must hold every rank of 0..{n - 1} once, got {self.order}", where="ring")
         bound = collective_bound(problem)
+        hops = _Hops(problem.fabric, problem.ranks)
         order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
-        slices = self.slices or _choose_slices(problem, order, 2 if self.bidirectional else 1)
-        chosen = replace(self, slices=slices, order=order)
-        program = _Builder(problem, chosen, order, slices).build()
-        load, hops = _load(_Hops(problem.fabric, problem.ranks), order)
-        notes = {"order": [problem.ranks[r] for r in order], "slices": slices, "bottleneck_s_per_byte": str(load), "links_on_ring": hops}
+        rings = _rings(problem, hops, order, self)
+        load, links = _load(hops, rings)
+        slices = self.slices or _choose_slices(problem, load, len(rings))
+        chosen = replace(self, slices=slices, rings=len(rings) // (2 if self.bidirectional else 1), order=order)
+        program = _Builder(problem, chosen, rings, slices).build()
+        names = [problem.ranks[r] for r in rings[0]]
+        notes = {"order": names, "rings": len(rings), "slices": slices, "bottleneck_s_per_byte": str(load), "links_used": links}
         return CollectivePlan(program=program, bound=bound, strategy="ring", options=options_of(chosen), notes=notes)
 
 
@@ -89,13 +97,45 @@ class _Hops:
         return self.fabric.route(self.actor[i], self.actor[j])
 
 
-def _load(hops: _Hops, order: Sequence[int]) -> tuple[Fraction, int]:
-    """(seconds per byte of the most loaded link when every rank sends one byte to its successor, links used in all)."""
+def _load(hops: _Hops, rings: Sequence[Sequence[int]]) -> tuple[Fraction, int]:
+    """(seconds per byte of the most loaded link when every rank sends a byte to its successors, links used in all)."""
     count: dict[int, int] = {}
-    for i, rank in enumerate(order):
-        for link in hops.links(rank, order[(i + 1) % len(order)]):
-            count[link] = count.get(link, 0) + 1
-    return max(Fraction(c, hops.rate[link]) for link, c in count.items()), sum(count.values())
+    for order in rings:
+        for i, rank in enumerate(order):
+            for link in hops.links(rank, order[(i + 1) % len(order)]):
+                count[link] = count.get(link, 0) + 1
+    return max(Fraction(c, hops.rate[link] * len(rings)) for link, c in count.items()), sum(count.values())
+
+
+def _rings(problem: CollectiveProblem, hops: _Hops, order: tuple[int, ...], options: Ring) -> list[tuple[int, ...]]:
+    """The rings that share the message: `order` shifted by 0, 1, ... inside every server, and each of them reversed if asked.
+
+    With several rings every second server may be walked backwards, so that a ring enters a server by the twin of the device by which
+    it left the one before (planes and rails join equal positions); the better of the two forms is taken.
+    """
+    group = [problem.fabric.device(name).group for name in problem.ranks]
+    runs: list[list[int]] = []
+    start = next((i for i in range(len(order)) if group[order[i - 1]] != group[order[i]]), 0)
+    for rank in order[start:] + order[:start]:
+        if runs and group[runs[-1][0]] == group[rank]:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+
+    def shifted(count: int, zigzag: bool) -> list[tuple[int, ...]]:
+        rings = [order] if count == 1 else []
+        for i in range(count if count > 1 else 0):
+            turned = [run[i % len(run) :] + run[: i % len(run)] for run in runs]
+            rings.append(tuple(r for j, run in enumerate(turned) for r in (reversed(run) if zigzag and j % 2 else run)))
+        return rings + ([(ring[0], *reversed(ring[1:])) for ring in rings] if options.bidirectional else [])
+
+    def several(count: int) -> list[tuple[int, ...]]:
+        return min((shifted(count, zigzag) for zigzag in (False, True)), key=lambda rings: _load(hops, rings)[0])
+
+    if options.rings is not None:
+        return several(options.rings)
+    widest = 1 if options.folded or len(runs) == 1 else min(max(len(run) for run in runs), MOST_RINGS)
+    return min((several(count) for count in range(1, widest + 1)), key=lambda rings: (_load(hops, rings)[0], len(rings)))
 
 
 def ring_order(problem: CollectiveProblem, rng: np.random.Generator) -> tuple[int, ...]:
@@ -108,9 +148,9 @@ def ring_order(problem: CollectiveProblem, rng: np.random.Generator) -> tuple[in
     candidates = [tuple(range(n)), tuple(sorted(range(n), key=lambda r: (first_of[group[r]], r)))]
     if n <= 256:
         candidates.append(_nearest(hops, n))
-    best = min(dict.fromkeys(candidates), key=lambda order: _load(hops, order))
+    best = min(dict.fromkeys(candidates), key=lambda order: _load(hops, [order]))
     if n <= EXCHANGES_UP_TO:
-        best = _exchanged(best, lambda order: _load(hops, order), rng, deadline)
+        best = _exchanged(best, lambda order: _load(hops, [order]), rng, deadline)
     start = best.index(0)
     return best[start:] + best[:start]
 
@@ -145,27 +185,26 @@ def _exchanged(
     return order
 
 
-def _choose_slices(problem: CollectiveProblem, order: Sequence[int], directions: int) -> int:
+def _choose_slices(problem: CollectiveProblem, load: Fraction, rings: int) -> int:
     """One slice round a ring; for chains the square-root rule (at most 16)."""
     if problem.op not in ("broadcast", "reduce"):
         return 1
     transport = problem.transport or Transport()
     overhead = 2 * transport.per_message_s + 2 * transport.per_step_s + max(x.library_latency_s for x in problem.fabric.links)
-    load, _ = _load(_Hops(problem.fabric, problem.ranks), order)
-    size = problem.size_bytes / directions
-    wanted = 16 if overhead <= 0 else int(((len(order) - 2) * size * float(load) / overhead) ** 0.5)
+    size = problem.size_bytes / rings
+    wanted = 16 if overhead <= 0 else int(((len(problem.ranks) - 2) * size * float(load) * rings / overhead) ** 0.5)
     wanted = min(16, wanted, int(size // 4096))
     return 1 << max(wanted, 1).bit_length() - 1
 
 
 # ---- program ---------------------------------------------------------------------------------------------------
 class _Builder:
-    """Chunks: all operations but broadcast and reduce have blocks in rank order, block r = `directions` halves of `slices` chunks each."""
+    """Chunks: all operations but broadcast and reduce have blocks in rank order; a block has `slices` chunks for each ring."""
 
-    def __init__(self, problem: CollectiveProblem, options: Ring, order: tuple[int, ...], slices: int) -> None:
-        self.problem, self.order, self.slices = problem, order, slices
-        self.n = len(order)
-        self.rings = [order, (order[0], *reversed(order[1:]))] if options.bidirectional else [order]
+    def __init__(self, problem: CollectiveProblem, options: Ring, rings: list[tuple[int, ...]], slices: int) -> None:
+        self.problem, self.order, self.slices = problem, rings[0], slices
+        self.n = len(rings[0])
+        self.rings = rings
         self.unroll, self.folded = options.unroll, options.folded
         self.spans = slices if options.unroll else 1
         self.repeat = 1 if options.unroll else slices
@@ -187,9 +226,9 @@ class _Builder:
             axis = FoldAxis("ring", self.n, 1, "shift")
             b.fold = Fold((axis,), np.full((1, len(buffers)), self.block, np.int32))
         else:
-            for direction, ring in enumerate(self.rings):
+            for number, ring in enumerate(self.rings):
                 build = self._chain if self.chain else self._ring
-                build(b, buffers, ring, direction, list(range(self.n)))
+                build(b, buffers, ring, number, list(range(self.n)))
             b.contract = contract(self.problem.op, buffers, self.chunks, self.problem.root)
         return b.build()
 
@@ -201,11 +240,11 @@ class _Builder:
                 data={"order": [self.problem.ranks[r] for r in self.order], "op": self.problem.op},
             )
 
-    def _at(self, position: int, ring: Sequence[int], direction: int, piece: int) -> int:
+    def _at(self, position: int, ring: Sequence[int], number: int, piece: int) -> int:
         """Chunk of the block that belongs to the rank at a ring position."""
-        return ring[position % self.n] * self.block + direction * self.spans + piece
+        return ring[position % self.n] * self.block + number * self.spans + piece
 
-    def _ring(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], direction: int, positions: Sequence[int]) -> None:
+    def _ring(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], number: int, positions: Sequence[int]) -> None:
         n, op = self.n, self.problem.op
         depth = 1 if self.slices == 1 else 2
         if self.folded:
@@ -223,15 +262,15 @@ class _Builder:
             sent: dict[int, StepRef] = {}
             for k in range(reduce_steps + gather_steps):
                 for piece in range(self.spans):
-                    out = self._at(p + lag - k, ring, direction, piece)
+                    out = self._at(p + lag - k, ring, number, piece)
                     after = [arrived[out]] if out in arrived else []
                     sent[out] = sender.send(channel[p], buffers[rank], out, after=after)
-                    into = self._at(p + lag - k - 1, ring, direction, piece)
+                    into = self._at(p + lag - k - 1, ring, number, piece)
                     take = receiver.recv_add if k < reduce_steps else receiver.recv
                     busy = [sent[into]] if into in sent else []
                     arrived[into] = take(channel[(p - 1) % n], buffers[rank], into, after=busy)
 
-    def _chain(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], direction: int, positions: Sequence[int]) -> None:
+    def _chain(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], number: int, positions: Sequence[int]) -> None:
         """Broadcast: the root's data walks round the ring. Reduce: sums walk towards the root, which comes last."""
         start = ring.index(self.problem.root)
         walk = [*ring[start:], *ring[:start]]
@@ -242,7 +281,7 @@ class _Builder:
         for i, rank in enumerate(walk):
             lane, buffer = b.lane(rank, repeat=self.repeat), buffers[rank]
             for piece in range(self.spans):
-                at = direction * self.spans + piece
+                at = number * self.spans + piece
                 if i == 0:
                     lane.send(channel[0], buffer, at)
                 elif i < len(walk) - 1:
