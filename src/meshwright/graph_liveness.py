@@ -8,6 +8,7 @@ because holding tensors to watch them changes what is freed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from .errors import UsageError
@@ -27,12 +28,24 @@ def peak_bytes(graph: OpGraph) -> int:
 
     A graph captured as one opaque operator has no joint graph: then everything it saved and every gradient count as alive at once.
     """
-    return Liveness(graph).peak_bytes()
+    return _liveness(graph).peak_bytes()
 
 
 def segment_workspace(graph: OpGraph, node_names: Collection[str]) -> tuple[int, int]:
-    """`Liveness(graph).segment_workspace(node_names)`; for many segments make the `Liveness` once."""
-    return Liveness(graph).segment_workspace(node_names)
+    """`Liveness(graph).segment_workspace(node_names)`; the `Liveness` of the last few graphs is remembered."""
+    return _liveness(graph).segment_workspace(node_names)
+
+
+_RECENT: deque[tuple[OpGraph, Liveness]] = deque(maxlen=4)  # by identity: graphs are immutable, and too large to hash
+
+
+def _liveness(graph: OpGraph) -> Liveness:
+    for known, liveness in list(_RECENT):
+        if known is graph:
+            return liveness
+    liveness = Liveness(graph)
+    _RECENT.append((graph, liveness))
+    return liveness
 
 
 class Liveness:

@@ -112,6 +112,8 @@ def _graph(traced: TracedForward, method: Method, nodes: tuple[OpNode, ...], tab
     nodes = tuple(
         msgspec.structs.replace(n, forward=work.get((n.name, "forward"), Work()), backward=work.get((n.name, "backward"), Work())) for n in nodes
     )
+    if method == "export":
+        notes.append(f"module paths: torch gave {100 * joint.direct_share:.1f} % of the joint calls theirs, sums of gradients have their consumer's")
     if joint.without_formula:
         notes.append(f"no flop formula (counted as 0): {', '.join(joint.without_formula)}")
     unreached = [n for n, p in traced.parameters.items() if p.requires_grad and n not in joint.gradients]
