@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def link_loads(program: Program, fabric: Fabric, ranks: tuple[str, ...]) -> dict
             src, dst = (fabric.actor_of[ranks[int(side[channel])]] for side in (channels.src, channels.dst))
             names = (fabric.actor_names[src], *(fabric.links[x].dst for x in fabric.route(src, dst)))
         assert (names[0], names[-1]) == (ranks[int(channels.src[channel])], ranks[int(channels.dst[channel])])
-        for hop in zip(names, names[1:], strict=False):
+        for hop in pairwise(names):
             loads[hop] = loads.get(hop, 0) + int(moved[index])
     return loads
 

@@ -146,8 +146,12 @@ def test_problems_that_make_no_sense_are_refused(bad: dict[str, object], what: t
 
 
 @pytest.mark.parametrize(
-    "strategy", [Ring(slices=0), Ring(order=(0, 1, 1, 3)), ForestColl(trees=0), ForestColl(pieces=0), ForestColl(max_trees=0), ForestColl(max_pieces=0)]
-)
+    "strategy",
+    [
+        Ring(slices=0), Ring(rings=0), Ring(order=(0, 1, 1, 3)),
+        ForestColl(trees=0), ForestColl(pieces=0), ForestColl(max_trees=0), ForestColl(max_pieces=0),
+    ],
+)  # fmt: skip
 def test_options_that_make_no_sense_are_refused(strategy: Ring | ForestColl) -> None:
     with pytest.raises(UsageError):
         strategy.plan(CollectiveProblem.on(two_islands(), "all-reduce", 64), rng=RNG(0))
