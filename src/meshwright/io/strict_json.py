@@ -1,0 +1,161 @@
+"""Reading JSON from outside: bounded, typed, and stricter than JSON itself.
+
+A document is read with a cap on its size and, if gzipped, on what it unpacks to. Refused are: what the type does not allow, unknown
+fields, keys that occur twice, NaN and infinities, integers beyond 64 bits, and nesting that exhausts the parser. Every refusal is a
+`FormatError` whose `where` names the file and the field.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from ..errors import FormatError, UsageError
+from .atomic import write_bytes
+
+__all__ = ["MAX_BYTES", "check_finite", "decode", "header", "read_document", "refuse_ambiguous", "write_document"]
+
+T = TypeVar("T")
+
+MAX_BYTES = 512 << 20
+_UNPACKED_FLOOR = 64 << 20  # gzip may always unpack to this much ...
+_UNPACKED_RATIO = 100  # ... and to this many times its own size; a plan's ratio is below 50
+
+# Strings, or long lists of integers. The lists are the bulk of a plan and hold no keys, so the strict pass skips them.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[-0-9,\s]{64,}+\]', re.DOTALL)
+_AT = re.compile(r"^(.*) - at `(?:key in )?`?\$?(.*?)`$", re.DOTALL)
+
+
+class _Header(msgspec.Struct):
+    schema: str
+    version: int
+
+
+def read_document(path: str | os.PathLike[str], *, limit: int = MAX_BYTES) -> bytes:
+    """The bytes of a JSON file, unpacked if they are gzip (told by content); `-` is standard input.
+
+    Raises: UsageError if it cannot be read, FormatError if it is too large or not whole.
+    """
+    where = Path(path).name or str(path)
+    try:
+        if str(path) == "-":
+            where, data = "standard input", sys.stdin.buffer.read(limit + 1)
+        else:
+            with Path(path).open("rb") as file:
+                data = file.read(limit + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
+    if len(data) > limit:
+        raise FormatError(f"larger than {limit} bytes", where=where)
+    return _unzip(data, where, limit) if data[:2] == b"\x1f\x8b" else data
+
+
+def _unzip(data: bytes, where: str, limit: int) -> bytes:
+    limit = min(limit, max(_UNPACKED_FLOOR, _UNPACKED_RATIO * len(data)))
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        out = inflater.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise FormatError(f"damaged gzip: {error}", where=where) from error
+    if len(out) > limit:
+        raise FormatError(f"unpacks to more than {limit} bytes", where=where, hint="a file made to exhaust memory?")
+    if not inflater.eof:
+        raise FormatError("truncated gzip", where=where, hint="copy or write the file again")
+    if inflater.unused_data:
+        raise FormatError("data after the end of the gzip stream", where=where)
+    return out
+
+
+def write_document(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write all or nothing; gzipped, without time or name, when `path` ends in `.gz`. Equal data gives equal bytes."""
+    write_bytes(path, gzip.compress(data, 6, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def header(data: bytes, *, schema: str, version: int, where: str) -> None:
+    """Raise FormatError unless the document says it is `schema` in a version that this program reads."""
+    head = decode(data, msgspec.json.Decoder(_Header), where)
+    if head.schema != schema:
+        raise FormatError(f"is a {head.schema[:64]!r} document, expected {schema!r}", where=f"{where}: schema")
+    if head.version > version:
+        hint = f"this one reads {schema} up to version {version}; upgrade with `pip install -U meshwright`"
+        raise FormatError(f"version {head.version} was written by a newer meshwright", where=f"{where}: version", hint=hint)
+    if head.version < 1:
+        raise FormatError(f"must be >= 1, got {head.version}", where=f"{where}: version")
+
+
+def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
+    """`decoder.decode(data)`, its refusals as FormatError; the path of the field is appended to `where`."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _AT.match(text)
+        message, path = (found[1], found[2].lstrip(".")) if found else (text, "")
+        raise FormatError(message, where=_joined(where, path)) from error
+    except msgspec.DecodeError as error:
+        raise FormatError(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}", where=where) from error
+    except RecursionError:
+        raise FormatError("nested too deeply", where=where) from None
+    except (ValueError, OverflowError) as error:  # bad UTF-8, integers of thousands of digits
+        raise FormatError(f"not JSON: {str(error)[:120]}", where=where) from error
+
+
+def _joined(where: str, path: str) -> str:
+    if not path:
+        return where
+    return f"{where}{'' if path.startswith('[') else '.'}{path}" if ": " in where else f"{where}: {path}"
+
+
+def refuse_ambiguous(data: bytes, where: str) -> None:
+    """Raise FormatError for keys that occur twice and numbers that do not survive. Call it on a document that has been decoded."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(items)
+        if len(out) != len(items):
+            seen: set[str] = set()
+            twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise FormatError(f"the key {twice[:64]!r} occurs twice in one object", where=where)
+        return out
+
+    def integer(text: str) -> int:
+        if len(text) > 18 and not -(2**63) <= int(text[:40]) < 2**63:
+            raise FormatError(f"an integer beyond 64 bits: {text[:24]}...", where=where)
+        return 0
+
+    def real(text: str) -> float:
+        if not math.isfinite(float(text)):
+            raise FormatError(f"a number beyond what a float holds: {text[:24]}", where=where)
+        return 0.0
+
+    def constant(text: str) -> NoReturn:
+        raise FormatError(f"{text} is not a number", where=where)
+
+    skeleton = _TOKENS.sub(lambda match: b"[]" if match[0][:1] == b"[" else match[0], data)
+    try:
+        json.loads(skeleton, object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant)
+    except RecursionError:
+        raise FormatError("nested too deeply", where=where) from None
+    except ValueError as error:
+        raise FormatError(f"not JSON: {str(error)[:120]}", where=where) from error
+
+
+def check_finite(value: Any, where: str) -> None:
+    """Raise FormatError where a float is NaN or infinite: JSON has neither, and a silent null is worse than an error."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise FormatError(f"{value} cannot be written", where=where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            check_finite(item, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            check_finite(item, f"{where}[{i}]")

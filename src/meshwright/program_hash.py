@@ -1,0 +1,61 @@
+"""The content hash of a program: what plans and calls name it by.
+
+sha256 over a header (ranks, name, fold, contract) and every column in declared order, each preceded by its name and length, numbers
+as little-endian integers. It does not depend on how a file encodes the columns, so files can change form without renaming programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .program import Buffers, Calls, Channels, Comms, Csr, Lanes, Ops, Program, Sizes, Steps
+
+__all__ = ["TABLES", "column_forms", "program_hash"]
+
+TABLES: dict[str, type[Any]] = {
+    "lanes": Lanes, "steps": Steps, "channels": Channels, "buffers": Buffers, "ops": Ops, "sizes": Sizes, "comms": Comms, "calls": Calls,
+}  # fmt: skip
+
+_FORMS = {"I32": "i32", "I64": "i64", "Csr": "csr", "tuple[str, ...]": "text", "tuple[tuple[str, ...], ...]": "routes"}
+# Columns whose length is not the table's: the values of the `after` lists, and the list of callees.
+_OWN_LENGTH = {("steps", "after_ptr"): "i32*", ("steps", "after_step"): "i32*", ("steps", "after_lag"): "i32*", ("calls", "names"): "names"}
+
+
+def column_forms(table: str) -> dict[str, str]:
+    """Column -> form, in declared order: i32, i64 (one number per row), i32* (own length), csr, text (one string per row), names, routes."""
+    return {f.name: _OWN_LENGTH.get((table, f.name)) or _FORMS[str(f.type)] for f in fields(TABLES[table])}
+
+
+def program_hash(program: Program) -> str:
+    """64 hex digits that identify `program`; equal for equal contents, in every process and on every machine."""
+    fold, contract = program.fold, program.contract
+    header = {
+        "name": program.name, "ranks": program.ranks, "switches": program.switches,
+        "fold": None if fold is None else [list(axis) for axis in fold.axes],
+        "contract": None if contract is None else [contract.op, contract.inputs, contract.outputs, contract.root],
+    }  # fmt: skip
+    digest = hashlib.sha256(b"meshwright.program 1\n")
+    digest.update(msgspec.json.encode(header))
+    for table in TABLES:
+        for column, form in column_forms(table).items():
+            value = getattr(getattr(program, table), column)
+            if isinstance(value, Csr):
+                _update(digest, f"{table}.{column}.ptr", value.ptr, "<i4")
+                _update(digest, f"{table}.{column}.values", value.values, "<i4")
+            elif form in ("text", "names", "routes"):
+                digest.update(f"\n{table}.{column} ".encode() + msgspec.json.encode(value))
+            else:
+                _update(digest, f"{table}.{column}", value, "<i8" if form == "i64" else "<i4")
+    if fold is not None:
+        _update(digest, "fold.buffer_shift", np.ravel(fold.buffer_shift), "<i4")
+    return digest.hexdigest()
+
+
+def _update(digest: Any, name: str, values: Any, dtype: str) -> None:
+    digest.update(f"\n{name} {len(values)} ".encode())
+    digest.update(np.ascontiguousarray(values, dtype=dtype).data)
