@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import CheckFailed, Unsupported
+from meshwright.errors import CheckFailed, TimeLimit, Unsupported
 from meshwright.kernels.edgesplit import _Splitting, remove_switches
 from meshwright.kernels.maxflow import FlowNetwork
 
@@ -86,7 +86,7 @@ def test_a_switch_that_cannot_be_split_is_refused() -> None:
 
     star = {(v, 3): 1 for v in range(3)} | {(3, v): 1 for v in range(3)}
     with pytest.raises(Unsupported, match="no admissible split is left at switch hub"):
-        Refusing(4, star, [0, 1, 2], {0: 1}, [0] * 4, ["a", "b", "c", "hub"]).run()
+        Refusing(4, star, [0, 1, 2], {0: 1}, [0] * 4, ["a", "b", "c", "hub"], float("inf")).run()
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,3 +104,10 @@ def test_unbalanced_devices_keep_their_flow_too(seed: int, terminals: int, switc
     result = remove_switches(nodes, arcs, list(range(terminals)), demand, [0] * nodes)
     for v in range(terminals):
         assert rooted_flow(nodes, result.arcs, demand, v) == terminals * k
+
+
+def test_a_deadline_that_passed_is_a_typed_error() -> None:
+    star = {(v, 3): 1 for v in range(3)} | {(3, v): 1 for v in range(3)}
+    with pytest.raises(TimeLimit, match="time is up") as caught:
+        remove_switches(4, star, [0, 1, 2], {0: 1}, [0] * 4, deadline=0.0)
+    assert caught.value.exit_code == 5

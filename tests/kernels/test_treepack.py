@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import CheckFailed
+from meshwright.errors import CheckFailed, TimeLimit
 from meshwright.kernels.treepack import TreeBatch, pack_trees
 
 Arcs = dict[tuple[int, int], int]
@@ -77,3 +77,8 @@ def test_too_much_demand_is_an_error() -> None:
 
 def test_nothing_to_pack() -> None:
     assert pack_trees(2, {(0, 1): 1}, {}) == []
+
+
+def test_a_deadline_that_passed_is_a_typed_error() -> None:
+    with pytest.raises(TimeLimit, match="time is up"):
+        pack_trees(2, {(0, 1): 1}, {0: 1}, deadline=0.0)

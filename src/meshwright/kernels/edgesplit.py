@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
-from ..errors import CheckFailed, Unsupported
+from ..errors import CheckFailed, TimeLimit, Unsupported
 from .maxflow import FlowNetwork, Sweep
 
 __all__ = ["Split", "SplitGraph", "remove_switches"]
@@ -51,20 +52,24 @@ def remove_switches(
     group: Sequence[int],
     *,
     names: Sequence[str] = (),
+    deadline: float = float("inf"),
 ) -> SplitGraph:
     """Split off every node that is not a terminal.
 
     Args: `arcs` capacities; `demand[r]` trees rooted at terminal r (absent: none); `group[a]` the server of node a, used only to choose
-    among equally good splits; `names` for messages.
-    Raises: Unsupported when a switch takes in more than it gives out or the reverse, or when no split is left;
+    among equally good splits; `names` for messages; `deadline` in monotonic seconds.
+    Raises: TimeLimit; Unsupported when a switch takes in more than it gives out or the reverse, or when no split is left;
     CheckFailed when the graph does not satisfy the demand to begin with.
     """
-    job = _Splitting(nodes, dict(arcs), list(terminals), dict(demand), group, names)
+    job = _Splitting(nodes, dict(arcs), list(terminals), dict(demand), group, names, deadline)
     return job.run()
 
 
 class _Splitting:
-    def __init__(self, nodes: int, arcs: Arcs, terminals: list[int], demand: dict[int, int], group: Sequence[int], names: Sequence[str]) -> None:
+    def __init__(
+        self, nodes: int, arcs: Arcs, terminals: list[int], demand: dict[int, int], group: Sequence[int], names: Sequence[str], deadline: float
+    ) -> None:
+        self.deadline = deadline
         self.nodes, self.arcs, self.terminals, self.demand, self.group, self.names = nodes, arcs, terminals, demand, group, names
         self.need = sum(demand.values())
         self.sinks = np.array(terminals, np.int32)
@@ -173,6 +178,8 @@ class _Splitting:
                     wanted.append((u, t, amount))
             stack = [wanted] if wanted else []
             while stack:
+                if monotonic() > self.deadline:
+                    raise TimeLimit("time is up before all switches were removed", hint="raise the time limit, or use --strategy ring")
                 part = stack.pop()
                 shortfall = self._accept(network, w, part)
                 if not shortfall:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ..errors import CheckFailed
+from ..errors import CheckFailed, TimeLimit
 from .maxflow import CAPACITY_LIMIT, FlowNetwork, _dinic
 
 __all__ = ["TreeBatch", "pack_trees"]
@@ -100,11 +101,14 @@ def _grow(  # type: ignore[no-untyped-def]
     return count
 
 
-def pack_trees(nodes: int, arcs: Mapping[tuple[int, int], int], demand: Mapping[int, int]) -> list[TreeBatch]:
+def pack_trees(
+    nodes: int, arcs: Mapping[tuple[int, int], int], demand: Mapping[int, int], *, deadline: float = float("inf")
+) -> list[TreeBatch]:
     """Pack `demand[r]` spanning out-trees rooted at each r so that no arc carries more trees than its capacity.
 
     Nodes are 0..nodes-1, all to be spanned. Trees grow breadth first, to keep them low.
-    Raises: CheckFailed when an edge cannot be found (the demand exceeds some cut: a defect of the caller).
+    Raises: TimeLimit past `deadline` (monotonic seconds).
+    CheckFailed when an edge cannot be found (the demand exceeds some cut: a defect of the caller).
     """
     wide = dict(arcs)
     for v in range(nodes):
@@ -119,6 +123,8 @@ def pack_trees(nodes: int, arcs: Mapping[tuple[int, int], int], demand: Mapping[
     work = tuple(np.empty(nodes + 2, np.int32) for _ in range(3))
     batches: list[TreeBatch] = []
     while pending.any():
+        if monotonic() > deadline:
+            raise TimeLimit("time is up before all trees were packed", hint="raise the time limit, or use --strategy ring")
         root = int(np.argmax(pending > 0))
         parent, order = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
         count = _grow(

@@ -16,7 +16,7 @@ from time import monotonic
 
 import numpy as np
 
-from ...errors import CheckFailed, TimeLimit, Unsupported
+from ...errors import CheckFailed, Unsupported
 from ...kernels.edgesplit import Split, remove_switches
 from ...kernels.maxflow import FlowNetwork
 from ...kernels.treepack import TreeBatch, pack_trees
@@ -179,10 +179,8 @@ def build_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | None =
     k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline)
     demand = {r: k * w for r, w in enumerate(weight) if w}
     capacities = _capacities(graph, stretch)
-    logical = remove_switches(graph.nodes, capacities, list(range(graph.ranks)), demand, graph.group, names=graph.names)
-    if monotonic() > deadline:
-        raise TimeLimit("time is up before trees could be packed", hint="raise the time limit, or use --strategy ring")
-    batches = pack_trees(graph.ranks, logical.arcs, demand)
+    logical = remove_switches(graph.nodes, capacities, list(range(graph.ranks)), demand, graph.group, names=graph.names, deadline=deadline)
+    batches = pack_trees(graph.ranks, logical.arcs, demand, deadline=deadline)
     pools = _path_pools(capacities, logical.splits)
     found = tuple(tree for batch in batches for tree in _with_paths(batch, pools))
     forest = Forest(graph, tuple(weight), k, stretch, optimum, found)
