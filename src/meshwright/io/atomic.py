@@ -21,22 +21,22 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
     Raises: UsageError when the folder does not exist or `path` is a folder; MeshwrightError when the system refuses the write.
     """
-    target = Path(os.path.realpath(path))
     try:
-        mode = target.stat().st_mode
+        mode = Path(path).stat().st_mode
     except FileNotFoundError:
         mode = None
     except OSError as error:
         raise UsageError(f"cannot write: {error.strerror}", where=str(path), hint="check the path") from error
     if mode is not None and stat.S_ISDIR(mode):
         raise UsageError("is a folder, not a file", where=str(path), hint="name a file in it")
+    if mode is not None and not stat.S_ISREG(mode):
+        Path(path).write_bytes(data)
+        return
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise UsageError(f"the folder {str(target.parent)!r} does not exist", where=str(path), hint="make it first, or name another place")
     try:
-        if mode is not None and not stat.S_ISREG(mode):
-            target.write_bytes(data)
-        else:
-            _replace(target, data, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+        _replace(target, data, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
     except OSError as error:
         raise MeshwrightError(f"cannot write: {error.strerror}", where=str(path), hint="check permissions and free space") from error
 

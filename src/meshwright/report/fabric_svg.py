@@ -41,7 +41,7 @@ def fabric_svg(fabric: Fabric) -> str:
     for link in fabric.links:
         neighbours[link.src].add(link.dst)
         neighbours[link.dst].add(link.src)
-    group_of = {a.name: a.group for a in (*fabric.devices, *fabric.switches)}
+    group_of = {d.name: d.group for d in fabric.devices} | {s.name: s.group for s in fabric.switches}
     boxes = [_box(fabric, name, members, neighbours, group_of) for name, members in drawn.items()]
     network = [s.name for s in fabric.switches if s.group not in drawn or not s.group]
     width, height, places = _arrange(boxes, network)
