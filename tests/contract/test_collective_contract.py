@@ -1,0 +1,187 @@
+"""What every collective strategy must do, on generated problems. A new strategy only has to be listed in STRATEGIES."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.check import check_program
+from meshwright.check.certificate import check_bound
+from meshwright.cite import Cite
+from meshwright.cost import Transport
+from meshwright.decide import collective
+from meshwright.decide.collective import NAMES, OPERATIONS, STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, auto
+from meshwright.decide.collective.value import simulated_time_s
+from meshwright.errors import Disconnected, Infeasible, TimeLimit, Unsupported
+from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.program_hash import program_hash
+from meshwright.testing import fabrics
+
+pytestmark = pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+Kind = type[CollectiveStrategy]
+
+EXAMPLES = settings(max_examples=40, deadline=None)
+SIZES = st.sampled_from([4, 4000, 5040 * 16, 1 << 20])
+
+
+def problems(**limits: bool) -> st.SearchStrategy[CollectiveProblem]:
+    @st.composite
+    def draw_problem(draw: st.DrawFn) -> CollectiveProblem:
+        fabric = draw(fabrics(min_devices=2, max_devices=6, **limits))
+        names = [d.name for d in fabric.devices]
+        ranks = draw(st.permutations(names))[: draw(st.integers(2, len(names)))]
+        op = draw(st.sampled_from(OPERATIONS))
+        return CollectiveProblem(fabric=fabric, op=op, ranks=tuple(ranks), size_bytes=draw(SIZES), root=draw(st.integers(0, len(ranks) - 1)))
+
+    return draw_problem()
+
+
+def planned(kind: Kind, problem: CollectiveProblem, **options: object) -> CollectivePlan | None:
+    """The plan, or None for a refusal, which must say what to do."""
+    try:
+        return kind(**options).plan(problem, rng=np.random.default_rng(problem.seed))
+    except Unsupported as refusal:
+        assert refusal.message and refusal.hint
+        return None
+
+
+def time_of(plan: CollectivePlan, problem: CollectiveProblem) -> float:
+    return simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport)
+
+
+@EXAMPLES
+@given(problem=problems())
+def test_accepted_by_every_checker(kind: Kind, problem: CollectiveProblem) -> None:
+    plan = planned(kind, problem)
+    if plan is None:
+        return
+    verdict = check_program(plan.program)
+    assert verdict.ok, verdict.findings
+    assert plan.bound is not None and not check_bound(plan.bound, problem.fabric)
+    assert plan.program.contract is not None and plan.program.contract.op == problem.op
+
+
+@EXAMPLES
+@given(problem=problems())
+def test_simulated_time_is_never_below_the_bound(kind: Kind, problem: CollectiveProblem) -> None:
+    plan = planned(kind, problem)
+    if plan is not None and plan.bound is not None:
+        assert time_of(plan, problem) >= float(plan.bound) * (1 - 1e-9)
+
+
+@EXAMPLES
+@given(problem=problems())
+def test_options_round_trip_and_equal_seeds_give_equal_bytes(kind: Kind, problem: CollectiveProblem) -> None:
+    plan = planned(kind, problem)
+    if plan is None:
+        return
+    assert program_hash(planned(kind, problem).program) == program_hash(plan.program)
+    options = json.loads(json.dumps(plan.options))
+    assert set(options) == {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    again = planned(kind, problem, **options)
+    assert again is not None
+    assert program_hash(again.program) == program_hash(plan.program)
+    assert json.loads(json.dumps(again.options)) == options
+    json.dumps(plan.notes)
+
+
+@EXAMPLES
+@given(problem=problems(), salt=st.integers(0, 999))
+def test_renaming_devices_keeps_the_value(kind: Kind, problem: CollectiveProblem, salt: int) -> None:
+    plan = planned(kind, problem)
+    name = {actor: f"x{(i * 7919 + salt) % 1000}-{i}" for i, actor in enumerate(problem.fabric.actor_names)}
+    fabric = replace(
+        problem.fabric,
+        devices=tuple(replace(d, name=name[d.name]) for d in problem.fabric.devices),
+        switches=tuple(replace(s, name=name[s.name]) for s in problem.fabric.switches),
+        links=tuple(replace(x, src=name[x.src], dst=name[x.dst]) for x in problem.fabric.links),
+    )
+    renamed = replace(problem, fabric=fabric, ranks=tuple(name[r] for r in problem.ranks))
+    other = planned(kind, renamed)
+    assert (plan is None) == (other is None)
+    if plan is not None and other is not None:
+        assert plan.bound is not None and other.bound is not None and plan.bound.value == other.bound.value
+        assert time_of(plan, problem) == time_of(other, renamed)
+
+
+@EXAMPLES
+@given(problem=problems(zero_latency=True))
+def test_doubling_all_rates_halves_the_time(kind: Kind, problem: CollectiveProblem) -> None:
+    plan = planned(kind, problem)
+    twice = replace(problem.fabric, links=tuple(replace(x, rate_Bps=2 * x.rate_Bps) for x in problem.fabric.links))
+    fast = replace(problem, fabric=twice)
+    other = planned(kind, fast)
+    assert (plan is None) == (other is None)
+    if plan is not None and other is not None:
+        assert other.bound is not None and plan.bound is not None and other.bound.exact * 2 == plan.bound.exact
+        assert time_of(other, fast) * 2 == pytest.approx(time_of(plan, problem), rel=1e-9)
+
+
+@EXAMPLES
+@given(problem=problems())
+def test_plans_are_usable_inside_a_training_step(kind: Kind, problem: CollectiveProblem) -> None:
+    """Unrolled, one in-place buffer per rank, equal chunk counts, no more padding than one element per chunk."""
+    plan = planned(kind, problem, unroll=True)
+    if plan is None:
+        return
+    buffers = plan.program.buffers
+    assert buffers.actor.tolist() == list(range(len(problem.ranks)))
+    assert len(set(buffers.chunks.tolist())) == len(set(buffers.chunk_bytes.tolist())) == 1
+    assert (plan.program.lanes.repeat == 1).all()
+    held = int(buffers.chunks[0]) * int(buffers.chunk_bytes[0])
+    assert problem.size_bytes <= held < problem.size_bytes + 4 * int(buffers.chunks[0])
+
+
+@EXAMPLES
+@given(fabric=fabrics(min_devices=2, max_devices=5, connected=False), op=st.sampled_from(OPERATIONS))
+def test_disconnected_devices_are_infeasible(kind: Kind, fabric: Fabric, op: str) -> None:
+    with pytest.raises(Disconnected):
+        kind().plan(CollectiveProblem.on(fabric, op, 64), rng=np.random.default_rng(0))
+
+
+def test_the_time_limit_ends_in_a_plan_or_a_typed_error(kind: Kind) -> None:
+    problem = CollectiveProblem.on(star(24), "all-reduce", 1 << 20, time_limit_s=1e-9)
+    try:
+        plan = kind().plan(problem, rng=np.random.default_rng(0))
+    except TimeLimit as stop:
+        assert stop.hint
+    else:
+        assert check_program(plan.program).ok
+
+
+def test_header_and_citation(kind: Kind) -> None:
+    import sys
+
+    module = sys.modules[kind.__module__]
+    assert isinstance(module.CITE, Cite) and module.CITE.title in module.CITE.line()
+    assert isinstance(module.DEVIATIONS, tuple) and module.DEVIATIONS
+    for part in ("Cite:", "Left open by the paper:", "Deviations:", "Invariant:", "Cost:"):
+        assert part in (module.__doc__ or ""), part
+    assert NAMES[kind.__name__.lower()] is kind and collective.strategy(kind.__name__.lower()) is kind
+
+
+def test_auto_ranks_it_among_the_others(kind: Kind) -> None:
+    problem = CollectiveProblem.on(star(5), "all-reduce", 1 << 16, transport=Transport(per_message_s=1e-4))
+    ranked = auto(problem)
+    times = [r.time_s for r in ranked if r.time_s is not None]
+    assert times == sorted(times) and len(ranked) >= len(STRATEGIES)
+    assert any(r.plan is not None and r.plan.strategy == kind.__name__.lower() for r in ranked)
+    assert ranked[0].why.startswith("fastest") and all("above the bound" in r.why for r in ranked if r.plan)
+
+
+def test_auto_passes_infeasibility_on_and_explains_refusals(kind: Kind) -> None:
+    apart = Fabric(name="apart", devices=(Device(name="a"), Device(name="b")))
+    with pytest.raises(Infeasible):
+        auto(CollectiveProblem.on(apart, "all-gather", 64), candidates=[kind()])
+    stopped = auto(CollectiveProblem.on(star(12), "all-gather", 1 << 16, time_limit_s=1e-9), candidates=[collective.Ring(), kind()])
+    assert stopped[0].plan is not None and stopped[-1].why == "not tried: time limit"
+
+
+def star(n: int) -> Fabric:
+    links = tuple(Link(src=a, dst=b, rate_Bps=10**8 + i) for i in range(n) for a, b in ((f"d{i}", "s"), ("s", f"d{i}")))
+    return Fabric(name="star", devices=tuple(Device(name=f"d{i}") for i in range(n)), switches=(Switch(name="s"),), links=links)
