@@ -90,6 +90,20 @@ def test_inlined_calls_all_reduce_every_buffer(n: int, repeat: int) -> None:
             np.testing.assert_array_equal(values[r * 2 + k], total)
 
 
+def test_a_buffer_cut_finer_than_the_callee_is_reduced_whole() -> None:
+    callee = ring_all_reduce(2)
+    b = ProgramBuilder(ranks=2)
+    comm = b.comm("dp", [0, 1])
+    for r in range(2):
+        mine = b.buffer(r, chunks=6, chunk_bytes=4, role="gradient")
+        b.lane(r).call(b.call(comm, "ring", [(0, mine, 0)]))
+    program = inline(b.build(), {"ring": callee}).program
+    values = {0: np.arange(6), 1: np.arange(6) * 100}
+    interpret(program, values)
+    np.testing.assert_array_equal(values[0], np.arange(6) * 101)
+    np.testing.assert_array_equal(values[1], np.arange(6) * 101)
+
+
 def test_one_lane_per_member_and_callee_lane_whatever_the_number_of_calls() -> None:
     callee = ring_all_reduce(3)
     few, many = inline(caller(3, callee, calls=1), {"ring": callee}), inline(caller(3, callee, calls=4), {"ring": callee})
@@ -136,7 +150,7 @@ def test_errors_name_what_is_wrong() -> None:
         inline(program, {})
     with pytest.raises(FormatError, match="comm of 2 ranks calls a program of 3"):
         inline(program, {"ring": ring_all_reduce(3)})
-    with pytest.raises(FormatError, match="has 2 chunks, the callee needs 4"):
+    with pytest.raises(FormatError, match="has 2 chunks from 0 on, the callee needs 4"):
         inline(program, {"ring": ring_all_reduce(2, repeat=2)})
     with pytest.raises(Unsupported, match="calls of its own"):
         inline(program, {"ring": program})

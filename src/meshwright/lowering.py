@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import lcm
 
 from .graph import OpGraph, Work
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
@@ -171,7 +172,7 @@ class _Lowering:
         for name, params in gradient_buffers(self.graph, self.layout, r.stage).items():
             size = sum(self.sizes[p] for p in params)
             trained += size
-            chunks = max((self.plan_all_reduce(kind, ranks, size).chunks for kind, ranks in self.reductions(r, name)), default=1)
+            chunks = lcm(*(self.plan_all_reduce(kind, ranks, size).chunks for kind, ranks in self.reductions(r, name)))
             r.buffers[name] = self.b.buffer(
                 r.number, chunks=chunks, chunk_bytes=_per_chunk(size, chunks), role="gradient", persistent=True, name=name
             )

@@ -249,7 +249,8 @@ class Calls:
     `callee` indexes `names`, content hashes of other programs of the plan. The callee's buffer b of the member's own rank is
     bound to the caller's `buffer` from `chunk` on: `binds` is a CSR list of (callee buffer role index, caller buffer,
     first chunk) triples, where "callee buffer role index" counts that rank's buffers of the callee in table order.
-    Bound buffers must have equal chunk counts and chunk sizes are the caller's: a callee's own `chunk_bytes` is nominal.
+    From the first chunk on, a bound buffer has as many chunks as the callee's or a multiple; chunk sizes are the caller's: a callee's own
+    `chunk_bytes` is nominal.
     Callee buffers that are not bound are scratch: `scratch_scale` = caller chunk bytes / callee nominal chunk bytes.
     """
 

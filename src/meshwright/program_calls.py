@@ -4,7 +4,8 @@ A call has one meaning: the callee's steps take part in the caller's graph. `inl
 becomes two nops, `enter` (with the call's `after` edges) and `exit` (after the last step of every callee lane of this
 member); between them run the callee's lanes. For every (member, communicator, callee, callee lane) there is one lane that
 holds the steps of all calls in order, like a stream of a communicator, so that channels keep one sender and one receiver.
-Callee repeats are unrolled: iteration i of a buffer with C chunks and window 0 uses chunks i·C to (i+1)·C of what is bound to it.
+Callee repeats are unrolled: iteration i of a buffer with C chunks and window 0 uses chunks i·C to (i+1)·C of what is bound to it. A
+caller's buffer may be cut finer than the callee's: m chunks of it then stand for one.
 
 Invariant: `inline(p).program` has no calls, validates if `p` does, and executes the callee's transfers in call order.
 Cost: O(stored + inlined steps), vectorised per call and lane.
@@ -21,13 +22,11 @@ from numpy.typing import NDArray
 
 from .errors import FormatError, Unsupported
 from .program import I32, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
+from .program_unroll import COLUMNS, RankBody, slices, unroll
 
 __all__ = ["PHASES", "InlinedProgram", "inline", "phases"]
 
 PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other")
-
-_TEXT_COLUMNS = ("kind", "parts", "chan_in", "chan_out", "src_chunk", "dst_chunk", "count", "size")
-
 
 @dataclass(frozen=True)
 class InlinedProgram:
@@ -38,29 +37,6 @@ class InlinedProgram:
     comm: I32
 
 
-@dataclass(frozen=True)
-class _LaneBody:
-    """One callee lane of one member, unrolled. Buffers are numbered among the member's own; `after` names (lane, position)."""
-
-    columns: dict[str, I32]
-    src_local: I32
-    dst_local: I32
-    after_ptr: I32
-    after_lane: I32
-    after_position: I32
-    unit: int
-    role: int
-
-    def __len__(self) -> int:
-        return len(self.src_local)
-
-
-@dataclass(frozen=True)
-class _Body:
-    lanes: tuple[_LaneBody, ...]
-    buffers: I32  # the member's buffers, as numbers in the callee
-
-
 @dataclass
 class _Site:
     """All calls of one callee by one member on one communicator, in order: they share lanes, one per callee lane."""
@@ -68,10 +44,11 @@ class _Site:
     actor: int
     comm: int
     callee: int
-    body: _Body
+    body: RankBody
     steps: list[int]  # the caller's call steps
     buffer_of: list[I32]  # per call: what the callee's local buffers are bound to ...
     base_of: list[I32]  # ... and from which chunk on
+    finer: list[int]  # per call: chunks of the caller per chunk of the callee
     first_lane: int = 0  # number of its first lane among all comm lanes
 
     def lane_length(self, lane: int) -> int:
@@ -99,11 +76,11 @@ class _Inliner:
                 raise FormatError(f"program {name[:16]!r} is called but not in the plan", where=f"program {program.name!r}.calls")
             self.callees.append(programs[name])
             _refuse_unsupported(programs[name], name)
-        self.bodies: dict[tuple[int, int], _Body] = {}
+        self.bodies: dict[tuple[int, int], RankBody] = {}
         self.sites: dict[tuple[int, int, int], _Site] = {}
         self.channel_base: dict[tuple[int, int], tuple[int, int]] = {}
         self.channels: list[Channels] = [program.channels]
-        self.scratch: dict[tuple[int, int, int], tuple[I32, I32]] = {}
+        self.scratch: dict[tuple[int, int, int, int], I32] = {}
         self.new_buffers: list[dict[str, Any]] = []
 
     def run(self) -> InlinedProgram:
@@ -143,15 +120,16 @@ class _Inliner:
             raise FormatError(f"comm of {len(group)} ranks calls a program of {self.callees[callee].ranks}", where=self.caller.describe(step))
         body = self.body(callee, member)
         self.open_channels(comm, callee)
-        buffer_of, base_of = self.bind(step, call, comm, callee, member, body)
-        site = self.sites.setdefault((actor, comm, callee), _Site(actor, comm, callee, body, [], [], []))
+        buffer_of, base_of, finer = self.bind(step, call, comm, callee, member, body)
+        site = self.sites.setdefault((actor, comm, callee), _Site(actor, comm, callee, body, [], [], [], []))
         site.steps.append(step)
         site.buffer_of.append(buffer_of)
         site.base_of.append(base_of)
+        site.finer.append(finer)
 
-    def body(self, callee: int, member: int) -> _Body:
+    def body(self, callee: int, member: int) -> RankBody:
         if (callee, member) not in self.bodies:
-            self.bodies[callee, member] = _unroll(self.callees[callee], member)
+            self.bodies[callee, member] = unroll(self.callees[callee], member)
         return self.bodies[callee, member]
 
     def open_channels(self, comm: int, callee: int) -> None:
@@ -164,44 +142,45 @@ class _Inliner:
         self.channel_base[comm, callee] = (base, set_base)
         self.channels.append(replace(q, src=group[q.src], dst=group[q.dst], tag=np.full(len(q), comm, np.int32)))
 
-    def bind(self, step: int, call: int, comm: int, callee: int, member: int, body: _Body) -> tuple[I32, I32]:
-        """Caller buffer and first chunk of every local buffer of the callee."""
+    def bind(self, step: int, call: int, comm: int, callee: int, member: int, body: RankBody) -> tuple[I32, I32, int]:
+        """Caller buffer and first chunk of every local buffer of the callee, and how many of its chunks stand for one of the callee's."""
         q, b = self.callees[callee], self.caller.buffers
         triples = self.caller.calls.binds[call].reshape(-1, 3)
         buffer_of = np.full(len(body.buffers), -1, np.int32)
         base_of = np.zeros(len(body.buffers), np.int32)
-        scale = None
+        scale: tuple[int, int] | None = None
+        finer = 1
         for local, buffer, chunk in triples.tolist():
             if not 0 <= local < len(body.buffers) or not 0 <= buffer < len(b):
                 raise FormatError(f"binding ({local}, {buffer}, {chunk}) names no buffer", where=self.caller.describe(step))
             theirs = int(body.buffers[local])
-            wanted = int(q.buffers.chunks[theirs]) * _slices(q, theirs)
-            if chunk + wanted > int(b.chunks[buffer]):
+            wanted = int(q.buffers.chunks[theirs]) * slices(q, theirs)
+            has = int(b.chunks[buffer]) - chunk
+            if has < wanted or has % wanted or (scale is not None and has // wanted != finer):
+                name = self.caller.buffer_name(buffer)
                 raise FormatError(
-                    f"{self.caller.buffer_name(buffer)} has {int(b.chunks[buffer])} chunks, the callee needs {wanted} from {chunk}",
-                    where=self.caller.describe(step),
+                    f"{name} has {has} chunks from {chunk} on, the callee needs {wanted} or a multiple", where=self.caller.describe(step)
                 )
-            buffer_of[local], base_of[local] = buffer, chunk
-            scale = (int(b.chunk_bytes[buffer]), int(q.buffers.chunk_bytes[theirs]))
+            buffer_of[local], base_of[local], finer = buffer, chunk, has // wanted
+            scale = (int(b.chunk_bytes[buffer]) * finer, int(q.buffers.chunk_bytes[theirs]))
         free = np.flatnonzero(buffer_of < 0).astype(np.int32)
         if len(free):
-            key = (comm, callee, member)
+            key = (comm, callee, member, finer)
             if key not in self.scratch:
-                self.scratch[key] = self.make_scratch(q, body, free, scale, int(self.caller.comms.groups[comm][member]))
-            numbers, _ = self.scratch[key]
-            buffer_of[free] = numbers
-        return buffer_of, base_of
+                self.scratch[key] = self.make_scratch(q, body, free, scale, finer, int(self.caller.comms.groups[comm][member]))
+            buffer_of[free] = self.scratch[key]
+        return buffer_of, base_of, finer
 
-    def make_scratch(self, q: Program, body: _Body, free: I32, scale: tuple[int, int] | None, actor: int) -> tuple[I32, I32]:
+    def make_scratch(self, q: Program, body: RankBody, free: I32, scale: tuple[int, int] | None, finer: int, actor: int) -> I32:
         numbers = []
         for local in free.tolist():
             theirs = int(body.buffers[local])
             nominal = int(q.buffers.chunk_bytes[theirs])
-            real = -(-nominal * scale[0] // scale[1]) if scale and scale[1] else nominal
+            real = -(-nominal * scale[0] // (scale[1] * finer)) if scale and scale[1] else nominal
             numbers.append(len(self.caller.buffers) + len(self.new_buffers))
-            chunks = int(q.buffers.chunks[theirs]) * _slices(q, theirs)
+            chunks = int(q.buffers.chunks[theirs]) * slices(q, theirs) * finer
             self.new_buffers.append({"actor": actor, "space": int(q.buffers.space[theirs]), "chunks": chunks, "chunk_bytes": real})
-        return np.array(numbers, np.int32), free
+        return np.array(numbers, np.int32)
 
     # ---- pass 2: fill the columns ------------------------------------------------------------------------------
     def fill(self, first: I32, last: I32, is_call: Any, base: Any) -> tuple[Steps, I32, I32]:
@@ -236,6 +215,7 @@ class _Inliner:
         calls = np.array(x.steps)
         k = np.arange(len(calls))
         buffer_of, base_of = np.stack(x.buffer_of), np.stack(x.base_of)
+        finer = np.array(x.finer)[:, None]
         channel, set_base = self.channel_base[x.comm, x.callee]
         edges: list[tuple[Any, Any, Any]] = []
         starts = [int(base[x.first_lane + j]) for j in range(len(x.body.lanes))]
@@ -243,7 +223,7 @@ class _Inliner:
         for start, body in zip(starts, x.body.lanes, strict=True):
             size = len(body)
             at = slice(start, start + size * len(calls))
-            for name in _TEXT_COLUMNS:
+            for name in COLUMNS:
                 columns[name][at] = np.tile(body.columns[name], len(calls))
             for name, flag in (("chan_in", Part.IN_SET), ("chan_out", Part.OUT_SET)):
                 theirs = body.columns[name]
@@ -252,7 +232,8 @@ class _Inliner:
             for side, local in (("src", body.src_local), ("dst", body.dst_local)):
                 has, mine = local >= 0, np.maximum(local, 0)
                 columns[f"{side}_buffer"][at] = np.where(has, buffer_of[:, mine], -1).ravel()
-                columns[f"{side}_chunk"][at] = np.where(has, body.columns[f"{side}_chunk"] + base_of[:, mine], 0).ravel()
+                columns[f"{side}_chunk"][at] = np.where(has, body.columns[f"{side}_chunk"] * finer + base_of[:, mine], 0).ravel()
+            columns["count"][at] = (body.columns["count"] * finer).ravel()
             origin[at] = np.repeat(calls, size)
             comm[at] = x.comm
             heads = start + k * size
@@ -309,57 +290,6 @@ def _refuse_unsupported(q: Program, name: str) -> None:
     ):
         if found:
             raise Unsupported(f"program {q.name or name[:16]!r} cannot be inlined: it has {what}", hint="expand it first")
-
-
-def _slices(q: Program, buffer: int) -> int:
-    """Slices of a callee buffer: window many, or for window 0 one for every iteration of the lanes of its actor."""
-    window = int(q.buffers.window[buffer])
-    mine = q.lanes.repeat[q.lanes.actor == q.buffers.actor[buffer]]
-    repeat = int(mine.max()) if len(mine) else 1
-    return min(window, repeat) if window else repeat
-
-
-def _unroll(q: Program, member: int) -> _Body:
-    s = q.steps
-    mine = np.flatnonzero(q.lanes.actor == member)
-    local_lane = {int(lane): j for j, lane in enumerate(mine)}
-    buffers = np.flatnonzero(q.buffers.actor == member).astype(np.int32)
-    local_buffer = np.full(len(q.buffers) + 1, -1, np.int32)  # the last entry answers for -1
-    local_buffer[buffers] = np.arange(len(buffers), dtype=np.int32)
-    lane_of = q.lane_of_step()
-    bodies = []
-    for lane in mine.tolist():
-        lo, hi, repeat = int(q.lanes.start[lane]), int(q.lanes.end[lane]), int(q.lanes.repeat[lane])
-        if lo == hi:
-            continue
-        length = hi - lo
-        iteration = np.repeat(np.arange(repeat, dtype=np.int32), length)
-        at = np.tile(np.arange(lo, hi), repeat)
-        columns = {name: getattr(s, name)[at].astype(np.int32) for name in _TEXT_COLUMNS}
-        for side in ("src", "dst"):
-            buffer = getattr(s, f"{side}_buffer")[at]
-            window = q.buffers.window[np.maximum(buffer, 0)]
-            slot = np.where(window > 0, iteration % np.maximum(window, 1), iteration)
-            chunk = columns[f"{side}_chunk"] + slot * q.buffers.chunks[np.maximum(buffer, 0)]
-            columns[f"{side}_chunk"] = np.where(buffer >= 0, chunk, 0).astype(np.int32)
-        ptr, on_lane, on_position = [0], [], []
-        for step, turn in zip(at.tolist(), iteration.tolist(), strict=True):
-            for edge in range(int(s.after_ptr[step]), int(s.after_ptr[step + 1])):
-                d, lag = int(s.after_step[edge]), int(s.after_lag[edge])
-                theirs = int(lane_of[d])
-                once = int(q.lanes.repeat[theirs]) == 1
-                if once or turn >= lag:
-                    on_lane.append(local_lane[theirs])
-                    width = int(q.lanes.end[theirs] - q.lanes.start[theirs])
-                    on_position.append((0 if once else turn - lag) * width + d - int(q.lanes.start[theirs]))
-            ptr.append(len(on_lane))
-        bodies.append(
-            _LaneBody(
-                columns, local_buffer[s.src_buffer[at]], local_buffer[s.dst_buffer[at]], np.array(ptr, np.int32), np.array(on_lane, np.int32),
-                np.array(on_position, np.int32), int(q.lanes.unit[lane]), int(q.lanes.role[lane]),
-            )
-        )  # fmt: skip
-    return _Body(tuple(bodies), buffers)
 
 
 def _join_channels(parts: list[Channels]) -> Channels:
