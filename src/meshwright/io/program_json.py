@@ -4,7 +4,8 @@
      "lanes": {"rows": 2, "actor": [0, 1], ...}, "steps": {...}, "channels": {...}, "buffers": {...}, "ops": {...},
      "sizes": {...}, "comms": {...}, "calls": {...}, "fold": null, "contract": null}
 
-A column of strings is `{"words": [...], "index": column}`; lists are `{"ptr": column, "values": column}`. `hash` is
+A column of strings is `{"words": [...], "index": column, "number": column}`: string i is `words[index[i]]`, followed by `number[i]` unless
+that is -1 (`number` may be empty: no numbers), so `act:block:0`, `act:block:1`, ... cost one word. Lists are `{"ptr": column, "values": column}`. `hash` is
 `meshwright.program_hash` of the contents and is checked on reading, so a damaged program is never taken for another.
 """
 
@@ -76,6 +77,7 @@ class _Lists(msgspec.Struct, forbid_unknown_fields=True):
 class _Text(msgspec.Struct, forbid_unknown_fields=True):
     words: list[str]
     index: msgspec.Raw
+    number: msgspec.Raw
 
 
 _PROGRAM = msgspec.json.Decoder(_Program)
@@ -130,8 +132,17 @@ def _table(program: Program, table: str) -> bytes:
 
 def _text(values: Sequence[str]) -> bytes:
     words: dict[str, int] = {}
-    index = [words.setdefault(value, len(words)) for value in values]
-    return b'{"words":%s,"index":%s}' % (_json(list(words)), encode_column(index))
+    index, number = [], []
+    for value in values:
+        stem = value.rstrip("0123456789")
+        digits = value[len(stem) :]
+        if len(digits) > 9 or (digits[:1] == "0" and digits != "0"):  # would not come back as it was
+            stem, digits = value, ""
+        index.append(words.setdefault(stem, len(words)))
+        number.append(int(digits) if digits else -1)
+    if not any(n >= 0 for n in number):
+        number = []
+    return b'{"words":%s,"index":%s,"number":%s}' % (_json(list(words)), encode_column(index), encode_column(number))
 
 
 def _fold(fold: Fold) -> bytes:
@@ -229,8 +240,13 @@ def _read_text(raw: Any, count: int, where: str, budget: Budget) -> tuple[str, .
     index = decode_column(text.index, np.int64, where=f"{where}.index", budget=budget, expected=expected)
     if len(index) and (index.min() < 0 or index.max() >= len(text.words)):
         raise FormatError(f"must be 0..{len(text.words) - 1}", where=f"{where}.index")
+    number = decode_column(text.number, np.int64, where=f"{where}.number", budget=budget)
+    if len(number) not in (0, len(index)):
+        raise FormatError(f"has {len(number)} entries, expected 0 or {len(index)}", where=f"{where}.number")
     words = text.words
-    return tuple(words[i] for i in index.tolist())
+    if not len(number):
+        return tuple(words[i] for i in index.tolist())
+    return tuple(f"{words[i]}{n}" if n >= 0 else words[i] for i, n in zip(index.tolist(), number.tolist(), strict=True))
 
 
 def _read_contract(raw: _Contract) -> Contract:
