@@ -118,7 +118,7 @@ def calibration_of(
     pingpong = _pattern([p["pingpong"] for p in parts[:2]], sizes[::2])
     add = float(np.median([p["add_s_per_byte"] for p in parts]))
     together = float(np.median([p["reference_s"] for p in parts]))
-    transport = _transport(ring, pacing)
+    transport = _transport(ring, pacing, pacing.wall_s(add))
     return Calibration(
         fabric=_with_figures(shape or laptop_shape(len(parts)), ring.line, transport, pacing, len(parts)), transport=transport, ring=ring,
         pingpong=pingpong, pacing=pacing, add_s_per_byte=pacing.wall_s(add),
@@ -128,11 +128,12 @@ def calibration_of(
 
 def laptop_shape(ranks: int) -> Fabric:
     """`ranks` processes around the kernel's loopback; rates are placeholders until they are measured."""
-    devices = tuple(Device(name=f"cpu{i}", kind="cpu", group="local", memory_bytes=machine_facts().memory_bytes // ranks) for i in range(ranks))
+    memory = int(0.8 * machine_facts().memory_bytes) // ranks
+    devices = tuple(Device(name=f"cpu{i}", kind="cpu", group="laptop", memory_bytes=memory) for i in range(ranks))
     links = tuple(
         Link(src=a, dst=b, rate_Bps=10**9, kind="LO") for d in devices for a, b in ((d.name, "loopback"), ("loopback", d.name))
     )
-    return Fabric(name=f"laptop:{ranks}", devices=devices, switches=(Switch(name="loopback", group="local"),), links=links)
+    return Fabric(name=f"laptop:{ranks}", devices=devices, switches=(Switch(name="loopback", group="laptop"),), links=links)
 
 
 def _pattern(per_rank: list[list[dict[str, float]]], sizes: list[int]) -> PatternTimes:
@@ -145,11 +146,15 @@ def _pattern(per_rank: list[list[dict[str, float]]], sizes: list[int]) -> Patter
     )  # fmt: skip
 
 
-def _transport(ring: PatternTimes, pacing: Pacing) -> Transport:
-    """Per rank and round the ring spends CPU on one send and one receive; half of it at either end of a message."""
+def _transport(ring: PatternTimes, pacing: Pacing, add_s_per_byte: float) -> Transport:
+    """Per rank and round the ring spends CPU on one send and one receive; half of it at either end of a message.
+
+    Of the four transfer steps that carry a byte through an all-reduce (send, receive and add, send, receive) one adds it, and the engine
+    charges `per_byte_s` at each.
+    """
     share = pacing.share if pacing.mode == "quota" else 1.0
     per_message = min(ring.cpu_line.alpha_s / share, ring.line.alpha_s) / 2
-    return Transport(per_message_s=per_message, evidence="measured")
+    return Transport(per_message_s=per_message, per_byte_s=add_s_per_byte / 4, evidence="measured")
 
 
 def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacing, ranks: int) -> Fabric:
