@@ -92,9 +92,7 @@ def _cut(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
         if not 0 < within < n:
             raise _Wrong("the cut must have a rank on either side")
         crossing = {"all-gather": size * within / n, "reduce-scatter": size * (n - within) / n, "all-reduce": size}[op]
-    elif op == "broadcast" and root in inside and within < n:
-        crossing = size
-    elif op == "reduce" and root in ranks and root not in inside and within > 0:
+    elif root in ranks and {"broadcast": root in inside and within < n, "reduce": root not in inside and within > 0}.get(op, False):
         crossing = size
     else:
         raise _Wrong(f"the cut does not force any byte of a {op} out of the set")

@@ -82,7 +82,7 @@ def check_deadlock(p: Program) -> list[Finding]:
     if not cycle:
         return []
     shown = [(step, why) for k, (step, why) in enumerate(cycle) if why != _WHY[_LANE] or len(cycle) <= 8 or k < 2]
-    text = "; ".join(f"{p.describe(step)} {why} the one before it" if why == _WHY[_LANE] else f"{p.describe(step)} {why} it" for step, why in shown[:8])
+    text = "; ".join(f"{p.describe(step)} {why} the one before it" for step, why in shown[:8])
     more = f" ... ({len(cycle)} steps in all)" if len(shown) > 8 else ""
     facts = witness(p, cycle[0][0], cycle=[{"step": step, "waits": why} for step, why in cycle[:64]], cycle_length=len(cycle))
     return [Finding(check="deadlock", message=f"steps wait for each other in a circle: {text}{more}", witness=facts)]
@@ -113,9 +113,9 @@ def smallest_depth(p: Program) -> I32:
     rounds = 0
     while cycle := _Graph(p, depth).cycle():
         rounds += 1
-        for k, (step, kind) in enumerate(cycle):
+        for i, (step, kind) in enumerate(cycle):
             if kind == _CREDIT:  # from the receive before it in the cycle
-                on = set(m.channel[m.recv == cycle[k - 1][0]].tolist()) & set(m.channel[m.send == step].tolist())
+                on = set(m.channel[m.recv == cycle[i - 1][0]].tolist()) & set(m.channel[m.send == step].tolist())
                 for chan in on:
-                    depth[chan] += 1 if rounds < 64 else int(depth[chan])
+                    depth[chan] += 1 if rounds < 64 else depth[chan]
     return depth.astype(np.int32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def channel_links(p: Program, fabric: Fabric, placement: Sequence[str], channel:
     if not names or fabric.actor_of.get(names[0]) != src or fabric.actor_of.get(names[-1]) != dst:
         raise ValueError(f"its route {' > '.join(names)} does not lead from {placement[int(c.src[channel])]} to {placement[int(c.dst[channel])]}")
     found = []
-    for a, b in zip(names, names[1:], strict=False):
+    for a, b in pairwise(names):
         here = fabric.actor_of.get(a, -1)
         between = [x for x in (fabric.out_links[here] if here >= 0 else ()) if fabric.links[x].dst == b]
         if not between:
@@ -79,6 +80,7 @@ def check_links(p: Program, fabric: Fabric, placement: Sequence[str], claimed_s:
         link = max(time, key=lambda x: time[x])
         if Fraction(claimed_s) < time[link] * (1 - Fraction(1, 10**9)):  # the engine adds up in floats
             x = fabric.links[link]
-            text = f"the link {x.src} > {x.dst} needs {float(time[link]):.6g} s for its bytes, the prediction says {claimed_s:.6g} s"
-            found.append(Finding(check="links", message=text, witness={"link": f"{x.src} > {x.dst}", "needed_s": str(time[link]), "claimed_s": claimed_s}))
+            name = f"{x.src} > {x.dst}"
+            text = f"the link {name} needs {float(time[link]):.6g} s for its bytes, the prediction says {claimed_s:.6g} s"
+            found.append(Finding(check="links", message=text, witness={"link": name, "needed_s": str(time[link]), "claimed_s": claimed_s}))
     return found

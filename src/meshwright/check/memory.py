@@ -1,13 +1,13 @@
 """Memory: the peak over every order a program allows, exactly, and the peak of one given order.
 
-A buffer is alive from the start of the first step that writes it (a receive: from when it may be posted) to the end of the
-last step of `last`; without `last`, or persistent, to the end; never written, from the beginning. Workspaces live with their step. Aliases share the bytes of
-their root; a repeated lane's slices are allocated together and live until the program ends.
+A buffer is alive from the start of the first step that writes it (a receive: from when it may be posted) to the end of the last
+step of `last`; without `last`, or persistent, to the end; never written, from the beginning. Workspaces live with their step. Aliases
+share the bytes of their root; a repeated lane's slices are allocated together and live until the program ends.
 
-Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes for
-starts and -bytes for ends, so the worst moment is a maximum-weight closure: sum of the positive weights less a maximum flow (Picard 1976). It is
-the max-weight antichain of the lifetime order (`methods: static memory`), and the closure is its witness: the buffers alive in it. Exact when every buffer has one
-first writer and one last step under happens-before; otherwise, and beyond FLOW_LIMIT, an upper bound, and said so.
+Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes
+for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
+(Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
+buffer has one first writer and one last step under happens-before; otherwise, and beyond FLOW_LIMIT, an upper bound, and said so.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
         life.what.append(b)
         life.begins.append([] if from_start else _extreme(order, sorted(set(writers[b])), first=True))
         life.ends.append([] if to_end else _extreme(order, sorted(set(p.buffers.last[b].tolist())), first=False))
-    for step in np.flatnonzero((p.steps.kind == Kind.COMPUTE)).tolist():
+    for step in np.flatnonzero(p.steps.kind == Kind.COMPUTE).tolist():
         temp = int(p.ops.workspace_bytes[p.steps.op[step]])
         if temp:
             node = int(order.node(np.array([step]), 0)[0])
@@ -106,11 +106,11 @@ def _extreme(order: Order, steps: list[int], *, first: bool) -> list[int]:
         best[lane] = v if lane not in best else (min if first else max)(best[lane], v)
     left = np.array(sorted(best.values()), dtype=np.int64)
     if len(left) == 1:
-        return left.tolist()
+        return [int(left[0])]
     i, j = np.repeat(left, len(left)), np.tile(left, len(left))
     before = order.before(i, j).reshape(len(left), len(left))
     beaten = before.any(axis=0) if first else before.any(axis=1)
-    return left[~beaten].tolist()
+    return [int(v) for v in left[~beaten]]
 
 
 def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
@@ -118,14 +118,16 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
     order = order or Order(p)
     life = _lifetimes(p, order)
     actors = p.ranks + p.switches
-    peaks, exact, alive, steps = [0] * actors, [True] * actors, [()] * actors, [()] * actors
+    peaks, exact = [0] * actors, [True] * actors
+    alive: list[tuple[int, ...]] = [()] * actors
+    steps: list[tuple[int, ...]] = [()] * actors
     of: list[list[int]] = [[] for _ in range(actors)]
     for e, actor in enumerate(life.actor):
         of[actor].append(e)
     for actor in range(actors):
         peaks[actor], exact[actor], held = _worst(order, life, of[actor])
-        alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)  # type: ignore[call-overload]
-        steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)  # type: ignore[call-overload]
+        alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)
+        steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
     staging = np.zeros(actors, np.int64)
     size, s = p.message_bytes(), p.steps
     largest = np.zeros(len(p.channels), np.int64)

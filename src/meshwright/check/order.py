@@ -10,6 +10,7 @@ lane. Only nodes with an edge from another lane ("joins") carry a clock row; lan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,7 @@ def accesses(p: Program) -> Accesses:
     adds_present = into & ((s.parts & Part.ADD) != 0) & ((s.parts & Part.RECV) == 0)  # dst + src -> dst
     found: list[list[Ints]] = []
 
-    def put(step: Ints, buffer: Ints, chunk: Ints, count: Ints, read: Ints | Bools, write: Ints | Bools) -> None:
+    def put(step: Any, buffer: Any, chunk: Any, count: Any, read: Any, write: Any) -> None:
         found.append([np.asarray(x, dtype=np.int64) for x in (step, buffer, chunk, count, read, write)])
 
     at = np.flatnonzero(reads)
@@ -148,7 +149,8 @@ def wait_once(p: Program, lane_of: Ints) -> Bools:
     """Which `after` edges lead from a lane of repeat 1 into a repeated lane."""
     s = p.steps
     owner = np.repeat(np.arange(len(s)), np.diff(s.after_ptr))
-    return (p.lanes.repeat[lane_of[s.after_step]] == 1) & (p.lanes.repeat[lane_of[owner]] > 1)
+    out: Bools = (p.lanes.repeat[lane_of[s.after_step]] == 1) & (p.lanes.repeat[lane_of[owner]] > 1)
+    return out
 
 
 def topological(n: int, src: Ints, dst: Ints) -> Ints:
@@ -203,7 +205,7 @@ class Order:
         self._joins()
         self._cache: dict[int, NDArray[np.int32]] = {}
 
-    def node(self, step: Ints, iteration: Ints | int) -> Ints:
+    def node(self, step: Any, iteration: Any) -> Ints:
         lane = self.lane_of_step[step]
         out: Ints = self.base[lane] + iteration * self.length[lane] + step - self.program.lanes.start[lane]
         return out

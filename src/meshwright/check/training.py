@@ -13,6 +13,7 @@ Then what it writes is, by definition, the value named. A split segment's F writ
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from ..plan import Segment, TrainingLayout
 from ..program import BUFFER_ROLES, Kind, Program
@@ -56,19 +57,20 @@ class _Step(Machine):
         self.found: list[Finding] = []
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
-        self.old = 1 << 32 | self.quantity("initial")
+        self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
         for b, cells in self.memory.items():
             if self.role[b] in ("weight", "state"):
                 cells[:] = [self.old] * len(cells)
+            elif self.role[b] != "gradient" and not p.buffers.name[b].startswith("grad"):  # gradients start at zero, all else is garbage
+                cells[:] = [self.garbage] * len(cells)
         self.users = self.gradient_users()
 
     def quantity(self, *name: object) -> int:
         return self.number.setdefault(name, len(self.number) + 1)
 
-    def wrong(self, step: int, text: str, *, chunk: int = -1, **more: object) -> None:
-        self.found.append(
-            Finding(check="values", message=f"{self.p.describe(step)} {text}", witness=witness(self.p, step, chunk=None if chunk < 0 else chunk, **more))
-        )
+    def wrong(self, step: int, text: str, *, chunk: int | None = None, **more: Any) -> None:
+        facts = witness(self.p, step, chunk=chunk, **more)
+        self.found.append(Finding(check="values", message=f"{self.p.describe(step)} {text}", witness=facts))
 
     # ---- what must be there ------------------------------------------------------------------------------------
     def work(self) -> list[Finding]:
@@ -192,13 +194,14 @@ class _Step(Machine):
         what = f"reads chunk {chunk} of {self.p.buffer_name(b)}, which "
         if have < 0:
             what += f"is spoilt: {self.p.describe(-1 - have)} adds a contribution twice, or adds what does not belong together"
-        elif not have:
+        elif have in (0, self.garbage):
             what += "nothing has been written to"
         elif (have ^ want) & _LOW:
             what += "holds another value"
         else:
             missing, extra = (want & ~have) >> 32, (have & ~want) >> 32
-            what += f"lacks {missing.bit_count()} of {(want >> 32).bit_count()} contributions" + (f" and has {extra.bit_count()} foreign ones" if extra else "")
+            what += f"lacks {missing.bit_count()} of {(want >> 32).bit_count()} contributions"
+            what += f" and has {extra.bit_count()} foreign ones" if extra else ""
         if writer >= 0 and have >= 0:
             what += f"; last written by {self.p.describe(writer)}"
         self.wrong(step, what, chunk=chunk, buffer=b, writer=writer)
@@ -231,7 +234,7 @@ class _Step(Machine):
 
     def optimizer(self, step: int, rank: int, op: int) -> None:
         lay, p = self.layout, self.p
-        stage, _, tensor = lay.coordinates(rank)
+        stage, _, _ = lay.coordinates(rank)
         read = {(b, c) for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
         covered: set[str] = set()
         for b in range(len(p.buffers)):

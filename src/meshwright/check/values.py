@@ -11,6 +11,7 @@ Collectives: quantity = input chunk (and iteration), contribution = rank. `Progr
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -46,7 +47,9 @@ class Machine:
             raise TimeLimit("too many chunks to follow one by one")
         self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
         self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()
-        self.unit, self.size, self.window = self.where.unit.tolist(), self.where.size.tolist(), self.where.window.tolist()
+        self.unit: list[int] = self.where.unit.tolist()
+        self.size: list[int] = self.where.size.tolist()
+        self.window: list[int] = self.where.window.tolist()
         self.grain: list[int] = self.cell.tolist()
 
     def locate(self, buffer: int, chunk: int, count: int, turn: int) -> tuple[int, int, int]:
@@ -171,8 +174,8 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
 
 def _first(op: str, starts: list[int], rank: int, turn: int, m: Machine, buffer: int) -> int:
     """First quantity number of a rank's input: all-gather's inputs lie behind each other, all others' lie over each other."""
-    per = max(1, m.unit[buffer] // m.grain[buffer])
-    total = starts[-1] if op == "all-gather" else max(b - a for a, b in zip(starts, starts[1:], strict=False))
+    per: int = max(1, m.unit[buffer] // m.grain[buffer])
+    total = starts[-1] if op == "all-gather" else max(b - a for a, b in pairwise(starts))
     return 1 + per * (turn * total + (starts[rank] if op == "all-gather" else 0))
 
 

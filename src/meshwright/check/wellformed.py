@@ -7,6 +7,7 @@ sense; buffers and channels of the right actor; legal `after` edges; aliases ins
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,11 @@ def check_wellformed(p: Program) -> list[Finding]:
         return [Finding(check="format", message=str(error), witness={"field": error.where})]
     if p.fold is not None:
         return [Finding(check="wellformed", message="a folded program must be expanded first", status="unknown")]
-    found: list[Finding] = []
-    for part in (_parts, _actors, _channels, _edges, _aliases, _calls, _contract):
-        for k, finding in enumerate(part(p)):
-            if k >= LIMIT:
-                break
-            found.append(finding)
-    return found
+    for part in (_parts, _actors, _channels, _edges, _aliases, _calls, _contract):  # each may rely on the ones before
+        found = list(islice(part(p), LIMIT))
+        if found:
+            return found
+    return []
 
 
 def _at(p: Program, step: int, what: str, **more: Any) -> Finding:
@@ -117,28 +116,29 @@ def _channels(p: Program) -> Iterator[Finding]:
     sides = (("send", Part.SEND, Part.OUT_SET, "chan_out", c.src), ("receive", Part.RECV, Part.IN_SET, "chan_in", c.dst))
     clean = True
     for word, part, in_set, column, end in sides:
-        step, channel = ports(p, part, in_set, column)
-        lane = lane_of[step]
-        for k in np.flatnonzero(p.lanes.actor[lane] != end[channel])[:LIMIT].tolist():
+        steps, channels = ports(p, part, in_set, column)
+        lane = lane_of[steps]
+        for k in np.flatnonzero(p.lanes.actor[lane] != end[channels])[:LIMIT].tolist():
             clean = False
-            yield _at(p, int(step[k]), f"{word}s on channel {int(channel[k])}, whose end is actor {int(end[channel[k]])}", channel=int(channel[k]))
+            chan = int(channels[k])
+            yield _at(p, int(steps[k]), f"{word}s on channel {chan}, whose end is actor {int(end[chan])}", channel=chan)
         first = np.full(len(c), -1, np.int64)
-        first[channel[::-1]] = lane[::-1]
-        for k in np.flatnonzero(lane != first[channel])[:LIMIT].tolist():
+        first[channels[::-1]] = lane[::-1]
+        for k in np.flatnonzero(lane != first[channels])[:LIMIT].tolist():
             clean = False
-            who = f"lane {int(first[channel[k]])} {word}s on it too"
-            yield _at(p, int(step[k]), f"channel {int(channel[k])} must have one lane at each end, {who}", channel=int(channel[k]))
-        lane_on[word], counts[word] = first, np.bincount(channel, minlength=len(c))
+            who = f"lane {int(first[channels[k]])} {word}s on it too"
+            yield _at(p, int(steps[k]), f"channel {int(channels[k])} must have one lane at each end, {who}", channel=int(channels[k]))
+        lane_on[word], counts[word] = first, np.bincount(channels, minlength=len(c))
     for chan in np.flatnonzero(counts["send"] != counts["receive"])[:LIMIT].tolist():
         clean = False
         ends = f"from rank {int(c.src[chan])} to rank {int(c.dst[chan])}"
         sent, got = int(counts["send"][chan]), int(counts["receive"][chan])
-        lane = int(lane_on["send" if sent > got else "receive"][chan])
+        at_lane = int(lane_on["send" if sent > got else "receive"][chan])
         part, flag, column = (Part.SEND, Part.OUT_SET, "chan_out") if sent > got else (Part.RECV, Part.IN_SET, "chan_in")
         steps, channels = ports(p, part, flag, column)
         step = int(steps[channels == chan][min(sent, got)])
         text = f"{p.describe(step)} has no partner: channel {chan} {ends} has {sent} sends and {got} receives per iteration"
-        yield Finding(check="wellformed", message=text, witness=witness(p, step, channel=chan, lane=lane))
+        yield Finding(check="wellformed", message=text, witness=witness(p, step, channel=chan, lane=at_lane))
     if not clean:
         return
     used = np.flatnonzero(counts["send"] > 0)
@@ -154,7 +154,8 @@ def _sizes(p: Program) -> Iterator[Finding]:
     size = p.message_bytes()
     for k in np.flatnonzero((size[m.send] != size[m.recv]) | (s.size[m.send] != s.size[m.recv]))[:LIMIT].tolist():
         sender, step = int(m.send[k]), int(m.recv[k])
-        text = f"gets message {int(m.ordinal[k])} of channel {int(m.channel[k])} with {int(size[sender])} bytes from {p.describe(sender)}, takes {int(size[step])}"
+        name = f"message {int(m.ordinal[k])} of channel {int(m.channel[k])}"
+        text = f"takes {int(size[step])} bytes for {name}, which has {int(size[sender])}: {p.describe(sender)}"
         yield _at(p, step, text, channel=int(m.channel[k]), sender=sender)
     z = p.sizes
     for k in np.flatnonzero((z.lower > z.expected) | (z.expected > z.upper) | (z.lower < 0))[:LIMIT].tolist():
@@ -196,7 +197,8 @@ def _aliases(p: Program) -> Iterator[Finding]:
         elif b.window[k] != b.window[of]:
             why = f"has window {int(b.window[k])} inside window {int(b.window[of])}"
         if why:
-            yield Finding(check="wellformed", message=f"alias {p.buffer_name(k)} of {p.buffer_name(of)} {why}", witness={"buffer": k, "rank": int(b.actor[k])})
+            text = f"alias {p.buffer_name(k)} of {p.buffer_name(of)} {why}"
+            yield Finding(check="wellformed", message=text, witness={"buffer": k, "rank": int(b.actor[k])})
 
 
 def _calls(p: Program) -> Iterator[Finding]:
@@ -226,7 +228,8 @@ def _calls(p: Program) -> Iterator[Finding]:
                 break
             other = next((x for x in row if _signature(p, x) != _signature(p, has)), -1)
             if other >= 0:
-                yield _at(p, other, f"call {k} on comm {p.comms.name[comm]!r} diverges from {p.describe(has)} (callee or bytes)", comm=comm, other=has)
+                text = f"call {k} on comm {p.comms.name[comm]!r} differs in callee or bytes from {p.describe(has)}"
+                yield _at(p, other, text, comm=comm, other=has)
                 break
 
 
@@ -251,8 +254,10 @@ def _contract(p: Program) -> Iterator[Finding]:
             yield Finding(check="wellformed", message=f"the contract names {len(table)} {word}s for {p.ranks} ranks", witness={"ranks": p.ranks})
             continue
         for rank, (buffer, chunk, count) in enumerate(table):
-            if not 0 <= buffer < len(p.buffers) or chunk < 0 or count < 0 or chunk + count > p.buffers.chunks[buffer] or p.buffers.actor[buffer] != rank:
-                yield Finding(check="wellformed", message=f"the contract's {word} of rank {rank} is no range of a buffer of that rank", witness={"rank": rank})
+            inside = 0 <= buffer < len(p.buffers) and 0 <= chunk <= chunk + count <= p.buffers.chunks[buffer]
+            if not inside or p.buffers.actor[buffer] != rank:
+                text = f"the contract's {word} of rank {rank} is no range of a buffer of that rank"
+                yield Finding(check="wellformed", message=text, witness={"rank": rank})
     used = [b for b, _, _ in (*c.inputs, *c.outputs) if 0 <= b < len(p.buffers)]
     if len(set(p.buffers.chunk_bytes[used].tolist())) > 1:
         yield Finding(check="wellformed", message="the contract's buffers have chunks of different sizes", witness={"buffers": used})

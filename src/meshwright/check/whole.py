@@ -91,7 +91,8 @@ def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> 
         flat = inline(program, table).program
     except (FormatError, Unsupported) as error:
         text = f"the calls cannot be written out: {error}"
-        return [Finding(check="wellformed", message=text, witness={"where": error.where}, status="wrong" if isinstance(error, FormatError) else "unknown")], None
+        wrong = isinstance(error, FormatError)
+        return [Finding(check="wellformed", message=text, witness={"where": error.where}, status="wrong" if wrong else "unknown")], None
     findings = guarded("wellformed", lambda: check_wellformed(flat))
     return findings, None if findings else flat
 
@@ -118,7 +119,8 @@ def _call_order(program: Program) -> list[Finding]:
     bad = np.flatnonzero(~order.before(order.node(first, 0), order.node(second, 0)))
     found = []
     for k in bad[:8].tolist():
-        text = f"{program.describe(int(second[k]))} and {program.describe(int(first[k]))} call on one communicator in no defined order; add an `after`"
+        one, two = program.describe(int(first[k])), program.describe(int(second[k]))
+        text = f"{one} and {two} call on one communicator in no defined order; add an `after`"
         found.append(Finding(check="wellformed", message=text, witness=witness(program, int(second[k]), other_step=int(first[k]))))
     return found
 

@@ -1,0 +1,123 @@
+"""Every mutant of a correct program is refused with a witness, or an independent replay shows that it still does the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from interpreter import Deadlocked, Machine, collective_is_right
+from programs import (
+    Training,
+    chain_broadcast,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    training_layout,
+    tree_all_reduce,
+    windowed_reduce,
+)
+
+from meshwright.check import Verdict, check_program
+from meshwright.mutate import OPERATORS, mutants, mutate
+from meshwright.program import Program
+from meshwright.program_calls import inline
+
+REPLAYS = 25
+COLLECTIVES: dict[str, Callable[[], Program]] = {
+    **{f"ring all-reduce {n}": lambda n=n: ring_all_reduce(n) for n in (2, 3, 4, 5)},
+    "ring all-reduce 3 x 3": lambda: ring_all_reduce(3, repeat=3),
+    **{f"ring all-gather {n}": lambda n=n: ring_all_gather(n) for n in (2, 4)},
+    **{f"ring reduce-scatter {n}": lambda n=n: ring_reduce_scatter(n) for n in (2, 3)},
+    **{f"tree all-reduce {n}": lambda n=n: tree_all_reduce(n) for n in (3, 5)},
+    "chain broadcast 4 x 3": lambda: chain_broadcast(4),
+    "windowed reduce 3 x 4": lambda: windowed_reduce(3),
+    "windowed reduce 2 x 3, one slot": lambda: windowed_reduce(2, repeat=3, window=1),
+}
+LAYOUTS = {"data 2": {"data": 2}, "tensor 2": {"data": 1, "tensor": 2, "microbatches": 2}, "pipeline only": {"data": 1, "microbatches": 4}}
+
+
+def assert_names_the_place(verdict: Verdict, what: str) -> None:
+    """Rank, step and chunk are named wherever the fault has a step; tables name their entry."""
+    first = next(f for f in verdict.findings if f.status == "wrong")
+    if first.check == "format":
+        assert "[" in str(first.witness["field"]) or "program." in str(first.witness["field"]), (what, first)
+    elif "step" in first.witness:
+        assert first.witness["rank"] >= 0 and {"step", "chunk", "lane", "iteration"} <= first.witness.keys(), (what, first)
+    else:
+        assert {"rank", "buffer", "comm", "size", "callee"} & first.witness.keys(), (what, first)
+    assert first.message
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_mutant_of_a_collective_is_refused_or_equivalent(name: str) -> None:
+    program = COLLECTIVES[name]()
+    assert check_program(program).ok
+    assert all(collective_is_right(program, seed) for seed in range(REPLAYS))
+    killed, same = Counter(), Counter()
+    for m in mutants(program, np.random.default_rng(1), per_operator=8):
+        verdict = check_program(m.program)
+        assert verdict.status != "unknown", (m.operator, m.what, verdict.findings)
+        if verdict.status == "wrong":
+            assert_names_the_place(verdict, f"{m.operator}: {m.what}")
+            killed[m.operator] += 1
+        else:
+            assert all(collective_is_right(m.program, seed) for seed in range(REPLAYS)), f"accepted, but wrong: {m.operator}: {m.what}"
+            same[m.operator] += 1
+    assert killed["drop step"] and killed["duplicate step"] and killed["redirect send"] + killed["shrink buffer"]
+
+
+def weights(program: Program, training: Training, seed: int) -> list[list[int]] | None:
+    """What every rank's weights are after the step; None when it deadlocks."""
+    try:
+        m = Machine(program, seed=seed, replica=lambda rank: training.layout.coordinates(rank)[1]).run()
+    except Deadlocked:
+        return None
+    return [m.result(b, 0, 1, 0) for b in range(len(program.buffers)) if program.buffers.role[b] == 2]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_mutant_of_a_training_step_is_refused_or_equivalent(name: str) -> None:
+    t = Training(training_layout(**LAYOUTS[name]))
+    assert check_program(t.program, programs=t.programs, layout=t.layout).ok
+    right = weights(inline(t.program, t.programs).program, t, 0)
+    assert right is not None
+    assert all(weights(inline(t.program, t.programs).program, t, seed) == right for seed in range(1, 6))
+    killed = Counter()
+    for m in mutants(t.program, np.random.default_rng(2), per_operator=6):
+        verdict = check_program(m.program, programs=t.programs, layout=t.layout)
+        assert verdict.status != "unknown", (m.operator, m.what, verdict.findings)
+        if verdict.status == "wrong":
+            assert_names_the_place(verdict, f"{m.operator}: {m.what}")
+            killed[m.operator] += 1
+        else:
+            flat = inline(m.program, t.programs).program
+            assert all(weights(flat, t, seed) == right for seed in range(8)), f"accepted, but wrong: {m.operator}: {m.what}"
+    for operator in ("drop backward", "double accumulate", "skip optimizer read", "wrong micro-batch", "drop accumulate"):
+        assert killed[operator], operator
+
+
+def test_every_operator_applies_somewhere_and_is_caught() -> None:
+    """No operator is idle, and none makes only harmless changes."""
+    assert len(OPERATORS) >= 22
+    tensor = Training(training_layout(data=2, tensor=2, microbatches=2))
+    rng = np.random.default_rng(3)
+    pool = [(make(), None) for make in COLLECTIVES.values()] + [(tensor.program, tensor)]
+    for operator in OPERATORS:
+        caught = False
+        for _ in range(40):
+            program, t = pool[int(rng.integers(len(pool)))]
+            m = mutate(program, operator, rng)
+            if m is None:
+                continue
+            verdict = check_program(m.program, programs=t.programs if t else None, layout=t.layout if t else None)
+            if verdict.status == "wrong":
+                caught = True
+                break
+        assert caught, operator
+
+
+def test_an_unknown_operator_is_refused() -> None:
+    with pytest.raises(KeyError):
+        mutate(ring_all_reduce(2), "no such operator", np.random.default_rng(0))
