@@ -59,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except SystemExit as stop:  # argparse after --help
-        return stop.code if isinstance(stop.code, int) else 0
-    except BrokenPipeError:
-        return _reader_left(0)
+        return _write("", stop.code if isinstance(stop.code, int) else 0)
     except BaseException as error:  # the last resort: whatever happened becomes one line and an exit code
         if "--debug" in options:
             import traceback
@@ -81,14 +79,14 @@ def _run(words: list[str]) -> int:
         document = {"schema": "meshwright.version", "version": 1, "meshwright": __version__, "python": sys.version.split()[0]}
         return _print(Result(document, f"meshwright {__version__}"), as_json)
     if "-h" in leading or "--help" in leading or words[:1] == ["help"]:
-        return _print_text(_help(words[1] if words[:1] == ["help"] and len(words) > 1 else None))
+        return _write(_help(words[1] if words[:1] == ["help"] and len(words) > 1 else None))
     if not words:
         sys.stderr.write(_help(None) + "\n")
         return 2
     command, rest = _find(words)
     if command is None:  # `meshwright <noun>` or `meshwright <noun> --help`
         if any(x in ("-h", "--help") for x in rest):
-            return _print_text(_help(words[0]))
+            return _write(_help(words[0]))
         sys.stderr.write(_help(words[0]) + "\n")
         return 2
     module = _load(command)
@@ -172,26 +170,28 @@ def _print(result: Result, as_json: bool) -> int:
         text = json.dumps(result.document, indent=2, allow_nan=False, ensure_ascii=False)
     else:
         text = result.text
+    return _write(text, result.exit_code)
+
+
+def _write(text: str, code: int = 0) -> int:
+    """Write to stdout and return `code`, also when the reader of a pipe (`| head`) has what it wanted and left."""
     try:
-        _print_text(text)
+        sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
+        sys.stdout.flush()
     except BrokenPipeError:
-        return _reader_left(result.exit_code)
-    return result.exit_code
+        _close_stdout()
+    except OSError as error:
+        _close_stdout()
+        raise MeshwrightError(f"cannot write the result: {error.strerror}", where="stdout", hint="check free space") from error
+    return code
 
 
-def _print_text(text: str) -> int:
-    sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
-    sys.stdout.flush()
-    return 0
-
-
-def _reader_left(code: int) -> int:
-    """`meshwright ... | head`: the reader has what it wanted. Nothing more may be written, also not at exit."""
+def _close_stdout() -> None:
+    """Nothing more may be written, also not by Python at exit, which would fail again."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # stdout is not a file (a test's buffer): nothing is left to flush there
         pass
-    return code
 
 
 def use_color(stream: TextIO) -> bool:
@@ -208,8 +208,10 @@ def _as_typed(error: BaseException) -> MeshwrightError:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRAS:
         package, extra = _EXTRAS[(error.name or "").partition(".")[0]]
         return MissingExtra(package, extra=extra, needed_for="this command")
-    if isinstance(error, OSError) and error.filename is not None:
-        return MeshwrightError(error.strerror or type(error).__name__, where=os.fsdecode(error.filename), hint="check the path and its permissions")
+    if isinstance(error, OSError):
+        named = isinstance(error.filename, str | bytes)
+        hint = "check the path and its permissions" if named else "the system refused; run with --debug to see where"
+        return MeshwrightError(error.strerror or str(error) or type(error).__name__, where=os.fsdecode(error.filename) if named else "", hint=hint)
     if isinstance(error, MemoryError):
         return MeshwrightError("out of memory", hint="use a smaller problem, or a machine with more memory")
     detail = " ".join(str(error).split())

@@ -77,7 +77,7 @@ def matrix_text(fabric: Fabric, shown: int, *, with_rates: bool = False) -> str:
                 for a, row in enumerate(rates(fabric, shown))]  # fmt: skip
     else:
         body = cells(fabric, shown)
-    grouped = not all(d.name.startswith(f"{d.group}/") for d in fabric.devices)  # else the name says it already
+    grouped = any(d.group and not d.name.startswith(f"{d.group}/") for d in fabric.devices)  # else the name says it already
     rows = [["", *heads, "Device", *(["Server"] if grouped else [])]]
     for head, row, device in zip(heads, body, fabric.devices, strict=False):
         rows.append([head, *row, device.name, *([device.group or "-"] if grouped else [])])
