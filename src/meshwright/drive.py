@@ -22,7 +22,7 @@ from typing import Any
 
 from . import __version__
 from .bound import Bound, Certificate
-from .cost import Cost
+from .cost import Cost, assumed_cost
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
 from .errors import Infeasible, UsageError
@@ -119,7 +119,7 @@ def plan_training(
         limit), CaptureError, CheckFailed (a planner is wrong: please report it).
     """
     fabric.require_connected()
-    cost = cost or Cost()
+    cost = cost or assumed_cost(fabric)
     if graph is None:
         from .capture.graph import capture
 

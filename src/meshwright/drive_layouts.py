@@ -149,7 +149,8 @@ class LayoutSearch:
         if self.planner.strategy != "auto":
             return best
         planner = self.planner
-        for purpose in PURPOSES:
+        called = {self.planner.by_hash[name][0] for name in best.callees}
+        for purpose in (p for p in PURPOSES if p in called):
             for name in CANDIDATES:
                 tried = planner.with_choice(purpose, name)
                 found = self.evaluate(best.candidate, best.placement, best.placement_name, tried)

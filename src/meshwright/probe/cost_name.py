@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cost import Cost
+from ..cost import Cost, assumed_cost
 from ..errors import UsageError
 from ..fabric import Fabric
 from ..io.cost_file import read_cost
@@ -20,7 +20,7 @@ def load_cost(spec: str, fabric: Fabric) -> Cost:
     Raises: UsageError, UnknownName, MissingExtra, FormatError.
     """
     if spec == "roofline":
-        return Cost()
+        return assumed_cost(fabric)
     if spec == "measured":
         raise UsageError("measured costs are taken from a job that can run here, not from a name", hint="use roofline, tables:SYSTEM or a cost file")
     kind, _, rest = spec.partition(":")
