@@ -58,7 +58,9 @@ def test_every_microbatch_once_and_memory(stages: int, microbatches: int, data: 
     assert peak == peak_in_flight(stages, microbatches, stage) == min(microbatches, stages - stage)
 
 
-@pytest.mark.parametrize(("stages", "microbatches", "stage", "where"), [(0, 1, 0, "stages"), (2, 0, 0, "microbatches"), (2, 2, 2, "stage"), (2, 2, -1, "stage")])
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "stage", "where"), [(0, 1, 0, "stages"), (2, 0, 0, "microbatches"), (2, 2, 2, "stage"), (2, 2, -1, "stage")]
+)
 def test_refuses(stages: int, microbatches: int, stage: int, where: str) -> None:
     with pytest.raises(UsageError) as error:
         one_f_one_b_order(stages, microbatches, stage)

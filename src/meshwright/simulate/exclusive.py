@@ -1,0 +1,82 @@
+"""Exclusive links: every link serves one message (or segment) at a time, in the order of asking, cut-through per hop.
+
+A message asks for link l of its route when its head gets there. It is served from s = max(head, link free) and its tail leaves
+at max(s + bytes/rate, tail of the hop before + that hop's latency); the head is at the next link at s + latency, and the
+message arrives at tail + latency (+ the library's). Each hop is an event: booking later hops in advance would block idle gaps.
+The sender is released when the last byte has left the first link. With segments, the next segment asks when the one before has
+left the first link, so that messages of several senders take turns.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ..kernels.event_heap import heap_put
+
+__all__ = ["exclusive_inject", "exclusive_pass"]
+
+
+@njit(cache=True, nogil=True)
+def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
+    """Serve `size` bytes on `link`: (start, tail)."""
+    start = max(asked, s.link_free[link])
+    service = size / k.rate[link]
+    if k.burst[link] > 0.0:
+        have = min(k.burst[link], s.tokens[link] + k.rate[link] * (start - s.tokens_at[link]))
+        service = max(0.0, size - have) / k.rate[link]
+        s.tokens[link] = max(0.0, have - size)
+        s.tokens_at[link] = start + service
+    tail = max(start + service, tail_before)
+    s.link_free[link] = tail
+    s.link_busy[link] += service
+    return start, tail
+
+
+@njit(cache=True, nogil=True)
+def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untyped-def]
+    """The message at `place` asks for the next link of its route. Returns when its tail leaves that link."""
+    c = s.slot_channel[place]
+    at = k.route_ptr[c] + s.slot_hop[place]
+    stop = k.route_ptr[c + 1]
+    if at >= stop:  # both ends on one device
+        if s.slot_last[place]:
+            heap_put(s.heap, first_slot + place, now + k.library[c], key)
+        return now
+    link = k.route_link[at]
+    start, tail = _book(k, s, link, now, s.slot_bytes[place], s.slot_tail[place])
+    s.slot_hop[place] += 1
+    if at + 1 < stop:
+        s.slot_tail[place] = tail + k.latency[link]
+        heap_put(s.heap, first_slot + place, start + k.latency[link], key)
+    elif s.slot_last[place]:
+        s.slot_hop[place] = stop - k.route_ptr[c]
+        heap_put(s.heap, first_slot + place, tail + k.latency[link] + k.library[c], key)
+    return tail
+
+
+@njit(cache=True, nogil=True)
+def exclusive_inject(t, k, s, c, now):  # type: ignore[no-untyped-def]
+    """Put the next segment of the message that channel `c` is sending onto its first link; plan the sender's release."""
+    lanes, channels = len(t.lane_start), len(t.depth)
+    size = s.left[c]
+    if k.segment > 0.0 and size > k.segment:
+        size = k.segment
+    s.left[c] -= size
+    sequence = s.injected[c]
+    s.injected[c] += 1
+    place = s.place_first[c] + sequence % s.place_count[c]
+    s.slot_channel[place] = c
+    s.slot_hop[place] = 0
+    s.slot_bytes[place] = size
+    s.slot_tail[place] = now
+    s.slot_last[place] = s.left[c] <= 0.0
+    key = ((lanes + c) << 32) | (sequence & 0xFFFFFFFF)
+    leaves = exclusive_pass(k, s, lanes + channels, place, key, now)
+    if s.left[c] > 0.0:
+        heap_put(s.heap, lanes + c, leaves, (lanes + c) << 32)
+        return
+    lane = t.sender[c]
+    s.pending[lane] -= 1
+    s.release[lane] = max(s.release[lane], leaves)
+    if s.pending[lane] == 0:
+        heap_put(s.heap, lane, s.release[lane], lane << 32)

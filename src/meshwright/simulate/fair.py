@@ -1,0 +1,226 @@
+"""Max-min fair links: messages in flight share every link, and rates are those of progressive filling.
+
+Each message is a flow. The rates of all flows are raised together until a link is full; the flows on it keep that rate, the
+others go on (Bertsekas and Gallager, "Data Networks", section 6.5). Links whose shares differ by less than 1e-12 relative are
+one bottleneck, so symmetric flows get equal bits. Rates are worked out once per instant, after everything that happens at it, and
+only for the flows that are connected through links with a flow that began or ended. A channel carries one flow at a time (its
+sender waits for the end); a flow that ends where the channel's next one begins changes no rate and costs nothing.
+The sender is released when the flow ends; the message arrives after the latencies of its route.
+Cost per instant: O(bottlenecks · links + hops) of the connected part, O(log) per flow whose rate changed.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ..kernels.event_heap import heap_put
+
+__all__ = ["fair_begin", "fair_end", "fair_settle"]
+
+_SAME_SHARE = 1.0 + 1e-12
+
+
+@njit(cache=True, nogil=True)
+def _refill(k, s, link, now):  # type: ignore[no-untyped-def]
+    s.tokens[link] = min(k.burst[link], s.tokens[link] + max(0.0, s.link_left[link]) * (now - s.tokens_at[link]))
+    s.tokens_at[link] = now
+
+
+@njit(cache=True, nogil=True)
+def _unmetered(k, s, c, size, now):  # type: ignore[no-untyped-def]
+    """Bytes that pass at once through the token buckets of the route (0 unless every link has one)."""
+    free = size
+    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+        link = k.route_link[at]
+        if k.burst[link] <= 0.0:
+            return 0.0
+        _refill(k, s, link, now)
+        free = min(free, s.tokens[link])
+    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+        s.tokens[k.route_link[at]] -= free
+    return free
+
+
+@njit(cache=True, nogil=True)
+def _list(s, c):  # type: ignore[no-untyped-def]
+    if s.listed[c] == 0:
+        s.listed[c] = 1
+        s.touched[s.work[0]] = c
+        s.work[0] += 1
+
+
+@njit(cache=True, nogil=True)
+def fair_begin(t, k, s, c, size, now):  # type: ignore[no-untyped-def]
+    """Channel `c` begins to send `size` bytes."""
+    lanes = len(t.lane_start)
+    key = (lanes + c) << 32
+    rest = size
+    if size > 0.0 and k.route_ptr[c] < k.route_ptr[c + 1]:
+        rest = size - _unmetered(k, s, c, size, now)
+    else:
+        rest = 0.0
+    if rest <= 0.0:
+        if s.flow[c] != 2:
+            s.flow[c] = 3
+        heap_put(s.heap, lanes + c, now, key)
+        return
+    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+        s.link_busy[k.route_link[at]] += rest / k.rate[k.route_link[at]]
+    s.left[c] = rest
+    s.flow_since[c] = now
+    if s.flow[c] == 2:  # ended at this instant: the same flows as before, so the same rates
+        heap_put(s.heap, lanes + c, now + rest / s.flow_rate[c], key)
+    else:
+        _list(s, c)
+        s.flow_rate[c] = 0.0
+    s.flow[c] = 1
+
+
+@njit(cache=True, nogil=True)
+def fair_end(s, c):  # type: ignore[no-untyped-def]
+    """The message that channel `c` sends has gone."""
+    if s.flow[c] == 1:
+        s.flow[c] = 2
+        _list(s, c)
+    elif s.flow[c] == 3:
+        s.flow[c] = 0
+
+
+@njit(cache=True, nogil=True)
+def _attach(k, s, c):  # type: ignore[no-untyped-def]
+    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+        link = k.route_link[at]
+        first = s.link_first[link]
+        s.entry_next[at] = first
+        s.entry_previous[at] = -1
+        if first >= 0:
+            s.entry_previous[first] = at
+        s.link_first[link] = at
+        s.link_flows[link] += 1
+
+
+@njit(cache=True, nogil=True)
+def _detach(k, s, c):  # type: ignore[no-untyped-def]
+    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+        link = k.route_link[at]
+        before, after = s.entry_previous[at], s.entry_next[at]
+        if before >= 0:
+            s.entry_next[before] = after
+        else:
+            s.link_first[link] = after
+        if after >= 0:
+            s.entry_previous[after] = before
+        s.link_flows[link] -= 1
+
+
+@njit(cache=True, nogil=True)
+def _collect(k, s, links):  # type: ignore[no-untyped-def]
+    """All links and flows connected to the first `links` entries of the link stack: (links, flows)."""
+    epoch = s.work[1]
+    flows = 0
+    done = 0
+    while done < links:
+        entry = s.link_first[s.stack_links[done]]
+        done += 1
+        while entry >= 0:
+            c = s.entry_channel[entry]
+            entry = s.entry_next[entry]
+            if s.flow_mark[c] == epoch:
+                continue
+            s.flow_mark[c] = epoch
+            s.fresh_rate[c] = -1.0
+            s.stack_flows[flows] = c
+            flows += 1
+            for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+                link = k.route_link[at]
+                if s.link_mark[link] != epoch:
+                    s.link_mark[link] = epoch
+                    s.stack_links[links] = link
+                    links += 1
+    return links, flows
+
+
+@njit(cache=True, nogil=True)
+def _fill(k, s, links):  # type: ignore[no-untyped-def]
+    """Progressive filling of the links on the stack; writes `fresh_rate` of their flows. Shrinks the stack as links fill up."""
+    open_links = 0
+    for n in range(links):
+        link = s.stack_links[n]
+        s.link_left[link] = k.rate[link]
+        s.link_open[link] = s.link_flows[link]
+        if s.link_flows[link] > 0:
+            s.stack_links[open_links] = link
+            open_links += 1
+    level = 0.0
+    while open_links > 0:
+        least = s.link_left[s.stack_links[0]] / s.link_open[s.stack_links[0]]
+        for n in range(1, open_links):
+            link = s.stack_links[n]
+            least = min(least, s.link_left[link] / s.link_open[link])
+        level = max(level, least)
+        limit = level * _SAME_SHARE
+        full = 0  # full links to the front
+        for n in range(open_links):
+            link = s.stack_links[n]
+            if s.link_left[link] / s.link_open[link] <= limit:
+                s.stack_links[n] = s.stack_links[full]
+                s.stack_links[full] = link
+                full += 1
+        for n in range(full):
+            entry = s.link_first[s.stack_links[n]]
+            while entry >= 0:
+                c = s.entry_channel[entry]
+                entry = s.entry_next[entry]
+                if s.fresh_rate[c] < 0.0:
+                    s.fresh_rate[c] = level
+                    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+                        s.link_left[k.route_link[at]] -= level
+                        s.link_open[k.route_link[at]] -= 1
+        kept = 0
+        for n in range(full, open_links):
+            link = s.stack_links[n]
+            if s.link_open[link] > 0:
+                s.stack_links[kept] = link
+                kept += 1
+        open_links = kept
+
+
+@njit(cache=True, nogil=True)
+def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
+    """Nothing more happens at this instant: new rates for every flow connected to one that began or ended."""
+    s.work[1] += 1
+    epoch = s.work[1]
+    lanes = len(t.lane_start)
+    links = 0
+    for n in range(s.work[0]):
+        c = s.touched[n]
+        s.listed[c] = 0
+        if s.flow[c] == 2:
+            s.flow[c] = 0
+            _detach(k, s, c)
+        elif s.flow_rate[c] == 0.0:
+            _attach(k, s, c)
+        else:  # one flow ended and the next began
+            continue
+        for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
+            link = k.route_link[at]
+            if s.link_mark[link] != epoch:
+                s.link_mark[link] = epoch
+                s.stack_links[links] = link
+                links += 1
+    s.work[0] = 0
+    if links == 0:
+        return
+    links, flows = _collect(k, s, links)
+    for n in range(links):
+        if k.burst[s.stack_links[n]] > 0.0:
+            _refill(k, s, s.stack_links[n], now)
+    _fill(k, s, links)
+    for n in range(flows):
+        c = s.stack_flows[n]
+        rate = s.fresh_rate[c]
+        if rate != s.flow_rate[c]:
+            s.left[c] = max(0.0, s.left[c] - s.flow_rate[c] * (now - s.flow_since[c]))
+            s.flow_since[c] = now
+            s.flow_rate[c] = rate
+            heap_put(s.heap, lanes + c, now + s.left[c] / rate, (lanes + c) << 32)

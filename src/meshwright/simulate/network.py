@@ -1,0 +1,164 @@
+"""The fabric as a program sees it: for every channel the links its messages pass, with rates and latencies.
+
+Two models of a shared link (see `exclusive` and `fair`). `auto` takes max-min fair sharing where two channels share a link
+and exclusive links elsewhere, or exclusive links with segments when a segment size is stated.
+
+A message's time on a route: each link's latency, once per hop, and once per message the largest `library_latency_s` of the
+route. A link with `burst_bytes` > 0 is a token bucket: it fills at the link's rate up to that size, starts full, and bytes
+that find tokens pass in no time. Exclusive: on each link by itself. Fair: a message takes, when it starts, the fewest tokens
+that any link of its route offers (none if one of them has no bucket); the rest shares the rate; buckets fill with the unused rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import Disconnected, UnknownName, UsageError
+from ..fabric import Fabric
+from ..program import I32, Kind, Part, Program
+
+__all__ = ["Mode", "Network", "compile_network"]
+
+Mode = Literal["fair", "exclusive", "auto"]
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Routes as CSR over channels (link numbers of the fabric); per link rate (B/s), latency (s) and bucket (bytes); per channel
+    the library's latency and `flight_s`, the time from the end of a lone message's sending to its arrival."""
+
+    mode: Literal["fair", "exclusive"]
+    segment_bytes: int | None
+    route_ptr: I32
+    route_link: I32
+    rate_Bps: F64
+    latency_s: F64
+    burst_bytes: F64
+    library_latency_s: F64
+    flight_s: F64
+    link_names: tuple[str, ...]
+
+    @property
+    def shares_links(self) -> bool:
+        """Whether two channels pass one link."""
+        return bool(np.any(np.bincount(self.route_link, minlength=1) > 1))
+
+
+def compile_network(
+    program: Program, fabric: Fabric, placement: Sequence[str], *, mode: Mode = "auto", segment_bytes: int | None = None
+) -> Network:
+    """Route every channel of `program` over `fabric`.
+
+    Args:
+        placement: fabric device of every rank, then fabric switch of every switch actor, by name.
+        segment_bytes: exclusive links only: messages are cut into segments of at most this size, which take turns on a link.
+
+    Raises: UsageError (placement of the wrong length, a bad mode or segment size), UnknownName (no such actor), Disconnected
+    (no path, or a pinned route that names no link).
+    """
+    if mode not in ("fair", "exclusive", "auto"):
+        raise UnknownName(f"no network model {mode!r}", hint="fair, exclusive or auto")
+    if segment_bytes is not None and segment_bytes < 1:
+        raise UsageError(f"segment size must be >= 1 byte, got {segment_bytes}", where="segment_bytes")
+    if segment_bytes is not None and mode == "fair":
+        raise UsageError("segments belong to exclusive links", where="segment_bytes", hint="use network='exclusive', or drop the segment size")
+    actors = _actors(program, fabric, placement)
+    used = _used_channels(program)
+    routes = [_route(program, fabric, actors, channel) if used[channel] else () for channel in range(len(program.channels))]
+    ptr = np.zeros(len(routes) + 1, np.int32)
+    np.cumsum([len(r) for r in routes], out=ptr[1:])
+    links = fabric.links
+    latency = np.array([x.latency_s for x in links], np.float64)
+    library = np.array([max((links[k].library_latency_s for k in r), default=0.0) for r in routes], np.float64)
+    flight = np.array([sum(links[k].latency_s for k in r) + a for r, a in zip(routes, library.tolist(), strict=True)], np.float64)
+    flat = np.array([k for r in routes for k in r], np.int32)
+    resolved: Literal["fair", "exclusive"]
+    if mode == "auto":
+        shared = bool(len(flat)) and int(np.bincount(flat).max()) > 1
+        resolved = "fair" if shared and segment_bytes is None else "exclusive"
+    else:
+        resolved = mode
+    return Network(
+        mode=resolved, segment_bytes=segment_bytes, route_ptr=ptr, route_link=flat,
+        rate_Bps=np.array([x.rate_Bps for x in links], np.float64), latency_s=latency,
+        burst_bytes=np.array([x.burst_bytes for x in links], np.float64), library_latency_s=library, flight_s=flight,
+        link_names=_link_names(fabric),
+    )  # fmt: skip
+
+
+def _actors(program: Program, fabric: Fabric, placement: Sequence[str]) -> list[int]:
+    """Fabric actor of every program actor."""
+    wanted = program.ranks + program.switches
+    if len(placement) != wanted:
+        raise UsageError(f"names {len(placement)} actors, the program has {program.ranks} ranks and {program.switches} switches", where="placement")
+    found = []
+    for at, name in enumerate(placement):
+        actor = fabric.actor_of.get(name, -1)
+        is_device = 0 <= actor < len(fabric.devices)
+        if actor < 0 or is_device != (at < program.ranks):
+            what = "device" if at < program.ranks else "switch"
+            raise UnknownName(f"fabric {fabric.name!r} has no {what} {name!r}", where=f"placement[{at}]", hint="see `meshwright fabric show`")
+        found.append(actor)
+    return found
+
+
+def _used_channels(program: Program) -> NDArray[np.bool_]:
+    used = np.zeros(len(program.channels), np.bool_)
+    s = program.steps
+    sends = (s.kind == Kind.TRANSFER) & ((s.parts & Part.SEND) != 0)
+    single = sends & ((s.parts & Part.OUT_SET) == 0)
+    used[s.chan_out[single]] = True
+    for number in np.unique(s.chan_out[sends & ~single]):
+        used[program.channels.sets[int(number)]] = True
+    return used
+
+
+def _route(program: Program, fabric: Fabric, actors: Sequence[int], channel: int) -> tuple[int, ...]:
+    c = program.channels
+    src, dst = actors[int(c.src[channel])], actors[int(c.dst[channel])]
+    if c.route[channel] < 0:
+        return fabric.route(src, dst)
+    names = c.routes[int(c.route[channel])]
+    path = []
+    for a, b in pairwise(names):
+        link = _widest_link(fabric, a, b)
+        if link < 0:
+            raise Disconnected(
+                f"channel {channel} is pinned to {' -> '.join(names)}, but fabric {fabric.name!r} has no link {a} -> {b}",
+                hint="plan again for this fabric", data={"src": a, "dst": b},
+            )  # fmt: skip
+        path.append(link)
+    ends = (fabric.actor_of.get(names[0], -1), fabric.actor_of.get(names[-1], -1)) if names else (-1, -1)
+    if ends != (src, dst):
+        raise UsageError(
+            f"channel {channel} is pinned to {' -> '.join(names)}, but its ends are on {fabric.actor_names[src]} and {fabric.actor_names[dst]}",
+            where="placement", hint="a program with pinned routes runs on the devices it was planned for",
+        )  # fmt: skip
+    return tuple(path)
+
+
+def _widest_link(fabric: Fabric, a: str, b: str) -> int:
+    """The link from a to b with the highest rate, the first of them on a tie; -1 if there is none."""
+    src, dst = fabric.actor_of.get(a, -1), fabric.actor_of.get(b, -1)
+    if src < 0 or dst < 0:
+        return -1
+    found = [k for k in fabric.out_links[src] if fabric.link_ends[k][1] == dst]
+    return max(found, key=lambda k: (fabric.links[k].rate_Bps, -k), default=-1)
+
+
+def _link_names(fabric: Fabric) -> tuple[str, ...]:
+    """`a->b`, and `a->b#2` for the second parallel link."""
+    seen: dict[str, int] = {}
+    out = []
+    for x in fabric.links:
+        name = f"{x.src}->{x.dst}"
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(out)
