@@ -1,6 +1,6 @@
 """Prediction over measurement: the plan's own program simulated on the fabric that the run really had, beside what happened.
 
-`Measured` is what a run left behind (see `meshwright.run.record`), already on one clock. Nothing here times anything.
+`Measured` is what a run left behind, already on one clock. Nothing here times anything.
 """
 
 from __future__ import annotations
@@ -12,30 +12,17 @@ from typing import Any
 import numpy as np
 
 from ..breakdown import PHASE_ORDER, phase_seconds
+from ..errors import UsageError
+from ..measured import Measured
 from ..plan import Plan
 from ..program_calls import InlinedProgram, phases
 from ..timeline import Timeline
 from .numbers import bytes_text, seconds_text
 from .plan_text import columns
 
-__all__ = ["Comparison", "Measured", "compare", "compare_document", "compare_text"]
+__all__ = ["Comparison", "compare", "compare_document", "compare_text"]
 
 WARM_UP_STEPS = 2  # left out of every mean: first sends, allocator growth, page faults
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A run: one Timeline per training step (spans of all ranks, seconds from the step's start), and per-rank figures."""
-
-    steps: Sequence[Timeline]
-    losses: Sequence[float]
-    memory_peak_bytes: Sequence[int]  # per rank, peak of live tensor storage
-    rss_peak_bytes: Sequence[int]
-    cpu_s: Sequence[float]  # processor seconds per step, mean per rank
-    run_fabric: str
-    pacing: str
-    others_share: float  # share of the machine's cores that others used
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +41,10 @@ class Comparison:
     evidence: Mapping[str, float]
     cpu_s: Sequence[float] = field(default_factory=list)  # predicted processor seconds per rank
 
+    def typical_step(self) -> Timeline:
+        """The recorded step whose duration is closest to the median."""
+        return min(self.measured.steps[WARM_UP_STEPS:] or self.measured.steps, key=lambda t: abs(t.makespan_s - self.measured_step_s))
+
     @property
     def error(self) -> float:
         return self.predicted.makespan_s / self.measured_step_s - 1
@@ -65,8 +56,10 @@ def compare(
     """`predicted`: the plan's program simulated on the run's fabric with the run's calibrated costs."""
     codes = phases(inlined)
     ranks = inlined.program.ranks
+    if not measured.steps:
+        raise UsageError("the run recorded no complete step", hint="run more steps: the first ones and those under the memory profiler are left out")
     warm = measured.steps[WARM_UP_STEPS:] or measured.steps
-    step_s = [t.makespan_s for t in measured.steps]
+    step_s = list(measured.step_s)
     per_step = [phase_seconds(t.spans, codes, ranks, t.makespan_s) for t in warm]
     mean = [{k: float(np.mean([s[r][k] for s in per_step])) for k in per_step[0][r]} for r in range(ranks)]
     predicted_phases = phase_seconds(predicted.spans, codes, ranks, predicted.makespan_s)
