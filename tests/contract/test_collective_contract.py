@@ -138,7 +138,7 @@ def test_plans_are_usable_inside_a_training_step(kind: Kind, problem: Collective
 
 
 @EXAMPLES
-@given(fabric=fabrics(min_devices=2, max_devices=5, connected=False), op=st.sampled_from(OPERATIONS))
+@given(fabric=fabrics(min_devices=2, max_devices=5, connected=False), op=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter"]))
 def test_disconnected_devices_are_infeasible(kind: Kind, fabric: Fabric, op: str) -> None:
     with pytest.raises(Disconnected):
         kind().plan(CollectiveProblem.on(fabric, op, 64), rng=np.random.default_rng(0))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .collective_bound import problem_arguments, problem_of
 from .frame import Result
+
+if TYPE_CHECKING:
+    from ..decide.collective import CollectiveStrategy
 
 HELP = "a schedule for a collective on a fabric"
 
@@ -17,23 +22,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pieces", type=int, help="pipeline pieces (ring: slices; default: chosen)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for planning (default 60)")
+    parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..check import check_program
-    from ..decide.collective import ForestColl, Ring, auto, strategy
+    from ..decide.collective import ForestColl, Ring, strategy
+    from ..drive import write_plan
+    from ..drive_collective_job import plan_collective
     from ..errors import UsageError
     from ..report.collective_text import plan_document, plan_line
 
+    candidates: list[CollectiveStrategy]
     problem = problem_of(args, seed=args.seed, time_limit_s=args.time_limit)
     ring, forest = Ring(slices=args.pieces), ForestColl(trees=args.trees, pieces=args.pieces)
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
+    if args.out is not None and not args.out.resolve().parent.is_dir():
+        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
     if args.strategy == "auto":
-        ranked = auto(problem, candidates=[ring, Ring(slices=args.pieces, bidirectional=True), forest])
+        candidates = [ring, Ring(slices=args.pieces, bidirectional=True), forest]
     else:
-        ranked = auto(problem, candidates=[ring if strategy(args.strategy) is Ring else forest])
-    best = ranked[0].plan
-    assert best is not None
-    check_program(best.program).raise_if_wrong()
-    return Result(plan_document(problem, ranked), plan_line(problem, ranked))
+        candidates = [ring if strategy(args.strategy) is Ring else forest]
+    plan, ranked = plan_collective(problem, candidates=candidates)
+    document, text = plan_document(problem, ranked), plan_line(problem, ranked)
+    if args.out is not None:
+        write_plan(args.out, plan)
+        document["plan"] = str(args.out)
+        text += f"\nwritten: {args.out}"
+    return Result(document, text)

@@ -7,19 +7,23 @@ from time import monotonic
 
 import numpy as np
 
+from ...cite import Cite
 from ...errors import Infeasible, MeshwrightError, TimeLimit, UnknownName, Unsupported
 from .bounds import collective_bound
+from .forestcoll import CITE as FORESTCOLL_CITE
 from .forestcoll import ForestColl
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .ring import CITE as RING_CITE
 from .ring import Ring
 from .value import simulated_time_s
 
 __all__ = [
-    "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Ranked", "Ring", "auto",
+    "CITES", "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Ranked", "Ring", "auto",
     "collective_bound", "strategy",
 ]  # fmt: skip
 
 STRATEGIES: tuple[type[Ring] | type[ForestColl], ...] = (Ring, ForestColl)
+CITES: dict[str, Cite] = {"ring": RING_CITE, "forestcoll": FORESTCOLL_CITE}
 NAMES: dict[str, type[Ring] | type[ForestColl]] = {"ring": Ring, "forestcoll": ForestColl}
 
 

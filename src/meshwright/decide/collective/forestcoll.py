@@ -46,7 +46,7 @@ DEVIATIONS = (
     "one tree is finished before the next is begun",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
-UNROLLED_STEPS = 100_000  # with `unroll` None, programs above this use `repeat`
+LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 SMALLEST_PIECE_BYTES = 4096
 
 
@@ -57,6 +57,8 @@ class ForestColl:
     trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees.
     pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
+    single: a channel for every tree; False: one for every batch of equal trees, with fewer and larger messages, but links that share
+        their rate evenly between messages then let large batches lag; None = single unless the program gets large.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     """
 
@@ -65,6 +67,7 @@ class ForestColl:
     pieces: int | None = None
     max_pieces: int = 16
     unroll: bool | None = None
+    single: bool | None = None
     relay: bool | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
@@ -76,20 +79,15 @@ class ForestColl:
         bound = collective_bound(problem)
         forests, relay = self._forests(problem, deadline)
         parts, units = _parts(problem, forests)
-        shards = _shards(problem)
-        pieces = self.pieces or _choose_pieces(problem, forests, shards * units, self.max_pieces)
-        unroll = self.unroll if self.unroll is not None else tree_steps(parts, len(problem.ranks), pieces) <= UNROLLED_STEPS
-        total = shards * units * pieces
-        elements = -(-problem.size_bytes // problem.element_bytes)
-        forest = forests[0]
-        program = lower_parts(
-            parts,
-            Lowering(
-                fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=shards, units=units,
-                pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
-            ),
-        )  # fmt: skip
-        chosen = replace(self, trees=forest.k, pieces=pieces, unroll=unroll, relay=relay)
+        pieces = self.pieces or _choose_pieces(problem, forests, _shards(problem) * units, self.max_pieces)
+        ranks = len(problem.ranks)
+        single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= LARGE_STEPS
+        if single:
+            parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
+        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS
+        program = lower_parts(parts, _lowering(problem, forests[0], units, pieces, unroll))
+        trees = forests[0].k if forests[0].k == forests[-1].k else None
+        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, single=single, relay=relay)
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
 
     def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
@@ -117,6 +115,14 @@ class ForestColl:
             return [build(graph.reversed())]
         up = build(graph.reversed())
         return [up, up if graph.mirrored else build(graph)]
+
+
+def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool) -> Lowering:
+    elements, total = -(-problem.size_bytes // problem.element_bytes), _shards(problem) * units * pieces
+    return Lowering(
+        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=_shards(problem), units=units,
+        pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+    )  # fmt: skip
 
 
 def _shards(problem: CollectiveProblem) -> int:
@@ -171,18 +177,24 @@ def _choose_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int
 
 
 def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> dict[str, Any]:
-    n = len(problem.ranks)
-    forest = forests[0]
+    """`bandwidth_time_s`: the most loaded link at full rate, without padding; `halves_optimum_s`: sum of the halves' exact optima."""
+    graph = forests[0].graph
     shard = Fraction(problem.size_bytes, _shards(problem))
-    ideal = sum((shard * f.stretch / (f.k * f.graph.unit_Bps) for f in forests), Fraction(0))
-    best = sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))
+    load: dict[tuple[int, int], Fraction] = {}
+    for number, forest in enumerate(forests):
+        climbs = problem.op in ("reduce-scatter", "reduce") or (problem.op == "all-reduce" and number == 0)
+        for (u, v), trees in forest.load.items():
+            arc = (v, u) if climbs else (u, v)
+            load[arc] = load.get(arc, Fraction(0)) + Fraction(trees, forest.k)
+    rates = (forests[-1].graph if problem.op == "all-reduce" else graph.reversed() if problem.op in ("reduce-scatter", "reduce") else graph).arcs
+    busiest = max(used * shard / (rates[arc] * graph.unit_Bps) for arc, used in load.items())
     return {
-        "trees_per_root": forest.k,
+        "trees_per_root": forests[0].k,
         "distinct_trees": sum(len(f.trees) for f in ({id(f): f for f in forests}.values())),
         "height": max(f.height for f in forests),
         "pieces": pieces,
-        "ranks": n,
-        "bandwidth_time_s": str(ideal),
-        "smallest_bandwidth_time_s": str(best),
-        "exact": ideal == best,
+        "ranks": len(problem.ranks),
+        "bandwidth_time_s": str(busiest),
+        "halves_optimum_s": str(sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))),
+        "exact": all(f.stretch == f.k * f.optimum for f in forests),
     }

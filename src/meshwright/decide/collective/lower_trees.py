@@ -72,15 +72,15 @@ def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contrac
     )
 
 
-def tree_steps(parts: Sequence[Part], ranks: int, pieces: int) -> int:
-    """Executed steps of the program, before it is built."""
-    per_piece = 0
+def tree_steps(parts: Sequence[Part], ranks: int, *, single: bool = False) -> int:
+    """Steps for one piece of the program, before it is built; `single`: every unit becomes a part of its own."""
+    steps = 0
     for part in parts:
         for tree in (part.up, part.down):
             if tree is not None:
                 extra = sum(max(0, c - 1) for c in _child_counts(tree, ranks))
-                per_piece += ranks + extra
-    return per_piece * pieces
+                steps += (ranks + extra) * (part.units if single else 1)
+    return steps
 
 
 def _child_counts(tree: Tree, ranks: int) -> list[int]:
