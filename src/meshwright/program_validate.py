@@ -100,7 +100,60 @@ def validate(program: Program) -> None:
     _csr("comms.groups", program.comms.groups, len(program.comms), 0, program.ranks)
     _in_range("calls.comm", program.calls.comm, 0, len(program.comms))
     _in_range("calls.callee", program.calls.callee, 0, len(program.calls.names))
-    _csr("calls.binds", program.calls.binds, len(program.calls), 0, 1 << 31)
+    calls = program.calls
+    if len(calls.callee) != len(calls):
+        raise FormatError(f"has {len(calls.callee)} entries, expected {len(calls)}", where="program.calls.callee")
+    _csr("calls.binds", calls.binds, len(calls), 0, 1 << 31)
+    if np.any(np.diff(calls.binds.ptr) % 3):
+        raise FormatError("lists must be (callee buffer, buffer, first chunk) triples", where="program.calls.binds")
+    _sizes(program)
+    _fold(program)
+    _contract(program)
+
+
+def _sizes(program: Program) -> None:
+    sizes = program.sizes
+    for column in ("lower", "expected", "upper", "producer"):
+        if len(getattr(sizes, column)) != len(sizes):
+            raise FormatError(f"has {len(getattr(sizes, column))} entries, expected {len(sizes)}", where=f"program.sizes.{column}")
+    _in_range("sizes.lower", sizes.lower, 0, 1 << 50)
+    _in_range("sizes.expected", sizes.expected, sizes.lower, 1 << 50)
+    _in_range("sizes.upper", sizes.upper, sizes.expected, 1 << 50)
+    _in_range("sizes.producer", sizes.producer, -1, len(program.steps))
+
+
+def _fold(program: Program) -> None:
+    if program.fold is None:
+        return
+    size = 1
+    for i, axis in enumerate(program.fold.axes):
+        if axis.size < 1 or axis.stride < 1:
+            raise FormatError("size and stride must be >= 1", where=f"program.fold.axes[{i}]")
+        if axis.kind == "xor" and axis.size & (axis.size - 1):
+            raise FormatError(f"an xor axis needs a power of two, got {axis.size}", where=f"program.fold.axes[{i}].size")
+        size *= axis.size
+    if size != program.ranks:
+        raise FormatError(f"axes of {size} ranks in a program of {program.ranks}", where="program.fold.axes")
+    folded = sum(axis.kind != "plain" for axis in program.fold.axes)
+    if program.fold.buffer_shift.shape != (folded, len(program.buffers)):
+        raise FormatError(f"must be {folded} x {len(program.buffers)}, got {program.fold.buffer_shift.shape}", where="program.fold.buffer_shift")
+
+
+def _contract(program: Program) -> None:
+    promised = program.contract
+    if promised is None:
+        return
+    if promised.op not in ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"):
+        raise FormatError(f"unknown operation {promised.op[:64]!r}", where="program.contract.op")
+    if not -1 <= promised.root < program.ranks:
+        raise FormatError(f"must be -1..{program.ranks - 1}, got {promised.root}", where="program.contract.root")
+    for field in ("inputs", "outputs"):
+        ranges = getattr(promised, field)
+        if len(ranges) != program.ranks:
+            raise FormatError(f"has {len(ranges)} entries, expected one per rank ({program.ranks})", where=f"program.contract.{field}")
+        for i, (buffer, first, count) in enumerate(ranges):
+            if not 0 <= buffer < len(program.buffers) or first < 0 or count < 0 or first + count > int(program.buffers.chunks[buffer]):
+                raise FormatError("range beyond the buffer's chunks", where=f"program.contract.{field}[{i}]")
 
 
 def _in_range(where: str, values: Any, low: Any, high: Any) -> None:
@@ -113,7 +166,7 @@ def _in_range(where: str, values: Any, low: Any, high: Any) -> None:
 
 
 def _csr_ok(where: str, ptr: I32, rows: int, values: int) -> None:
-    if len(ptr) != rows + 1 or ptr[0] != 0 or ptr[-1] != values or np.any(np.diff(ptr) < 0):
+    if len(ptr) != rows + 1 or ptr[0] != 0 or ptr[-1] != values or np.any(ptr[1:] < ptr[:-1]):  # not diff: it would wrap
         raise FormatError("row pointers must rise from 0 to the number of values", where=f"program.{where}")
 
 
