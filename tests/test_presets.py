@@ -1,5 +1,6 @@
 """Presets: published optima come out exactly (own max-flow oracle), wiring variants, provenance, caps."""
 
+import json
 import math
 from fractions import Fraction
 
@@ -9,7 +10,7 @@ import pytest
 from meshwright.errors import FormatError, UnknownName, UsageError
 from meshwright.io.fabric_document import DTYPES, fabric_document, fabric_from_document
 from meshwright.io.fabric_name import load_fabric
-from meshwright.io.fabric_toml import fabric_toml, parse_fabric_toml, read_fabric_toml
+from meshwright.io.fabric_toml import MAX_BYTES, MAX_JSON_BYTES, fabric_toml, parse_fabric_toml, read_fabric_toml
 from meshwright.presets import MAX_DEVICES, PRESETS, usable_cores
 
 
@@ -168,6 +169,8 @@ def test_the_largest_preset_fits_its_cap():
     fabric = load_fabric("dgx-h100:2048")
     assert len(fabric.devices) == MAX_DEVICES
     fabric.require_connected()
+    assert len(fabric_toml(fabric)) < MAX_BYTES  # what we write we can read
+    assert len(json.dumps(fabric_document(fabric))) < MAX_JSON_BYTES
 
 
 def test_parts():

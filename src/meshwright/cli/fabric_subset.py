@@ -34,5 +34,5 @@ def run(args: argparse.Namespace) -> Result:
     lowered = args.out.lower()
     if not lowered.endswith((".toml", ".json")):
         raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="the ending chooses the format")
-    write_text(args.out, fabric_toml(part) if lowered.endswith(".toml") else json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_text(args.out, fabric_toml(part) if lowered.endswith(".toml") else json.dumps(document, ensure_ascii=False) + "\n")
     return Result(document, f"{args.out}: {len(part.devices)} devices, {len(part.switches)} switches, {len(part.links)} links")

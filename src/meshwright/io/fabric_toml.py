@@ -20,7 +20,8 @@ from .fabric_document import SCHEMA, VERSION, fabric_document, fabric_from_docum
 
 __all__ = ["fabric_document", "fabric_from_document", "fabric_toml", "parse_fabric_toml", "read_fabric_json", "read_fabric_toml"]
 
-MAX_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024  # of TOML; the largest preset takes 10.4 MiB
+MAX_JSON_BYTES = 2 * MAX_BYTES
 MAX_LINE_CHARACTERS = 16_384
 MAX_DOTS = 64  # outside strings, on one line: a key a.b.c... costs a TOML parser time that grows with its length squared
 
@@ -34,7 +35,7 @@ def read_fabric_toml(path: str | os.PathLike[str]) -> Fabric:
     """
     where = Path(path).name
     try:
-        text = _read(path).decode("utf-8-sig")
+        text = _read(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
     return parse_fabric_toml(text, where=where)
@@ -53,7 +54,7 @@ def read_fabric_json(path: str | os.PathLike[str]) -> Fabric:
         return found
 
     try:
-        document = json.loads(_read(path), object_pairs_hook=pairs)
+        document = json.loads(_read(path, MAX_JSON_BYTES), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise FormatError(_why(error), where=where, hint="the file must be one JSON document") from None
     return fabric_from_document(document, where=where)
@@ -88,14 +89,14 @@ def _why(error: Exception) -> str:
     return "is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _read(path: str | os.PathLike[str]) -> bytes:
+def _read(path: str | os.PathLike[str], limit: int) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(limit + 1)
     except OSError as error:
         raise UsageError(f"cannot read the fabric: {error.strerror}", where=str(path), hint="name a .toml or .json file, or a preset") from None
-    if len(data) > MAX_BYTES:
-        raise FormatError(f"is larger than {MAX_BYTES} bytes", where=Path(path).name)
+    if len(data) > limit:
+        raise FormatError(f"is larger than {limit} bytes", where=Path(path).name)
     return data
 
 
