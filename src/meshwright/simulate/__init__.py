@@ -64,7 +64,7 @@ def simulate_program(
     state = make_state(tables, links_t, messages, record=record)
     run(tables, links_t, state, record)
     refuse_unfinished(p, tables, state)
-    makespan_s = float(max(state.last_end.max(initial=0.0), 0.0))
+    makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
     attributes: dict[str, Any] = {"network": links.mode, "segment_bytes": segment_bytes, "program": program.name}
     return make_timeline(
         inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, staging=staging, evidence=evidence,

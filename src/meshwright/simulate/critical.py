@@ -31,7 +31,7 @@ def _offer(slack, best, before, node, unused):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wait):  # type: ignore[no-untyped-def]
     """Everything a step needs before its local part: lane, unit, `after`. `wait`: pause between that and this node."""
-    begun = s.middle[instance]
+    begun = s.instance[instance].middle
     turn = instance - t.record_at[step]
     before = -1
     if step > t.lane_start[lane]:
@@ -39,15 +39,15 @@ def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wai
     elif turn > 0:
         before = t.record_at[t.lane_end[lane] - 1] + turn - 1
     if before >= 0:
-        _offer(slack, best, 3 * before + COMPLETE, node, begun - s.end[before] + wait)
+        _offer(slack, best, 3 * before + COMPLETE, node, begun - s.instance[before].end + wait)
     if unit_before >= 0:
-        _offer(slack, best, 3 * unit_before + COMPLETE, node, begun - s.end[unit_before] + wait)
+        _offer(slack, best, 3 * unit_before + COMPLETE, node, begun - s.instance[unit_before].end + wait)
     for e in range(t.after_ptr[step], t.after_ptr[step + 1]):
         other = t.after_step[e]
         needed = min(turn - t.after_lag[e] + 1, t.repeat[other])
         if needed > 0:
             before = t.record_at[other] + needed - 1
-            _offer(slack, best, 3 * before + COMPLETE, node, begun - s.end[before] + wait)
+            _offer(slack, best, 3 * before + COMPLETE, node, begun - s.instance[before].end + wait)
 
 
 @njit(cache=True, nogil=True)
@@ -55,7 +55,7 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
     """slack of every node, and a node before it whose gift was used at once (-1 none)."""
     slack = np.full(3 * len(step_of), np.inf)
     best = np.full(3 * len(step_of), -1, np.int64)
-    taken, credited = s.consumed.copy(), s.sent.copy()
+    taken, credited = s.channel.consumed.copy(), s.channel.sent.copy()
     for n in range(s.number[4] - 1, -1, -1):
         node = s.order[n]
         instance, what = node // 3, node % 3
@@ -63,13 +63,13 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
         has_in, has_out = t.in_ptr[step] < t.in_ptr[step + 1], t.out_ptr[step] < t.out_ptr[step + 1]
         wait = 0.0
         if what == COMPLETE:
-            slack[node] = min(slack[node], makespan - s.end[instance])
+            slack[node] = min(slack[node], makespan - s.instance[instance].end)
             if has_out:
                 _offer(slack, best, node - COMPLETE + SENDING, node, 0.0)
                 continue
         elif what == SENDING:
-            begun = s.send[instance]
-            wait = begun - (s.middle[instance] + t.duration[step])
+            begun = s.instance[instance].send
+            wait = begun - (s.instance[instance].middle + t.duration[step])
             if has_in:
                 _offer(slack, best, node - SENDING + TAKEN, node, wait)
             else:
@@ -79,15 +79,15 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
                 credited[c] -= 1
                 j = credited[c] - t.depth[c]
                 if j >= 0:
-                    giver = receives[s.message_at[c] + j]
-                    _offer(slack, best, giver, node, begun - (s.middle[giver // 3] + t.duration[step_of[giver // 3]]))
+                    giver = receives[s.channel[c].message_at + j]
+                    _offer(slack, best, giver, node, begun - (s.instance[giver // 3].middle + t.duration[step_of[giver // 3]]))
             continue
         _offer_entry(t, s, slack, best, node, step, instance, lane_of[step], unit_before[instance], wait)
         for e in range(t.in_ptr[step], t.in_ptr[step + 1]):
             c = t.in_channel[e]
             taken[c] -= 1
-            m = s.message_at[c] + taken[c]
-            _offer(slack, best, sends[m], node, s.middle[instance] - s.arrival[m])
+            m = s.channel[c].message_at + taken[c]
+            _offer(slack, best, sends[m], node, s.instance[instance].middle - s.arrival[m])
     return slack, best
 
 
@@ -104,11 +104,11 @@ def _partners(t, s, step_of, lane_of):  # type: ignore[no-untyped-def]
         has_out = t.out_ptr[step] < t.out_ptr[step + 1]
         if what == SENDING:
             for e in range(t.out_ptr[step], t.out_ptr[step + 1]):
-                sends[s.message_at[t.out_channel[e]] + sent[t.out_channel[e]]] = node
+                sends[s.channel[t.out_channel[e]].message_at + sent[t.out_channel[e]]] = node
                 sent[t.out_channel[e]] += 1
         elif what == TAKEN or not has_out:
             for e in range(t.in_ptr[step], t.in_ptr[step + 1]):
-                receives[s.message_at[t.in_channel[e]] + taken[t.in_channel[e]]] = node
+                receives[s.channel[t.in_channel[e]].message_at + taken[t.in_channel[e]]] = node
                 taken[t.in_channel[e]] += 1
         unit = t.lane_unit[lane_of[step]]
         if t.kind[step] == 0 and unit >= 0:

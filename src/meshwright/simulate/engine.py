@@ -28,12 +28,12 @@ _AFTER, _ASK, _BUSY, _CREDIT, _SENDING = 0, 1, 2, 3, 4
 @njit(cache=True, nogil=True)
 def _wake(s, lane):  # type: ignore[no-untyped-def]
     """Visit `lane` in this pass if its turn is yet to come, else in the next."""
-    if s.is_ready[lane]:
+    if s.lane[lane].is_ready:
         return
-    s.is_ready[lane] = 1
+    s.lane[lane].is_ready = 1
     number = s.number
     turn = number[0] if lane > number[1] else number[0] + 1
-    key = turn * len(s.is_ready) + lane
+    key = turn * len(s.lane) + lane
     heap = s.ready
     at = number[2]
     number[2] += 1
@@ -49,7 +49,7 @@ def _wake(s, lane):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _next_ready(s):  # type: ignore[no-untyped-def]
     """Take the first lane out of the ready heap."""
-    heap, lanes = s.ready, len(s.is_ready)
+    heap, lanes = s.ready, len(s.lane)
     key = heap[0]
     s.number[2] -= 1
     n = s.number[2]
@@ -67,40 +67,40 @@ def _next_ready(s):  # type: ignore[no-untyped-def]
             at = child
         heap[at] = last
     lane = key % lanes
-    s.is_ready[lane] = 0
+    s.lane[lane].is_ready = 0
     return lane
 
 
 @njit(cache=True, nogil=True)
 def _note(t, s, lane, node):  # type: ignore[no-untyped-def]
     """Record that a node (TAKEN, SENDING, COMPLETE) of the lane's step has happened."""
-    s.order[s.number[4]] = 3 * (t.record_at[s.at[lane]] + s.turn[lane]) + node
+    s.order[s.number[4]] = 3 * (t.record_at[s.lane[lane].at] + s.lane[lane].turn) + node
     s.number[4] += 1
 
 
 @njit(cache=True, nogil=True)
 def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     """The local part of the lane's step is done: free the unit or the credits; complete the step unless it sends."""
-    step = s.at[lane]
+    step = s.lane[lane].at
     if t.kind[step] == _COMPUTE:
         unit = t.lane_unit[lane]
         if unit >= 0:
-            first = s.unit_first[unit]
-            s.unit_owner[unit] = first
+            first = s.unit[unit].first
+            s.unit[unit].owner = first
             if first >= 0:
-                s.unit_first[unit] = s.next_waiting[first]
+                s.unit[unit].first = s.lane[first].next_waiting
                 _wake(s, first)
     else:
         lo, hi = t.in_ptr[step], t.in_ptr[step + 1]
         for n in range(lo, hi):
             c = t.in_channel[n]
-            s.consumed[c] += 1
-            if s.wants_credit[c] >= 0:
-                _wake(s, s.wants_credit[c])
-                s.wants_credit[c] = -1
+            s.channel[c].consumed += 1
+            if s.channel[c].wants_credit >= 0:
+                _wake(s, s.channel[c].wants_credit)
+                s.channel[c].wants_credit = -1
         if t.out_ptr[step] < t.out_ptr[step + 1]:
-            s.phase[lane] = _CREDIT
-            s.sub[lane] = t.out_ptr[step]
+            s.lane[lane].phase = _CREDIT
+            s.lane[lane].sub = t.out_ptr[step]
             if record and lo < hi:
                 _note(t, s, lane, TAKEN)
             return
@@ -109,37 +109,37 @@ def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _complete(t, s, lane, now, record):  # type: ignore[no-untyped-def]
-    step = s.at[lane]
-    s.last_end[step] = now
+    step = s.lane[lane].at
+    s.step[step].last_end = now
     if record:
-        s.end[t.record_at[step] + s.turn[lane]] = now
+        s.instance[t.record_at[step] + s.lane[lane].turn].end = now
         _note(t, s, lane, COMPLETE)
-    s.done[step] += 1
-    other = s.waiting[step]
-    s.waiting[step] = -1
+    s.step[step].done += 1
+    other = s.step[step].waiting
+    s.step[step].waiting = -1
     while other >= 0:
-        following = s.next_waiting[other]
+        following = s.lane[other].next_waiting
         _wake(s, other)
         other = following
-    s.at[lane] += 1
-    if s.at[lane] == t.lane_end[lane]:
-        s.at[lane] = t.lane_start[lane]
-        s.turn[lane] += 1
-    s.phase[lane] = _AFTER
-    s.sub[lane] = t.after_ptr[s.at[lane]]
+    s.lane[lane].at += 1
+    if s.lane[lane].at == t.lane_end[lane]:
+        s.lane[lane].at = t.lane_start[lane]
+        s.lane[lane].turn += 1
+    s.lane[lane].phase = _AFTER
+    s.lane[lane].sub = t.after_ptr[s.lane[lane].at]
 
 
 @njit(cache=True, nogil=True)
 def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
     """Check the `after` edges of the lane's step from where it stopped; hang the lane on the first that is not met."""
-    step = s.at[lane]
-    for n in range(s.sub[lane], t.after_ptr[step + 1]):
+    step = s.lane[lane].at
+    for n in range(s.lane[lane].sub, t.after_ptr[step + 1]):
         other = t.after_step[n]
-        needed = min(s.turn[lane] - t.after_lag[n] + 1, t.repeat[other])
-        if s.done[other] < needed:
-            s.sub[lane] = n
-            s.next_waiting[lane] = s.waiting[other]
-            s.waiting[other] = lane
+        needed = min(s.lane[lane].turn - t.after_lag[n] + 1, t.repeat[other])
+        if s.step[other].done < needed:
+            s.lane[lane].sub = n
+            s.lane[lane].next_waiting = s.step[other].waiting
+            s.step[other].waiting = lane
             return True
     return False
 
@@ -147,40 +147,40 @@ def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _must_wait_for_unit(t, s, lane):  # type: ignore[no-untyped-def]
     unit = t.lane_unit[lane]
-    if unit < 0 or s.unit_owner[unit] == lane:
+    if unit < 0 or s.unit[unit].owner == lane:
         return False
-    if s.unit_owner[unit] < 0:
-        s.unit_owner[unit] = lane
+    if s.unit[unit].owner < 0:
+        s.unit[unit].owner = lane
         return False
-    s.next_waiting[lane] = -1
-    if s.unit_first[unit] < 0:
-        s.unit_first[unit] = lane
+    s.lane[lane].next_waiting = -1
+    if s.unit[unit].first < 0:
+        s.unit[unit].first = lane
     else:
-        s.next_waiting[s.unit_last[unit]] = lane
-    s.unit_last[unit] = lane
+        s.lane[s.unit[unit].last].next_waiting = lane
+    s.unit[unit].last = lane
     return True
 
 
 @njit(cache=True, nogil=True)
 def _must_wait_for_messages(t, s, lane):  # type: ignore[no-untyped-def]
-    step = s.at[lane]
-    for n in range(s.sub[lane], t.in_ptr[step + 1]):
+    step = s.lane[lane].at
+    for n in range(s.lane[lane].sub, t.in_ptr[step + 1]):
         c = t.in_channel[n]
-        if s.arrived[c] <= s.consumed[c]:
-            s.sub[lane] = n
-            s.wants_message[c] = lane
+        if s.channel[c].arrived <= s.channel[c].consumed:
+            s.lane[lane].sub = n
+            s.channel[c].wants_message = lane
             return True
     return False
 
 
 @njit(cache=True, nogil=True)
 def _must_wait_for_credits(t, s, lane):  # type: ignore[no-untyped-def]
-    step = s.at[lane]
-    for n in range(s.sub[lane], t.out_ptr[step + 1]):
+    step = s.lane[lane].at
+    for n in range(s.lane[lane].sub, t.out_ptr[step + 1]):
         c = t.out_channel[n]
-        if s.sent[c] - s.consumed[c] >= t.depth[c]:
-            s.sub[lane] = n
-            s.wants_credit[c] = lane
+        if s.channel[c].sent - s.channel[c].consumed >= t.depth[c]:
+            s.lane[lane].sub = n
+            s.channel[c].wants_credit = lane
             return True
     return False
 
@@ -188,53 +188,53 @@ def _must_wait_for_credits(t, s, lane):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Hand the step's message to every channel of its send part."""
-    step = s.at[lane]
-    s.phase[lane] = _SENDING
+    step = s.lane[lane].at
+    s.lane[lane].phase = _SENDING
     lo, hi = t.out_ptr[step], t.out_ptr[step + 1]
-    s.pending[lane] = hi - lo
-    s.release[lane] = now
+    s.lane[lane].pending = hi - lo
+    s.lane[lane].release = now
     if record:
-        s.send[t.record_at[step] + s.turn[lane]] = now
+        s.instance[t.record_at[step] + s.lane[lane].turn].send = now
         _note(t, s, lane, SENDING)
     for n in range(lo, hi):
         c = t.out_channel[n]
-        s.sent[c] += 1
+        s.channel[c].sent += 1
         if k.fair:
             fair_begin(t, k, s, c, t.size[step], now)
         else:
-            s.left[c] = t.size[step]
+            s.channel[c].left = t.size[step]
             exclusive_inject(t, k, s, c, now)
 
 
 @njit(cache=True, nogil=True)
 def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Let the lane go on until it waits for something."""
-    while s.turn[lane] < t.lane_repeat[lane]:
-        step = s.at[lane]
-        phase = s.phase[lane]
+    while s.lane[lane].turn < t.lane_repeat[lane]:
+        step = s.lane[lane].at
+        phase = s.lane[lane].phase
         if phase == _AFTER:
             if _must_wait_for_steps(t, s, lane):
                 return
             phase = _ASK
-            s.phase[lane] = _ASK
-            s.sub[lane] = t.in_ptr[step]
+            s.lane[lane].phase = _ASK
+            s.lane[lane].sub = t.in_ptr[step]
             if t.kind[step] != _COMPUTE:
-                s.first_start[step] = min(s.first_start[step], now)
+                s.step[step].first_start = min(s.step[step].first_start, now)
                 if record:
-                    s.start[t.record_at[step] + s.turn[lane]] = now
+                    s.instance[t.record_at[step] + s.lane[lane].turn].start = now
         if phase == _ASK:
             if t.kind[step] == _COMPUTE:
                 if _must_wait_for_unit(t, s, lane):
                     return
-                s.first_start[step] = min(s.first_start[step], now)
+                s.step[step].first_start = min(s.step[step].first_start, now)
                 if record:
-                    s.start[t.record_at[step] + s.turn[lane]] = now
+                    s.instance[t.record_at[step] + s.lane[lane].turn].start = now
             elif _must_wait_for_messages(t, s, lane):
                 return
             if record:
-                s.middle[t.record_at[step] + s.turn[lane]] = now
+                s.instance[t.record_at[step] + s.lane[lane].turn].middle = now
             if t.duration[step] > 0.0:
-                s.phase[lane] = _BUSY
+                s.lane[lane].phase = _BUSY
                 heap_put(s.heap, lane, now + t.duration[step], lane << 32)
                 return
             _after_local(t, s, lane, now, record)
@@ -252,7 +252,7 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
     """A slot's event: a lane's duration or release, a channel's next segment or end of flow, a message's next hop or arrival."""
     lanes, channels = len(t.lane_start), len(t.depth)
     if slot < lanes:
-        if s.phase[slot] == _BUSY:
+        if s.lane[slot].phase == _BUSY:
             _after_local(t, s, slot, now, record)
         else:
             _complete(t, s, slot, now, record)
@@ -263,29 +263,29 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
             exclusive_inject(t, k, s, c, now)
             return
         fair_end(s, c)
-        sequence = s.injected[c]
-        s.injected[c] += 1
-        place = s.place_first[c] + sequence % s.place_count[c]
-        s.slot_channel[place] = c
-        s.slot_hop[place] = k.route_ptr[c + 1] - k.route_ptr[c]
+        sequence = s.channel[c].injected
+        s.channel[c].injected += 1
+        place = s.channel[c].place_first + sequence % s.channel[c].place_count
+        s.slot[place].channel = c
+        s.slot[place].hop = k.route_ptr[c + 1] - k.route_ptr[c]
         heap_put(s.heap, lanes + channels + place, now + k.flight[c], ((lanes + c) << 32) | ((sequence + 1) & 0xFFFFFFFF))
         lane = t.sender[c]
-        s.pending[lane] -= 1
-        if s.pending[lane] == 0:
+        s.lane[lane].pending -= 1
+        if s.lane[lane].pending == 0:
             _complete(t, s, lane, now, record)
             _wake(s, lane)
     else:
         place = slot - lanes - channels
-        c = s.slot_channel[place]
-        if s.slot_hop[place] < k.route_ptr[c + 1] - k.route_ptr[c]:
+        c = s.slot[place].channel
+        if s.slot[place].hop < k.route_ptr[c + 1] - k.route_ptr[c]:
             exclusive_pass(k, s, lanes + channels, place, s.heap.key[slot], now)
             return
         if record:
-            s.arrival[s.message_at[c] + s.arrived[c]] = now
-        s.arrived[c] += 1
-        if s.wants_message[c] >= 0:
-            _wake(s, s.wants_message[c])
-            s.wants_message[c] = -1
+            s.arrival[s.channel[c].message_at + s.channel[c].arrived] = now
+        s.channel[c].arrived += 1
+        if s.channel[c].wants_message >= 0:
+            _wake(s, s.channel[c].wants_message)
+            s.channel[c].wants_message = -1
 
 
 @njit(cache=True, nogil=True)
@@ -296,9 +296,9 @@ def run(t, k, s, record):  # type: ignore[no-untyped-def]
     lanes = len(t.lane_start)
     for lane in range(lanes):
         if t.lane_start[lane] == t.lane_end[lane]:
-            s.turn[lane] = t.lane_repeat[lane]
+            s.lane[lane].turn = t.lane_repeat[lane]
         else:
-            s.sub[lane] = t.after_ptr[t.lane_start[lane]]
+            s.lane[lane].sub = t.after_ptr[t.lane_start[lane]]
         _wake(s, lane)
     while True:
         while s.heap.queued[0] > 0 and s.heap.time[s.heap.order[0]] <= now:

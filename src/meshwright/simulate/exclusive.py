@@ -19,37 +19,37 @@ __all__ = ["exclusive_inject", "exclusive_pass"]
 @njit(cache=True, nogil=True)
 def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
     """Serve `size` bytes on `link`: (start, tail)."""
-    start = max(asked, s.link_free[link])
+    start = max(asked, s.link[link].free)
     service = size / k.rate[link]
     if k.burst[link] > 0.0:
-        have = min(k.burst[link], s.tokens[link] + k.rate[link] * (start - s.tokens_at[link]))
+        have = min(k.burst[link], s.link[link].tokens + k.rate[link] * (start - s.link[link].tokens_at))
         service = max(0.0, size - have) / k.rate[link]
-        s.tokens[link] = max(0.0, have - size)
-        s.tokens_at[link] = start + service
+        s.link[link].tokens = max(0.0, have - size)
+        s.link[link].tokens_at = start + service
     tail = max(start + service, tail_before)
-    s.link_free[link] = tail
-    s.link_busy[link] += service
+    s.link[link].free = tail
+    s.link[link].busy += service
     return start, tail
 
 
 @njit(cache=True, nogil=True)
 def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untyped-def]
     """The message at `place` asks for the next link of its route. Returns when its tail leaves that link."""
-    c = s.slot_channel[place]
-    at = k.route_ptr[c] + s.slot_hop[place]
+    c = s.slot[place].channel
+    at = k.route_ptr[c] + s.slot[place].hop
     stop = k.route_ptr[c + 1]
     if at >= stop:  # both ends on one device
-        if s.slot_last[place]:
+        if s.slot[place].last:
             heap_put(s.heap, first_slot + place, now + k.library[c], key)
         return now
     link = k.route_link[at]
-    start, tail = _book(k, s, link, now, s.slot_bytes[place], s.slot_tail[place])
-    s.slot_hop[place] += 1
+    start, tail = _book(k, s, link, now, s.slot[place].size, s.slot[place].tail)
+    s.slot[place].hop += 1
     if at + 1 < stop:
-        s.slot_tail[place] = tail + k.latency[link]
+        s.slot[place].tail = tail + k.latency[link]
         heap_put(s.heap, first_slot + place, start + k.latency[link], key)
-    elif s.slot_last[place]:
-        s.slot_hop[place] = stop - k.route_ptr[c]
+    elif s.slot[place].last:
+        s.slot[place].hop = stop - k.route_ptr[c]
         heap_put(s.heap, first_slot + place, tail + k.latency[link] + k.library[c], key)
     return tail
 
@@ -58,25 +58,25 @@ def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untype
 def exclusive_inject(t, k, s, c, now):  # type: ignore[no-untyped-def]
     """Put the next segment of the message that channel `c` is sending onto its first link; plan the sender's release."""
     lanes, channels = len(t.lane_start), len(t.depth)
-    size = s.left[c]
+    size = s.channel[c].left
     if k.segment > 0.0 and size > k.segment:
         size = k.segment
-    s.left[c] -= size
-    sequence = s.injected[c]
-    s.injected[c] += 1
-    place = s.place_first[c] + sequence % s.place_count[c]
-    s.slot_channel[place] = c
-    s.slot_hop[place] = 0
-    s.slot_bytes[place] = size
-    s.slot_tail[place] = now
-    s.slot_last[place] = s.left[c] <= 0.0
+    s.channel[c].left -= size
+    sequence = s.channel[c].injected
+    s.channel[c].injected += 1
+    place = s.channel[c].place_first + sequence % s.channel[c].place_count
+    s.slot[place].channel = c
+    s.slot[place].hop = 0
+    s.slot[place].size = size
+    s.slot[place].tail = now
+    s.slot[place].last = s.channel[c].left <= 0.0
     key = ((lanes + c) << 32) | (sequence & 0xFFFFFFFF)
     leaves = exclusive_pass(k, s, lanes + channels, place, key, now)
-    if s.left[c] > 0.0:
+    if s.channel[c].left > 0.0:
         heap_put(s.heap, lanes + c, leaves, (lanes + c) << 32)
         return
     lane = t.sender[c]
-    s.pending[lane] -= 1
-    s.release[lane] = max(s.release[lane], leaves)
-    if s.pending[lane] == 0:
-        heap_put(s.heap, lane, s.release[lane], lane << 32)
+    s.lane[lane].pending -= 1
+    s.lane[lane].release = max(s.lane[lane].release, leaves)
+    if s.lane[lane].pending == 0:
+        heap_put(s.heap, lane, s.lane[lane].release, lane << 32)

@@ -22,8 +22,8 @@ _SAME_SHARE = 1.0 + 1e-12
 
 @njit(cache=True, nogil=True)
 def _refill(k, s, link, now):  # type: ignore[no-untyped-def]
-    s.tokens[link] = min(k.burst[link], s.tokens[link] + max(0.0, s.link_left[link]) * (now - s.tokens_at[link]))
-    s.tokens_at[link] = now
+    s.link[link].tokens = min(k.burst[link], s.link[link].tokens + max(0.0, s.link[link].left) * (now - s.link[link].tokens_at))
+    s.link[link].tokens_at = now
 
 
 @njit(cache=True, nogil=True)
@@ -35,16 +35,16 @@ def _unmetered(k, s, c, size, now):  # type: ignore[no-untyped-def]
         if k.burst[link] <= 0.0:
             return 0.0
         _refill(k, s, link, now)
-        free = min(free, s.tokens[link])
+        free = min(free, s.link[link].tokens)
     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-        s.tokens[k.route_link[at]] -= free
+        s.link[k.route_link[at]].tokens -= free
     return free
 
 
 @njit(cache=True, nogil=True)
 def _list(s, c):  # type: ignore[no-untyped-def]
-    if s.listed[c] == 0:
-        s.listed[c] = 1
+    if s.channel[c].listed == 0:
+        s.channel[c].listed = 1
         s.touched[s.work[0]] = c
         s.work[0] += 1
 
@@ -60,57 +60,57 @@ def fair_begin(t, k, s, c, size, now):  # type: ignore[no-untyped-def]
     else:
         rest = 0.0
     if rest <= 0.0:
-        if s.flow[c] != 2:
-            s.flow[c] = 3
+        if s.channel[c].flow != 2:
+            s.channel[c].flow = 3
         heap_put(s.heap, lanes + c, now, key)
         return
     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-        s.link_busy[k.route_link[at]] += rest / k.rate[k.route_link[at]]
-    s.left[c] = rest
-    s.flow_since[c] = now
-    if s.flow[c] == 2:  # ended at this instant: the same flows as before, so the same rates
-        heap_put(s.heap, lanes + c, now + rest / s.flow_rate[c], key)
+        s.link[k.route_link[at]].busy += rest / k.rate[k.route_link[at]]
+    s.channel[c].left = rest
+    s.channel[c].since = now
+    if s.channel[c].flow == 2:  # ended at this instant: the same flows as before, so the same rates
+        heap_put(s.heap, lanes + c, now + rest / s.channel[c].rate, key)
     else:
         _list(s, c)
-        s.flow_rate[c] = 0.0
-    s.flow[c] = 1
+        s.channel[c].rate = 0.0
+    s.channel[c].flow = 1
 
 
 @njit(cache=True, nogil=True)
 def fair_end(s, c):  # type: ignore[no-untyped-def]
     """The message that channel `c` sends has gone."""
-    if s.flow[c] == 1:
-        s.flow[c] = 2
+    if s.channel[c].flow == 1:
+        s.channel[c].flow = 2
         _list(s, c)
-    elif s.flow[c] == 3:
-        s.flow[c] = 0
+    elif s.channel[c].flow == 3:
+        s.channel[c].flow = 0
 
 
 @njit(cache=True, nogil=True)
 def _attach(k, s, c):  # type: ignore[no-untyped-def]
     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
         link = k.route_link[at]
-        first = s.link_first[link]
-        s.entry_next[at] = first
-        s.entry_previous[at] = -1
+        first = s.link[link].first_entry
+        s.entry[at].next = first
+        s.entry[at].previous = -1
         if first >= 0:
-            s.entry_previous[first] = at
-        s.link_first[link] = at
-        s.link_flows[link] += 1
+            s.entry[first].previous = at
+        s.link[link].first_entry = at
+        s.link[link].flows += 1
 
 
 @njit(cache=True, nogil=True)
 def _detach(k, s, c):  # type: ignore[no-untyped-def]
     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
         link = k.route_link[at]
-        before, after = s.entry_previous[at], s.entry_next[at]
+        before, after = s.entry[at].previous, s.entry[at].next
         if before >= 0:
-            s.entry_next[before] = after
+            s.entry[before].next = after
         else:
-            s.link_first[link] = after
+            s.link[link].first_entry = after
         if after >= 0:
-            s.entry_previous[after] = before
-        s.link_flows[link] -= 1
+            s.entry[after].previous = before
+        s.link[link].flows -= 1
 
 
 @njit(cache=True, nogil=True)
@@ -120,21 +120,21 @@ def _collect(k, s, links):  # type: ignore[no-untyped-def]
     flows = 0
     done = 0
     while done < links:
-        entry = s.link_first[s.stack_links[done]]
+        entry = s.link[s.stack_links[done]].first_entry
         done += 1
         while entry >= 0:
-            c = s.entry_channel[entry]
-            entry = s.entry_next[entry]
-            if s.flow_mark[c] == epoch:
+            c = s.entry[entry].channel
+            entry = s.entry[entry].next
+            if s.channel[c].mark == epoch:
                 continue
-            s.flow_mark[c] = epoch
-            s.fresh_rate[c] = -1.0
+            s.channel[c].mark = epoch
+            s.channel[c].fresh_rate = -1.0
             s.stack_flows[flows] = c
             flows += 1
             for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
                 link = k.route_link[at]
-                if s.link_mark[link] != epoch:
-                    s.link_mark[link] = epoch
+                if s.link[link].mark != epoch:
+                    s.link[link].mark = epoch
                     s.stack_links[links] = link
                     links += 1
     return links, flows
@@ -146,40 +146,40 @@ def _fill(k, s, links):  # type: ignore[no-untyped-def]
     open_links = 0
     for n in range(links):
         link = s.stack_links[n]
-        s.link_left[link] = k.rate[link]
-        s.link_open[link] = s.link_flows[link]
-        if s.link_flows[link] > 0:
+        s.link[link].left = k.rate[link]
+        s.link[link].open_flows = s.link[link].flows
+        if s.link[link].flows > 0:
             s.stack_links[open_links] = link
             open_links += 1
     level = 0.0
     while open_links > 0:
-        least = s.link_left[s.stack_links[0]] / s.link_open[s.stack_links[0]]
+        least = s.link[s.stack_links[0]].left / s.link[s.stack_links[0]].open_flows
         for n in range(1, open_links):
             link = s.stack_links[n]
-            least = min(least, s.link_left[link] / s.link_open[link])
+            least = min(least, s.link[link].left / s.link[link].open_flows)
         level = max(level, least)
         limit = level * _SAME_SHARE
         full = 0  # full links to the front
         for n in range(open_links):
             link = s.stack_links[n]
-            if s.link_left[link] / s.link_open[link] <= limit:
+            if s.link[link].left / s.link[link].open_flows <= limit:
                 s.stack_links[n] = s.stack_links[full]
                 s.stack_links[full] = link
                 full += 1
         for n in range(full):
-            entry = s.link_first[s.stack_links[n]]
+            entry = s.link[s.stack_links[n]].first_entry
             while entry >= 0:
-                c = s.entry_channel[entry]
-                entry = s.entry_next[entry]
-                if s.fresh_rate[c] < 0.0:
-                    s.fresh_rate[c] = level
+                c = s.entry[entry].channel
+                entry = s.entry[entry].next
+                if s.channel[c].fresh_rate < 0.0:
+                    s.channel[c].fresh_rate = level
                     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-                        s.link_left[k.route_link[at]] -= level
-                        s.link_open[k.route_link[at]] -= 1
+                        s.link[k.route_link[at]].left -= level
+                        s.link[k.route_link[at]].open_flows -= 1
         kept = 0
         for n in range(full, open_links):
             link = s.stack_links[n]
-            if s.link_open[link] > 0:
+            if s.link[link].open_flows > 0:
                 s.stack_links[kept] = link
                 kept += 1
         open_links = kept
@@ -194,18 +194,18 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
     links = 0
     for n in range(s.work[0]):
         c = s.touched[n]
-        s.listed[c] = 0
-        if s.flow[c] == 2:
-            s.flow[c] = 0
+        s.channel[c].listed = 0
+        if s.channel[c].flow == 2:
+            s.channel[c].flow = 0
             _detach(k, s, c)
-        elif s.flow_rate[c] == 0.0:
+        elif s.channel[c].rate == 0.0:
             _attach(k, s, c)
         else:  # one flow ended and the next began
             continue
         for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
             link = k.route_link[at]
-            if s.link_mark[link] != epoch:
-                s.link_mark[link] = epoch
+            if s.link[link].mark != epoch:
+                s.link[link].mark = epoch
                 s.stack_links[links] = link
                 links += 1
     s.work[0] = 0
@@ -218,9 +218,9 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
     _fill(k, s, links)
     for n in range(flows):
         c = s.stack_flows[n]
-        rate = s.fresh_rate[c]
-        if rate != s.flow_rate[c]:
-            s.left[c] = max(0.0, s.left[c] - s.flow_rate[c] * (now - s.flow_since[c]))
-            s.flow_since[c] = now
-            s.flow_rate[c] = rate
-            heap_put(s.heap, lanes + c, now + s.left[c] / rate, (lanes + c) << 32)
+        rate = s.channel[c].fresh_rate
+        if rate != s.channel[c].rate:
+            s.channel[c].left = max(0.0, s.channel[c].left - s.channel[c].rate * (now - s.channel[c].since))
+            s.channel[c].since = now
+            s.channel[c].rate = rate
+            heap_put(s.heap, lanes + c, now + s.channel[c].left / rate, (lanes + c) << 32)

@@ -24,7 +24,7 @@ F64 = NDArray[np.float64]
 
 def refuse_unfinished(p: Program, t: ProgramTables, s: State) -> None:
     """Raise Deadlock when lanes are blocked for ever, CheckFailed when messages were sent that nobody receives."""
-    stuck = np.flatnonzero(s.turn < t.lane_repeat)
+    stuck = np.flatnonzero(s.lane["turn"] < t.lane_repeat)
     if len(stuck):
         blocked = [_blocked(p, t, s, int(lane)) for lane in stuck[:32]]
         first = blocked[0]
@@ -34,20 +34,20 @@ def refuse_unfinished(p: Program, t: ProgramTables, s: State) -> None:
             hint="see `meshwright program stats` for the smallest channel depths, or look for the cycle in data['blocked']",
             data={"blocked": blocked, "lanes_blocked": len(stuck)},
         )
-    left = np.flatnonzero(s.sent != s.consumed)
+    left = np.flatnonzero(s.channel["sent"] != s.channel["consumed"])
     if len(left):
         c = int(left[0])
-        count = int(s.sent[c] - s.consumed[c])
+        count = int(s.channel["sent"][c] - s.channel["consumed"][c])
         raise CheckFailed(
             f"channel {c} from rank {int(p.channels.src[c])} to rank {int(p.channels.dst[c])}: {count} messages are sent but never received",
             where=p.name,
             hint="every send needs a receive on the same channel",
-            data={"channels": left[:64].tolist(), "undelivered": [int(s.sent[x] - s.consumed[x]) for x in left[:64]]},
+            data={"channels": left[:64].tolist(), "undelivered": [int(s.channel["sent"][x] - s.channel["consumed"][x]) for x in left[:64]]},
         )
 
 
 def _blocked(p: Program, t: ProgramTables, s: State, lane: int) -> dict[str, Any]:
-    step, phase, at = int(s.at[lane]), int(s.phase[lane]), int(s.sub[lane])
+    step, phase, at = (int(s.lane[name][lane]) for name in ("at", "phase", "sub"))
     if phase == 0:
         why = f"the end of {p.describe(int(t.after_step[at]))}"
     elif phase == 1 and t.in_ptr[step] <= at < t.in_ptr[step + 1]:
@@ -57,7 +57,7 @@ def _blocked(p: Program, t: ProgramTables, s: State, lane: int) -> dict[str, Any
         why = f"a credit of channel {c} (depth {int(t.depth[c])}) from rank {int(p.channels.dst[c])}"
     else:
         why = "its compute unit"
-    return {"lane": lane, "step": p.describe(step), "step_id": step, "iteration": int(s.turn[lane]), "waits_for": why}
+    return {"lane": lane, "step": p.describe(step), "step_id": step, "iteration": int(s.lane["turn"][lane]), "waits_for": why}
 
 
 def make_timeline(
@@ -65,9 +65,9 @@ def make_timeline(
     evidence: NDArray[np.int8] | None, attributes: dict[str, Any],
 ) -> Timeline:  # fmt: skip
     p = inlined.program
-    peaks, curves = memory_over_time(p, s.first_start, s.last_end, makespan_s, staging=staging, curves=record)
+    peaks, curves = memory_over_time(p, s.step["first_start"], s.step["last_end"], makespan_s, staging=staging, curves=record)
     used = np.bincount(network.route_link, minlength=len(network.link_names))
-    busy = {name: float(s.link_busy[k]) for k, name in enumerate(network.link_names) if used[k]}
+    busy = {name: float(s.link["busy"][k]) for k, name in enumerate(network.link_names) if used[k]}
     path: list[tuple[int, int]] = []
     slack = None
     spans = _no_spans()
@@ -95,14 +95,15 @@ def _spans(inlined: InlinedProgram, t: ProgramTables, s: State, lane_of: NDArray
     lane = lane_of[step]
     phase = np.array(PHASES, dtype=object)[phases(inlined)[step]]
     return Spans(
-        rank=p.lanes.actor[lane].astype(np.int32), lane=lane, step=step, iteration=iteration, start_s=s.start, end_s=s.end, phase=phase.tolist()
-    )
+        rank=p.lanes.actor[lane].astype(np.int32), lane=lane, step=step, iteration=iteration,
+        start_s=s.instance["start"].copy(), end_s=s.instance["end"].copy(), phase=phase.tolist(),
+    )  # fmt: skip
 
 
 def _evidence_shares(path: list[tuple[int, int]], t: ProgramTables, s: State, evidence: NDArray[np.int8]) -> dict[str, float]:
     """Of the time along the critical path, the share that rests on each kind of evidence: each step's own from the end of the one before."""
     steps = np.array([step for step, _ in path], np.int64)
-    ends = s.end[t.record_at[steps] + np.array([turn for _, turn in path], np.int64)] if len(path) else np.zeros(0)
+    ends = s.instance["end"][t.record_at[steps] + np.array([turn for _, turn in path], np.int64)] if len(path) else np.zeros(0)
     reached = np.maximum.accumulate(ends) if len(ends) else ends
     own = np.diff(reached, prepend=0.0)
     total = float(own.sum())

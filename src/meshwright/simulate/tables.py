@@ -61,69 +61,58 @@ class LinkTables(NamedTuple):
     fair: bool
 
 
+# A lane: where it stands (`turn` = iteration), what it waits in (`next_waiting` of a step's or unit's list, position `sub` of the
+# step's own list), and of its send part the messages `pending` and the latest `release`.
+LANE = np.dtype(
+    [
+        ("at", "i4"), ("turn", "i4"), ("phase", "i4"), ("sub", "i4"), ("pending", "i4"), ("next_waiting", "i4"), ("is_ready", "i4"),
+        ("release", "f8"),
+    ], align=True,
+)  # fmt: skip
+STEP = np.dtype([("done", "i4"), ("waiting", "i4"), ("first_start", "f8"), ("last_end", "f8")], align=True)
+UNIT = np.dtype([("owner", "i4"), ("first", "i4"), ("last", "i4")], align=True)
+# A channel: messages counted; lanes that wait; bytes `left` to inject (exclusive) or to send (fair); `injected` segments; its slots;
+# its flow (0 idle, 1 active, 2 ended at this instant, 3 passes at once) with rate since when; marks of the fair model.
+CHANNEL = np.dtype(
+    [
+        ("sent", "i8"), ("arrived", "i8"), ("consumed", "i8"), ("injected", "i8"), ("place_first", "i8"), ("place_count", "i8"), ("message_at", "i8"),
+        ("mark", "i8"), ("left", "f8"), ("rate", "f8"), ("since", "f8"), ("fresh_rate", "f8"), ("wants_message", "i4"), ("wants_credit", "i4"),
+        ("flow", "i4"), ("listed", "i4"),
+    ], align=True,
+)  # fmt: skip
+SLOT = np.dtype([("channel", "i4"), ("hop", "i4"), ("last", "i4"), ("size", "f8"), ("tail", "f8")], align=True)
+# A link: free from when (exclusive), busy so long, its bucket; `left` = rate not in use (fair), flows on it as a list of entries.
+LINK = np.dtype(
+    [
+        ("free", "f8"), ("busy", "f8"), ("tokens", "f8"), ("tokens_at", "f8"), ("left", "f8"), ("mark", "i8"), ("first_entry", "i4"), ("flows", "i4"),
+        ("open_flows", "i4"),
+    ], align=True,
+)  # fmt: skip
+ENTRY = np.dtype([("next", "i4"), ("previous", "i4"), ("channel", "i4")], align=True)  # a (channel, hop) in its link's list of flows
+INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("send", "f8"), ("end", "f8")], align=True)
+Records = NDArray[Any]  # of one of the dtypes above
+
+
 class State(NamedTuple):
-    """Everything that changes. `number`: 0 round, 1 lane being visited (-1 none), 2 ready lanes, 3 lanes not finished, 4 order length."""
+    """Everything that changes. `number`: 0 round, 1 lane being visited (-1 none), 2 ready lanes, 3 lanes not finished, 4 order length;
+    `work`: 0 touched channels, 1 epoch of the marks."""
 
     heap: EventHeap
     number: I64
+    work: I64
     ready: I64  # heap of round · lanes + lane
-    is_ready: NDArray[np.int8]
-    at: I32  # lane: step it stands at
-    turn: I32  # lane: iteration
-    phase: I32
-    sub: I32  # lane: position in the list it waits on
-    pending: I32  # lane: messages of its send part not yet released
-    release: F64
-    next_waiting: I32  # lane: next lane in the same waiting list
-    done: I32  # step: iterations completed
-    waiting: I32  # step: first lane that waits for it
-    unit_owner: I32
-    unit_first: I32
-    unit_last: I32
-    sent: I64  # channel: messages
-    arrived: I64
-    consumed: I64
-    wants_message: I32  # channel: lane that waits for a message, -1
-    wants_credit: I32
-    left: F64  # channel: bytes of the message not yet injected (exclusive) or not yet sent (fair)
-    injected: I64  # channel: segments so far
-    place_first: I64  # channel: first slot
-    place_count: I64
-    slot_channel: I32
-    slot_hop: I32
-    slot_bytes: F64
-    slot_tail: F64
-    slot_last: NDArray[np.int8]
-    link_free: F64
-    link_busy: F64
-    tokens: F64
-    tokens_at: F64
-    flow: NDArray[np.int8]  # channel: 0 idle, 1 active, 2 ended at this instant, 3 passes at once
-    flow_rate: F64
-    flow_since: F64
-    flow_mark: I64
+    lane: Records
+    step: Records
+    unit: Records
+    channel: Records
+    slot: Records
+    link: Records
+    entry: Records
     touched: I32  # channels whose flow began or ended at this instant
-    listed: NDArray[np.int8]  # channel: it is among them
-    entry_next: I32  # (channel, hop) entries of every link's list of flows
-    entry_previous: I32
-    entry_channel: I32
-    link_first: I32
-    link_flows: I32
-    link_mark: I64
-    link_left: F64  # rate not in use
-    link_open: I32
     stack_links: I32
     stack_flows: I32
-    fresh_rate: F64
-    work: I64  # 0 touched, 1 epoch
-    first_start: F64  # step: start of iteration 0
-    last_end: F64  # step: end of the last iteration
-    start: F64  # instance
-    middle: F64  # instance: its message is there (receives)
-    send: F64  # instance: its send part begins
-    end: F64
+    instance: Records  # `middle`: the unit is granted, or the messages are there; `send`: the send part begins
     arrival: F64  # message: when it arrived
-    message_at: I64  # channel: number of its first message
     order: I64  # 3 · instance + (TAKEN | SENDING | COMPLETE) in the order in which it happened; see `critical`
 
 
@@ -196,16 +185,6 @@ def _c32(values: Any) -> I32:
     return np.ascontiguousarray(values, dtype=np.int32)
 
 
-def _nodes(t: ProgramTables) -> int:
-    """One per instance, one more for a send part, one more for a receive part before a send part."""
-    receives, sends = np.diff(t.in_ptr) > 0, np.diff(t.out_ptr) > 0
-    return int((t.repeat.astype(np.int64) * (1 + sends.astype(np.int64) + (receives & sends))).sum())
-
-
-def _none(n: int) -> I32:
-    return np.full(n, -1, np.int32)
-
-
 def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) -> State:
     """Fresh state, all arrays at their final size.
 
@@ -230,29 +209,33 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
     message_at = np.zeros(channels + 1, np.int64)
     np.cumsum(messages, out=message_at[1:])
     entries = len(k.route_link)
-
-    def f(n: int) -> F64:
-        return np.zeros(n, np.float64)
-
-    def i(n: int) -> I32:
-        return np.zeros(n, np.int32)
-
-    def j(n: int) -> I64:
-        return np.zeros(n, np.int64)
-
-    entry_channel = np.repeat(np.arange(channels, dtype=np.int32), np.diff(k.route_ptr))
+    lane, step, unit, channel = (_records(dtype, n) for dtype, n in ((LANE, lanes), (STEP, steps), (UNIT, t.units), (CHANNEL, channels)))
+    lane["at"] = t.lane_start
+    lane["next_waiting"] = -1
+    step["waiting"] = -1
+    step["first_start"], step["last_end"] = np.inf, -np.inf
+    for name in ("owner", "first", "last"):
+        unit[name] = -1
+    channel["wants_message"] = channel["wants_credit"] = -1
+    channel["place_first"], channel["place_count"], channel["message_at"] = first[:-1], np.maximum(places, 1), message_at[:-1]
+    link, entry = _records(LINK, links), _records(ENTRY, entries)
+    link["tokens"], link["left"], link["first_entry"] = k.burst, k.rate, -1
+    entry["next"] = entry["previous"] = -1
+    entry["channel"] = np.repeat(np.arange(channels, dtype=np.int32), np.diff(k.route_ptr))
     return State(
-        heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0], np.int64), ready=j(max(lanes, 1)),
-        is_ready=np.zeros(lanes, np.int8), at=t.lane_start.copy(), turn=i(lanes), phase=i(lanes), sub=i(lanes), pending=i(lanes),
-        release=f(lanes), next_waiting=_none(lanes), done=i(steps), waiting=_none(steps), unit_owner=_none(t.units),
-        unit_first=_none(t.units), unit_last=_none(t.units), sent=j(channels), arrived=j(channels), consumed=j(channels),
-        wants_message=_none(channels), wants_credit=_none(channels), left=f(channels), injected=j(channels), place_first=first[:-1].copy(),
-        place_count=np.maximum(places, 1), slot_channel=i(slots), slot_hop=i(slots), slot_bytes=f(slots), slot_tail=f(slots),
-        slot_last=np.zeros(slots, np.int8), link_free=f(links), link_busy=f(links), tokens=k.burst.copy(), tokens_at=f(links),
-        flow=np.zeros(channels, np.int8), flow_rate=f(channels), flow_since=f(channels), flow_mark=j(channels), touched=i(channels),
-        listed=np.zeros(channels, np.int8), entry_next=_none(entries), entry_previous=_none(entries), entry_channel=entry_channel,
-        link_first=_none(links), link_flows=i(links), link_mark=j(links), link_left=k.rate.copy(), link_open=i(links), stack_links=i(links),
-        stack_flows=i(channels), fresh_rate=f(channels), work=j(2), first_start=np.full(steps, np.inf), last_end=np.full(steps, -np.inf),
-        start=f(instances), middle=f(instances), send=f(instances), end=f(instances), arrival=f(int(message_at[-1]) if record else 0),
-        message_at=message_at[:-1].copy(), order=j(_nodes(t) if record else 0),
+        heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0], np.int64), work=np.zeros(2, np.int64),
+        ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link, entry=entry,
+        touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),
+        instance=_records(INSTANCE, instances), arrival=np.zeros(int(message_at[-1]) if record else 0),
+        order=np.zeros(_nodes(t) if record else 0, np.int64),
     )  # fmt: skip
+
+
+def _records(dtype: np.dtype[Any], n: int) -> Records:
+    return np.zeros(n, dtype)
+
+
+def _nodes(t: ProgramTables) -> int:
+    """One per instance, one more for a send part, one more for a receive part before a send part."""
+    receives, sends = np.diff(t.in_ptr) > 0, np.diff(t.out_ptr) > 0
+    return int((t.repeat.astype(np.int64) * (1 + sends.astype(np.int64) + (receives & sends))).sum())
