@@ -170,9 +170,11 @@ class Training:
             self.rank(r)
         self.program = self.b.build()
 
-    def buffer(self, r: int, name: str, *, chunks: int = 1, chunk_bytes: int = 4, role: str = "activation", persistent: bool = False) -> tuple[int, int, int]:
+    def buffer(
+        self, r: int, name: str, *, chunks: int = 1, chunk_bytes: int = 4, role: str = "activation", persistent: bool = False
+    ) -> tuple[int, int, int]:
         if (r, name) not in self.buffers:
-            self.buffers[r, name] = self.b.buffer(r, chunks=chunks, chunk_bytes=chunk_bytes, role=role, persistent=persistent, name=f"{name}")
+            self.buffers[r, name] = self.b.buffer(r, chunks=chunks, chunk_bytes=chunk_bytes, role=role, persistent=persistent, name=name)
         return (self.buffers[r, name], 0, chunks)
 
     def value(self, r: int, name: str) -> tuple[int, int, int]:

@@ -89,11 +89,11 @@ def check_deadlock(p: Program) -> list[Finding]:
 
 
 def smallest_depth(p: Program) -> I32:
-    """Per channel a smallest depth with which the program is live; -1 everywhere if no depth helps.
+    """Per channel a smallest depth with which the program is live (no single one can be lowered); -1 everywhere if no depth helps.
 
     First what each channel needs when all others are unbounded: with K(j) the last send that happens before the receive of
-    message j, depth must exceed K(j) - j (credits of later iterations never bind). That is necessary; where it does not suffice for all channels
-    together, the channels on the cycles found get deeper one by one, so the result is live, and minimal if nothing was added.
+    message j, depth must exceed K(j) - j (credits of later iterations never bind). That is necessary; where it does not suffice for
+    all channels together, the channels on the cycles found get deeper one by one, and what was added too much is taken back.
     """
     order = Order(p, iterations=1)
     if len(order.order) < order.n:
@@ -110,6 +110,7 @@ def smallest_depth(p: Program) -> I32:
             at = np.flatnonzero(m.channel[mine] == chan)
             k = np.searchsorted(order.position[send[lo:hi]], seen[at], side="right") - 1
             depth[chan] = max(1, int((k - m.ordinal[mine[at]]).max()) + 1)
+    needed = depth.copy()
     rounds = 0
     while cycle := _Graph(p, depth).cycle():
         rounds += 1
@@ -118,4 +119,10 @@ def smallest_depth(p: Program) -> I32:
                 on = set(m.channel[m.recv == cycle[i - 1][0]].tolist()) & set(m.channel[m.send == step].tolist())
                 for chan in on:
                     depth[chan] += 1 if rounds < 64 else depth[chan]
+    for chan in np.flatnonzero(depth > needed).tolist():
+        while depth[chan] > needed[chan]:
+            depth[chan] -= 1
+            if _Graph(p, depth).cycle():
+                depth[chan] += 1
+                break
     return depth.astype(np.int32)

@@ -2,7 +2,7 @@
 
 A buffer is alive from the start of the first step that writes it (a receive: from when it may be posted) to the end of the last
 step of `last`; without `last`, or persistent, to the end; never written, from the beginning. Workspaces live with their step. Aliases
-share the bytes of their root; a repeated lane's slices are allocated together and live until the program ends.
+share the bytes of their root; a repeated lane's slices are allocated together and live until the program ends. Only device memory counts.
 
 Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes
 for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..fabric import Fabric
-from ..program import Kind, Part, Program
+from ..program import Kind, Part, Program, Space
 from .order import Addresses, Ints, Order, accesses
 from .verdict import Finding
 
@@ -65,7 +65,7 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
             writers[buffer].append(step)
     read_first = _read_before_written(p, order, where)
     life = _Lifetimes([], [], [], [], [])
-    for b in np.flatnonzero(where.root == np.arange(n)).tolist():
+    for b in np.flatnonzero((where.root == np.arange(n)) & (p.buffers.space == Space.DEVICE)).tolist():
         from_start = p.buffers.persistent[b] or not writers[b] or b in read_first
         to_end = p.buffers.persistent[b] or not len(p.buffers.last[b]) or bound[b]
         real = 0 if not int(p.buffers.chunk_bytes[b]) and p.buffers.size[b] < 0 else int(where.size[b] * slices[b])

@@ -1,0 +1,233 @@
+"""Worst-order memory against every interleaving of small programs, and peaks of given orders."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from interpreter import Machine
+from programs import Training, training_layout
+
+from meshwright.check import worst_order_memory
+from meshwright.check.memory import _Flow, check_memory, order_peak, worst_order_peaks
+from meshwright.fabric import Device, Fabric
+from meshwright.program import Program
+from meshwright.program_builder import ProgramBuilder, StepRef
+from meshwright.program_calls import inline
+
+
+def random_lives(seed: int) -> Program:
+    """One or two ranks, 1-3 lanes of compute steps each; every buffer has one first writer and one last reader."""
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 2)
+    b = ProgramBuilder(ranks=ranks, name=f"lives {seed}")
+    refs: dict[int, list[tuple[StepRef, int]]] = {r: [] for r in range(ranks)}
+    plan: list[tuple[int, int, StepRef, list[int]]] = []
+    for r in range(ranks):
+        for _ in range(rng.randint(1, 3)):
+            lane = b.lane(r, unit=0)
+            for _ in range(rng.randint(1, 3)):
+                after = [ref for ref, _ in refs[r] if ref.lane != lane.number and rng.random() < 0.3]
+                made = b.buffer(r, chunks=1, chunk_bytes=rng.randint(1, 9))
+                reads = [x for ref, x in refs[r] if x >= 0 and (ref.lane == lane.number or ref in after) and rng.random() < 0.6]
+                op = b.op("F", reads=[(x, 0, 1) for x in reads], writes=[(made, 0, 1)], workspace_bytes=rng.choice([0, 0, 5]))
+                ref = lane.compute(op, after=after)
+                refs[r].append((ref, made))
+                plan.append((r, made, ref, reads))
+    if ranks == 2:  # some messages through buffers of their own
+        for k in range(rng.randint(0, 2)):
+            src, dst = rng.choice(refs[0]), rng.choice(refs[1])
+            x = b.buffer(0, chunks=1, chunk_bytes=2)
+            y = b.buffer(1, chunks=1, chunk_bytes=rng.randint(2, 2))
+            c = b.channel(0, 1, depth=rng.randint(1, 2))
+            b.dies_after(x, b.lane(0).send(c, x, 0, after=[src[0]]))
+            got = b.lane(1).recv(c, y, 0)
+            b.dies_after(y, got if k else b.lane(1).copy((y, 0), (b.buffer(1, chunks=1, chunk_bytes=2), 0), after=[got]))
+            del dst
+    for r, made, ref, _ in plan:
+        users = [u for rr, _, u, reads in plan if rr == r and made in reads]
+        if rng.random() < 0.8:
+            b.dies_after(made, rng.choice(users) if len(users) == 1 else ref if not users else users[-1])
+    return b.build()
+
+
+def peak_over_all_orders(p: Program) -> list[int]:
+    """Explore every set of (started, finished) steps; a receive takes its buffer when it is posted."""
+    lane_of = p.lane_of_step().tolist()
+    n = len(p.steps)
+    sends: dict[int, list[int]] = {}
+    for s in p.iter_steps():
+        if s.chan_out >= 0:
+            sends.setdefault(s.chan_out, []).append(s.index)
+    count: dict[int, int] = {}
+    local, match = [], []
+    for s in p.iter_steps():
+        before = [s.index - 1] if s.index > p.lanes.start[lane_of[s.index]] else []
+        local.append(before + [d for d, _ in s.after])
+        match.append([])
+        if s.chan_in >= 0:
+            k = count.get(s.chan_in, 0)
+            count[s.chan_in] = k + 1
+            match[s.index] = [sends[s.chan_in][k]]
+    writers: dict[int, set[int]] = {}
+    for s in p.iter_steps():
+        rows = p.ops.writes[s.op][::3].tolist() if s.kind == 0 else [s.dst[0]] if s.dst[0] >= 0 else []
+        for x in rows:
+            writers.setdefault(x, set()).add(s.index)
+    b = p.buffers
+
+    def held(started: int, finished: int) -> list[int]:
+        out = [0] * p.ranks
+        for x in range(len(b)):
+            born = x not in writers or any(started >> w & 1 for w in writers[x])
+            gone = len(b.last[x]) and all(finished >> e & 1 for e in b.last[x].tolist())
+            if born and not gone:
+                out[int(b.actor[x])] += int(b.chunks[x] * b.chunk_bytes[x])
+        for s in range(n):
+            if p.steps.kind[s] == 0 and started >> s & 1 and not finished >> s & 1:
+                out[int(p.lanes.actor[lane_of[s]])] += int(p.ops.workspace_bytes[p.steps.op[s]])
+        return out
+
+    peak, seen, todo = [0] * p.ranks, {(0, 0)}, [(0, 0)]
+    while todo:
+        started, finished = todo.pop()
+        peak = [max(x, y) for x, y in zip(peak, held(started, finished), strict=True)]
+        for s in range(n):
+            if not started >> s & 1 and all(finished >> d & 1 for d in local[s]):
+                new = (started | 1 << s, finished)
+            elif started >> s & 1 and not finished >> s & 1 and all(finished >> d & 1 for d in match[s]):
+                new = (started, finished | 1 << s)
+            else:
+                continue
+            if new not in seen:
+                seen.add(new)
+                todo.append(new)
+    return peak
+
+
+def test_worst_order_memory_is_the_peak_over_every_interleaving() -> None:
+    exact = 0
+    for seed in range(400):
+        p = random_lives(seed)
+        if len(p.steps) > 11:
+            continue
+        worst = worst_order_memory(p)
+        want = peak_over_all_orders(p)
+        for rank in range(p.ranks):
+            if worst.exact[rank]:
+                exact += 1
+                assert worst.peak_bytes[rank] == want[rank], seed
+                held = sum(int(p.buffers.chunk_bytes[b] * p.buffers.chunks[b]) for b in worst.alive[rank])
+                held += sum(int(p.ops.workspace_bytes[p.steps.op[s]]) for s in worst.steps[rank])
+                assert held == want[rank], seed  # the certificate adds up to the peak
+            else:
+                assert worst.peak_bytes[rank] >= want[rank], seed
+    assert exact > 200
+
+
+def test_a_buffer_whose_end_is_open_is_bounded_from_above() -> None:
+    """Two readers in two lanes end its life: whichever comes last."""
+    b = ProgramBuilder(ranks=1)
+    x = b.buffer(0, chunks=1, chunk_bytes=8)
+    first = b.lane(0).compute(b.op("F", writes=[(x, 0, 1)]))
+    for _ in range(2):
+        b.dies_after(x, b.lane(0).compute(b.op("F", reads=[(x, 0, 1)], workspace_bytes=4), after=[first]))
+    worst = worst_order_memory(b.build())
+    assert not worst.exact[0] and worst.peak_bytes[0] == 16
+
+
+def test_receives_that_run_ahead_are_counted() -> None:
+    """Five received and unused: without an edge back, all five may be there before the first is used."""
+    for free in (False, True):
+        b = ProgramBuilder(ranks=2)
+        c = b.channel(0, 1)
+        send, recv, work = b.lane(0), b.lane(1), b.lane(1, unit=0)
+        x = b.buffer(0, chunks=5, chunk_bytes=10)
+        used: list[StepRef] = []
+        for k in range(5):
+            send.send(c, x, k)
+            y = b.buffer(1, chunks=1, chunk_bytes=10)
+            got = recv.recv(c, y, 0, after=[used[k - 2]] if free and k >= 2 else [])
+            used.append(work.compute(b.op("F", reads=[(y, 0, 1)]), after=[got]))
+            b.dies_after(y, used[-1])
+        worst = worst_order_memory(b.build())
+        assert worst.peak_bytes == (50, 20 if free else 50) and all(worst.exact)
+
+
+def test_receives_posted_ahead_of_a_deep_channel_take_their_buffers_early() -> None:
+    """Depth 2 lets the second receive be posted before the first message is there; what is posted later needs the first one's arrival."""
+    peaks = []
+    for depth in (1, 2):
+        b = ProgramBuilder(ranks=2)
+        c = b.channel(0, 1, depth=depth)
+        lane = b.lane(0)
+        x = b.buffer(0, chunks=2, chunk_bytes=10)
+        lane.send(c, x, 0)
+        lane.send(c, x, 1)
+        recv = b.lane(1)
+        y, z = b.buffer(1, chunks=1, chunk_bytes=10), b.buffer(1, chunks=1, chunk_bytes=10)
+        b.dies_after(y, recv.recv(c, y, 0))
+        recv.recv(c, z, 0)
+        peaks.append(worst_order_memory(b.build()).peak_bytes[1])
+    assert peaks == [10, 20]
+
+
+def test_staging_is_counted_where_data_cannot_go_straight_into_place() -> None:
+    b = ProgramBuilder(ranks=2)
+    c, d = b.channel(0, 1, depth=3), b.channel(0, 1, depth=3)
+    x, y = b.buffer(0, chunks=1, chunk_bytes=10), b.buffer(1, chunks=1, chunk_bytes=10)
+    b.lane(0).send(c, x, 0)
+    first = b.lane(1).recv_add(c, y, 0)
+    b.lane(0).send(d, x, 0)
+    b.lane(1).recv(d, y, 0, after=[first])
+    worst = worst_order_memory(b.build())
+    assert worst.staging_bytes == (0, 30)
+    assert worst_order_peaks(b.build()) == [10, 40]
+
+
+def test_a_given_order_never_needs_more_than_the_worst() -> None:
+    t = Training(training_layout(data=2, microbatches=4))
+    p = inline(t.program, t.programs).program
+    worst = worst_order_memory(p)
+    assert all(worst.exact)
+    best = None
+    for seed in range(6):
+        m = Machine(p, seed=seed).run()
+        start = np.zeros(len(p.steps))
+        for k, (step, _) in enumerate(m.order):
+            start[step] = k
+        peak = order_peak(p, start, start + 1)
+        assert all(a <= b for a, b in zip(peak, worst.peak_bytes, strict=True))
+        best = peak
+    assert best is not None and max(best) > 0
+
+
+def test_flow_agrees_with_networkx() -> None:
+    networkx = pytest.importorskip("networkx")
+    rng = random.Random(5)
+    for _ in range(60):
+        n = rng.randint(2, 9)
+        flow, graph = _Flow(n), networkx.DiGraph()
+        graph.add_nodes_from(range(n))
+        for _ in range(rng.randint(0, 24)):
+            u, v, c = rng.randrange(n), rng.randrange(n), rng.randint(0, 9)
+            if u != v:
+                flow.arc(u, v, c)
+                have = graph.get_edge_data(u, v, {"capacity": 0})["capacity"]
+                graph.add_edge(u, v, capacity=have + c)
+        assert flow.maximum(0, n - 1) == networkx.maximum_flow_value(graph, 0, n - 1)
+
+
+def test_too_little_memory_names_rank_device_and_what_is_largest() -> None:
+    b = ProgramBuilder(ranks=2)
+    for r, size in ((0, 60), (1, 200)):
+        b.buffer(r, chunks=1, chunk_bytes=size, role="weight", persistent=True, name=f"weights{r}")
+    p = b.build()
+    devices = tuple(Device(name=f"d{k}", memory_bytes=m) for k, m in enumerate((50, 100)))
+    fabric = Fabric(name="small", devices=devices)
+    found = check_memory(p, worst_order_memory(p), fabric, ("d0", "d1"))
+    assert [(f.witness["rank"], f.witness["limit_bytes"], f.witness["need_bytes"]) for f in found] == [(0, 50, 60), (1, 100, 200)]
+    assert found[1].witness["largest"] == ["weights1"] and found[0].status == "wrong"
+    roomy = Fabric(name="unknown", devices=tuple(Device(name=f"d{k}") for k in range(2)))
+    assert check_memory(p, worst_order_memory(p), roomy, ("d0", "d1")) == []
