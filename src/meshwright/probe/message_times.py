@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["MessageTimes", "reference_s"]
+__all__ = ["MessageTimes", "add_s_per_byte", "reference_s"]
 
 FIRST_TAG = 1 << 20  # above the tags of any program
 
@@ -38,7 +38,7 @@ class MessageTimes:
         gc.disable()
         try:
             dist.barrier()
-            part: dict[str, Any] = {"reference_s": reference_s(), "add_s_per_byte": self.add_rate(), "sizes": self.sizes}
+            part: dict[str, Any] = {"reference_s": reference_s(), "add_s_per_byte": add_s_per_byte(), "sizes": self.sizes}
             part["ring"] = [self.measure(self.ring, size) for size in self.sizes]
             part["pingpong"] = [self.measure(self.pingpong, size) for size in self.sizes[::2]]
             dist.barrier()
@@ -104,15 +104,16 @@ class MessageTimes:
             cpu.append((time.process_time() - used) / n)
         return {"wall_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "rounds": n}
 
-    def add_rate(self) -> float:
-        """CPU seconds per byte of adding a received fp32 array to a local one, larger than the second-level cache."""
-        a, b = torch.zeros(2**20), torch.ones(2**20)
-        samples = []
-        for _ in range(9):
-            begin = time.thread_time()
-            a.add_(b)
-            samples.append((time.thread_time() - begin) / (4 * 2**20))
-        return statistics.median(samples)
+
+def add_s_per_byte() -> float:
+    """CPU seconds per byte of adding a received fp32 array to a local one, larger than the second-level cache."""
+    a, b = torch.zeros(2**20), torch.ones(2**20)
+    samples = []
+    for _ in range(9):
+        begin = time.thread_time()
+        a.add_(b)
+        samples.append((time.thread_time() - begin) / (4 * 2**20))
+    return statistics.median(samples)
 
 
 def reference_s(repeats: int = 25) -> float:

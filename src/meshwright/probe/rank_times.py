@@ -25,8 +25,9 @@ import torch
 
 from ..cost import Priced
 from ..errors import UsageError
-from ..program import Kind, Program
+from ..program import Kind, Part, Program
 from .measure import quiet_single_thread
+from .message_times import add_s_per_byte
 
 __all__ = ["RankTimes", "SilentRank", "SilentTransport", "merged_prices"]
 
@@ -37,7 +38,7 @@ SCALE = 1e-3  # zeros and denormals would be computed faster or slower than real
 
 class RankTimes(msgspec.Struct, frozen=True):
     """`prices`: by `Cost.table` key; `step_s`: median CPU seconds of a whole step, messages left out; `per_step_s`: executor's own time per
-    transfer step, local additions included."""
+    transfer step; what adding received bytes takes (`message_times.add_s_per_byte`) is left out, since `Transport.per_byte_s` holds it."""
 
     prices: dict[str, Priced]
     step_s: float
@@ -96,7 +97,8 @@ class SilentRank:
         if repeats < 1 or warmup < 0:
             raise UsageError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
         totals, rests = [], []
-        transfers = self._transfer_steps()
+        transfers, added_bytes = self._transfers()
+        adding_s = added_bytes * add_s_per_byte() if added_bytes else 0.0
         with quiet_single_thread():
             for step in range(warmup + repeats):
                 begin(step)
@@ -110,13 +112,15 @@ class SilentRank:
                 if step >= warmup:
                     totals.append(total)
                     rests.append(total - (sum(map(sum, self.samples.values())) - before))
-        rest = max(0.0, statistics.median(rests))
+        rest = max(0.0, statistics.median(rests) - adding_s)
         prices = {key: Priced(cpu, "measured", cpu) for key, cpu in ((k, statistics.median(v)) for k, v in self.samples.items())}
         return RankTimes(prices, statistics.median(totals), rest / transfers if transfers else 0.0)
 
-    def _transfer_steps(self) -> int:
+    def _transfers(self) -> tuple[int, int]:
+        """(transfer steps of this rank, bytes that they add to local ones)."""
         p = self.program
-        return int(((p.steps.kind == Kind.TRANSFER) & (p.lanes.actor[p.lane_of_step()] == self.rank)).sum())
+        mine = (p.steps.kind == Kind.TRANSFER) & (p.lanes.actor[p.lane_of_step()] == self.rank)
+        return int(mine.sum()), int(p.message_bytes()[mine & ((p.steps.parts & Part.ADD) != 0)].sum())
 
 
 class _Timed:
