@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import gcd, isqrt
+from math import gcd
 from time import monotonic
 from typing import Any
 
@@ -65,7 +65,7 @@ class ForestColl:
     trees: int | None = None
     max_trees: int = 8
     pieces: int | None = None
-    max_pieces: int = 16
+    max_pieces: int = 32
     unroll: bool | None = None
     single: bool | None = None
     relay: bool | None = None
@@ -79,8 +79,8 @@ class ForestColl:
         bound = collective_bound(problem)
         forests, relay = self._forests(problem, deadline)
         parts, units = _parts(problem, forests)
-        pieces = self.pieces or _choose_pieces(problem, forests, _shards(problem) * units, self.max_pieces)
         ranks = len(problem.ranks)
+        pieces = self.pieces or _choose_pieces(problem, forests, tree_steps(parts, ranks), _shards(problem) * units, self.max_pieces)
         single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= LARGE_STEPS
         if single:
             parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
@@ -160,19 +160,25 @@ def _segments(forest: Forest, root: int, units: int) -> list[tuple[Tree, int]]:
     return out
 
 
-def _choose_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, most: int) -> int:
-    """Square-root rule: filling a pipeline of h hops costs (h - 1) pieces, every further piece costs one message overhead."""
+def _choose_pieces(problem: CollectiveProblem, forests: list[Forest], steps: int, parts: int, most: int) -> int:
+    """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
+
+    All trees share the links all the time, so a piece takes 1/pieces of the whole time. A piece shorter than the latency of a hop, or
+    than SMALLEST_PIECE_BYTES, gains nothing.
+    """
     hops = sum(f.height for f in forests)
     if hops <= 1:
         return 1
-    part_bytes = Fraction(problem.size_bytes, parts)
-    slowest = min(forests[0].graph.arcs.values()) * forests[0].graph.unit_Bps
+    graph = forests[0].graph
+    time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (_shards(problem) * graph.unit_Bps))
     transport = problem.transport or Transport()
-    overhead = 2 * transport.per_message_s + 2 * transport.per_step_s + max(x.library_latency_s for x in problem.fabric.links)
-    wanted = most
-    if overhead > 0:
-        wanted = isqrt(int((hops - 1) * float(part_bytes) / slowest / overhead))
-    wanted = min(wanted, most, int(part_bytes // SMALLEST_PIECE_BYTES))
+    overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
+    wanted = min(most, problem.size_bytes // parts // SMALLEST_PIECE_BYTES, LARGE_STEPS // steps)
+    if overhead_s > 0:
+        wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
+    latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+    if latency_s > 0:
+        wanted = min(wanted, int(time_s / latency_s))
     return 1 << max(wanted, 1).bit_length() - 1
 
 
