@@ -186,12 +186,28 @@ def _fill(k, s, links):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
+    """New rates for the flows of one connected part, whose links are the first on the stack."""
+    links, flows = _collect(k, s, links)
+    for n in range(links):
+        if k.burst[s.stack_links[n]] > 0.0:
+            _refill(k, s, s.stack_links[n], now)
+    _fill(k, s, links)
+    lanes = len(t.lane_start)
+    for n in range(flows):
+        c = s.stack_flows[n]
+        flow = s.channel[c]
+        if flow.fresh_rate != flow.rate:
+            flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
+            flow.since = now
+            flow.rate = flow.fresh_rate
+            heap_put(s.heap, lanes + c, now + flow.left / flow.rate, (lanes + c) << 32)
+
+
+@njit(cache=True, nogil=True)
 def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
     """Nothing more happens at this instant: new rates for every flow connected to one that began or ended."""
     s.work[1] += 1
-    epoch = s.work[1]
-    lanes = len(t.lane_start)
-    links = 0
     for n in range(s.work[0]):
         c = s.touched[n]
         s.channel[c].listed = 0
@@ -201,26 +217,15 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
         elif s.channel[c].rate == 0.0:
             _attach(k, s, c)
         else:  # one flow ended and the next began
+            s.touched[n] = -1
+    for n in range(s.work[0]):
+        c = s.touched[n]
+        if c < 0:
             continue
         for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
             link = k.route_link[at]
-            if s.link[link].mark != epoch:
-                s.link[link].mark = epoch
-                s.stack_links[links] = link
-                links += 1
+            if s.link[link].mark != s.work[1]:
+                s.link[link].mark = s.work[1]
+                s.stack_links[0] = link
+                _apply(t, k, s, 1, now)
     s.work[0] = 0
-    if links == 0:
-        return
-    links, flows = _collect(k, s, links)
-    for n in range(links):
-        if k.burst[s.stack_links[n]] > 0.0:
-            _refill(k, s, s.stack_links[n], now)
-    _fill(k, s, links)
-    for n in range(flows):
-        c = s.stack_flows[n]
-        rate = s.channel[c].fresh_rate
-        if rate != s.channel[c].rate:
-            s.channel[c].left = max(0.0, s.channel[c].left - s.channel[c].rate * (now - s.channel[c].since))
-            s.channel[c].since = now
-            s.channel[c].rate = rate
-            heap_put(s.heap, lanes + c, now + s.channel[c].left / rate, (lanes + c) << 32)
