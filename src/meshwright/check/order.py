@@ -4,7 +4,8 @@ Happens-before = lane order + `after` + channel matching (the j-th send with the
 `Order` unrolls the first `iterations` turns of every lane. It is exact for questions about turns i and i+d, d < iterations:
 every edge leads to the same or a later turn and is the same at every turn, so a path between turns i and i+d exists
 exactly if the one between turns 0 and d does. `Order.before` answers by vector clocks: per node the position of the last ancestor in each
-lane. Only nodes with an edge from another lane ("joins") carry a clock row; lanes are taken in blocks so that rows stay small.
+lane. Only nodes with an edge from another lane ("joins") carry a clock row, with columns for the lanes of their connected component.
+Where that would be too much, it walks back from every node asked about.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ __all__ = ["Accesses", "Addresses", "Messages", "Order", "accesses", "messages",
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 BLOCK = 64  # lanes per clock block
-CLOCK_LIMIT = 60_000_000  # join rows x lane blocks x BLOCK that a check is willing to compute
+CLOCK_LIMIT = 60_000_000  # clock entries that are computed and kept; beyond it `before` searches
+SEARCH_LIMIT = 30_000_000  # joins visited by searches
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ class Order:
         self.rank_in_order: Ints = np.zeros(self.n, np.int64)
         self.rank_in_order[self.order] = np.arange(len(self.order))
         self._joins()
+        self._components()
         self._cache: dict[int, NDArray[np.int32]] = {}
 
     def node(self, step: Any, iteration: Any) -> Ints:
@@ -224,58 +227,140 @@ class Order:
         self.row: Ints = np.where(owner[last] >= start, last, 0)
         self.row_before: Ints = np.where(self.position > 0, np.concatenate([[0], self.row[:-1]]), 0) if self.n else self.row
         self.rows = len(joins) + 1
+        self.join_nodes: Ints = joins
+
+    def _components(self) -> None:
+        """Lanes that can influence each other, and blocks of BLOCK of them: a clock has no columns for other components."""
+        lanes = len(self.program.lanes)
+        label = list(range(lanes))
+
+        def find(x: int) -> int:
+            while label[x] != x:
+                label[x] = label[label[x]]
+                x = label[x]
+            return x
+
+        pairs = np.unique(self.lane[self.cross_src] * lanes + self.lane[self.cross_dst])
+        for pair in pairs.tolist():
+            label[find(pair // lanes)] = find(pair % lanes)
+        component = np.array([find(x) for x in range(lanes)], dtype=np.int64)
+        by = np.argsort(component, kind="stable")
+        first = np.searchsorted(component[by], component[by])
+        place = np.arange(lanes) - first
+        self.component, self.block_of_lane, self.column = component, np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        new_block = (place % BLOCK == 0).astype(np.int64)
+        self.block_of_lane[by] = np.cumsum(new_block) - 1
+        self.column[by] = place % BLOCK
+        self.lanes_of_block = np.split(by, np.flatnonzero(new_block)[1:]) if lanes else []
+        owner = self.component[self.lane[self.join_nodes]] if len(self.join_nodes) else self.join_nodes
+        by_row = np.argsort(owner, kind="stable")
+        self.local_row = np.zeros(self.rows, np.int64)  # row within its component, 0 = none
+        if len(owner):
+            self.local_row[1 + by_row] = 1 + np.arange(len(owner)) - np.searchsorted(owner[by_row], owner[by_row])
+        self.rows_of = np.bincount(owner, minlength=lanes) + 1 if lanes else self.local_row
+        width = np.array([len(x) for x in self.lanes_of_block], dtype=np.int64)
+        lead = np.array([int(x[0]) for x in self.lanes_of_block], dtype=np.int64)
+        self.clock_cost = int((self.rows_of[self.component[lead]] * width).sum()) if len(lead) else 0
 
     def clocks(self, block: int) -> NDArray[np.int32]:
-        """Per join row the last ancestor position in the lanes of a block (-1: none)."""
+        """Per join row (`local_row`) of the block's component the last ancestor position in the lanes of the block (-1: none)."""
         if block in self._cache:
             return self._cache[block]
-        blocks = -(-len(self.program.lanes) // BLOCK)
-        if self.rows * blocks * BLOCK > CLOCK_LIMIT * 4:
-            raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
-        width = min(BLOCK, len(self.program.lanes) - block * BLOCK)
-        clock = np.full((self.rows, width), -1, np.int32)
-        by = np.lexsort((self.rank_in_order[self.cross_dst],))
-        target = self.cross_dst[by]
-        source_row, source_pos = self.row[self.cross_src[by]].tolist(), self.position[self.cross_src[by]].tolist()
-        column = (self.lane[self.cross_src[by]] - block * BLOCK).tolist()
-        rows, before = self.row[target].tolist(), self.row_before[target].tolist()
+        lanes = self.lanes_of_block[block]
+        here = int(self.component[lanes[0]])
+        clock = np.full((int(self.rows_of[here]), len(lanes)), -1, np.int32)
+        mine = np.flatnonzero(self.component[self.lane[self.cross_dst]] == here)
+        mine = mine[np.argsort(self.rank_in_order[self.cross_dst[mine]], kind="stable")]
+        target, source = self.cross_dst[mine], self.cross_src[mine]
+        source_row, source_pos = self.local_row[self.row[source]].tolist(), self.position[source].tolist()
+        column = np.where(self.block_of_lane[self.lane[source]] == block, self.column[self.lane[source]], -1).tolist()
+        rows, before = self.local_row[self.row[target]].tolist(), self.local_row[self.row_before[target]].tolist()
         previous = -1
         maximum = np.maximum
         for k, row in enumerate(rows):
-            mine = clock[row]
+            at = clock[row]
             if row != previous:
-                mine[:] = clock[before[k]]
+                at[:] = clock[before[k]]
                 previous = row
             if source_row[k]:
-                maximum(mine, clock[source_row[k]], out=mine)
+                maximum(at, clock[source_row[k]], out=at)
             c = column[k]
-            if 0 <= c < width and mine[c] < source_pos[k]:
-                mine[c] = source_pos[k]
-        if self.rows * blocks * BLOCK <= CLOCK_LIMIT:
+            if c >= 0 and at[c] < source_pos[k]:
+                at[c] = source_pos[k]
+        if self.clock_cost <= CLOCK_LIMIT:
             self._cache[block] = clock
         return clock
 
     def before(self, a: Ints, b: Ints) -> Bools:
-        """Whether node a[k] happens before node b[k] (strictly), for every k."""
+        """Whether node a[k] happens before node b[k] (strictly), for every k. Raises TimeLimit where that takes too long."""
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
-        across = np.flatnonzero(self.lane[a] != self.lane[b])
-        block = self.lane[a[across]] // BLOCK
+        across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
+        across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
+        if self.clock_cost > CLOCK_LIMIT:
+            out[across] = self._search(a[across], b[across])
+            return out
+        block = self.block_of_lane[self.lane[a[across]]]
         for which in np.unique(block).tolist():
             at = across[block == which]
             clock = self.clocks(which)
-            out[at] = clock[self.row[b[at]], self.lane[a[at]] - which * BLOCK] >= self.position[a[at]]
+            out[at] = clock[self.local_row[self.row[b[at]]], self.column[self.lane[a[at]]]] >= self.position[a[at]]
+        return out
+
+    def _search(self, a: Ints, b: Ints) -> Bools:
+        """`before` by walking back from every b over joins no earlier (in the topological order) than what is sought."""
+        by = np.argsort(self.cross_dst, kind="stable")
+        ptr = np.searchsorted(self.row[self.cross_dst[by]], np.arange(self.rows + 1)).tolist()
+        source = self.cross_src[by].tolist()
+        lane, position, row, rank = self.lane.tolist(), self.position.tolist(), self.row.tolist(), self.rank_in_order.tolist()
+        join = [-1, *self.join_nodes.tolist()]
+        row_before = self.row_before.tolist()
+        sought: dict[int, list[int]] = {}
+        for k, target in enumerate(b.tolist()):
+            sought.setdefault(target, []).append(k)
+        out: Bools = np.zeros(len(a), bool)
+        start, steps = a.tolist(), 0
+        for target, queries in sought.items():
+            floor = min(rank[start[k]] for k in queries)
+            last: dict[int, int] = {}
+            seen: set[int] = set()
+            todo = [row[target]]
+            while todo and queries:
+                r = todo.pop()
+                while r and r not in seen and rank[join[r]] >= floor:
+                    seen.add(r)
+                    for v in source[ptr[r] : ptr[r + 1]]:
+                        if last.get(lane[v], -1) < position[v]:
+                            last[lane[v]] = position[v]
+                            todo.append(row[v])
+                    r = row_before[join[r]]
+                found = [k for k in queries if last.get(lane[start[k]], -1) >= position[start[k]]]
+                if found:
+                    out[found] = True
+                    queries = [k for k in queries if not out[k]]
+            steps += len(seen)
+            if steps > SEARCH_LIMIT:
+                raise TimeLimit(f"happens-before among {self.rows} joins in {len(self.program.lanes)} lanes takes too long to decide")
         return out
 
     def last_ancestor(self, nodes: Ints, lane: int) -> Ints:
         """Position of the last node of `lane` that happens before each node (-1: none)."""
-        clock = self.clocks(lane // BLOCK)[:, lane % BLOCK].astype(np.int64)
+        clock = self._column(lane)
         own = np.where(self.lane[nodes] == lane, self.position[nodes] - 1, -1)
         return np.maximum(clock[self.row[nodes]], own)
+
+    def _column(self, lane: int) -> Ints:
+        """Per global row the last ancestor position in one lane."""
+        if self.clock_cost > CLOCK_LIMIT * 4:
+            raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
+        out = np.full(self.rows, -1, np.int64)
+        near = np.concatenate([[False], self.component[self.lane[self.join_nodes]] == self.component[lane]])
+        out[near] = self.clocks(int(self.block_of_lane[lane]))[self.local_row[near], int(self.column[lane])]
+        return out
 
     def last_before_post(self, nodes: Ints, ahead: Ints, lane: int) -> Ints:
         """The same for the moment a receive may be posted: its own message does not count, nor do those of the `ahead` receives
         before it in its lane, which are posted in order but need not have arrived."""
-        clock = self.clocks(lane // BLOCK)[:, lane % BLOCK].astype(np.int64)
+        clock = self._column(lane)
         local = np.flatnonzero(~self.cross_match)
         by = local[np.argsort(self.cross_dst[local], kind="stable")]
         targets = self.cross_dst[by]
