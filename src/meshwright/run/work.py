@@ -14,7 +14,7 @@ from ..program import Program
 from .memory import RankMemory
 from .segments import RankModule, SegmentModule, random_seed
 
-__all__ = ["BatchSource", "TrainingWork"]
+__all__ = ["BatchSource", "TrainingWork", "gradient_bytes", "optimizer_update"]
 
 
 class BatchSource(Protocol):
@@ -64,14 +64,7 @@ class TrainingWork:
         return (self._forward if name == "F" else self._backward)(segment, microbatch, memory)
 
     def _optimizer(self) -> Callable[[], None]:
-        step, flats = self.optimizer.step, list(self.module.gradients.values())
-
-        def update() -> None:
-            step()
-            for flat in flats:
-                flat.zero_()
-
-        return update
+        return optimizer_update(self.optimizer, self.module)
 
     def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
         values, batches, losses, put, loss_name = memory.values, self._batches, self.losses, memory.put, self.module.loss
@@ -126,6 +119,18 @@ class TrainingWork:
         if name not in memory.by_name:
             raise Unsupported(f"the program has no buffer {name!r} on rank {self.rank}", hint="the plan's program and layout do not belong together")
         return memory.by_name[name]
+
+
+def optimizer_update(optimizer: Any, module: RankModule) -> Callable[[], None]:
+    """The optimizer's step, then zero gradients for the next."""
+    step, flats = optimizer.step, list(module.gradients.values())
+
+    def update() -> None:
+        step()
+        for flat in flats:
+            flat.zero_()
+
+    return update
 
 
 def _storage(tensor: torch.Tensor) -> int:

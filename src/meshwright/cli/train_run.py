@@ -1,0 +1,79 @@
+"""`meshwright train run`: carry out a training plan with one process per rank, or as one rank under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from .frame import Result
+
+HELP = "train for real, as the plan says"
+EPILOG = """\
+On one machine the ranks are started here. On several, start this command with torchrun, e.g. on each of two machines
+  torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+    --no-python meshwright train run plan.json --out run/
+with a folder --out that all of them see."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, help="a plan file made by `meshwright train plan`")
+    parser.add_argument("--data", default="python-source", help="python-source (default), synthetic, a text file, or FILE.py:function")
+    parser.add_argument("--steps", type=int, default=20, help="train until this many steps are done (default 20)")
+    parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+    parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")
+    parser.add_argument("--dry-run", action="store_true", help="only list ranks, ports, memory and time needed")
+    parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
+    parser.add_argument("--device", default="cpu", help="cpu (gloo, default) or cuda (NCCL)")
+    parser.add_argument("--pacing", default="auto", help="auto (default), none, quota or paced: how ranks that outnumber the cores share them")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
+    parser.add_argument("--max-ranks", type=int, help="refuse plans with more ranks")
+    parser.add_argument("--no-calibration", action="store_true", help="do not measure costs first; `train compare` then has no prediction for this machine")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive import read_plan
+    from ..run.dry_run import dry_run
+    from ..run.train import RunRequest, train_run
+
+    plan = read_plan(args.plan)
+    request = RunRequest(
+        out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
+        timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
+    )  # fmt: skip
+    if args.dry_run:
+        document, text = dry_run(plan, request)
+        return Result(document, text)
+    result = train_run(plan, request, on_step=_Progress(args.steps) if sys.stderr.isatty() else None)
+    if result.document is None:  # a rank of torchrun: rank 0 speaks
+        raise SystemExit(0)
+    import msgspec
+
+    return Result(msgspec.to_builtins(result.document), _text(result.document, args.out))
+
+
+class _Progress:
+    """One line on a terminal, rewritten."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, step: int) -> None:
+        sys.stderr.write(f"\rstep {step + 1}/{self.steps} " + ("\n" if step + 1 == self.steps else ""))
+        sys.stderr.flush()
+
+
+def _text(document: Any, out: Path) -> str:
+    from ..io.quantity import show_size, show_time
+
+    middle = sorted(document.step_s[2:] or document.step_s)
+    lines = [
+        f"{document.steps} steps on {document.ranks} ranks ({document.device}, {document.pacing['mode']}): {show_time(middle[len(middle) // 2])} per step",
+        f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
+        f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
+        *(f"note: {n}" for n in document.notes),
+        f"written: {out}/run.json; compare with `meshwright train compare PLAN {out}`",
+    ]
+    return "\n".join(lines)

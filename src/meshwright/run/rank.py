@@ -1,0 +1,296 @@
+"""One rank of a training run, from the plan to its recording. The same for ranks that our launcher started and for ranks under torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..capture.forward import trace_forward
+from ..capture.resolve import build_model
+from ..errors import Unsupported, UsageError
+from ..job import Training
+from ..plan import Plan, TrainingLayout
+from ..program import I32, Program
+from ..program_calls import inline
+from .calibrate import time_rank
+from .checkpoint import CheckpointIndex, checkpoint_folder, collect_digests, commit_index, keep_latest, load_rank, save_rank
+from .data import Batches, open_data
+from .executor import Executor
+from .forward_graph import OPAQUE, ForwardGraph
+from .memory import RankMemory
+from .optimizers import make_optimizer
+from .pacing import PacedClock, Pacing
+from .process import CALIBRATING, DONE, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
+from .segments import RankModule, build_rank_module
+from .storage_peak import peak_of
+from .transport import TaggedTransport, TaglessTransport, Transport
+from .work import TrainingWork, gradient_bytes
+
+__all__ = ["RankOptions", "RankRecording", "StepRecord", "run_rank"]
+
+RECORDED_STEPS = 64  # training steps whose program steps are kept one by one; losses and times are kept of all
+
+
+class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a run is told, the same for all its ranks."""
+
+    data: str
+    steps: int  # train until this many steps are done, counted from the first run
+    out: str  # folder that checkpoints go to
+    device: str = "cpu"
+    checkpoint_every: int = 0  # 0: only at the end
+    resume_from: str = ""  # a checkpoint's folder
+    timeout_s: float = 60.0
+    pacing: str = "none"
+    share: float = 1.0
+    calibrate: bool = True
+
+
+class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One training step on one rank; seconds on the run's clock. `starts_s`, `ends_s` by position in the recording's `order` (or empty)."""
+
+    step: int
+    start_s: float
+    end_s: float
+    cpu_s: float  # of the thread that walks the program
+    process_cpu_s: float  # of the process: the transport's threads too
+    profiled: bool = False
+    starts_s: list[float] = []
+    ends_s: list[float] = []
+
+
+class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    schema: str = "meshwright.recording"
+    version: int = 1
+    rank: int
+    host: str
+    order: list[int]  # program steps in the order in which they were walked
+    steps: list[StepRecord]
+    losses: list[float] = []  # of this replica, on ranks that compute the loss
+    memory_peak_bytes: int = 0  # live tensor storage
+    rss_peak_bytes: int = 0
+    parameters_bytes: int = 0
+
+
+@dataclass
+class RankLink:
+    """How a rank reaches the others before and after training. `go` blocks until training may start (pacing is in place)."""
+
+    store: Any
+    progress: Any
+    go: Callable[[], None]
+
+
+def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, options: RankOptions, link: RankLink) -> RankRecording:
+    """Load, calibrate, train, checkpoint. `torch.distributed` is initialised. Raises what goes wrong, `StepFailed` inside a step."""
+    layout = plan.layout
+    assert layout is not None
+    torch.set_num_threads(1)
+    job = msgspec.convert(plan.job["training"], Training)
+    device = _device(options.device, rank)
+    program = inline(plan.main, plan.programs).program
+    made = _Maker(plan, job, layout, graph, program, rank, device)
+    module, optimizer = made.module()
+    first = 0
+    losses_before: list[float] = []
+    if options.resume_from:
+        index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
+        load_rank(Path(options.resume_from), index, rank, module, optimizer)
+        first, losses_before = index.step, index.losses
+    data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
+    pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
+    work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
+    memory = RankMemory(program, rank, device, {v.name: v for v in layout.values}, module.gradients)
+    clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
+    executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device), work=work, clock=clock, progress=link.progress)
+    data.microbatch(first, 0, 0)  # wrong data is told before anything starts
+    link.progress[STATE] = READY
+    link.go()
+    link.progress[STATE] = CALIBRATING
+    if options.calibrate:
+
+        def spoilable() -> tuple[TrainingWork, RankMemory]:
+            copy, its_optimizer = made.module()
+            spare = RankMemory(program, rank, device, {v.name: v for v in layout.values}, copy.gradients)
+            return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed), spare
+
+        costs = time_rank(program, orders, rank, spoilable, messages=layout.ranks > 1)
+        blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
+    made.forget()
+    if layout.ranks > 1:
+        dist.barrier()
+    link.progress[STATE] = TRAINING
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before)
+    recording = trainer.train(first)
+    link.progress[STATE] = DONE
+    return recording
+
+
+class _Maker:
+    """Builds rank modules from the model function; every rank draws the whole model from the same seed and keeps its part."""
+
+    def __init__(self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device) -> None:
+        self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
+        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size)
+        self.examples = source.inputs
+        self.parameters = dict(source.module.named_parameters())
+        self.buffers = dict(source.module.named_buffers())
+        self.opaque = None
+        if any(n.target == OPAQUE for n in graph.nodes):
+            traced = trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device), opaque=True)
+            self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
+
+    def module(self) -> tuple[RankModule, Any]:
+        module = build_rank_module(
+            self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device, gradient_bytes=gradient_bytes(self.program, self.rank),
+            opaque=self.opaque,
+        )  # fmt: skip
+        return module, make_optimizer(self.job.optimizer, [(p.name, p.tensor) for p in module.trained()], self.job.learning_rate)
+
+    def forget(self) -> None:
+        self.parameters, self.buffers = {}, {}
+
+
+class _Trainer:
+    def __init__(
+        self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
+        plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float],
+    ) -> None:  # fmt: skip
+        self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
+        self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
+        self.losses_before = losses_before
+        self.recording = RankRecording(rank=rank, host=socket.gethostname(), order=list(executor.order), steps=[])
+        self.zero = self._common_zero()
+
+    def _common_zero(self) -> float:
+        """Ranks of one machine share its clock; others start theirs here, right after a barrier."""
+        key, mine = _machine(), f"{time.perf_counter()}"
+        if self.rank == 0:
+            self.link.store.set("clock", f"{key} {mine}")
+        machine, _, zero = self.link.store.get("clock").decode().partition(" ")
+        return float(zero) if machine == key else float(mine)
+
+    def train(self, first: int) -> RankRecording:
+        r, options = self.recording, self.options
+        profiled = min(first + 1, options.steps - 1)  # optimizer state exists by then; not among the steps that are compared unless there is one only
+        for step in range(first, options.steps):
+            self.link.progress[STEP] = step
+            if step == profiled:
+                r.memory_peak_bytes = peak_of(lambda s=step: self.one(s, profiled=True), self.resident())  # type: ignore[misc]
+            else:
+                self.one(step)
+            every = options.checkpoint_every
+            if step + 1 == options.steps or (every and (step + 1) % every == 0):
+                self.checkpoint(step + 1)
+        r.rss_peak_bytes = peak_rss_bytes()
+        r.parameters_bytes = sum(p.tensor.numel() * p.tensor.element_size() for p in self.module.parameters.values())
+        return r
+
+    def one(self, step: int, *, profiled: bool = False) -> None:
+        executor, zero = self.executor, self.zero
+        cpu, process, start = time.thread_time(), time.process_time(), time.perf_counter()
+        self.work.begin(step)
+        executor.run()
+        end = time.perf_counter()
+        record = StepRecord(
+            step=step, start_s=_rounded(start - zero), end_s=_rounded(end - zero), cpu_s=time.thread_time() - cpu,
+            process_cpu_s=time.process_time() - process, profiled=profiled,
+        )  # fmt: skip
+        loss = self.work.loss()
+        if loss is not None:
+            self.recording.losses.append(loss)
+        if len(self.recording.steps) < RECORDED_STEPS:
+            record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
+            record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
+        self.recording.steps.append(record)
+
+    def resident(self) -> list[torch.Tensor]:
+        """Tensors that live between steps."""
+        found: list[torch.Tensor] = [p.tensor for p in self.module.parameters.values()]
+        found += [*self.module.buffers.values(), *self.module.gradients.values()]
+        found += [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        found += [t for free in self.memory.staging.free.values() for t in free]
+        found += [f for f in self.memory.flats if f is not None]
+        return found + [t for s in self.module.segments.values() for t in s.constants]
+
+    def checkpoint(self, step: int) -> None:
+        """Every rank writes its part; rank 0 commits when all have."""
+        store, root = self.link.store, Path(self.options.out) / "checkpoint"
+        folder = checkpoint_folder(root, step)
+        digest = save_rank(folder, self.rank, self.module, self.optimizer)
+        losses = ",".join(repr(x) for x in self.recording.losses)
+        store.set(f"saved/{step}/{self.rank}", f"{digest} {losses}")
+        if self.rank == 0:
+            parts = [store.get(f"saved/{step}/{r}").decode().split(" ") for r in range(self.layout.ranks)]
+            columns = [[float(x) for x in p[1].split(",")] for r, p in enumerate(parts) if p[1] and self.layout.coordinates(r)[2] == 0]
+            index = CheckpointIndex(
+                plan=_identity(self.plan), step=step, data=self.options.data, seed=self.plan.seed,
+                losses=self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)], files=collect_digests([p[0] for p in parts]),
+            )  # fmt: skip
+            commit_index(folder, index)
+            keep_latest(root)
+            store.set(f"committed/{step}", "1")
+        store.get(f"committed/{step}")
+
+
+def _identity(plan: Plan) -> str:
+    from .checkpoint import plan_identity
+
+    return plan_identity(plan)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 7)
+
+
+def _machine() -> str:
+    """Names the machine whose clock this is."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _device(name: str, rank: int) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if name != "cuda":
+        raise UsageError(f"unknown device {name!r}", hint="cpu or cuda")
+    if not torch.cuda.is_available():
+        raise Unsupported("this torch sees no CUDA device", hint="use --device cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def options_device(device: torch.device) -> str:
+    return str(device)
+
+
+def _transport(rank: int, device: torch.device) -> Transport:
+    if dist.get_world_size() == 1 or device.type == "cpu":
+        return TaggedTransport(dist.group.WORLD)
+    everyone = list(range(dist.get_world_size()))
+    return TaglessTransport(rank, dist.new_group(everyone), dist.new_group(everyone))
+
+
+def fetch_setup(store: Any) -> tuple[ForwardGraph, list[I32]]:
+    """The forward graph and all ranks' orders, as the coordinating process put them into the store."""
+    graph = ForwardGraph.from_json(blob_get(store, "setup/graph"))
+    orders = msgspec.json.decode(blob_get(store, "setup/orders"), type=list[list[int]])
+    return graph, [np.asarray(o, np.int32) for o in orders]
+
+
+def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32]) -> None:
+    blob_put(store, "setup/graph", graph.to_json())
+    blob_put(store, "setup/orders", msgspec.json.encode([o.tolist() for o in orders]))

@@ -1,0 +1,35 @@
+"""Peak of live tensor storage over a piece of work, from the allocator's own events.
+
+The profiler reports every allocation and release of tensor memory. What lives before counts with the size of its storages, each once. It slows the work
+down, so a run does this on one step, which it marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+__all__ = ["peak_of", "storage_bytes"]
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind these tensors."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def peak_of(work: Callable[[], None], resident: Iterable[torch.Tensor]) -> int:
+    """Run `work`; returns the greatest number of bytes of tensor storage alive during it, `resident` included."""
+    before = storage_bytes(resident)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return int(torch.cuda.max_memory_allocated())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    events = sorted(((e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e[0])
+    live = peak = before
+    for _, change in events:
+        live += change
+        peak = max(peak, live)
+    return peak
