@@ -195,7 +195,7 @@ def program_from_json(data: Any, *, where: str, budget: Budget) -> tuple[str, Pr
     actual = program_hash(program)
     if raw.hash != actual:
         hint = "the file is damaged or was edited by hand"
-        raise FormatError(f"the contents have the hash {actual[:16]}..., not {raw.hash[:16]}...", where=_at(where, "hash"), hint=hint)
+        raise FormatError(f"the contents have the hash {actual[:16]}..., not {raw.hash[:16]}...", where=_at(where, "hash"), hint=hint, data={"actual": actual})
     return actual, program
 
 

@@ -84,12 +84,12 @@ def header(data: bytes, *, schema: str, version: int, where: str) -> None:
     """Raise FormatError unless the document says it is `schema` in a version that this program reads."""
     head = decode(data, msgspec.json.Decoder(_Header), where)
     if head.schema != schema:
-        raise FormatError(f"is a {head.schema[:64]!r} document, expected {schema!r}", where=f"{where}: schema")
+        raise FormatError(f"is a {head.schema[:64]!r} document, expected {schema!r}", where=_joined(where, "schema"))
     if head.version > version:
         hint = f"this one reads {schema} up to version {version}; upgrade with `pip install -U meshwright`"
-        raise FormatError(f"version {head.version} was written by a newer meshwright", where=f"{where}: version", hint=hint)
+        raise FormatError(f"version {head.version} was written by a newer meshwright", where=_joined(where, "version"), hint=hint)
     if head.version < 1:
-        raise FormatError(f"must be >= 1, got {head.version}", where=f"{where}: version")
+        raise FormatError(f"must be >= 1, got {head.version}", where=_joined(where, "version"))
 
 
 def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
