@@ -103,6 +103,7 @@ def changed(path: str, value: Any) -> bytes:
         ("programs.0.buffers.name.number", [0], "plan.json: programs[0].buffers.name.number: has 1 entries, expected 0 or 2"),
         ("programs.0.buffers.alias_of", [-1, 2], "plan.json: programs[0].buffers.alias_of[1]: must be -1..1, got 2"),
         ("programs.0.channels.sets", {"ptr": [1], "values": []}, "plan.json: programs[0].channels.sets: row pointers must rise"),
+        ("programs.0.channels.sets", {"ptr": [], "values": []}, "plan.json: programs[0].channels.sets.ptr: needs at least one entry"),
         ("programs.0.calls.names", ["x"], "plan.json: programs[0].hash"),
         ("programs.0.contract", {"op": "juggle", "inputs": [], "outputs": [], "root": -1}, "plan.json: programs[0].contract.op: unknown operation 'juggle'"),
         ("programs.0.contract", {"op": "all-reduce", "inputs": [[0, 0, 1]], "outputs": [], "root": -1}, "plan.json: programs[0].contract.inputs: has 1"),

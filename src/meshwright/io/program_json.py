@@ -5,8 +5,9 @@
      "sizes": {...}, "comms": {...}, "calls": {...}, "fold": null, "contract": null}
 
 A column of strings is `{"words": [...], "index": column, "number": column}`: string i is `words[index[i]]`, followed by `number[i]` unless
-that is -1 (`number` may be empty: no numbers), so `act:block:0`, `act:block:1`, ... cost one word. Lists are `{"ptr": column, "values": column}`. `hash` is
-`meshwright.program_hash` of the contents and is checked on reading, so a damaged program is never taken for another.
+that is -1 (`number` may be empty: no numbers), so `act:block:0`, `act:block:1`, ... cost one word. Lists are
+`{"ptr": column, "values": column}`. `hash` is `meshwright.program_hash` of the contents and is checked on reading, so a damaged
+program is never taken for another.
 """
 
 from __future__ import annotations
@@ -194,8 +195,8 @@ def program_from_json(data: Any, *, where: str, budget: Budget) -> tuple[str, Pr
         raise FormatError(f"says {raw.requires}, the program needs {list(program.requires)}", where=_at(where, "requires"))
     actual = program_hash(program)
     if raw.hash != actual:
-        hint = "the file is damaged or was edited by hand"
-        raise FormatError(f"the contents have the hash {actual[:16]}..., not {raw.hash[:16]}...", where=_at(where, "hash"), hint=hint, data={"actual": actual})
+        message = f"the contents have the hash {actual[:16]}..., not {raw.hash[:16]}..."
+        raise FormatError(message, where=_at(where, "hash"), hint="the file is damaged or was edited by hand", data={"actual": actual})
     return actual, program
 
 
@@ -220,6 +221,8 @@ def _read_column(form: str, raw: Any, count: int, where: str, budget: Budget) ->
     if form == "csr":
         lists = decode(raw, _LISTS, where)
         ptr = decode_column(lists.ptr, np.int32, where=f"{where}.ptr", budget=budget)
+        if not len(ptr):
+            raise FormatError("needs at least one entry, 0", where=f"{where}.ptr")
         return Csr(ptr, decode_column(lists.values, np.int32, where=f"{where}.values", budget=budget))
     if form == "text":
         return _read_text(raw, count, where, budget)
