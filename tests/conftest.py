@@ -1,0 +1,64 @@
+"""What holds for every test: the same cases in CI every time, a hard time limit, no process and no file left behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# "ci": the same examples in every run, no time limit per example (two cores, other load). "soak": fresh ones, many.
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
+faulthandler.enable()
+
+
+def children() -> dict[int, str]:
+    """Processes whose parent is this one: number -> command line. Zombies count: somebody forgot to wait for them."""
+    found: dict[int, str] = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:  # the thread ended meanwhile, or the kernel does not say
+            continue
+        for pid in pids:
+            try:
+                command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:
+                continue
+            found[int(pid)] = command or "(ended, not waited for)"
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves child processes; they get two seconds to end by themselves and are ended then.
+
+    multiprocessing's resource tracker lives as long as the interpreter and is not the test's.
+    """
+    before = children()
+    yield
+    deadline = time.monotonic() + 2
+    while True:
+        left = {pid: command for pid, command in children().items() if pid not in before and "resource_tracker" not in command}
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    for pid in left:
+        try:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        except OSError:
+            continue
+    if left:
+        pytest.fail(f"left {len(left)} process(es) behind: " + "; ".join(f"{pid}: {command[:120]}" for pid, command in left.items()))
