@@ -36,13 +36,11 @@ def random_fabric(rng: np.random.Generator, ranks: int, switches: int, *, bursts
     for a, b in pairs:
         for src, dst in ((a, b), (b, a)):
             burst = int(rng.integers(0, 6)) if bursts else 0
-            links.append(
-                Link(src=src, dst=dst, rate_Bps=rate(), latency_s=latency(), library_latency_s=latency() if rng.random() < 0.3 else 0.0, burst_bytes=burst)
-            )
+            library = latency() if rng.random() < 0.3 else 0.0
+            links.append(Link(src=src, dst=dst, rate_Bps=rate(), latency_s=latency(), library_latency_s=library, burst_bytes=burst))
     hubs = (Switch(name="hub"),) if star else ()
-    return Fabric(
-        name="random", devices=tuple(Device(name=n) for n in names[:ranks]), switches=tuple(Switch(name=n) for n in names[ranks:]) + hubs, links=tuple(links)
-    )
+    devices, inside = tuple(Device(name=n) for n in names[:ranks]), tuple(Switch(name=n) for n in names[ranks:])
+    return Fabric(name="random", devices=devices, switches=inside + hubs, links=tuple(links))
 
 
 class _Builder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from .tables import LinkTables, ProgramTables
@@ -65,9 +66,8 @@ class Twin:
         self.channels = [
             Channel(int(t.depth[c]), int(t.sender[c]), k.route_link[k.route_ptr[c] : k.route_ptr[c + 1]].tolist()) for c in range(len(t.depth))
         ]
-        self.links = [
-            Link(float(k.rate[x]), float(k.latency[x]), float(k.burst[x]), tokens=float(k.burst[x]), unused=float(k.rate[x])) for x in range(len(k.rate))
-        ]
+        rows = zip(k.rate.tolist(), k.latency.tolist(), k.burst.tolist(), strict=True)
+        self.links = [Link(rate, latency, burst, tokens=burst, unused=rate) for rate, latency, burst in rows]
         self.events: list[tuple[float, Key, int, Callable[[], None]]] = []
         self.pushed = count()
         self.done = [0] * len(t.kind)
@@ -78,6 +78,7 @@ class Twin:
         self.flows: dict[int, Flow] = {}
         self.flows_before: dict[int, float] = {}  # rates of the flows that were active when this instant began
         self.changed: set[int] = set()
+        self.released: dict[int, Callable[[], None]] = {}  # by channel: what the end of its flow completes
 
     # ---- events ------------------------------------------------------------------------------------------------
     def at(self, time: float, key: Key, action: Callable[[], None]) -> None:
@@ -184,7 +185,7 @@ class Twin:
         for c in outgoing:
             yield lambda c=c: self.channels[c].sent - self.channels[c].consumed < self.channels[c].depth
         self.pending[lane], self.release[lane] = len(outgoing), self.now
-        released = lambda: self.finish(step, turn)  # noqa: E731
+        released = partial(self.finish, step, turn)
         for c in outgoing:
             self.channels[c].sent += 1
             if self.k.fair:
@@ -201,7 +202,7 @@ class Twin:
         size = min(left, self.k.segment) if self.k.segment > 0 else left
         leaves = self.pass_link(c, 0, size, self.now, (1, c, message * 1_000_000 + segment + 1), last=size == left)
         if size < left:
-            self.at(leaves, (1, c, 0), lambda: self.inject(c, left - size, message, segment + 1, released))
+            self.at(leaves, (1, c, 0), partial(self.inject, c, left - size, message, segment + 1, released))
             return
         lane = self.channels[c].sender
         self.pending[lane] -= 1
@@ -226,15 +227,17 @@ class Twin:
         x.free = tail
         x.busy += service
         if hop + 1 < len(route):
-            self.at(start + x.latency, key, lambda: void(self.pass_link(c, hop + 1, size, tail + x.latency, key, last=last)))
+            self.at(start + x.latency, key, partial(self.next_hop, c, hop + 1, size, tail + x.latency, key, last))
         elif last:
             self.at(tail + x.latency + float(self.k.library[c]), key, lambda: self.arrive(c))
         return tail
 
+    def next_hop(self, c: int, hop: int, size: float, tail_before: float, key: Key, last: bool) -> None:
+        self.pass_link(c, hop, size, tail_before, key, last=last)
+
     # ---- fair links --------------------------------------------------------------------------------------------
     def begin_flow(self, c: int, size: float, released: Callable[[], None]) -> None:
         route = self.channels[c].route
-        self.released = getattr(self, "released", {})
         self.released[c] = released
         rest = size - self.take_tokens(route, size) if size > 0 and route else 0.0
         if rest <= 0:
@@ -307,7 +310,7 @@ class Twin:
         while len(rate) < len(self.flows):
             waiting = {x: [c for c in self.flows if c not in rate and x in self.channels[c].route] for x in left}
             share = {x: left[x] / len(flows) for x, flows in waiting.items() if flows}
-            component = self.connected_waiting(next(c for c in self.flows if c not in rate), rate)
+            component = self.connected(set(self.channels[next(c for c in self.flows if c not in rate)].route))
             least = max(min(share[x] for x in component if x in share), max((level.get(x, 0.0) for x in component), default=0.0))
             full = [x for x in component if x in share and share[x] <= least * (1.0 + 1e-12)]
             for c in sorted({c for x in full for c in waiting[x]}):
@@ -319,14 +322,6 @@ class Twin:
         for x, link in enumerate(self.links):
             link.unused = left[x]
         return rate
-
-    def connected_waiting(self, c: int, rate: dict[int, float]) -> set[int]:
-        """Links connected to flow `c` through any flows."""
-        return self.connected(set(self.channels[c].route))
-
-
-def void(_: object) -> None:
-    """An event's action returns nothing."""
 
 
 def simulate_twin(t: ProgramTables, k: LinkTables) -> Twin:
