@@ -22,6 +22,7 @@ from programs import (
 from meshwright.check import Verdict, check_program
 from meshwright.mutate import OPERATORS, mutants, mutate
 from meshwright.program import Program
+from meshwright.program_builder import ProgramBuilder
 from meshwright.program_calls import inline
 
 REPLAYS = 25
@@ -104,18 +105,36 @@ def test_every_operator_applies_somewhere_and_is_caught() -> None:
     tensor = Training(training_layout(data=2, tensor=2, microbatches=2))
     rng = np.random.default_rng(3)
     pool = [(make(), None) for make in COLLECTIVES.values()] + [(tensor.program, tensor)]
-    for operator in OPERATORS:
-        caught = False
-        for _ in range(40):
-            program, t = pool[int(rng.integers(len(pool)))]
-            m = mutate(program, operator, rng)
-            if m is None:
-                continue
-            verdict = check_program(m.program, programs=t.programs if t else None, layout=t.layout if t else None)
-            if verdict.status == "wrong":
-                caught = True
-                break
-        assert caught, operator
+
+    def is_caught(operator: str) -> bool:
+        for program, t in pool:
+            for _ in range(6):
+                m = mutate(program, operator, rng)
+                if m is None:
+                    break
+                if check_program(m.program, programs=t.programs if t else None, layout=t.layout if t else None).status == "wrong":
+                    return True
+        return False
+
+    assert [operator for operator in OPERATORS if not is_caught(operator)] == ["lower depth"]  # these programs run at any depth
+    assert check_program(needs_depth_two()).ok
+    m = mutate(needs_depth_two(), "lower depth", rng)
+    assert m is not None and check_program(m.program).findings[0].check == "deadlock"
+
+
+def needs_depth_two() -> Program:
+    """Two messages must be under way before the other lane of the receiver looks at the first."""
+    b = ProgramBuilder(ranks=2, name="needs depth two")
+    x, y = b.buffer(0, chunks=3, chunk_bytes=4), b.buffer(1, chunks=3, chunk_bytes=4)
+    data, signal = b.channel(0, 1, depth=2), b.channel(0, 1)
+    send, recv = b.lane(0), b.lane(1)
+    send.send(data, x, 0)
+    send.send(data, x, 1)
+    send.send(signal, x, 2)
+    recv.recv(signal, y, 2)
+    recv.recv(data, y, 0)
+    recv.recv(data, y, 1)
+    return b.build()
 
 
 def test_an_unknown_operator_is_refused() -> None:
