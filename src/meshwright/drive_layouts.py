@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
 
+import numpy as np
+
 from .breakdown import phase_seconds
 from .cost import Cost
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
@@ -137,7 +139,9 @@ class LayoutSearch:
             return Evaluated(candidate=candidate, why=error.message)
         flat = inline(program, callees).program
         timeline = simulate_program(flat, self.fabric, placement, self.cost, works=works, record=False)
-        over = [peak - (self.fabric.device(d).memory_bytes or peak) for peak, d in zip(timeline.memory_peak_bytes, placement, strict=False)]
+        limits = [self.fabric.device(d).memory_bytes for d in placement]
+        needs = _memory_needs(flat, limits)
+        over = [need - limit if limit else 0 for need, limit in zip(needs, limits, strict=True)]
         worst = max(range(len(over)), key=over.__getitem__)
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
@@ -157,6 +161,19 @@ class LayoutSearch:
                 if found.timeline is not None and found.excess_bytes <= 0 and found.time_s < best.time_s * (1 - 1e-9):
                     best, planner = found, tried
         return best
+
+
+def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
+    """Bytes each rank can need in the worst order that the program allows; an upper bound of it where that fits anyway."""
+    from .check.memory import worst_order_peaks
+
+    b, ranks = program.buffers, program.ranks
+    whole = np.bincount(b.actor, weights=b.chunks * b.chunk_bytes.astype(np.float64), minlength=ranks)
+    temporary = int(program.ops.workspace_bytes.max(initial=0))
+    bounds = [int(x) + temporary for x in whole]
+    if all(not limit or bound <= limit for bound, limit in zip(bounds, limits, strict=False)):
+        return bounds[:ranks]
+    return list(worst_order_peaks(program))
 
 
 def _placements(layout: TrainingLayout, fabric: Fabric) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -1,0 +1,92 @@
+"""Predicted step time and memory against real runs: at least eight (model, layout) pairs on this machine.
+
+Each pair is planned with fixed degrees, run for real (one process per rank, gloo, calibrated at its start under its own pacing), and its program
+is simulated on the fabric and costs that the run measured. A run disturbed by other programs (more than 10 % of the cores) is repeated,
+at most twice, and marked if it stays so.
+
+    python benchmarks/step_time.py [--steps 12] [--only gpt] [--pacing auto]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import machine
+
+ROOT = Path(__file__).parent.parent
+LIMIT_MEDIAN, LIMIT_WORST, LIMIT_MEMORY = 0.10, 0.25, 0.10
+DISTURBED, TRIES = 0.10, 3
+
+# (model, loss, ranks, data, tensor, pipeline, micro-batch, global batch)
+PAIRS = (
+    ("gpt.py:small", "cross-entropy", 2, 2, 1, 1, 8, 32),
+    ("gpt.py:small", "cross-entropy", 4, 4, 1, 1, 8, 32),
+    ("gpt.py:small", "cross-entropy", 4, 2, 2, 1, 8, 32),
+    ("gpt.py:small", "cross-entropy", 4, 2, 1, 2, 4, 32),
+    ("gpt.py:small", "cross-entropy", 4, 1, 1, 4, 4, 32),
+    ("gpt.py:small", "cross-entropy", 4, 1, 2, 2, 4, 32),
+    ("convnet.py:small", "cross-entropy", 2, 2, 1, 1, 16, 64),
+    ("convnet.py:small", "cross-entropy", 2, 1, 1, 2, 16, 64),
+    ("encoder_decoder.py:small", "cross-entropy", 2, 1, 2, 1, 8, 32),
+    ("encoder_decoder.py:small", "cross-entropy", 4, 2, 1, 2, 8, 32),
+)
+
+
+def one(model: str, loss: str, ranks: int, data: int, tensor: int, pipeline: int, micro: int, batch: int, steps: int, pacing: str) -> dict[str, Any]:
+    from meshwright.compare_run import compare_run
+    from meshwright.drive import plan_training, read_fabric
+    from meshwright.job import Training
+    from meshwright.report.compare import compare_document
+    from meshwright.run.train import RunRequest, train_run
+
+    fabric = read_fabric(f"laptop:{ranks}")
+    job = Training(model=str(ROOT / "examples" / model), loss=loss, global_batch=batch)
+    plan = plan_training(job, fabric, data=data, tensor=tensor, pipeline=pipeline, microbatch=micro)
+    with tempfile.TemporaryDirectory() as folder:
+        source = "python-source" if model.startswith("gpt") else "synthetic"
+        train_run(plan, RunRequest(out=Path(folder) / "run", steps=steps, data=source, pacing=pacing))
+        comparison, _ = compare_run(plan, Path(folder) / "run")
+    return compare_document(comparison)
+
+
+def main() -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--pacing", default="auto")
+    args = parser.parse_args()
+    rows, raw = [], []
+    for pair in PAIRS:
+        model, _, _, data, tensor, pipeline, micro, _ = pair
+        name = f"{model} data {data} x tensor {tensor} x pipeline {pipeline}, micro-batch {micro}"
+        if args.only not in name:
+            continue
+        for attempt in range(1, TRIES + 1):
+            found = one(*pair, args.steps, args.pacing)
+            if found["others_share"] <= DISTURBED:
+                break
+        error = found["step"]["error"]
+        memory = max(abs(m["predicted_bytes"] / m["measured_bytes"] - 1) for m in found["memory"])
+        predicted, measured = found["step"]["predicted_s"], found["step"]["measured_s"]
+        rows += [
+            {"what": f"step time, {name}", "value": predicted, "unit": "s", "peer": measured, "ratio": predicted / measured},
+            {"what": f"peak memory, worst rank, {name}", "value": memory, "unit": "relative error", "limit": LIMIT_MEMORY},
+        ]
+        raw.append({"pair": name, "attempts": attempt, "disturbed": found["others_share"] > DISTURBED, **found})
+        print(f"{name}: {1000 * predicted:.0f} ms predicted, {1000 * measured:.0f} measured ({100 * error:+.1f} %), memory {100 * memory:.1f} %, "
+              f"others {100 * found['others_share']:.0f} %", file=sys.stderr, flush=True)  # fmt: skip
+    errors = [abs(r["step"]["error"]) for r in raw]
+    rows += [
+        {"what": f"median error of {len(errors)} step times", "value": statistics.median(errors), "unit": "relative error", "limit": LIMIT_MEDIAN},
+        {"what": f"worst error of {len(errors)} step times", "value": max(errors), "unit": "relative error", "limit": LIMIT_WORST},
+    ]
+    return machine.record("step_time", rows, command="python benchmarks/step_time.py", pairs=raw)
+
+
+if __name__ == "__main__":
+    main()

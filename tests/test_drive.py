@@ -1,0 +1,164 @@
+"""The driver end to end on a small model: every layout is planned, checked and simulated; refusals say what and why."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright import drive
+from meshwright.capture.graph import capture
+from meshwright.check import check_plan
+from meshwright.cli import main
+from meshwright.drive_collectives import CANDIDATES
+from meshwright.errors import Disconnected, Infeasible, UnknownName, UsageError
+from meshwright.fabric import Fabric
+from meshwright.graph import OpGraph
+from meshwright.io.plan_file import plan_bytes
+from meshwright.job import Training
+from meshwright.plan import Plan
+from meshwright.report.plan_text import explain_text, plan_document, plan_text
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@functools.cache
+def graph_of(model: str) -> OpGraph:
+    return capture(str(EXAMPLES / model))
+
+
+def job_of(model: str, batch: int = 16) -> Training:
+    return Training(model=str(EXAMPLES / model), global_batch=batch)
+
+
+@functools.cache
+def islands(k: int = 2) -> Fabric:
+    return drive.read_fabric(f"two-islands:{k}")
+
+
+def plan(model: str, degrees: tuple[int, int, int] | None = None, **more: object) -> Plan:
+    fixed = dict(zip(("data", "tensor", "pipeline"), degrees, strict=True)) if degrees else {}
+    fabric = more.pop("fabric", None) or islands()
+    return drive.plan_training(job_of(model), fabric, graph=graph_of(model), **fixed, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", ["gpt.py:tiny", "gpt.py:tiny_tied"])
+@pytest.mark.parametrize("degrees", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2), (1, 4, 1)])
+def test_every_layout_is_checked_and_simulated(model: str, degrees: tuple[int, int, int]) -> None:
+    made = plan(model, degrees, microbatch=2)
+    assert made.layout is not None and (made.layout.data, made.layout.tensor, made.layout.pipeline) == degrees
+    verdict = check_plan(made, islands())
+    assert verdict.status == "ok", verdict
+    assert made.prediction is not None and made.bound is not None
+    assert made.prediction.time_s >= float(made.bound)
+    assert sum(made.prediction.phases_s.values()) == pytest.approx(made.prediction.time_s, rel=1e-6)
+    assert sum(made.prediction.evidence.values()) == pytest.approx(1.0)
+    assert all(w >= p for w, p in zip(made.prediction.memory_worst_bytes, made.prediction.memory_peak_bytes, strict=True))
+
+
+@pytest.mark.parametrize("model", ["convnet.py:tiny", "encoder_decoder.py:tiny"])
+def test_other_kinds_of_nets_are_planned_too(model: str) -> None:
+    made = plan(model)
+    assert check_plan(made, islands()).status == "ok"
+    assert made.layout is not None and made.layout.ranks == 4
+    assert {n for s in made.layout.segments for n in s.nodes} == {n.name for n in graph_of(model).nodes}
+
+
+def test_the_search_keeps_the_fastest_and_lists_what_lost() -> None:
+    made = plan("gpt.py:tiny")
+    assert made.prediction is not None
+    judged = [a for a in made.alternatives if a.time_s is not None]
+    assert len(judged) >= 6
+    assert all(a.time_s >= made.prediction.time_s * (1 - 1e-9) for a in judged if a.time_s is not None)
+    text = explain_text(made, limit=5)
+    assert "runners-up" in text and "bound" in text
+    assert all(len(line) <= 80 for line in plan_text(made).splitlines())
+    document = plan_document(made)
+    assert document["ratio"] >= 1 and json.dumps(document)
+
+
+def test_equal_inputs_give_equal_bytes_and_a_plan_survives_its_file(tmp_path: Path) -> None:
+    first, second = (plan("gpt.py:tiny", (2, 2, 1), microbatch=4) for _ in range(2))
+    assert plan_bytes(first) == plan_bytes(second)
+    drive.write_plan(tmp_path / "plan.json", first)
+    again = drive.read_plan(tmp_path / "plan.json")
+    assert plan_bytes(again) == plan_bytes(first)
+    assert drive.simulate(again).makespan_s == pytest.approx(first.prediction.time_s)  # type: ignore[union-attr]
+    drive.check(again)
+
+
+def test_a_collective_strategy_can_be_forced_and_the_best_one_is_never_slower() -> None:
+    times = {}
+    for name in (*CANDIDATES, "auto"):
+        made = plan("gpt.py:tiny", (4, 1, 1), microbatch=4, collective=name)
+        assert made.prediction is not None
+        times[name] = made.prediction.time_s
+        if name != "auto":
+            assert made.decisions["collective:gradient"]["strategy"].startswith(name)
+    assert times["auto"] <= min(times.values()) * (1 + 1e-9)
+    with pytest.raises(UnknownName, match="no collective strategy 'rign'"):
+        plan("gpt.py:tiny", (4, 1, 1), collective="rign")
+
+
+def test_a_job_that_cannot_fit_names_the_smallest_violated_limit() -> None:
+    small = replace(islands(), devices=tuple(replace(d, memory_bytes=3_000_000) for d in islands().devices))
+    with pytest.raises(Infeasible, match="does not fit: rank") as error:
+        plan("gpt.py:tiny", (4, 1, 1), fabric=small)
+    data = error.value.data
+    assert data["needed_bytes"] > data["limit_bytes"] == 3_000_000
+    enough = replace(small, devices=tuple(replace(d, memory_bytes=data["needed_bytes"]) for d in small.devices))
+    assert plan("gpt.py:tiny", (4, 1, 1), fabric=enough).layout is not None
+
+
+def test_degrees_and_batches_that_do_not_divide_are_refused() -> None:
+    for more, message in (
+        ({"data": 3}, "do not multiply to the fabric's 4 devices"),
+        ({"data": 4, "microbatch": 3}, "does not divide by 4 replicas of micro-batches of 3"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            plan("gpt.py:tiny", **more)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="global batch 6 does not divide by data degree 4"):
+        drive.plan_training(job_of("gpt.py:tiny", 6), islands(), graph=graph_of("gpt.py:tiny"), data=4)
+    with pytest.raises(UsageError, match="must be >= 1"):
+        drive.plan_training(job_of("gpt.py:tiny", 0), islands(), graph=graph_of("gpt.py:tiny"))
+
+
+def test_tensor_degrees_that_the_model_does_not_have_are_explained() -> None:
+    with pytest.raises(Infeasible, match="no part of the model can be split 4 ways"):
+        plan("convnet.py:tiny", (1, 4, 1))
+
+
+def test_a_disconnected_fabric_is_refused_with_the_cut() -> None:
+    fabric = islands()
+    apart = replace(fabric, links=tuple(x for x in fabric.links if not (x.src.endswith("switch") and x.dst.endswith("switch"))))
+    with pytest.raises(Disconnected, match="not connected") as error:
+        plan("gpt.py:tiny", fabric=apart)
+    assert error.value.data["from"] and error.value.data["to"]
+
+
+def test_simulating_on_a_smaller_fabric_is_refused() -> None:
+    made = plan("gpt.py:tiny", (4, 1, 1), microbatch=4)
+    with pytest.raises(UsageError, match="needs 4 devices"):
+        drive.simulate(made, drive.read_fabric("laptop:2"))
+
+
+def test_commands_plan_explain_and_cite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from meshwright.io.graph_file import write_graph
+
+    graph, out = tmp_path / "graph.json", tmp_path / "plan.json"
+    write_graph(graph, graph_of("gpt.py:tiny"))
+    words = ["train", "plan", "--graph", str(graph), "--fabric", "two-islands", "--global-batch", "16", "--dp", "4", "--microbatch", "4"]
+    assert main([*words, "--out", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "meshwright.train.plan" and document["layout"]["data"] == 4
+    assert main(["train", "explain", str(out)]) == 0
+    assert "collective:g" in capsys.readouterr().out
+    assert main(["cite", str(out)]) == 0
+    assert "Megatron" in capsys.readouterr().out
+    for more, code in ((["--model", "x.py:y"], 2), (["--out", str(tmp_path / "no" / "plan.json")], 2), (["--global-batch", "7"], 2)):
+        assert main([*words, *more]) == code
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and len(error.splitlines()) <= 2
