@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from programs import windowed_reduce
-from random_programs import random_program
+from check_programs import windowed_reduce
+from check_random_programs import random_program
 
 from meshwright.check import check_program
 from meshwright.check.deadlock import find_cycle

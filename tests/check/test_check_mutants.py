@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from interpreter import Deadlocked, Machine, collective_is_right
-from programs import (
+from check_interpreter import Deadlocked, Machine, collective_is_right
+from check_programs import (
     Training,
     chain_broadcast,
     ring_all_gather,

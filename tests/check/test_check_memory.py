@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from interpreter import Machine
-from programs import Training, training_layout
+from check_interpreter import Machine
+from check_programs import Training, training_layout
 
 from meshwright.check import worst_order_memory
 from meshwright.check.memory import _Flow, check_memory, order_peak, worst_order_peaks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx
 import numpy as np
 import pytest
-from random_programs import random_program
+from check_random_programs import random_program
 
 from meshwright.check import order as order_module
 from meshwright.check.deadlock import find_cycle

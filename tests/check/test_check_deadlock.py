@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from check_interpreter import Deadlocked, Machine
+from check_programs import chain_broadcast, ring_all_reduce
+from check_random_programs import random_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter import Deadlocked, Machine
-from programs import chain_broadcast, ring_all_reduce
-from random_programs import random_program
 
 from meshwright.check import check_program, smallest_depth
 from meshwright.check.deadlock import find_cycle
