@@ -40,6 +40,8 @@ __all__ = ["LaneBuilder", "ProgramBuilder", "StepRef"]
 NO_PART = Part(0)
 Range = tuple[int, int, int]  # (buffer, first chunk, count)
 
+_PARTS = tuple(Part(bits) for bits in range(128))  # RECV, READ, ADD, STORE, SEND, IN_SET, OUT_SET from the lowest bit; joining flags is slow
+
 
 @dataclass(frozen=True)
 class StepRef:
@@ -92,14 +94,8 @@ class LaneBuilder:
         add: bool = False, store: bool = False, size: int = -1, in_set: bool = False, out_set: bool = False, after: After = (),
     ) -> StepRef:  # fmt: skip
         """The general transfer: parts follow from which arguments are given; `src` given means READ."""
-        parts = Part(0)
-        parts |= Part.RECV if recv >= 0 else Part(0)
-        parts |= Part.READ if src[0] >= 0 else Part(0)
-        parts |= Part.ADD if add else Part(0)
-        parts |= Part.STORE if store else Part(0)
-        parts |= Part.SEND if send >= 0 else Part(0)
-        parts |= Part.IN_SET if in_set else Part(0)
-        parts |= Part.OUT_SET if out_set else Part(0)
+        bits = (recv >= 0) | (src[0] >= 0) << 1 | add << 2 | store << 3 | (send >= 0) << 4 | in_set << 5 | out_set << 6
+        parts = _PARTS[bits]
         return self.add(_Step(Kind.TRANSFER, parts, chan_in=recv, chan_out=send, src=src, dst=dst, count=count, size=size), after)
 
     def send(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:

@@ -14,6 +14,7 @@ from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestCo
 from meshwright.decide.collective.ring import ring_order
 from meshwright.errors import UnknownName, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.program import Program
 
 RNG = np.random.default_rng
 
@@ -163,3 +164,38 @@ def test_folding_a_ring_out_of_rank_order_is_refused() -> None:
         Ring(folded=True).plan(problem, rng=RNG(0))
     with pytest.raises(Unsupported, match="broadcast"):
         Ring(folded=True).plan(CollectiveProblem.on(two_islands(), "broadcast", 64), rng=RNG(0))
+
+
+@pytest.mark.parametrize("op", ["all-reduce", "all-gather", "reduce-scatter"])
+@pytest.mark.parametrize(("n", "slices", "unroll"), [(2, 1, True), (3, 2, True), (5, 1, True), (5, 3, False)])
+def test_a_folded_ring_stands_for_the_whole_ring(op: str, n: int, slices: int, unroll: bool) -> None:
+    """Images of rank 0's lanes, worked out here from the definition of `Fold`, are the lanes of the unfolded program."""
+    problem = CollectiveProblem.on(full_mesh(n), op, 4 * 60 * n)
+    whole = Ring(slices=slices, unroll=unroll).plan(problem, rng=RNG(0)).program
+    folded = Ring(slices=slices, unroll=unroll, folded=True).plan(problem, rng=RNG(0)).program
+    assert folded.executed_steps == whole.executed_steps == n * len(folded.steps) * int(folded.lanes.repeat[0])
+    assert folded.fold is not None and folded.fold.members == n
+    chunks, shift = int(folded.buffers.chunks[0]), int(folded.fold.buffer_shift[0, 0])
+
+    def lanes(program: Program, member: int, moved: int) -> list[list[tuple[object, ...]]]:
+        found = []
+        for lane in np.flatnonzero(program.lanes.actor == member):
+            steps = [program.step(i) for i in range(program.lanes.start[lane], program.lanes.end[lane])]
+            found.append(
+                [
+                    (
+                        s.parts,
+                        (program.channels.src[s.chan_in] + moved) % n if s.chan_in >= 0 else -1,
+                        (program.channels.dst[s.chan_out] + moved) % n if s.chan_out >= 0 else -1,
+                        (s.src[1] + moved * shift) % chunks if s.src[0] >= 0 else -1,
+                        (s.dst[1] + moved * shift) % chunks if s.dst[0] >= 0 else -1,
+                        s.count,
+                        len(s.after),
+                    )
+                    for s in steps
+                ]
+            )
+        return found
+
+    for member in range(n):
+        assert lanes(folded, 0, member) == lanes(whole, member, 0)

@@ -47,6 +47,7 @@ DEVIATIONS = (
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
 LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
+MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
 SMALLEST_PIECE_BYTES = 4096
 
 
@@ -80,7 +81,7 @@ class ForestColl:
         forests, relay = self._forests(problem, deadline)
         parts, units = _parts(problem, forests)
         ranks = len(problem.ranks)
-        pieces = self.pieces or _choose_pieces(problem, forests, tree_steps(parts, ranks), _shards(problem) * units, self.max_pieces)
+        pieces = self.pieces or self._choose_pieces(problem, forests, tree_steps(parts, ranks), _shards(problem) * units)
         single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= LARGE_STEPS
         if single:
             parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
@@ -89,6 +90,28 @@ class ForestColl:
         trees = forests[0].k if forests[0].k == forests[-1].k else None
         chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, single=single, relay=relay)
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
+
+    def _choose_pieces(self, problem: CollectiveProblem, forests: list[Forest], steps: int, parts: int) -> int:
+        """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
+
+        All trees share the links all the time, so a piece takes 1/pieces of the whole time. A piece shorter than the latency of a hop, or
+        than SMALLEST_PIECE_BYTES, gains nothing.
+        """
+        hops = sum(f.height for f in forests)
+        if hops <= 1:
+            return 1
+        graph = forests[0].graph
+        time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (_shards(problem) * graph.unit_Bps))
+        transport = problem.transport or Transport()
+        overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
+        most_steps = LARGE_STEPS if self.unroll else MOST_STEPS
+        wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES, most_steps // steps)
+        if overhead_s > 0:
+            wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
+        latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+        if latency_s > 0:
+            wanted = min(wanted, int(time_s / latency_s))
+        return 1 << max(wanted, 1).bit_length() - 1
 
     def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
@@ -158,28 +181,6 @@ def _segments(forest: Forest, root: int, units: int) -> list[tuple[Tree, int]]:
             end += tree.units * (units // forest.k)
             out.append((tree, end))
     return out
-
-
-def _choose_pieces(problem: CollectiveProblem, forests: list[Forest], steps: int, parts: int, most: int) -> int:
-    """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
-
-    All trees share the links all the time, so a piece takes 1/pieces of the whole time. A piece shorter than the latency of a hop, or
-    than SMALLEST_PIECE_BYTES, gains nothing.
-    """
-    hops = sum(f.height for f in forests)
-    if hops <= 1:
-        return 1
-    graph = forests[0].graph
-    time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (_shards(problem) * graph.unit_Bps))
-    transport = problem.transport or Transport()
-    overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    wanted = min(most, problem.size_bytes // parts // SMALLEST_PIECE_BYTES, LARGE_STEPS // steps)
-    if overhead_s > 0:
-        wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
-    latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
-    if latency_s > 0:
-        wanted = min(wanted, int(time_s / latency_s))
-    return 1 << max(wanted, 1).bit_length() - 1
 
 
 def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> dict[str, Any]:

@@ -247,9 +247,8 @@ class _Builder:
     def _ring(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], number: int, positions: Sequence[int]) -> None:
         n, op = self.n, self.problem.op
         depth = 1 if self.slices == 1 else 2
-        if self.folded:
-            onward = b.channel(0, 1, depth=depth)
-            channel = [onward] * n
+        if self.folded:  # rank 0's two ends: (n-1 -> 0) is the image of (0 -> 1) under offset n-1
+            channel = [b.channel(0, 1, depth=depth)] * (n - 1) + [b.channel(n - 1, 0, depth=depth)]
         else:
             channel = [b.channel(ring[p], ring[(p + 1) % n], depth=depth) for p in range(n)]
         for p in positions:
