@@ -43,7 +43,7 @@ Range = tuple[int, int, int]  # (buffer, first chunk, count)
 _PARTS = tuple(Part(bits) for bits in range(128))  # RECV, READ, ADD, STORE, SEND, IN_SET, OUT_SET from the lowest bit; joining flags is slow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepRef:
     """A step not yet numbered: lane and position in it."""
 
@@ -54,7 +54,7 @@ class StepRef:
 After = Iterable["StepRef | tuple[StepRef, int]"]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Step:
     kind: Kind
     parts: Part = NO_PART
