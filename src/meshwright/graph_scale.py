@@ -2,8 +2,8 @@
 
 Capture is done at two batch sizes. Where the two graphs have the same calls, every integer in them (dimensions, storage sizes, flops,
 bytes, constants of views) is an affine function of the batch, and two points give it exactly. Numbers that do not depend on the
-inputs (parameters, their gradients) have slope 0. What is not affine (a cost quadratic in the batch) is refused when the slope is not
-a whole number per row, and otherwise off by what a straight line through the two captures is off.
+inputs (parameters, their gradients) have slope 0. What is not affine is refused: a value with two dimensions that depend on the batch (rows compared
+with rows), a size whose change is not a whole number per row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from .errors import Unsupported, UsageError
-from .graph import OpGraph, Scaling
+from .graph import GraphValue, OpGraph, Scaling
 
 __all__ = ["at_batch", "scaling_between"]
 
@@ -24,6 +24,9 @@ def scaling_between(graph: OpGraph, other: OpGraph) -> Scaling | str:
     rows = other.batch_size - graph.batch_size
     if rows == 0:
         return "both captures have the same batch size"
+    for a, b in zip(_values(graph), _values(other), strict=False):
+        if len(a.shape) == len(b.shape) and sum(x != y for x, y in zip(a.shape, b.shape, strict=True)) > 1:
+            return f"a value of shape {list(a.shape)} at batch {graph.batch_size} has {list(b.shape)} at {other.batch_size}: not affine in the batch"
     mine, others = list(_leaves(_document(graph))), list(_leaves(_document(other)))
     if len(mine) != len(others):
         return f"the calls differ between batch {graph.batch_size} and {other.batch_size}"
@@ -83,6 +86,13 @@ def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
 
     result = msgspec.convert(scaled(document), OpGraph)
     return msgspec.structs.replace(result, scaling=graph.scaling, notes=graph.notes)
+
+
+def _values(graph: OpGraph) -> Iterator[GraphValue]:
+    for n in graph.nodes:
+        yield from n.outputs
+    for j in graph.joint:
+        yield from j.outputs
 
 
 def _document(graph: OpGraph) -> Any:

@@ -122,6 +122,10 @@ def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mod
     except Exception as error:
         refusal = diagnose(objective, source, mode, error)
         return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {refusal}"), refusal)
+    detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
+    if detached:  # export would train a different function
+        refusal = Refusal(operator="", where=source.name, module="", message=f"a gradient is taken inside forward, export detaches {detached[0]}")
+        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {refusal}"), refusal)
     graph, names, buffers = _with_value_names(exported, objective)
     graph_module = fx.GraphModule(objective, graph, "Forward")
     calls = [n for n in graph.nodes if n.op == "call_function"]

@@ -8,14 +8,15 @@ With a fallback the forward graph is one node, `model`: it can be planned data-p
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 import torch
 
-from meshwright.errors import CaptureError, MeshwrightError, UnknownName
+from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 from meshwright.graph import JointNode, OpGraph, OpNode, Parameter, Work
 from meshwright.graph_scale import scaling_between
 
@@ -51,12 +52,13 @@ def capture(
     for method in methods:
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
-    graph = _once(model, loss, batch_size, seed, methods)
+    with _few_collections():
+        graph = _once(model, loss, batch_size, seed, methods)
     if not scalable:
         return graph
-    gc.collect()
     try:
-        other = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
+        with _few_collections():
+            other = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
         scaling = scaling_between(graph, other)
     except MeshwrightError as error:
         scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"
@@ -65,18 +67,30 @@ def capture(
     return msgspec.structs.replace(graph, scaling=scaling)
 
 
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Tracing makes millions of objects that stay: looking through them for garbage again and again costs a tenth of the time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(max(thresholds[0], 100_000), *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+
+
 def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> OpGraph:
     objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake")
     traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
     if traced.method == "export":
         nodes, table = _forward(traced)
-        joint = _attempt("AOTAutograd on the exported graph", lambda: joint_by_aot(traced, traced.exported.module()), notes)
+        joint = _attempt("AOTAutograd on the exported graph", lambda: joint_by_aot(traced), notes)
         if joint is not None:
             return _graph(traced, "export", nodes, table, joint, notes)
         traced = trace_objective(objective, source, loss=loss, mode=mode, opaque=True)
     routes: tuple[tuple[Method, str, Callable[[], Joint]], ...] = (
-        ("aot", "AOTAutograd on the module itself", lambda: joint_by_aot(traced, objective)),
+        ("aot", "AOTAutograd on the module itself", lambda: joint_by_aot(traced)),
         ("make_fx", "make_fx", lambda: joint_by_make_fx(traced)),
     )
     for method, what, route in routes:
@@ -181,14 +195,16 @@ def _run_for_real(
     try:
         nodes, table = _forward(real)
         forward, backward, missing = measured_work(real)
-    except MeshwrightError:
+    except UsageError:
         raise
-    except Exception as error:
-        place = user_location(error, model.rpartition(":")[0])
+    except Exception as failure:
+        error = failure.__cause__ if isinstance(failure, CaptureError) and failure.__cause__ is not None else failure
         path = module_in(real.objective, error)
+        operator = f"operator {fake.refusal.operator}" if fake.refusal is not None and fake.refusal.operator else "an operator"
         lines: list[Any] = str(error).strip().splitlines() or ["no message"]
-        message = f"module {path!r} fails: {type(error).__name__}: {lines[0]}"
-        raise CaptureError(message, where=place or model, hint="the module fails on its own example inputs") from error
+        message = f"{operator} in module {path!r} fails: {type(error).__name__}: {lines[0]}"
+        place = user_location(error, model.rpartition(":")[0]) or model
+        raise CaptureError(message, where=place, hint="the module fails on its own example inputs", data=data) from error
     nodes = (msgspec.structs.replace(nodes[0], forward=forward, backward=backward, random=True),)
     notes.append("captured as one opaque operator, run for real: it can be trained data-parallel, but not be cut")
     if missing:

@@ -21,7 +21,7 @@ from .diagnose import quiet
 from .flops import is_causal, lacks_formula
 from .forward import OPAQUE, TracedForward, module_path
 from .nodes import StorageTable, target_name, value_of
-from .torch_private import joint_graph, make_fx_graph
+from .torch_private import joint_graph, make_fx_graph, register_constants
 from .work import tensors_in, work_of
 
 __all__ = ["Joint", "joint_by_aot", "joint_by_make_fx"]
@@ -38,8 +38,11 @@ class Joint:
     without_formula: tuple[str, ...]
 
 
-def joint_by_aot(traced: TracedForward, module: nn.Module) -> Joint:
-    """AOTAutograd on `module`: the exported program's module, or the objective itself (then every call belongs to one node)."""
+def joint_by_aot(traced: TracedForward) -> Joint:
+    """AOTAutograd on the exported program, or on the objective itself if it is opaque (then every call belongs to one node)."""
+    with quiet():
+        module: nn.Module = traced.exported.module() if traced.method == "export" else traced.objective
+    register_constants(module, traced.mode)
     with quiet(), traced.mode, joint_graph(module, traced.inputs) as joint:
         graph = joint.graph_module.graph
         names, gradients = _described_values(graph, traced)

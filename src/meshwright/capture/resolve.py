@@ -49,7 +49,7 @@ def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
     """The function called `name`. Raises UsageError or UnknownName with close matches; CaptureError if importing it fails."""
     place, separator, function = name.rpartition(":")
     if not separator or not place or not function:
-        raise UsageError(f"{what} {name!r} does not name a function", where=name, hint=_name_hint(name, what))
+        raise UsageError(f"{what} {name!r} does not name a function", where=name, hint=_name_hint(name.rstrip(":"), what))
     if not function.isidentifier():
         raise UsageError(f"{function!r} is not a function name", where=name, hint=NAME_HINT)
     if place.endswith(".py"):
@@ -88,13 +88,17 @@ def resize_batch(x: torch.Tensor, batch_size: int) -> torch.Tensor:
     if rows == batch_size:
         return x
     repeats = -(-batch_size // rows)
-    return (torch.cat([x] * repeats) if repeats > 1 else x)[:batch_size].contiguous()
+    # A copy, not a view: what is saved for backward is counted by storage.
+    return (torch.cat([x] * repeats) if repeats > 1 else x)[:batch_size].clone()
 
 
 @contextlib.contextmanager
 def user_code(name: str, place: str = "") -> Iterator[None]:
-    """Runs user code: its folder is importable meanwhile; what it raises becomes a CaptureError that names its file and line."""
-    with _importable(place):
+    """Runs user code: its folder is importable meanwhile; what it raises becomes a CaptureError that names its file and line.
+
+    What it prints goes to stderr: stdout is for results.
+    """
+    with _importable(place), contextlib.redirect_stdout(sys.stderr):
         try:
             yield
         except MeshwrightError:

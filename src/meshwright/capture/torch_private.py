@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph", "storage_key",
+    "DispatchRecorder", "FakeTensorMode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph",
+    "register_constants", "storage_key",
 ]  # fmt: skip
 
 
@@ -98,3 +99,22 @@ def fake_attributes(module: nn.Module, convert: Callable[[torch.Tensor], torch.T
                 if isinstance(value, torch.Tensor):
                     keep.append(value)
                     table[name] = once(value)
+
+
+def register_constants(module: nn.Module, mode: Any) -> None:
+    """Makes plain tensor attributes of `module` buffers, and fake ones: AOTAutograd takes parameters and buffers only.
+
+    Constants made in forward come out of export as such attributes, as real tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    memo: dict[int, torch.Tensor] = {}
+    for sub in module.modules():
+        for name, value in list(sub.__dict__.items()):
+            if isinstance(value, torch.Tensor):
+                del sub.__dict__[name]
+                memo.setdefault(id(value), value if isinstance(value, FakeTensor) else fake_like(mode, value))
+                sub.register_buffer(name, memo[id(value)], persistent=False)
+        for name, value in list(sub._buffers.items()):
+            if value is not None and not isinstance(value, FakeTensor):
+                sub._buffers[name] = fake_like(mode, value)
