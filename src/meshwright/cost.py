@@ -33,6 +33,8 @@ class Transport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     per_message_s: float = 0.0  # occupies the lane of either end, per message
     per_byte_s: float = 0.0  # copies and checks at either end, per byte
     per_step_s: float = 0.0  # the executor's own work per step of any kind
+    cpu_per_message_s: float = 0.0  # processor time at either end, whatever the share; 0 = not measured
+    cpu_per_byte_s: float = 0.0
     evidence: Evidence = "assumed"
 
 

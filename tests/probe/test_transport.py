@@ -57,6 +57,7 @@ def test_fit_is_exact_on_exact_times():
     assert found.slowdown == pytest.approx(1.1) and found.seconds == 2.0
     assert found.transport.evidence == "measured" and found.transport.per_message_s == pytest.approx(0.5e-4)
     assert found.transport.per_byte_s == pytest.approx(1e-11)
+    assert (found.transport.cpu_per_message_s, found.transport.cpu_per_byte_s) == pytest.approx((0.5e-4, 0.25e-9))
     assert {x.rate_Bps for x in found.fabric.links} == {10**9} and found.fabric.devices[0].cpu_share == 0
     assert len(found.to_json()["ring"]["wall_s"]) == 12 and "measured here" in found.fabric.provenance[-1].source
 

@@ -154,7 +154,10 @@ def _transport(ring: PatternTimes, pacing: Pacing, add_s_per_byte: float) -> Tra
     """
     share = pacing.share if pacing.mode == "quota" else 1.0
     per_message = min(ring.cpu_line.alpha_s / share, ring.line.alpha_s) / 2
-    return Transport(per_message_s=per_message, per_byte_s=add_s_per_byte / 4, evidence="measured")
+    return Transport(
+        per_message_s=per_message, per_byte_s=add_s_per_byte / 4, evidence="measured", cpu_per_message_s=ring.cpu_line.alpha_s / 2,
+        cpu_per_byte_s=ring.cpu_line.beta_s_per_byte / 2,
+    )  # fmt: skip
 
 
 def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacing, ranks: int) -> Fabric:
