@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from fractions import Fraction
 
 import networkx as nx
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import Unsupported, UsageError
-from meshwright.kernels.maxflow import CAPACITY_LIMIT, FlowNetwork, checked_capacities, common_integers
+from meshwright.kernels.maxflow import CAPACITY_LIMIT, FlowNetwork, checked_capacities
 
 Arcs = dict[tuple[int, int], int]
 
@@ -139,10 +138,3 @@ def test_flow_to_oneself_is_refused() -> None:
 def test_an_arc_without_a_slot_is_named() -> None:
     with pytest.raises(UsageError, match="from node 0 to 2"):
         FlowNetwork.of(3, {(0, 1): 1}).slots([0, 0], [1, 2])
-
-
-@given(st.lists(st.fractions(min_value=0, max_denominator=50), max_size=8))
-def test_rationals_become_the_smallest_integers_of_one_unit(values: list[Fraction]) -> None:
-    integers, unit = common_integers(values)
-    assert [i * unit for i in integers] == values
-    assert np.gcd.reduce(integers or [0]) in (0, 1)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from math import gcd, lcm
 
 import numpy as np
 from numba import njit
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported, UsageError
 
-__all__ = ["CAPACITY_LIMIT", "FlowNetwork", "Sweep", "checked_capacities", "common_integers"]
+__all__ = ["CAPACITY_LIMIT", "FlowNetwork", "Sweep", "checked_capacities"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -47,15 +45,6 @@ def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I6
     if listed and min(listed) < 0:
         raise UsageError(f"{what} must be >= 0, got {min(listed)}", hint="check the link rates")
     return np.array(listed, np.int64)
-
-
-def common_integers(values: Sequence[Fraction | int]) -> tuple[list[int], Fraction]:
-    """`(integers, unit)` with `value = integer · unit` exactly and integers as small as possible (all zero: unit 1)."""
-    exact = [Fraction(v) for v in values]
-    denominator = lcm(*(f.denominator for f in exact)) if exact else 1
-    numerators = [int(f * denominator) for f in exact]
-    divisor = gcd(*numerators) or 1
-    return [n // divisor for n in numerators], Fraction(divisor, denominator)
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,7 @@ from collective_oracle import assert_delivers, balanced_fabric, bandwidth_time_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring
+from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring, auto
 from meshwright.decide.collective.ring import ring_order
 from meshwright.errors import UnknownName, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
@@ -156,6 +156,18 @@ def test_problems_that_make_no_sense_are_refused(bad: dict[str, object], what: t
 def test_options_that_make_no_sense_are_refused(strategy: Ring | ForestColl) -> None:
     with pytest.raises(UsageError):
         strategy.plan(CollectiveProblem.on(two_islands(), "all-reduce", 64), rng=RNG(0))
+
+
+def test_a_broadcast_down_a_one_way_line_needs_no_ring() -> None:
+    """The ring is refused, not infeasible, so that `auto` goes on to the trees."""
+    devices = tuple(Device(name=n) for n in "abc")
+    fabric = Fabric(name="one-way", devices=devices, links=(Link(src="a", dst="b", rate_Bps=10), Link(src="b", dst="c", rate_Bps=10)))
+    problem = CollectiveProblem.on(fabric, "broadcast", 40)
+    with pytest.raises(Unsupported, match="every rank to reach every other"):
+        Ring().plan(problem, rng=RNG(0))
+    ranked = auto(problem)
+    assert ranked[0].strategy == "forestcoll" and ranked[0].plan is not None and ranked[-1].plan is None
+    assert_delivers(ranked[0].plan.program, RNG(0))
 
 
 def test_folding_a_ring_out_of_rank_order_is_refused() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...cite import Cite
 from ...cost import Transport
-from ...errors import Unsupported, UsageError
+from ...errors import Disconnected, Unsupported, UsageError
 from ...fabric import Fabric
 from ...program import Fold, FoldAxis, Program
 from ...program_builder import ProgramBuilder, StepRef
@@ -64,7 +64,7 @@ class Ring:
     order: tuple[int, ...] | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
-        """Raises: Disconnected, UsageError (options), Unsupported (folding a ring that is not symmetric)."""
+        """Raises: Disconnected, UsageError (options), Unsupported (ranks that no ring joins, folding a ring that is not symmetric)."""
         n = len(problem.ranks)
         for option, value in (("slices", self.slices), ("rings", self.rings)):
             if value is not None and value < 1:
@@ -73,8 +73,12 @@ class Ring:
             raise UsageError(f"order must hold every rank of 0..{n - 1} once, got {self.order}", where="ring")
         bound = collective_bound(problem)
         hops = _Hops(problem.fabric, problem.ranks)
-        order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
-        rings = _rings(problem, hops, order, self)
+        try:
+            order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
+            rings = _rings(problem, hops, order, self)
+        except Disconnected as error:  # a broadcast or reduce may be possible nevertheless: the bound found no cut without links
+            text = f"a ring needs every rank to reach every other: {error.message}"
+            raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
         load, links = _load(hops, rings)
         slices = self.slices or _choose_slices(problem, load, len(rings))
         chosen = replace(self, slices=slices, rings=len(rings) // (2 if self.bidirectional else 1), order=order)
