@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -24,10 +25,13 @@ from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.drive_collectives import _bindable
 from meshwright.fabric import Fabric
 from meshwright.graph import OpGraph
-from meshwright.lowering import lower_training
-from meshwright.plan import TrainingLayout
+from meshwright.io.fabric_document import fabric_document
+from meshwright.job import Training
+from meshwright.lowering import lower_training, training_works
+from meshwright.plan import CycleEntry, Plan, TrainingLayout
 from meshwright.probe.transport import laptop_shape
 from meshwright.program import Program
+from meshwright.program_hash import program_hash
 from meshwright.run.forward_graph import ForwardGraph, from_traced
 
 TINY = "examples/gpt.py:tiny"
@@ -61,10 +65,28 @@ def lowered(
         names = tuple(fabric.devices[r].name for r in ranks)
         problem = CollectiveProblem(fabric=fabric, op="all-reduce", ranks=names, size_bytes=-(-size // 4) * 4, seed=0, transport=Transport())
         plan = strategy(collective)(unroll=True).plan(problem, rng=np.random.default_rng(0))
-        return _bindable(f"{collective}-{purpose}-{ranks}-{size}", plan.program)
+        return _bindable(program_hash(plan.program), plan.program)
 
     program, callees = lower_training(graph, layout, one_f_one_b_order, all_reduce)
     return layout, program, callees
+
+
+def make_plan(degrees: tuple[int, int, int], *, model: str = TINY, microbatch: int = 2, global_batch: int = 8, seed: int = 0) -> Plan:
+    """A training plan with exactly these (data, tensor, pipeline) degrees, without a search."""
+    layout, program, callees = lowered(model, degrees, microbatch=microbatch, global_batch=global_batch)
+    works = training_works(graph_of(model, microbatch), layout)
+    main = program_hash(program)
+    fabric = fabric_of(max(2, layout.ranks))
+    builtins = msgspec.to_builtins
+    return Plan(
+        kind="training",
+        job={
+            "training": builtins(Training(model=model, global_batch=global_batch, seed=seed)), "graph_fingerprint": "", "cost": builtins(Cost()),
+            "works": {k: builtins(w) for k, w in works.items()},
+        },
+        target_fabric=fabric_document(fabric), placement=tuple(d.name for d in fabric.devices[: layout.ranks]), programs={main: program, **callees},
+        cycle=(CycleEntry(program=main),), decisions={}, layout=layout, seed=seed,
+    )  # fmt: skip
 
 
 def in_threads(ranks: int, body: Callable[[int, Any], Any], *, timeout_s: float = 60) -> list[Any]:

@@ -6,6 +6,7 @@ rank that died, else the rank that reports an exception of its own, else the ran
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from .process import FailureReport
 
 __all__ = ["first_cause", "timeout_error"]
 
+_NOTICE = re.compile(r"(\[rank\d+\]:)?\[[WI]\d+ |USDT:")  # torch's own log lines
 Describe = Callable[[int, int], str]  # (rank, position in its walk) -> the step in words
 Place = tuple[int, int, int, int]  # (training step, position, peer + 1, state)
 
@@ -67,9 +69,9 @@ def _died(rank: int, code: int, places: Sequence[Place], describe: Describe, out
         hint = "the kernel kills when memory runs out: see `dmesg`" if -code == signal.SIGKILL else ""
     else:
         how, hint = f"ended with exit code {code}", ""
-    last = outputs.get(rank, "").strip().splitlines()
-    if last:
-        hint = f"its last words: {last[-1][:300]}"
+        last = [x for x in outputs.get(rank, "").strip().splitlines() if not _NOTICE.match(x)]
+        if last:
+            hint = f"its last words: {last[-1][:300]}"
     waiting = [r for r, p in enumerate(places) if p[2] - 1 == rank]
     peer = places[rank][2] - 1 if places[rank][2] else (waiting[0] if waiting else -1)
     message = f"rank {rank} {how}" + (f" in training step {places[rank][0]}" if places[rank][3] else " while starting")
@@ -84,9 +86,8 @@ def _failed(report: FailureReport, places: Sequence[Place], describe: Describe) 
     rank = report.rank
     waiting = [r for r, p in enumerate(places) if p[2] - 1 == rank and r != rank]
     place = f" in training step {report.training_step}" if report.training_step >= 0 else " while starting"
-    message = f"rank {rank} failed{place}: {report.error}: {report.message}"
-    if report.code:  # a typed error: its own words
-        message = f"rank {rank}: {report.message}"
+    what = report.message if report.code else f"{report.error}: {report.message}"  # a typed error speaks for itself
+    message = f"rank {rank} failed{place}: {what}"
     data = {"rank": rank, "step": report.training_step, "peer": waiting[0] if waiting else -1, "traceback": report.traceback, "code": report.code}
     where = report.where or _where(rank, places, describe)
     return RankFailed(message, where=where, hint=report.hint or "run with --debug for the traceback", data=data)

@@ -21,7 +21,7 @@ from typing import Literal
 
 from ..errors import RunError, UsageError
 
-__all__ = ["CgroupPlace", "CpuQuota", "Throttling", "cgroup_cpu_limit", "find_place", "gc", "quota_place"]
+__all__ = ["CgroupPlace", "CpuQuota", "Throttling", "cgroup_cpu_limit", "find_place", "gc", "process_start_ticks", "quota_place"]
 
 PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000  # the kernel refuses quotas below 1 ms
@@ -129,7 +129,7 @@ def quota_place() -> CgroupPlace | None:
     return find_place()
 
 
-def _start_time(pid: int) -> str | None:
+def process_start_ticks(pid: int) -> str | None:
     """Start time of a live process in clock ticks since boot; None if there is none (a zombie counts as gone)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -164,7 +164,7 @@ class CpuQuota:
             hint = "use paced compute: --pacing paced; quotas need root or a delegated group"
             raise RunError("no control group with the cpu controller can be written here", hint=hint)
         self._place = place
-        folder = place.folder / f"{PREFIX}{os.getpid()}-{_start_time(os.getpid())}-{next(_serial)}"
+        folder = place.folder / f"{PREFIX}{os.getpid()}-{process_start_ticks(os.getpid())}-{next(_serial)}"
         quota_us = max(round(self.share * self.period_us), MIN_QUOTA_US)
         try:
             folder.mkdir()
@@ -251,6 +251,6 @@ def gc(root: Path = Path("/")) -> list[str]:
     for place in _ancestry(root):
         for folder in sorted(place.folder.glob(f"{PREFIX}*")):
             match = _NAME.fullmatch(folder.name)
-            if match and _start_time(int(match[1])) != match[2] and _remove(folder):
+            if match and process_start_ticks(int(match[1])) != match[2] and _remove(folder):
                 removed.append(folder.name)
     return removed

@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,10 @@ import msgspec
 
 from ..io.atomic import write_bytes
 
-__all__ = ["CALIBRATING", "DONE", "LOADING", "READY", "TRAINING", "FailureReport", "ProgressTable", "blob_get", "blob_put", "die_with_parent", "peak_rss_bytes"]
+__all__ = [
+    "CALIBRATING", "DONE", "LOADING", "POSITION", "READY", "STATE", "STEP", "TRAINING", "WAITING_FOR", "FailureReport", "ProgressTable", "blob_get",
+    "blob_put", "die_with_parent", "peak_rss_bytes", "stopped",
+]  # fmt: skip
 
 WORDS = 8
 STEP, POSITION, WAITING_FOR, STATE = 0, 1, 2, 3  # WAITING_FOR: peer + 1, or 0
@@ -98,7 +100,3 @@ def stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
         return False
-
-
-def now() -> float:
-    return time.time()

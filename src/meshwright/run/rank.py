@@ -30,7 +30,7 @@ from .forward_graph import OPAQUE, ForwardGraph
 from .memory import RankMemory
 from .optimizers import make_optimizer
 from .pacing import PacedClock, Pacing
-from .process import CALIBRATING, DONE, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
+from .process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
 from .segments import RankModule, build_rank_module
 from .storage_peak import peak_of
 from .transport import TaggedTransport, TaglessTransport, Transport
@@ -184,7 +184,7 @@ class _Trainer:
         r, options = self.recording, self.options
         profiled = min(first + 1, options.steps - 1)  # optimizer state exists by then; not among the steps that are compared unless there is one only
         for step in range(first, options.steps):
-            self.link.progress[STEP] = step
+            self.link.progress[STEP], self.link.progress[POSITION] = step, 0
             if step == profiled:
                 r.memory_peak_bytes = peak_of(lambda s=step: self.one(s, profiled=True), self.resident())  # type: ignore[misc]
             else:

@@ -6,6 +6,7 @@ down, so a run does this on one step, which it marks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 
 import torch
@@ -18,6 +19,27 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
+class _QuietStderr:
+    """The profiler's start and stop write notices to the process's stderr; nothing else is lost: `pause` lets output through again."""
+
+    def __enter__(self) -> _QuietStderr:
+        self.kept = os.dup(2)
+        self.resume()
+        return self
+
+    def resume(self) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
+
+    def pause(self) -> None:
+        os.dup2(self.kept, 2)
+
+    def __exit__(self, *_: object) -> None:
+        self.pause()
+        os.close(self.kept)
+
+
 def peak_of(work: Callable[[], None], resident: Iterable[torch.Tensor]) -> int:
     """Run `work`; returns the greatest number of bytes of tensor storage alive during it, `resident` included."""
     before = storage_bytes(resident)
@@ -25,8 +47,11 @@ def peak_of(work: Callable[[], None], resident: Iterable[torch.Tensor]) -> int:
         torch.cuda.reset_peak_memory_stats()
         work()
         return int(torch.cuda.max_memory_allocated())
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        work()
+    with _QuietStderr() as quiet:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            quiet.pause()
+            work()
+            quiet.resume()
     events = sorted(((e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e[0])
     live = peak = before
     for _, change in events:
