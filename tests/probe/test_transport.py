@@ -145,7 +145,7 @@ def test_a_frozen_rank_runs_into_the_limit(monkeypatch):
 
 @pytest.mark.real
 @pytest.mark.timeout(120)
-def test_ranks_die_with_a_killed_caller():
+def test_ranks_die_with_a_killed_caller(tmp_path, monkeypatch):
     code = (
         "from meshwright.probe import transport\nfrom meshwright.run.pacing import Pacing\nimport time\n"
         "def tell(self, line, original=transport._Workers.tell):\n"
@@ -153,7 +153,7 @@ def test_ranks_die_with_a_killed_caller():
         "    original(self, line)\n"
         "transport._Workers.tell = tell\ntransport.calibrate_laptop(2, Pacing(mode='none'))"
     )
-    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
     killer = threading.Timer(90, caller.kill)
     killer.start()
     try:
@@ -169,6 +169,11 @@ def test_ranks_die_with_a_killed_caller():
     while any(running(p) for p in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(running(p) for p in pids)
+    left, foreign = list(tmp_path.iterdir()), tmp_path / f"{transport.PREFIX}mine"
+    foreign.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    transport._collect_stale()  # a killed process cannot tidy up; the next calibration does
+    assert len(left) == 1 and list(tmp_path.iterdir()) == [foreign]
 
 
 def running(pid: int) -> bool:

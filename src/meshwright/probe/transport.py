@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,12 +35,14 @@ import numpy as np
 from ..cost import Transport
 from ..errors import MissingExtra, RankDied, RunTimeout, UsageError
 from ..fabric import Device, Fabric, Link, Provenance, Switch
+from ..run.cpu_quota import process_start_ticks
 from ..run.pacing import Pacing, choose_pacing, machine_facts
 from .fit import FitErrors, Line, errors_of, fit_line, held_back
 
 __all__ = ["SIZES", "Calibration", "PatternTimes", "calibrate_laptop", "calibration_of", "laptop_shape"]
 
 SIZES = tuple(4 * 4**i for i in range(12))  # 4 B ... 16 MiB
+PREFIX = "meshwright-calibrate-"
 LIMIT_S = 60.0  # a calibration that takes this long has failed
 
 
@@ -179,7 +183,9 @@ def _measure(pacing: Pacing, config: dict[str, Any], deadline: float) -> tuple[l
     """(every rank's part, seconds of the reference work on an otherwise idle group)."""
     ranks = range(config["ranks"])
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshwright-calibrate-")))
+        _collect_stale()
+        prefix = f"{PREFIX}{os.getpid()}-{process_start_ticks(os.getpid())}-"
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
         workers = _Workers(folder, config, deadline)
         stack.callback(workers.end)
         pids: list[int] = workers.collect("pids", 1)[0]["pids"]
@@ -189,6 +195,14 @@ def _measure(pacing: Pacing, config: dict[str, Any], deadline: float) -> tuple[l
         workers.collect("done", len(ranks))
         workers.collect("exit", len(ranks))
         return [json.loads((folder / f"result{rank}.json").read_text()) for rank in ranks], alone
+
+
+def _collect_stale() -> None:
+    """Remove the folders of callers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        match = re.fullmatch(rf"{PREFIX}(\d+)-(\d+)-\w+", folder.name)
+        if match and process_start_ticks(int(match[1])) != match[2]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Workers:
