@@ -61,8 +61,7 @@ def _dinic(  # type: ignore[no-untyped-def]
         queue[0] = sink
         done, found = 0, 1
         while done < found and level[source] < 0:
-            v = queue[done]
-            done += 1
+            v, done = queue[done], done + 1
             for a in range(ptr[v], ptr[v + 1]):
                 u = head[a]
                 if level[u] < 0 and residual[rev[a]] > 0:
@@ -73,8 +72,7 @@ def _dinic(  # type: ignore[no-untyped-def]
             return flow
         for v in range(nodes):
             cursor[v] = ptr[v]
-        depth = 0
-        u = source
+        depth, u = 0, source
         while True:
             if u == sink:
                 amount = limit - flow

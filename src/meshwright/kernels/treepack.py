@@ -49,10 +49,8 @@ def _grow(  # type: ignore[no-untyped-def]
     for v in range(nodes):
         scan[v] = ptr[v]
     pending[root] -= count
-    joined[root] = True
-    order[0] = root
-    size = 1
-    others = np.int64(0)
+    joined[root], order[0] = True, root
+    size, others = 1, np.int64(0)
     for v in range(nodes):
         others += pending[v]
         capacity[source_slot[v]] = pending[v]

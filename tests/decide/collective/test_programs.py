@@ -170,6 +170,22 @@ def test_a_broadcast_down_a_one_way_line_needs_no_ring() -> None:
     assert_delivers(ranked[0].plan.program, RNG(0))
 
 
+def test_auto_passes_on_the_first_refusal_when_nothing_has_a_plan() -> None:
+    """The switch takes in 3 and gives out 2 B/s: no balanced splitting, and only trees were allowed."""
+    links = (("a", "s", 2), ("b", "s", 1), ("s", "a", 1), ("s", "b", 1))
+    fabric = Fabric(
+        name="lopsided",
+        devices=(Device(name="a"), Device(name="b"), Device(name="c")),
+        switches=(Switch(name="s"),),
+        links=tuple(Link(src=u, dst=v, rate_Bps=r) for u, v, r in (*links, ("c", "s", 1), ("s", "c", 1))),
+    )
+    problem = CollectiveProblem.on(fabric, "all-gather", 48)
+    with pytest.raises(Unsupported, match="switch s takes in"):
+        auto(problem, candidates=[ForestColl()])
+    ranked = auto(problem)
+    assert ranked[0].strategy.startswith("ring") and "switch s takes in" in ranked[-1].why
+
+
 def test_folding_a_ring_out_of_rank_order_is_refused() -> None:
     problem = CollectiveProblem(fabric=two_islands(), op="all-reduce", ranks=("d0", "d2", "d1", "d3"), size_bytes=64)
     with pytest.raises(Unsupported, match="rank order"):

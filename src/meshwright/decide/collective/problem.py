@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, Protocol, get_args
 
@@ -106,9 +106,7 @@ class Ranked:
 
 def options_of(strategy: object) -> dict[str, Any]:
     """The strategy's options as JSON-able data."""
-    if not is_dataclass(strategy) or isinstance(strategy, type):
-        raise TypeError(f"{strategy!r} is not a strategy")
-    return asdict(strategy)
+    return asdict(strategy)  # type: ignore[call-overload,no-any-return]
 
 
 def busbw_factor(op: str, ranks: int) -> Fraction:
