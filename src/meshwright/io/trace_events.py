@@ -1,0 +1,303 @@
+"""A trace before it has a file format: processes, tracks, slices, flows and counters of one or two timelines of a program.
+
+One process per rank and timeline ("rank 3 · predicted", "rank 3 · measured", next to each other), one track per lane, one slice per
+executed step. A flow joins the slice of a send with the slice of the receive it matches. Times start at 0 in every timeline, so
+that prediction and measurement lie over each other. Slices of one track never overlap: where a lane has several operations under way
+(receives posted ahead), the later ones get a track of their own beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..program import Kind, Part, Program, Role
+from ..timeline import Timeline
+
+__all__ = ["Counter", "Slices", "Trace", "Track", "build_trace"]
+
+_WORDS = {"simulated": "predicted", "measured": "measured"}
+_RANK = re.compile(r"\brank (\d+)$")
+
+
+@dataclass(frozen=True)
+class Track:
+    process: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Counter:
+    process: int
+    name: str
+    unit: str
+    time_s: NDArray[np.float64]
+    value: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Columns; sorted by track, then start. `name` and `category` index `Trace.names` and `Trace.categories`; `step` may be -1."""
+
+    track: NDArray[np.int64]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    name: NDArray[np.int64]
+    category: NDArray[np.int64]
+    step: NDArray[np.int64]
+    iteration: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.track)
+
+
+@dataclass
+class Trace:
+    title: str
+    processes: list[str] = field(default_factory=list)  # in the order to show them
+    tracks: list[Track] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    categories: dict[str, int] = field(default_factory=dict)
+    counters: list[Counter] = field(default_factory=list)
+    slices: Slices = field(default_factory=lambda: _join([]))
+    flows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # (slice of the send, slice of the receive)
+
+    def name_id(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+    def category_id(self, name: str) -> int:
+        return self.categories.setdefault(name, len(self.categories))
+
+    def track_id(self, process: int, name: str) -> int:
+        self.tracks.append(Track(process, name))
+        return len(self.tracks) - 1
+
+
+def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str = "") -> Trace:
+    """Everything that the timelines of `program` show. Raises UsageError for a timeline of another program."""
+    trace = Trace(title or program.name or "meshwright")
+    labels = _labels(timelines)
+    step_names = _StepNames(program)
+    ranks = sorted({int(r) for t in timelines for r in np.unique(t.spans.rank)})
+    overview = [_process(trace, f"step · {label}") for label in labels]
+    process = {(rank, k): _process(trace, f"rank {rank} · {label}") for rank in ranks for k, label in enumerate(labels)}
+    parts: list[Slices] = []
+    for k, timeline in enumerate(timelines):
+        spans = timeline.spans
+        if len(spans) and int(spans.step.max()) >= len(program.steps):
+            raise UsageError(f"a timeline has step {int(spans.step.max())}, the program has {len(program.steps)}", where=labels[k])
+        zero = float(spans.start_s.min()) if len(spans) else 0.0
+        lanes = _lane_slices(trace, program, timeline, {rank: process[rank, k] for rank in ranks}, step_names, zero)
+        parts += [lanes, _critical_path(trace, timeline, lanes, overview[k]), _links(trace, timeline, labels[k])]
+        _counters(trace, timeline, {rank: process[rank, k] for rank in ranks}, overview[k])
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    joined = _join(parts)
+    order = np.lexsort((joined.start_s, joined.track))
+    trace.slices = _take(joined, order)
+    trace.flows = _flows(program, trace.slices, owner[order], range(0, len(parts), 3))
+    return trace
+
+
+def _labels(timelines: Sequence[Timeline]) -> list[str]:
+    words = [_WORDS[t.origin] for t in timelines]
+    if len(set(words)) == len(words):
+        return words
+    return [f"{word} {i + 1} ({t.run_fabric})" for i, (word, t) in enumerate(zip(words, timelines, strict=True))]
+
+
+def _process(trace: Trace, name: str) -> int:
+    trace.processes.append(name)
+    return len(trace.processes) - 1
+
+
+def _join(parts: Sequence[Slices]) -> Slices:
+    def column(name: str, dtype: type) -> NDArray[np.generic]:
+        return np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in parts)]).astype(dtype)
+
+    integers = {name: column(name, np.int64) for name in ("track", "name", "category", "step", "iteration")}
+    return Slices(start_s=column("start_s", np.float64), end_s=column("end_s", np.float64), **integers)  # type: ignore[arg-type]
+
+
+def _take(slices: Slices, chosen: NDArray[np.int64]) -> Slices:
+    columns = {name: getattr(slices, name)[chosen] for name in ("track", "start_s", "end_s", "name", "category", "step", "iteration")}
+    return Slices(**columns)
+
+
+# ---- slices ------------------------------------------------------------------------------------------------------------
+def _lane_slices(trace: Trace, program: Program, timeline: Timeline, process: dict[int, int], step_names: _StepNames, zero: float) -> Slices:
+    spans = timeline.spans
+    order = np.lexsort((spans.end_s, spans.start_s, spans.lane, spans.rank))
+    rank, lane, start, end = spans.rank[order], spans.lane[order], spans.start_s[order] - zero, spans.end_s[order] - zero
+    end = np.maximum(start, end)
+    track = np.zeros(len(order), np.int64)
+    change = np.flatnonzero((rank[1:] != rank[:-1]) | (lane[1:] != lane[:-1])) + 1
+    bounds = [0, *change.tolist(), len(order)] if len(order) else [0]
+    for low, high in pairwise(bounds):
+        label = _lane_label(program, int(lane[low]))
+        for layer, members in enumerate(_layers(start[low:high], end[low:high])):
+            name = label if layer == 0 else f"{label} (also under way, {layer})"
+            track[low:high][members] = trace.track_id(process[int(rank[low])], name)
+    steps = spans.step[order]
+    given, phases = list(spans.name), list(spans.phase)
+    if given:
+        names = [trace.name_id(given[i] or step_names[int(s)]) for i, s in zip(order.tolist(), steps.tolist(), strict=True)]
+    else:
+        known = {int(s): trace.name_id(step_names[int(s)]) for s in np.unique(steps)}
+        names = [known[s] for s in steps.tolist()]
+    categories = [trace.category_id(phases[i] if phases else "step") for i in order.tolist()]
+    return Slices(
+        track=track, start_s=start, end_s=end, name=np.array(names, np.int64), category=np.array(categories, np.int64),
+        step=steps.astype(np.int64), iteration=spans.iteration[order].astype(np.int64),
+    )  # fmt: skip
+
+
+def _layers(start: NDArray[np.float64], end: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Splits intervals, sorted by start, into as few lists without overlaps as possible (first fit)."""
+    if not np.any(start[1:] < np.maximum.accumulate(end)[:-1]):
+        return [np.arange(len(start))]
+    layers: list[list[int]] = []
+    free: list[float] = []
+    for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        layer = next((j for j, at in enumerate(free) if at <= begin), len(free))
+        if layer == len(free):
+            layers.append([])
+            free.append(0.0)
+        layers[layer].append(i)
+        free[layer] = finish
+    return [np.array(layer) for layer in layers]
+
+
+def _lane_label(program: Program, lane: int) -> str:
+    if not 0 <= lane < len(program.lanes):
+        return "outside the program"
+    label = f"lane {lane} {Role(int(program.lanes.role[lane])).name.lower()}"
+    steps = slice(int(program.lanes.start[lane]), int(program.lanes.end[lane]))
+    parts = program.steps.parts[steps]
+    for part, set_part, column, ends, arrow in (
+        (Part.RECV, Part.IN_SET, "chan_in", program.channels.src, "from"),
+        (Part.SEND, Part.OUT_SET, "chan_out", program.channels.dst, "to"),
+    ):
+        channels = getattr(program.steps, column)[steps][(parts & part > 0) & (parts & set_part == 0)]
+        peers = np.unique(ends[channels]) if len(channels) else channels
+        if len(peers) == 1:
+            label += f" {arrow} {_actor(program, int(peers[0]))}"
+    return label
+
+
+def _actor(program: Program, actor: int) -> str:
+    return f"rank {actor}" if actor < program.ranks else f"switch {actor - program.ranks}"
+
+
+class _StepNames:
+    """Short names of steps, made once each: `F stage0 micro-batch 3`, `send 2 chunks to rank 1 of act:x:3`."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.made: dict[int, str] = {-1: "outside the program"}
+
+    def __getitem__(self, step: int) -> str:
+        if step not in self.made:
+            self.made[step] = self._make(step)
+        return self.made[step]
+
+    def _make(self, step: int) -> str:
+        program = self.program
+        if int(program.steps.kind[step]) == Kind.COMPUTE:
+            ops, op = program.ops, int(program.steps.op[step])
+            microbatch = int(ops.microbatch[op])
+            return f"{ops.name[op]} {ops.graph[op]}".strip() + (f" micro-batch {microbatch}" if microbatch >= 0 else "")
+        said = program.describe(step)
+        return said[said.index("(") + 1 : -1]
+
+
+def _critical_path(trace: Trace, timeline: Timeline, lanes: Slices, process: int) -> Slices:
+    """The steps that decide the makespan, once more, one after the other, on a track of their own."""
+    if not timeline.critical_path or not len(lanes):
+        return _join([])
+    at = {key: i for i, key in enumerate(zip(lanes.step.tolist(), lanes.iteration.tolist(), strict=True))}
+    chosen = np.array([at[key] for key in timeline.critical_path if key in at], np.int64)
+    found = _take(lanes, chosen[np.argsort(lanes.start_s[chosen], kind="stable")])
+    track = np.zeros(len(found), np.int64)
+    for layer, members in enumerate(_layers(found.start_s, found.end_s)):
+        track[members] = trace.track_id(process, "critical path" if layer == 0 else f"critical path (also under way, {layer})")
+    return Slices(
+        track=track, start_s=found.start_s, end_s=found.end_s, name=found.name, category=np.full(len(found), trace.category_id("critical path")),
+        step=found.step, iteration=found.iteration,
+    )  # fmt: skip
+
+
+def _links(trace: Trace, timeline: Timeline, label: str) -> Slices:
+    """A track per link with one slice over the whole step that says for how much of it the link was busy."""
+    if not timeline.link_busy_s or timeline.makespan_s <= 0:
+        return _join([])
+    process = _process(trace, f"links · {label}")
+    track, name = [], []
+    for link, busy_s in timeline.link_busy_s.items():
+        track.append(trace.track_id(process, link))
+        name.append(trace.name_id(f"{100 * busy_s / timeline.makespan_s:.0f} % busy, {busy_s * 1e3:.3f} ms"))
+    n = len(track)
+    return Slices(
+        track=np.array(track), start_s=np.zeros(n), end_s=np.full(n, timeline.makespan_s), name=np.array(name),
+        category=np.full(n, trace.category_id("link")), step=np.full(n, -1), iteration=np.zeros(n, np.int64),
+    )  # fmt: skip
+
+
+def _counters(trace: Trace, timeline: Timeline, process: dict[int, int], overview: int) -> None:
+    for name, (time_s, value) in timeline.counters.items():
+        found = _RANK.search(name)
+        home = process.get(int(found[1])) if found else None
+        label = name[: found.start()].removesuffix(" of ").removesuffix(" ").strip() if found and home is not None else name
+        unit = "bytes" if "memory" in name else ""
+        home = overview if home is None else home
+        trace.counters.append(Counter(home, label or name, unit, np.asarray(time_s, np.float64), np.asarray(value, np.float64)))
+
+
+# ---- flows -------------------------------------------------------------------------------------------------------------
+def _flows(program: Program, slices: Slices, owner: NDArray[np.int64], parts: Sequence[int]) -> NDArray[np.int64]:
+    """(sending slice, receiving slice) pairs within each timeline: the j-th send on a channel matches the j-th receive."""
+    send, receive = _matched_steps(program)
+    found = []
+    width = int(slices.iteration.max(initial=0)) + 1
+    for part in parts:
+        mine = np.flatnonzero((owner == part) & (slices.step >= 0))
+        keys = slices.step[mine] * width + slices.iteration[mine]
+        order = np.argsort(keys, kind="stable")
+        keys, mine = keys[order], mine[order]
+        for iteration in range(width if len(keys) else 0):
+            from_slice, sent = _find(keys, send * width + iteration)
+            to_slice, received = _find(keys, receive * width + iteration)
+            both = sent & received
+            found.append(np.stack([mine[from_slice[both]], mine[to_slice[both]]], axis=1))
+    return np.concatenate(found) if found else np.zeros((0, 2), np.int64)
+
+
+def _find(keys: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Places of `wanted` in sorted `keys`, and whether they are there."""
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return at, keys[at] == wanted
+
+
+def _matched_steps(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Steps that send and the steps that receive the same message of an iteration."""
+    s = program.steps
+    ends = []
+    for part, set_part, channel in ((Part.SEND, Part.OUT_SET, s.chan_out), (Part.RECV, Part.IN_SET, s.chan_in)):
+        active = (s.kind == Kind.TRANSFER) & (s.parts & part > 0)
+        plain = np.flatnonzero(active & (s.parts & set_part == 0))
+        several = np.flatnonzero(active & (s.parts & set_part > 0))
+        members = [program.channels.sets[int(channel[i])] for i in several]
+        steps = np.concatenate([plain, np.repeat(several, [len(m) for m in members])]).astype(np.int64)
+        channels = np.concatenate([channel[plain], *members]).astype(np.int64)
+        order = np.lexsort((steps, channels))
+        steps, channels = steps[order], channels[order]
+        position = np.arange(len(steps)) - np.searchsorted(channels, channels)
+        ends.append((steps, channels * (len(s) + 1) + position))
+    (send, send_key), (receive, receive_key) = ends
+    _, i, j = np.intersect1d(send_key, receive_key, assume_unique=True, return_indices=True)
+    return send[i], receive[j]

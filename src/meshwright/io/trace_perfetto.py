@@ -1,0 +1,124 @@
+"""Perfetto's own trace format: protobuf, about half the size of the JSON, for traces of many slices.
+
+Written by hand from Perfetto's public `.proto` files (field numbers beside each use); needs no package. Messages used: Trace,
+TracePacket, TrackDescriptor, ProcessDescriptor, ThreadDescriptor, CounterDescriptor, TrackEvent, InternedData. Times in ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .trace_events import Trace
+
+__all__ = ["perfetto_bytes"]
+
+_SEQUENCE = 1
+_BEGIN, _END, _COUNTER = 1, 2, 4  # TrackEvent.Type
+_STATE_CLEARED, _NEEDS_STATE = 1, 2  # TracePacket.SequenceFlags
+_SIZE_BYTES = 3  # CounterDescriptor.Unit
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1  # negative int64 is written as its two's complement
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _block(field: int, data: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(data)) + data
+
+
+def _text(field: int, value: str) -> bytes:
+    return _block(field, value.encode())
+
+
+def _fixed64(field: int, values: Iterable[int]) -> bytes:
+    return b"".join(_varint(field << 3 | 1) + value.to_bytes(8, "little") for value in values)
+
+
+def perfetto_bytes(trace: Trace) -> bytes:
+    """The trace as a serialized `perfetto.protos.Trace`."""
+    packets = [_head(trace), *_descriptors(trace), *_slices(trace), *_counters(trace)]
+    return b"".join(_block(1, packet) for packet in packets)  # Trace.packet
+
+
+def _head(trace: Trace) -> bytes:
+    """Names and categories once, to be referred to by number. InternedData: event_categories 1, event_names 2; each iid 1, name 2."""
+    interned = b"".join(_block(1, _number(1, i + 1) + _text(2, name)) for name, i in trace.categories.items())
+    interned += b"".join(_block(2, _number(1, i + 1) + _text(2, name)) for name, i in trace.names.items())
+    # TracePacket: trusted_packet_sequence_id 10, interned_data 12, sequence_flags 13
+    return _number(10, _SEQUENCE) + _block(12, interned) + _number(13, _STATE_CLEARED)
+
+
+def _process_uuid(process: int) -> int:
+    return process + 1
+
+
+def _track_uuid(trace: Trace, track: int) -> int:
+    return len(trace.processes) + track + 1
+
+
+def _counter_uuid(trace: Trace, counter: int) -> int:
+    return len(trace.processes) + len(trace.tracks) + counter + 1
+
+
+def _descriptors(trace: Trace) -> list[bytes]:
+    """TracePacket.track_descriptor 60. TrackDescriptor: uuid 1, name 2, process 3, thread 4, parent_uuid 5, counter 8."""
+    out = []
+    for process, name in enumerate(trace.processes):
+        described = _number(1, process + 1) + _text(6, name)  # ProcessDescriptor: pid 1, process_name 6
+        out.append(_number(1, _process_uuid(process)) + _block(3, described))
+    for number, track in enumerate(trace.tracks):
+        thread = _number(1, track.process + 1) + _number(2, number + 1) + _text(5, track.name)  # ThreadDescriptor: pid 1, tid 2, thread_name 5
+        out.append(_number(1, _track_uuid(trace, number)) + _number(5, _process_uuid(track.process)) + _block(4, thread))
+    for number, counter in enumerate(trace.counters):
+        unit = _number(3, _SIZE_BYTES) if counter.unit == "bytes" else b""  # CounterDescriptor.unit 3
+        parent = _number(5, _process_uuid(counter.process))
+        out.append(_number(1, _counter_uuid(trace, number)) + _text(2, counter.name) + parent + _block(8, unit))
+    return [_number(10, _SEQUENCE) + _block(60, descriptor) for descriptor in out]
+
+
+def _packet(time_ns: int, event: bytes) -> bytes:
+    # TracePacket: timestamp 8, trusted_packet_sequence_id 10, track_event 11, sequence_flags 13
+    return _number(8, time_ns) + _number(10, _SEQUENCE) + _block(11, event) + _number(13, _NEEDS_STATE)
+
+
+def _slices(trace: Trace) -> list[bytes]:
+    """TrackEvent: category_iids 3, debug_annotations 4, type 9, name_iid 10, track_uuid 11, flow_ids 47, terminating_flow_ids 48."""
+    s = trace.slices
+    leaving: dict[int, list[int]] = {}
+    arriving: dict[int, list[int]] = {}
+    for number, (source, target) in enumerate(trace.flows.tolist(), 1):
+        leaving.setdefault(source, []).append(number)
+        arriving.setdefault(target, []).append(number)
+    places = [_number(11, _track_uuid(trace, track)) for track in range(len(trace.tracks))]
+    names = [_number(10, i + 1) for i in range(len(trace.names))]
+    categories = [_number(3, i + 1) for i in range(len(trace.categories))]
+    columns = (s.track, (s.start_s * 1e9).round().astype("int64"), (s.end_s * 1e9).round().astype("int64"), s.name, s.category, s.step, s.iteration)
+    out = []
+    for i, (track, start, end, name, category, step, iteration) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        event = _number(9, _BEGIN) + places[track] + names[name] + categories[category]
+        if step >= 0:  # DebugAnnotation: name 10, int_value 4
+            event += _block(4, _text(10, "step") + _number(4, step)) + _block(4, _text(10, "iteration") + _number(4, iteration))
+        event += _fixed64(47, leaving.get(i, ())) + _fixed64(48, arriving.get(i, ()))
+        out.append(_packet(start, event))
+        out.append(_packet(end, _number(9, _END) + places[track]))
+    return out
+
+
+def _counters(trace: Trace) -> list[bytes]:
+    """TrackEvent: type 9, track_uuid 11, counter_value 30."""
+    out = []
+    for number, counter in enumerate(trace.counters):
+        head = _number(9, _COUNTER) + _number(11, _counter_uuid(trace, number))
+        times, values = (counter.time_s * 1e9).round().astype("int64").tolist(), counter.value.round().astype("int64").tolist()
+        out += [_packet(time_ns, head + _number(30, value)) for time_ns, value in zip(times, values, strict=True)]
+    return out
