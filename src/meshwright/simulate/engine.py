@@ -25,7 +25,7 @@ _COMPUTE, _TRANSFER = 0, 1
 _AFTER, _ASK, _BUSY, _CREDIT, _SENDING = 0, 1, 2, 3, 4
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _wake(s, lane):  # type: ignore[no-untyped-def]
     """Visit `lane` in this pass if its turn is yet to come, else in the next."""
     if s.lane[lane].is_ready:
@@ -46,7 +46,7 @@ def _wake(s, lane):  # type: ignore[no-untyped-def]
     heap[at] = key
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _next_ready(s):  # type: ignore[no-untyped-def]
     """Take the first lane out of the ready heap."""
     heap, lanes = s.ready, len(s.lane)
@@ -71,14 +71,14 @@ def _next_ready(s):  # type: ignore[no-untyped-def]
     return lane
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _note(t, s, lane, node):  # type: ignore[no-untyped-def]
     """Record that a node (TAKEN, SENDING, COMPLETE) of the lane's step has happened."""
     s.order[s.number[4]] = 3 * (t.record_at[s.lane[lane].at] + s.lane[lane].turn) + node
     s.number[4] += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     """The local part of the lane's step is done: free the unit or the credits; complete the step unless it sends."""
     step = s.lane[lane].at
@@ -107,7 +107,7 @@ def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     _complete(t, s, lane, now, record)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _complete(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     s.step[step].last_end = now
@@ -129,7 +129,7 @@ def _complete(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     s.lane[lane].sub = t.after_ptr[s.lane[lane].at]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
     """Check the `after` edges of the lane's step from where it stopped; hang the lane on the first that is not met."""
     step = s.lane[lane].at
@@ -144,7 +144,7 @@ def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _must_wait_for_unit(t, s, lane):  # type: ignore[no-untyped-def]
     unit = t.lane_unit[lane]
     if unit < 0 or s.unit[unit].owner == lane:
@@ -161,7 +161,7 @@ def _must_wait_for_unit(t, s, lane):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _must_wait_for_messages(t, s, lane):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     for n in range(s.lane[lane].sub, t.in_ptr[step + 1]):
@@ -173,7 +173,7 @@ def _must_wait_for_messages(t, s, lane):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _must_wait_for_credits(t, s, lane):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     for n in range(s.lane[lane].sub, t.out_ptr[step + 1]):
@@ -185,7 +185,7 @@ def _must_wait_for_credits(t, s, lane):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Hand the step's message to every channel of its send part."""
     step = s.lane[lane].at
@@ -206,7 +206,7 @@ def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
             exclusive_inject(t, k, s, c, now)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Let the lane go on until it waits for something."""
     while s.lane[lane].turn < t.lane_repeat[lane]:
@@ -247,7 +247,7 @@ def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     s.number[3] -= 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
     """A slot's event: a lane's duration or release, a channel's next segment or end of flow, a message's next hop or arrival."""
     lanes, channels = len(t.lane_start), len(t.depth)
@@ -288,7 +288,7 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
             s.channel[c].wants_message = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def run(t, k, s, record):  # type: ignore[no-untyped-def]
     """Simulate until nothing can happen any more. Returns the time of the last event; `s.number[3]` lanes are not finished."""
     now = 0.0

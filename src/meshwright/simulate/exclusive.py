@@ -16,7 +16,7 @@ from ..kernels.event_heap import heap_put
 __all__ = ["exclusive_inject", "exclusive_pass"]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
     """Serve `size` bytes on `link`: (start, tail)."""
     start = max(asked, s.link[link].free)
@@ -32,7 +32,7 @@ def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
     return start, tail
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untyped-def]
     """The message at `place` asks for the next link of its route. Returns when its tail leaves that link."""
     c = s.slot[place].channel
@@ -54,7 +54,7 @@ def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untype
     return tail
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def exclusive_inject(t, k, s, c, now):  # type: ignore[no-untyped-def]
     """Put the next segment of the message that channel `c` is sending onto its first link; plan the sender's release."""
     lanes, channels = len(t.lane_start), len(t.depth)

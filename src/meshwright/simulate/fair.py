@@ -20,13 +20,13 @@ __all__ = ["fair_begin", "fair_end", "fair_settle"]
 _SAME_SHARE = 1.0 + 1e-12
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _refill(k, s, link, now):  # type: ignore[no-untyped-def]
     s.link[link].tokens = min(k.burst[link], s.link[link].tokens + max(0.0, s.link[link].left) * (now - s.link[link].tokens_at))
     s.link[link].tokens_at = now
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _unmetered(k, s, c, size, now):  # type: ignore[no-untyped-def]
     """Bytes that pass at once through the token buckets of the route (0 unless every link has one)."""
     free = size
@@ -41,7 +41,7 @@ def _unmetered(k, s, c, size, now):  # type: ignore[no-untyped-def]
     return free
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _list(s, c):  # type: ignore[no-untyped-def]
     if s.channel[c].listed == 0:
         s.channel[c].listed = 1
@@ -49,7 +49,7 @@ def _list(s, c):  # type: ignore[no-untyped-def]
         s.work[0] += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def fair_begin(t, k, s, c, size, now):  # type: ignore[no-untyped-def]
     """Channel `c` begins to send `size` bytes."""
     lanes = len(t.lane_start)
@@ -76,7 +76,7 @@ def fair_begin(t, k, s, c, size, now):  # type: ignore[no-untyped-def]
     s.channel[c].flow = 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def fair_end(s, c):  # type: ignore[no-untyped-def]
     """The message that channel `c` sends has gone."""
     if s.channel[c].flow == 1:
@@ -86,7 +86,7 @@ def fair_end(s, c):  # type: ignore[no-untyped-def]
         s.channel[c].flow = 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _attach(k, s, c):  # type: ignore[no-untyped-def]
     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
         link = k.route_link[at]
@@ -99,7 +99,7 @@ def _attach(k, s, c):  # type: ignore[no-untyped-def]
         s.link[link].flows += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _detach(k, s, c):  # type: ignore[no-untyped-def]
     for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
         link = k.route_link[at]
@@ -113,7 +113,7 @@ def _detach(k, s, c):  # type: ignore[no-untyped-def]
         s.link[link].flows -= 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _collect(k, s, links):  # type: ignore[no-untyped-def]
     """All links and flows connected to the first `links` entries of the link stack: (links, flows)."""
     epoch = s.work[1]
@@ -140,7 +140,7 @@ def _collect(k, s, links):  # type: ignore[no-untyped-def]
     return links, flows
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _fill(k, s, links):  # type: ignore[no-untyped-def]
     """Progressive filling of the links on the stack; writes `fresh_rate` of their flows. Shrinks the stack as links fill up."""
     open_links = 0
@@ -185,7 +185,7 @@ def _fill(k, s, links):  # type: ignore[no-untyped-def]
         open_links = kept
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
     """New rates for the flows of one connected part, whose links are the first on the stack."""
     links, flows = _collect(k, s, links)
@@ -204,7 +204,7 @@ def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
             heap_put(s.heap, lanes + c, now + flow.left / flow.rate, (lanes + c) << 32)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
     """Nothing more happens at this instant: new rates for every flow connected to one that began or ended."""
     s.work[1] += 1
