@@ -127,7 +127,8 @@ def test_a_race_names_both_steps_and_the_chunk() -> None:
     assert verdict.status == "wrong"
     w = verdict.findings[0].witness
     assert (w["step"], w["other_step"], w["chunk"], w["rank"]) == (0, 1, 2, 0)
-    assert "lane 0 step 0" in verdict.findings[0].message and "lane 1 step 1" in verdict.findings[0].message and "chunk 2 of y" in verdict.findings[0].message
+    message = verdict.findings[0].message
+    assert "lane 0 step 0" in message and "lane 1 step 1" in message and "chunk 2 of y" in message
     assert check_program(two_lanes(ordered=True, write=True)).ok
     assert check_program(two_lanes(ordered=False, write=False)).ok  # different chunks
 

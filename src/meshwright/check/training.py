@@ -232,7 +232,8 @@ class _Step(Machine):
             fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
         self.store(root, lo, hi, fresh, step)
 
-    def optimizer(self, step: int, rank: int, op: int) -> None:
+    def gradients(self, step: int, rank: int, op: int) -> None:
+        """Every gradient buffer of the rank is read, and each cell is complete."""
         lay, p = self.layout, self.p
         stage, _, _ = lay.coordinates(rank)
         read = {(b, c) for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
@@ -263,6 +264,10 @@ class _Step(Machine):
             if s.stage == stage and mine & set(s.params) and s.key not in covered and self.users:
                 text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
                 self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
+
+    def optimizer(self, step: int, rank: int, op: int) -> None:
+        p = self.p
+        self.gradients(step, rank, op)
         writes = {p.buffers.name[b] for b, _, _ in p.ops.writes[op].reshape(-1, 3).tolist()}
         if "weights" not in writes:
             self.wrong(step, "does not write the weights")

@@ -1,0 +1,144 @@
+"""Certificates: the planners' own are confirmed, and every lie in one is named."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.bound import Bound, Certificate
+from meshwright.check.certificate import check_bound
+from meshwright.decide.collective import OPERATIONS, CollectiveProblem, collective_bound
+from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.testing import fabrics
+
+
+def island(n: int = 4, **switch: bool) -> Fabric:
+    devices = tuple(Device(name=f"d{i}", flops={"fp32": 10**9}) for i in range(n))
+    links = tuple(x for i in range(n) for x in (Link(src=f"d{i}", dst="s", rate_Bps=100), Link(src="s", dst=f"d{i}", rate_Bps=100)))
+    return Fabric(name="island", devices=devices, switches=(Switch(name="s", **switch),), links=links)
+
+
+@settings(max_examples=60, deadline=None)
+@given(fabric=fabrics(min_devices=2, max_devices=5), op=st.sampled_from(OPERATIONS))
+def test_the_planners_bounds_are_confirmed(fabric: Fabric, op: str) -> None:
+    bound = collective_bound(CollectiveProblem.on(fabric, op, 4096))
+    assert check_bound(bound, fabric) == []
+    worse = msgspec.structs.replace(bound, value=str(bound.exact * Fraction(11, 10)))
+    assert check_bound(worse, fabric)[0].status == "wrong"
+
+
+def test_a_cut_proves_no_more_than_brute_force_over_all_cuts() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        n = int(rng.integers(2, 5))
+        links = tuple(Link(src=f"d{i}", dst=f"d{j}", rate_Bps=int(rng.integers(1, 9))) for i in range(n) for j in range(n) if i != j)
+        fabric = Fabric(name="full", devices=tuple(Device(name=f"d{i}") for i in range(n)), links=links)
+        bound = collective_bound(CollectiveProblem.on(fabric, "all-gather", 4 * n))
+        best = Fraction(0)
+        for k in range(1, n):
+            for inside in combinations(range(n), k):
+                leaving = sum(x.rate_Bps for x in links if int(x.src[1]) in inside and int(x.dst[1]) not in inside)
+                best = max(best, Fraction(4 * k, leaving))
+        assert bound.exact == best and check_bound(bound, fabric) == []
+
+
+def cut(**changes: Any) -> Bound:
+    data = {
+        "inside": ["d0", "d1"], "devices_inside": 2, "leaving_Bps": "200", "demand": "all-gather", "ranks": 4, "devices": ["d0", "d1", "d2", "d3"],
+        "root": "", "size_bytes": 400, "crossing_bytes": "200",
+    } | changes  # fmt: skip
+    return Bound(quantity="time", value=str(changes.pop("value", 1)), unit="s", certificate=Certificate(kind="cut", data=data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"inside": ["d0", "nobody"]}, "has no 'nobody'"),
+        ({"devices_inside": 3}, "2 ranks are inside, it says 3"),
+        ({"leaving_Bps": "100"}, "links of 200 B/s leave the set"),
+        ({"inside": ["d0", "d1", "d2", "d3", "s"], "devices_inside": 4, "leaving_Bps": "0"}, "no link leaves"),
+        ({"inside": ["s"], "devices_inside": 0, "leaving_Bps": "400"}, "a rank on either side"),
+        ({"demand": "broadcast", "root": "d3"}, "does not force any byte"),
+        ({"demand": "reduce", "root": "d0"}, "does not force any byte"),
+        ({"demand": "all-to-all"}, "does not force any byte"),
+        ({"crossing_bytes": "300"}, "200 bytes must leave the set"),
+        ({"ranks": 5}, "not that many different devices"),
+        ({"devices": ["d0", "d0", "d2", "d3"]}, "not that many different devices"),
+        ({"leaving_Bps": "2e2"}, "not an exact rational"),
+        ({"value": "2"}, "the certificate gives 1 s, claimed is 2"),
+    ],
+)
+def test_a_lie_in_a_cut_is_named(changes: dict[str, Any], words: str) -> None:
+    assert check_bound(cut(), island()) == []
+    found = check_bound(cut(**changes), island())
+    assert len(found) == 1 and found[0].status == "wrong" and words in found[0].message, found
+
+
+def test_a_missing_field_is_wrong_not_a_crash() -> None:
+    bound = cut()
+    data = {k: v for k, v in bound.certificate.data.items() if k != "inside"}
+    found = check_bound(msgspec.structs.replace(bound, certificate=Certificate(kind="cut", data=data)), island())
+    assert found[0].status == "wrong" and "inside" in found[0].message
+
+
+def partition(**changes: Any) -> Bound:
+    data = {
+        "parts": [["d0"], ["d1"], ["d2"], ["d3"]], "entering_Bps": "400", "demand": "all-reduce", "ranks": 4,
+        "devices": ["d0", "d1", "d2", "d3"], "size_bytes": 400,
+    } | changes  # fmt: skip
+    return Bound(quantity="time", value="6", unit="s", certificate=Certificate(kind="partition", data=data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parts": [["d0", "d1", "d2", "d3"]]}, "over two parts or more"),
+        ({"demand": "all-gather"}, "bounds an all-reduce"),
+        ({"parts": [["d0"], ["d0", "d1"], ["d2"], ["d3"]]}, "disjoint"),
+        ({"parts": [["d0"], ["d1"], ["d2"]]}, "all ranks together"),
+        ({"parts": [["d0"], ["d1"], ["d2"], ["d3"], ["s"]]}, "hold a rank each"),
+        ({"entering_Bps": "300"}, "links of 400 B/s enter the parts"),
+    ],
+)
+def test_a_lie_in_a_partition_is_named(changes: dict[str, Any], words: str) -> None:
+    assert check_bound(partition(), island()) == []
+    found = check_bound(partition(**changes), island())
+    assert len(found) == 1 and found[0].status == "wrong" and words in found[0].message
+
+
+def test_a_partition_must_hold_switches_that_add() -> None:
+    assert "can add or copy" in check_bound(partition(), island(aggregate=True))[0].message
+
+
+def roofline(**changes: Any) -> Bound:
+    data = {"flops": 8 * 10**9, "flops_per_s": 4 * 10**9, "devices": 4, "dtype": "fp32"} | changes
+    return Bound(quantity="step time", value="2", unit="s", certificate=Certificate(kind="roofline", data=data))
+
+
+def test_rooflines() -> None:
+    assert check_bound(roofline(), island()) == []
+    assert "it says 3000000000" in check_bound(roofline(flops_per_s=3 * 10**9), island())[0].message
+    assert "has 4 devices" in check_bound(roofline(devices=3), island())[0].message
+    assert check_bound(roofline(dtype="bf16"), island())[0].status == "unknown"  # no device states that peak
+
+
+def test_sums_and_memory() -> None:
+    both = Bound(quantity="both", value="3", unit="s", certificate=Certificate(kind="sum", data={}), parts=(cut(), roofline()))
+    assert check_bound(both, island()) == []
+    assert "gives 3 s" in check_bound(msgspec.structs.replace(both, value="4"), island())[0].message
+    assert "without parts" in check_bound(msgspec.structs.replace(both, parts=()), island())[0].message
+    lie = msgspec.structs.replace(both, parts=(cut(leaving_Bps="1"), roofline()))
+    assert "200 B/s leave" in check_bound(lie, island())[0].message
+    mixed = msgspec.structs.replace(both, parts=(cut(), msgspec.structs.replace(roofline(), unit="bytes")))
+    assert "adds bytes to s" in check_bound(mixed, island())[0].message
+    memory = Bound(quantity="m", value="9", unit="bytes", certificate=Certificate(kind="memory", data={"needed_bytes": 9, "available_bytes": 5}))
+    assert check_bound(memory, island()) == []
+    fits = msgspec.structs.replace(memory, certificate=Certificate(kind="memory", data={"needed_bytes": 9, "available_bytes": 10}))
+    assert "is available" in check_bound(fits, island())[0].message

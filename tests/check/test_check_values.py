@@ -1,0 +1,195 @@
+"""What collectives deliver and what training steps add up: each way to be wrong, named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from check_interpreter import collective_is_right
+from check_programs import Training, ring_all_gather, ring_all_reduce, tree_all_reduce, training_layout
+
+from meshwright.check import check_program
+from meshwright.check import values as values_module
+from meshwright.check.training import check_training
+from meshwright.check.values import check_collective
+from meshwright.fabric import Device, Fabric, Link
+from meshwright.mutate import _edge_list, _edges, _rearranged
+from meshwright.program import Contract, Program
+from meshwright.program_builder import ProgramBuilder
+from meshwright.program_calls import inline
+
+
+def claim(p: Program, **changes: object) -> Program:
+    assert p.contract is not None
+    return replace(p, contract=replace(p.contract, **changes))  # type: ignore[arg-type]
+
+
+def test_a_contract_that_is_not_kept_names_rank_chunk_and_missing_ranks() -> None:
+    """A reduce-scatter sold as an all-reduce: cut the second half off the ring."""
+    b = ProgramBuilder(ranks=2, name="half")
+    x = [b.buffer(r, chunks=2, chunk_bytes=4, role="input", name=f"x{r}") for r in range(2)]
+    ch = [b.channel(0, 1), b.channel(1, 0)]
+    for r in range(2):
+        sent = b.lane(r).send(ch[r], x[r], 1 - r)
+        b.lane(r).recv_add(ch[1 - r], x[r], r, after=[sent])
+    whole = tuple((k, 0, 2) for k in x)
+    b.contract = Contract(op="all-reduce", inputs=whole, outputs=whole)
+    found = check_collective(b.build())
+    assert [(f.witness["rank"], f.witness["chunk"], f.witness["missing_ranks"]) for f in found] == [(0, 1, [1]), (1, 0, [0])]
+    assert check_program(claim(b.build(), op="reduce-scatter", outputs=((x[0], 0, 1), (x[1], 1, 1)))).ok
+
+
+def test_a_contribution_added_twice_names_the_step_that_did_it() -> None:
+    b = ProgramBuilder(ranks=2, name="twice")
+    x = [b.buffer(r, chunks=1, chunk_bytes=4, role="input", name=f"x{r}") for r in range(2)]
+    c = b.channel(0, 1)
+    send, recv = b.lane(0), b.lane(1)
+    for _ in range(2):
+        send.send(c, x[0], 0)
+        recv.recv_add(c, x[1], 0)
+    whole = tuple((k, 0, 1) for k in x)
+    b.contract = Contract(op="reduce", inputs=whole, outputs=whole, root=1)
+    found = check_collective(b.build())
+    assert len(found) == 1 and "is spoilt" in found[0].message and found[0].witness["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [((0, 0, 4), "another chunk's data"), ((0, 0, 3), "has 3 chunks, a whole all-reduce has 4")],
+)
+def test_wrong_places_and_sizes(outputs: tuple[int, int, int], words: str) -> None:
+    p = ring_all_reduce(4)
+    assert p.contract is not None
+    if words.startswith("another"):  # rank 0 also swaps two finished chunks
+        assert "another chunk" in check_collective(swapped_output())[0].message
+    else:
+        found = check_collective(claim(p, outputs=(outputs, *p.contract.outputs[1:])))
+        assert words in found[0].message
+
+
+def swapped_output() -> Program:
+    b = ProgramBuilder(ranks=1, name="swapped")
+    x = b.buffer(0, chunks=2, chunk_bytes=4, role="input")
+    y = b.buffer(0, chunks=2, chunk_bytes=4, role="output")
+    lane = b.lane(0)
+    lane.copy((x, 0), (y, 1))
+    lane.copy((x, 1), (y, 0))
+    b.contract = Contract(op="all-reduce", inputs=((x, 0, 2),), outputs=((y, 0, 2),))
+    return b.build()
+
+
+def test_what_was_never_written_is_said() -> None:
+    b = ProgramBuilder(ranks=1)
+    x, y = b.buffer(0, chunks=1, chunk_bytes=4), b.buffer(0, chunks=1, chunk_bytes=4)
+    b.contract = Contract(op="all-gather", inputs=((x, 0, 1),), outputs=((y, 0, 1),))
+    found = check_collective(b.build())
+    assert "is never written" in found[0].message and found[0].witness["rank"] == 0
+
+
+def test_half_chunks_are_followed() -> None:
+    """A copy in other units than the chunks: the halves of a chunk may not change places."""
+    for right in (True, False):
+        b = ProgramBuilder(ranks=1)
+        x, y = b.buffer(0, chunks=1, chunk_bytes=8), b.buffer(0, chunks=1, chunk_bytes=8)
+        x2 = b.buffer(0, chunks=2, chunk_bytes=4, alias_of=x)
+        y2 = b.buffer(0, chunks=2, chunk_bytes=4, alias_of=y)
+        lane = b.lane(0)
+        lane.copy((x2, 0), (y2, 0 if right else 1))
+        lane.copy((x2, 1), (y2, 1 if right else 0))
+        b.contract = Contract(op="all-reduce", inputs=((x, 0, 1),), outputs=((y, 0, 1),))
+        assert check_program(b.build()).ok is right
+
+
+@pytest.mark.parametrize("op", ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"])
+def test_planned_collectives_are_proved_and_replayed(op: str) -> None:
+    from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
+
+    links = tuple(Link(src=f"d{i}", dst=f"d{j}", rate_Bps=1 + (i + j) % 2) for i in range(3) for j in range(3) if i != j)
+    fabric = Fabric(name="triangle", devices=tuple(Device(name=f"d{i}") for i in range(3)), links=links)
+    problem = CollectiveProblem.on(fabric, op, 96)
+    for strategy in (Ring(), Ring(bidirectional=True), ForestColl()):
+        p = strategy.plan(problem, rng=np.random.default_rng(0)).program
+        assert check_program(p).ok
+        assert all(collective_is_right(p, seed) for seed in range(3))
+        wrong = {"all-reduce": "all-gather", "all-gather": "all-reduce", "reduce-scatter": "all-reduce", "broadcast": "all-reduce", "reduce": "all-reduce"}
+        assert not check_program(claim(p, op=wrong[op])).ok
+
+
+def test_too_much_to_follow_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values_module, "CELL_LIMIT", 3)
+    verdict = check_program(tree_all_reduce(3))
+    assert verdict.status == "unknown" and not verdict.ok and "too many chunks" in verdict.findings[0].message
+    verdict.raise_if_wrong()  # unknown is not wrong, but it is no pass either
+
+
+def test_a_crash_in_a_checker_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.check import whole
+
+    def broken(*_: object) -> list[object]:
+        raise ZeroDivisionError("oops")
+
+    for name in ("check_wellformed", "check_deadlock", "check_races", "check_collective"):
+        monkeypatch.setattr(whole, name, broken)
+        verdict = check_program(ring_all_gather(3))
+        assert verdict.status == "unknown" and "ZeroDivisionError: oops" in verdict.findings[0].message
+        monkeypatch.undo()
+
+
+# ---- training ----------------------------------------------------------------------------------------------------------
+def training(**kw: int) -> tuple[Program, Training]:
+    t = Training(training_layout(**kw))  # type: ignore[arg-type]
+    return inline(t.program, t.programs).program, t
+
+
+def test_without_names_or_with_other_ranks_nothing_is_proved() -> None:
+    p, t = training(data=2)
+    nameless = replace(p, buffers=replace(p.buffers, name=()))
+    assert check_training(nameless, t.layout)[0].status == "unknown"
+    assert check_training(replace(p, lanes=replace(p.lanes, repeat=p.lanes.repeat + 1)), t.layout)[0].status == "unknown"
+    assert "has 8 ranks, the program 4" in check_training(p, training_layout(data=4))[0].message
+
+
+def test_the_program_of_another_layout_is_refused() -> None:
+    p, _ = training(data=2, microbatches=3)
+    assert "times instead of" in check_training(p, training_layout(data=2, microbatches=4))[0].message
+
+
+def edit_op(p: Program, name: str, **columns: int) -> Program:
+    ops = p.ops
+    k = ops.name.index(name)
+    for column, value in columns.items():
+        values = getattr(ops, column).copy()
+        values[k] = value
+        ops = replace(ops, **{column: values})
+    return replace(p, ops=ops)
+
+
+def test_ways_to_be_wrong_in_training() -> None:
+    p, t = training(data=2, tensor=2, microbatches=2)
+    assert check_training(p, t.layout) == []
+    split = [k for k in range(len(p.ops)) if p.ops.parts[k] == 2][0]
+    parts = p.ops.part.copy()
+    parts[split] = 1 - parts[split]
+    found = check_training(replace(p, ops=replace(p.ops, part=parts)), t.layout)
+    assert "must compute part" in found[0].message
+    found = check_training(edit_op(p, "B", accumulate=0), t.layout)
+    assert found == [] or "lacks" in found[0].message  # the first to add may as well overwrite
+    reads = p.ops.reads
+    emptied = type(reads).of([reads[i].tolist() if i != p.ops.name.index("B") else reads[i].tolist()[:3] for i in range(len(p.ops))])
+    found = check_training(replace(p, ops=replace(p.ops, reads=emptied)), t.layout)
+    assert any("does not read saved:" in f.message for f in found) and any("does not read grad:" in f.message for f in found)
+
+
+def test_weights_may_not_change_before_they_are_used() -> None:
+    """The optimizer moved to the front of its lane, waiting for nothing: it sees no gradient, and all others see new weights."""
+    t = Training(training_layout(data=1))
+    p = t.program
+    optimizer = int(p.lanes.end[0]) - 1
+    free = _edges(p, [edge for edge in _edge_list(p) if edge[0] != optimizer])
+    lists = [list(range(int(a), int(b))) for a, b in zip(p.lanes.start, p.lanes.end, strict=True)]
+    lists[0] = [optimizer, *lists[0][:-1]]
+    verdict = check_program(_rearranged(free, lists), programs=t.programs, layout=t.layout)
+    assert verdict.status == "wrong"
+    messages = " ".join(f.message for f in verdict.findings)
+    assert "optimizer opt0" in messages and "of weights, which holds another value" in messages
