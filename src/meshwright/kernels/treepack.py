@@ -1,7 +1,7 @@
 """Packing spanning out-trees into a capacitated digraph (Edmonds' branchings), with multiplicities.
 
-Source: K. Bérczi, A. Frank, "Packing arborescences" (2009); L. C. Lau's and Tarjan's constructions; ForestColl (arXiv 2402.06787)
-section on tree construction.
+Source: J. Edmonds, "Edge-disjoint branchings" (1973); K. Bérczi, A. Frank, "Packing arborescences" (2009) for the form with
+multiplicities; ForestColl (arXiv 2402.06787) for its use.
 Deviations: one batch of equal trees is finished before the next is begun, so that every unfinished batch still consists of its root
 alone and the test network has one node per device plus the source. When only part of a batch can take an edge, the rest
 gives its edges back and returns to its root.
