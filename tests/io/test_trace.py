@@ -6,7 +6,9 @@ import gzip
 import itertools
 import json
 from collections import defaultdict
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,7 @@ def test_memory_counters_stand_with_their_rank() -> None:
     memory = [(processes[e["pid"]], e["name"], e["ts"], e["args"]) for e in events["C"]]
     assert memory == [
         ("rank 1 · predicted", "memory", 0.0, {"bytes": 0}), ("rank 1 · predicted", "memory", 1000.0, {"bytes": 64}),
-        ("step · predicted", "queue", 0.0, {"value": 2}),
+        ("counters · predicted", "queue", 0.0, {"value": 2}),
     ]  # fmt: skip
 
 
@@ -283,6 +285,26 @@ def test_names_outside_the_program_and_odd_text() -> None:
     )  # fmt: skip
     events = chrome(program, [Timeline(origin="measured", run_fabric="x", spans=spans, makespan_s=2.0)])
     assert [e["name"] for e in events["X"]] == ['load "data"\n', "outside the program"]
+
+
+def test_the_critical_path_is_one_track_without_gaps_in_order() -> None:
+    program = exchange()
+    t = replace(timeline(program, "simulated", seed=3), critical_path=[(0, 0), (3, 0), (4, 0), (99, 0)])
+    events = chrome(program, [t])
+    shown = [e for e in events["X"] if e["cat"] == "critical path"]
+    assert [e["args"]["step"] for e in shown] == [0, 3, 4]
+    assert len({e["tid"] for e in shown}) == 1
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(shown))
+
+
+def test_a_recording_takes_its_phases_from_the_prediction() -> None:
+    program = exchange()
+    measured = timeline(program, "measured")
+    measured = replace(measured, spans=replace(measured.spans, phase=()), link_busy_s={}, critical_path=[])
+    assert {e["cat"] for e in chrome(program, [measured])["X"]} == {"step"}
+    both = chrome(program, [timeline(program, "simulated"), measured])
+    processes = named(both, "process_name")
+    assert {e["cat"] for e in both["X"] if "measured" in processes[e["pid"]]} == {"forward"}
 
 
 def test_no_spans_at_all() -> None:

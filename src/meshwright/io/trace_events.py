@@ -85,17 +85,17 @@ def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str =
     labels = _labels(timelines)
     step_names = _StepNames(program)
     ranks = sorted({int(r) for t in timelines for r in np.unique(t.spans.rank)})
-    overview = [_process(trace, f"step · {label}") for label in labels]
     process = {(rank, k): _process(trace, f"rank {rank} · {label}") for rank in ranks for k, label in enumerate(labels)}
+    phase_of_step = _phases(timelines)
     parts: list[Slices] = []
     for k, timeline in enumerate(timelines):
         spans = timeline.spans
         if len(spans) and int(spans.step.max()) >= len(program.steps):
             raise UsageError(f"a timeline has step {int(spans.step.max())}, the program has {len(program.steps)}", where=labels[k])
         zero = float(spans.start_s.min()) if len(spans) else 0.0
-        lanes = _lane_slices(trace, program, timeline, {rank: process[rank, k] for rank in ranks}, step_names, zero)
-        parts += [lanes, _critical_path(trace, timeline, lanes, overview[k]), _links(trace, timeline, labels[k])]
-        _counters(trace, timeline, {rank: process[rank, k] for rank in ranks}, overview[k])
+        lanes = _lane_slices(trace, program, timeline, {rank: process[rank, k] for rank in ranks}, step_names, phase_of_step, zero)
+        parts += [lanes, _critical_path(trace, timeline, lanes, labels[k]), _links(trace, timeline, labels[k])]
+        _counters(trace, timeline, {rank: process[rank, k] for rank in ranks}, labels[k])
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     joined = _join(parts)
     order = np.lexsort((joined.start_s, joined.track))
@@ -109,6 +109,11 @@ def _labels(timelines: Sequence[Timeline]) -> list[str]:
     if len(set(words)) == len(words):
         return words
     return [f"{word} {i + 1} ({t.run_fabric})" for i, (word, t) in enumerate(zip(words, timelines, strict=True))]
+
+
+def _phases(timelines: Sequence[Timeline]) -> dict[int, str]:
+    """Phase of every step that some timeline names one for: a recording has none, the simulation of the same program has."""
+    return {step: phase for t in timelines if t.spans.phase for step, phase in zip(t.spans.step.tolist(), t.spans.phase, strict=True)}
 
 
 def _process(trace: Trace, name: str) -> int:
@@ -130,7 +135,9 @@ def _take(slices: Slices, chosen: NDArray[np.int64]) -> Slices:
 
 
 # ---- slices ------------------------------------------------------------------------------------------------------------
-def _lane_slices(trace: Trace, program: Program, timeline: Timeline, process: dict[int, int], step_names: _StepNames, zero: float) -> Slices:
+def _lane_slices(
+    trace: Trace, program: Program, timeline: Timeline, process: dict[int, int], step_names: _StepNames, phase_of_step: dict[int, str], zero: float
+) -> Slices:  # fmt: skip
     spans = timeline.spans
     order = np.lexsort((spans.end_s, spans.start_s, spans.lane, spans.rank))
     rank, lane, start, end = spans.rank[order], spans.lane[order], spans.start_s[order] - zero, spans.end_s[order] - zero
@@ -144,13 +151,14 @@ def _lane_slices(trace: Trace, program: Program, timeline: Timeline, process: di
             name = label if layer == 0 else f"{label} (also under way, {layer})"
             track[low:high][members] = trace.track_id(process[int(rank[low])], name)
     steps = spans.step[order]
-    given, phases = list(spans.name), list(spans.phase)
+    given = list(spans.name)
     if given:
         names = [trace.name_id(given[i] or step_names[int(s)]) for i, s in zip(order.tolist(), steps.tolist(), strict=True)]
     else:
         known = {int(s): trace.name_id(step_names[int(s)]) for s in np.unique(steps)}
         names = [known[s] for s in steps.tolist()]
-    categories = [trace.category_id(phases[i] if phases else "step") for i in order.tolist()]
+    phases = [spans.phase[i] for i in order.tolist()] if spans.phase else [phase_of_step.get(s, "step") for s in steps.tolist()]
+    categories = [trace.category_id(phase) for phase in phases]
     return Slices(
         track=track, start_s=start, end_s=end, name=np.array(names, np.int64), category=np.array(categories, np.int64),
         step=steps.astype(np.int64), iteration=spans.iteration[order].astype(np.int64),
@@ -216,20 +224,17 @@ class _StepNames:
         return said[said.index("(") + 1 : -1]
 
 
-def _critical_path(trace: Trace, timeline: Timeline, lanes: Slices, process: int) -> Slices:
-    """The steps that decide the makespan, once more, one after the other, on a track of their own."""
-    if not timeline.critical_path or not len(lanes):
-        return _join([])
+def _critical_path(trace: Trace, timeline: Timeline, lanes: Slices, label: str) -> Slices:
+    """The steps that decide the makespan, once more, on one track: each from the end of the one before it, so that they tile the step."""
     at = {key: i for i, key in enumerate(zip(lanes.step.tolist(), lanes.iteration.tolist(), strict=True))}
-    chosen = np.array([at[key] for key in timeline.critical_path if key in at], np.int64)
-    found = _take(lanes, chosen[np.argsort(lanes.start_s[chosen], kind="stable")])
-    track = np.zeros(len(found), np.int64)
-    for layer, members in enumerate(_layers(found.start_s, found.end_s)):
-        track[members] = trace.track_id(process, "critical path" if layer == 0 else f"critical path (also under way, {layer})")
-    return Slices(
-        track=track, start_s=found.start_s, end_s=found.end_s, name=found.name, category=np.full(len(found), trace.category_id("critical path")),
-        step=found.step, iteration=found.iteration,
-    )  # fmt: skip
+    found = _take(lanes, np.array([at[key] for key in timeline.critical_path if key in at], np.int64))
+    if not len(found):
+        return found
+    end = np.maximum.accumulate(found.end_s)
+    start = np.minimum(np.maximum(found.start_s, np.concatenate([[0.0], end[:-1]])), end)
+    track = np.full(len(found), trace.track_id(_process(trace, f"critical path · {label}"), "what decides the step's time"))
+    category = np.full(len(found), trace.category_id("critical path"))
+    return Slices(track=track, start_s=start, end_s=end, name=found.name, category=category, step=found.step, iteration=found.iteration)
 
 
 def _links(trace: Trace, timeline: Timeline, label: str) -> Slices:
@@ -248,14 +253,19 @@ def _links(trace: Trace, timeline: Timeline, label: str) -> Slices:
     )  # fmt: skip
 
 
-def _counters(trace: Trace, timeline: Timeline, process: dict[int, int], overview: int) -> None:
+def _counters(trace: Trace, timeline: Timeline, process: dict[int, int], label: str) -> None:
+    overview = -1
     for name, (time_s, value) in timeline.counters.items():
         found = _RANK.search(name)
         home = process.get(int(found[1])) if found else None
-        label = name[: found.start()].removesuffix(" of ").removesuffix(" ").strip() if found and home is not None else name
+        shown = name
+        if found and home is not None:
+            shown = name[: found.start()].rstrip().removesuffix(" of").rstrip() or name
+        else:
+            overview = _process(trace, f"counters · {label}") if overview < 0 else overview
+            home = overview
         unit = "bytes" if "memory" in name else ""
-        home = overview if home is None else home
-        trace.counters.append(Counter(home, label or name, unit, np.asarray(time_s, np.float64), np.asarray(value, np.float64)))
+        trace.counters.append(Counter(home, shown, unit, np.asarray(time_s, np.float64), np.asarray(value, np.float64)))
 
 
 # ---- flows -------------------------------------------------------------------------------------------------------------
