@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from check_interpreter import collective_is_right
-from check_programs import Training, ring_all_gather, ring_all_reduce, tree_all_reduce, training_layout
+from check_programs import Training, ring_all_gather, ring_all_reduce, training_layout, tree_all_reduce
 
 from meshwright.check import check_program
 from meshwright.check import values as values_module
@@ -168,7 +168,7 @@ def edit_op(p: Program, name: str, **columns: int) -> Program:
 def test_ways_to_be_wrong_in_training() -> None:
     p, t = training(data=2, tensor=2, microbatches=2)
     assert check_training(p, t.layout) == []
-    split = [k for k in range(len(p.ops)) if p.ops.parts[k] == 2][0]
+    split = next(k for k in range(len(p.ops)) if p.ops.parts[k] == 2)
     parts = p.ops.part.copy()
     parts[split] = 1 - parts[split]
     found = check_training(replace(p, ops=replace(p.ops, part=parts)), t.layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .frame import Result
@@ -65,9 +66,7 @@ def _flat(plan: Plan | None, p: Program) -> Program | None:
     if p.fold is not None:
         if p.executed_steps > 400_000:
             return None
-        from ..program_fold import expand
-
-        p = expand(p)
+        p = import_module("meshwright.program_fold").expand(p)
     if len(p.calls) and plan is None:
         raise Unsupported(f"program {p.name!r} calls others, which a program file does not hold", hint="give the plan file")
     return inline(p, plan.programs if plan is not None else {}).program
