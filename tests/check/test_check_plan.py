@@ -6,18 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from check_programs import Training, ring_all_reduce, training_layout
 
 from meshwright.bound import Bound, Certificate
-from meshwright.check import check_plan, check_program
+from meshwright.check import check_plan, check_program, whole
 from meshwright.check.links import channel_links, check_links, link_time
 from meshwright.check.whole import check_layout
 from meshwright.errors import CheckFailed
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_document import fabric_document
 from meshwright.plan import CycleEntry, Plan, Prediction, Segment, TrainingLayout
-from meshwright.program import Program
+from meshwright.program import Fold, FoldAxis, Program
 from meshwright.program_builder import ProgramBuilder
 
 replace_struct = msgspec.structs.replace
@@ -33,7 +34,8 @@ def plan(**changes: Any) -> Plan:
     t = Training(training_layout(data=2))
     fabric = changes.pop("fabric", star(4))
     made = Plan(
-        kind="training", job={}, target_fabric=fabric_document(fabric), placement=("d0", "d1", "d2", "d3"), programs={"main": t.program, **t.programs},
+        kind="training", job={}, target_fabric=fabric_document(fabric), placement=("d0", "d1", "d2", "d3"),
+        programs={"main": t.program, **t.programs},
         cycle=(CycleEntry(program="main"),), decisions={}, layout=t.layout, prediction=Prediction(target_fabric="star", time_s=1e6),
         bound=Bound(
             quantity="step time", value="0", unit="s",
@@ -114,6 +116,17 @@ def test_a_plan_without_values_to_prove_says_so() -> None:
     assert any("nothing to prove" in note for note in check_program(b.build()).notes)
 
 
+def test_a_folded_program_too_big_to_expand_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = ProgramBuilder(ranks=4, name="folded")
+    b.lane(0).nop()
+    p = b.build()
+    folded = replace(p, fold=Fold(axes=(FoldAxis("data", 4, 1, "shift"),), buffer_shift=np.zeros((1, 0), np.int32)))
+    monkeypatch.setattr(whole, "EXPAND_LIMIT", 3)
+    verdict = check_program(folded)
+    assert verdict.status == "unknown" and "too many to expand" in verdict.findings[0].message
+    assert any("have no cycle" in note for note in verdict.notes)
+
+
 def test_a_fabric_document_that_cannot_be_read_is_unknown() -> None:
     verdict = check_plan(replace(plan(), target_fabric={"devices": [{"nom": "x"}]}))
     assert verdict.status == "unknown"
@@ -170,7 +183,11 @@ def test_routes_are_followed_and_bytes_counted_with_repeats() -> None:
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [(("d0", "d1"), "a link from d0 to d1, which does not exist"), (("d1", "s", "d0"), "does not lead from d0 to d1"), (("d0", "x", "d1"), "from d0 to x")],
+    [
+        (("d0", "d1"), "a link from d0 to d1, which does not exist"),
+        (("d1", "s", "d0"), "does not lead from d0 to d1"),
+        (("d0", "x", "d1"), "from d0 to x"),
+    ],
 )
 def test_routes_that_are_none(names: tuple[str, ...], words: str) -> None:
     found = check_links(routed(*names), star(3), ("d0", "d1"))
