@@ -73,11 +73,10 @@ def unroll(q: Program, member: int) -> RankBody:
             for edge in range(int(s.after_ptr[step]), int(s.after_ptr[step + 1])):
                 d, lag = int(s.after_step[edge]), int(s.after_lag[edge])
                 theirs = int(lane_of[d])
-                once = int(q.lanes.repeat[theirs]) == 1
-                if once or turn >= lag:
+                if turn >= lag:  # a lane of repeat 1 is waited for once
                     on_lane.append(local_lane[theirs])
                     width = int(q.lanes.end[theirs] - q.lanes.start[theirs])
-                    on_position.append((0 if once else turn - lag) * width + d - int(q.lanes.start[theirs]))
+                    on_position.append(min(turn - lag, int(q.lanes.repeat[theirs]) - 1) * width + d - int(q.lanes.start[theirs]))
             ptr.append(len(on_lane))
         bodies.append(
             LaneBody(

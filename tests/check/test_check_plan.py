@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from check_programs import Training, ring_all_reduce, training_layout
+from check_programs import Training, ring_all_reduce, training_layout, windowed_reduce
 
 from meshwright.bound import Bound, Certificate
 from meshwright.check import check_plan, check_program, whole
@@ -197,3 +197,15 @@ def test_routes_that_are_none(names: tuple[str, ...], words: str) -> None:
 def test_devices_that_cannot_reach_each_other() -> None:
     apart = Fabric(name="apart", devices=(Device(name="d0"), Device(name="d1")))
     assert "no path from d0 to d1" in check_links(routed(), apart, ("d0", "d1"))[0].message
+
+
+def test_an_edge_with_a_lag_means_no_wait_in_a_callee_that_does_not_repeat() -> None:
+    """With one iteration the edge that frees a slot for the next one never waits; written out it must not either."""
+    callee = windowed_reduce(2, repeat=1, window=1)
+    assert check_program(callee).ok
+    b = ProgramBuilder(ranks=2)
+    comm = b.comm("dp", [0, 1])
+    for r in range(2):
+        x = b.buffer(r, chunks=1, chunk_bytes=4)
+        b.lane(r).call(b.call(comm, "reduce", [(0, x, 0)]))
+    assert check_program(b.build(), programs={"reduce": callee}).ok
