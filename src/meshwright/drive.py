@@ -140,7 +140,7 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
     """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
     over = [e for e in judged if e.timeline is not None]
     if not over:
-        reasons = sorted({f"{e.candidate.degrees}: {e.why}" for e in judged})
+        reasons = [f"{e.candidate.degrees}: {e.why}" for e in sorted(judged, key=lambda e: e.excess_bytes or 1 << 62)]
         return Infeasible(
             f"no layout of this model uses {len(fabric.devices)} devices: {reasons[0] if reasons else 'no degrees divide the global batch'}",
             hint="use fewer devices (--devices 0-3), another global batch, or fix the degrees",

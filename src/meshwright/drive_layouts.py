@@ -29,7 +29,8 @@ __all__ = ["Evaluated", "LayoutSearch"]
 
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
-MAX_PROGRAM_STEPS = 400_000  # larger candidates are left to their closed form unless nothing else is there
+HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
+MAX_PROGRAM_STEPS = 300_000  # of the inlined program, over all ranks; larger candidates cannot be simulated here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +111,34 @@ class LayoutSearch:
         candidates = Grid(workspace=segment_workspace).plan(problem)
         judged: list[Evaluated] = []
         seen: dict[tuple[int, int, int], int] = {}
-        simulated = 0
+        simulated, fastest = 0, float("inf")
         for c in candidates:
             degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline)
             if c.layout is None:
                 judged.append(Evaluated(candidate=c, why=c.why))
                 continue
+            steps = _expected_steps(c.layout)
+            if steps > MAX_PROGRAM_STEPS:
+                judged.append(Evaluated(candidate=c, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,}"))
+                continue
+            limit = max(d.memory_bytes for d in self.fabric.devices)
+            if limit and c.memory_floor_bytes > limit:
+                why = f"weights, gradients and optimiser state alone need {c.memory_floor_bytes} bytes, devices have {limit}"
+                judged.append(Evaluated(candidate=c, why=why, excess_bytes=c.memory_floor_bytes - limit))
+                continue
             seen[degrees] = seen.get(degrees, 0) + 1
             if seen[degrees] > PER_DEGREES or simulated >= MAX_SIMULATED or (simulated and time.monotonic() > until):
                 judged.append(Evaluated(candidate=c, why=f"not simulated: closed form {c.estimate_s:.4g} s is not among the best of its degrees"))
                 continue
+            if c.estimate_s > HOPELESS * fastest:
+                why = f"not simulated: closed form {c.estimate_s:.4g} s is over {HOPELESS} times the fastest step"
+                judged.append(Evaluated(candidate=c, why=why))
+                continue
             for name, placement in _placements(c.layout, self.fabric):
+                if simulated and time.monotonic() > until:
+                    break
                 judged.append(self.evaluate(c, placement, name, self.planner))
+                fastest = min(fastest, judged[-1].time_s if judged[-1].excess_bytes <= 0 else float("inf"))
                 simulated += 1
         fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
         best = min(fitting, key=lambda e: (e.time_s, e.candidate.degrees, e.placement_name), default=None)
@@ -161,6 +178,14 @@ class LayoutSearch:
                 if found.timeline is not None and found.excess_bytes <= 0 and found.time_s < best.time_s * (1 - 1e-9):
                     best, planner = found, tried
         return best
+
+
+def _expected_steps(layout: TrainingLayout) -> int:
+    """About how many steps the inlined program has: computes, pipeline messages, and ring steps of every call."""
+    split = sum(len(s.sum_writes) + len(s.sum_grads) for s in layout.segments)
+    per_microbatch = layout.tensor * (2 * len(layout.segments) + 4 * layout.pipeline + split * 4 * layout.tensor)
+    gradient = layout.ranks * 4 * layout.data
+    return layout.data * layout.microbatches * per_microbatch + gradient
 
 
 def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:

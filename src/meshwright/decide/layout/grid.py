@@ -32,7 +32,7 @@ CITE = Cite(
 )
 DEVIATIONS = ("candidates are judged by simulation, the closed form only orders them",)
 
-STATE_BYTES_PER_PARAM = 16  # fp32 weight, gradient and two Adam moments
+STATE_COPIES = 4  # weight, gradient and two Adam moments
 MAX_MICROBATCHES = 512
 
 
@@ -69,7 +69,7 @@ class Grid:
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
-        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_estimate_bytes=memory)
+        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory)
 
 
 def _degrees(problem: LayoutProblem) -> Iterator[Degrees]:
@@ -109,7 +109,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Device, rate_Bps: float) -> tuple[float, int]:
-    """1F1B closed form with ring all-reduces on the slowest link, and the state + in-flight activations of the fullest stage."""
+    """1F1B closed form with ring all-reduces on the slowest link; bytes of weights, gradients and optimiser state of the fullest stage."""
     by_key = {s.key: s for s in layout.segments}
     size = {v.name: v.size_bytes for v in layout.values}
     param = {p.name: p.size_bytes for p in graph.parameters}
@@ -118,19 +118,16 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
     memory = 0
     for stage in layout.stages:
         t = 0.0
-        saved = 0
         for key in stage.segments:
             s = by_key[key]
             t += cost.roofline(s.forward, device).time_s + cost.roofline(s.backward, device).time_s
             moved = sum(size[v] for v in (*s.sum_writes, *s.sum_grads))
             t += 2 * (layout.tensor - 1) / layout.tensor * moved / rate_Bps
-            saved += s.saved_bytes + sum(size[v] for v in s.reads)
         t += 2 * sum(size[v] for v in stage.sends) / rate_Bps
         own = sum(param[p] // shard.get(p, 1) for p in stage.params)
         gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)
         slowest, total = max(slowest, t), total + t
-        in_flight = min(layout.microbatches, layout.pipeline - stage.index)
-        memory = max(memory, own * STATE_BYTES_PER_PARAM // 4 + saved * in_flight)
+        memory = max(memory, own * STATE_COPIES)
     return total + (layout.microbatches - 1) * slowest + gradient, memory
 
 

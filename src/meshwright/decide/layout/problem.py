@@ -48,7 +48,7 @@ class LayoutCandidate:
     degrees: Degrees
     layout: TrainingLayout | None = None
     estimate_s: float = 0.0
-    memory_estimate_bytes: int = 0
+    memory_floor_bytes: int = 0  # weights, gradients and optimiser state of the fullest rank
     why: str = ""
 
 
