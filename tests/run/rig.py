@@ -58,7 +58,9 @@ def lowered(
     graph = graph_of(model, microbatch, loss)
     d = Degrees(*degrees, microbatch)
     fabric = fabric_of(d.ranks) if d.ranks > 1 else laptop_shape(2)
-    layout = build_layout(graph, find_regions(graph), d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=lambda g, n: (0, 0))
+    layout = build_layout(
+        graph, find_regions(graph), d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=lambda g, n: (0, 0)
+    )
 
     @cache
     def all_reduce(purpose: str, ranks: tuple[int, ...], size: int) -> Any:

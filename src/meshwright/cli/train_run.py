@@ -30,7 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pacing", default="auto", help="auto (default), none, quota or paced: how ranks that outnumber the cores share them")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
     parser.add_argument("--max-ranks", type=int, help="refuse plans with more ranks")
-    parser.add_argument("--no-calibration", action="store_true", help="do not measure costs first; `train compare` then has no prediction for this machine")
+    parser.add_argument(
+        "--no-calibration", action="store_true", help="do not measure costs first; `train compare` then has no prediction for this machine"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -69,8 +71,9 @@ def _text(document: Any, out: Path) -> str:
     from ..io.quantity import show_size, show_time
 
     middle = sorted(document.step_s[2:] or document.step_s)
+    how = f"{document.device}, {document.pacing['mode']}"
     lines = [
-        f"{document.steps} steps on {document.ranks} ranks ({document.device}, {document.pacing['mode']}): {show_time(middle[len(middle) // 2])} per step",
+        f"{document.steps} steps on {document.ranks} ranks ({how}): {show_time(middle[len(middle) // 2])} per step",
         f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
         f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
         *(f"note: {n}" for n in document.notes),

@@ -41,7 +41,9 @@ def first_cause(
     if culprit is not None and culprit != first.peer:
         message += f"; rank {culprit} waits for nobody and may be the cause"
     kind: type[RunError] = RunTimeout if "timed out" in first.message.lower() else RankFailed
-    return kind(message, where=_where(first.rank, places, describe), hint="see the reports of all ranks in the error's data", data=_data(first.rank, reports))
+    return kind(
+        message, where=_where(first.rank, places, describe), hint="see the reports of all ranks in the error's data", data=_data(first.rank, reports)
+    )
 
 
 def timeout_error(places: Sequence[Place], describe: Describe, timeout_s: float, stopped: Sequence[int]) -> RunTimeout:
@@ -79,7 +81,9 @@ def _died(rank: int, code: int, places: Sequence[Place], describe: Describe, out
         message += f"; rank {waiting[0]} was waiting for it"
     elif peer >= 0:
         message += f" while it waited for rank {peer}"
-    return RankDied(message, where=_where(rank, places, describe), hint=hint, data={"rank": rank, "exit": code, "peer": peer, "step": places[rank][0]})
+    return RankDied(
+        message, where=_where(rank, places, describe), hint=hint, data={"rank": rank, "exit": code, "peer": peer, "step": places[rank][0]}
+    )
 
 
 def _failed(report: FailureReport, places: Sequence[Place], describe: Describe) -> RunError:

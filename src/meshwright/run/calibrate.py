@@ -1,7 +1,8 @@
 """Costs of the machine a run really has, measured at its start in its own ranks, under its own pacing.
 
-All ranks time messages together; then each runs its own steps of the plan's program for real with its messages left out (`probe.rank_times`), all at the
-same time, so shared caches and memory are as contended as in the run. Prices of a segment are the mean over the ranks that have it.
+All ranks time messages together; then each runs its own steps of the plan's program for real with its messages left out
+(`probe.rank_times`), all at the same time, so shared caches and memory are as contended as in the run. Prices of a segment are
+the mean over the ranks that have it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def time_rank(
     program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], *, messages: bool
 ) -> RankCosts:
-    """Measure on this rank. Collective if `messages`: all ranks of the default group call it at once. `make` gives work and memory that may be spoilt."""
+    """Measure on this rank. Collective if `messages`: all ranks of the default group call it at once.
+
+    `make` gives work and memory that may be spoilt.
+    """
     parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3).run() if messages else {}
     work, memory = make()
     silent = SilentRank(program, rank)

@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file per rank and a JSON index that is written last.
 
-A checkpoint is the folder `step-<n>` once it holds `index.json`; before that it does not count. The index says which plan, model, data and seed it belongs
-to, the losses so far, and the digest of every rank's file. Optimizer state is saved by parameter name. Data position and random numbers follow from the
-step number alone, so a resumed run gives the bits of an uninterrupted one.
+A checkpoint is the folder `step-<n>` once it holds `index.json`; before that it does not count. The index says which plan, model,
+data and seed it belongs to, the losses so far, and the digest of every rank's file. Optimizer state is saved by parameter name.
+Data position and random numbers follow from the step number alone, so a resumed run gives the bits of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any) -> st
             else:
                 raise Unsupported(f"the optimizer keeps a {type(value).__name__} in its state, which cannot be saved", where=name)
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    metadata = {"scalars": json.dumps(scalars), "groups": json.dumps(groups, default=repr)}
+    metadata = {"meshwright": json.dumps({"scalars": scalars, "groups": groups}, default=repr)}  # one key: their order in the file varies
     data = save({k: v.contiguous().cpu() for k, v in tensors.items()}, metadata=metadata)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / _file(rank), data)
@@ -86,7 +86,7 @@ def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModul
     if hashlib.sha256(data).hexdigest() != digest:
         raise FormatError("is not the file that the checkpoint's index names (its digest differs)", where=str(path), hint="the checkpoint is damaged")
     with safe_open(str(path), "pt") as file:
-        scalars = json.loads((file.metadata() or {}).get("scalars", "{}"))
+        scalars = json.loads((file.metadata() or {}).get("meshwright", "{}")).get("scalars", {})
         tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     with torch.no_grad():
         for p in module.parameters.values():
@@ -139,9 +139,13 @@ def find_checkpoint(folder: Path, plan: Plan, data: str) -> tuple[Path, Checkpoi
     if index.schema != SCHEMA or index.version != VERSION:
         raise FormatError(f"is {index.schema!r} version {index.version}, expected {SCHEMA!r} version {VERSION}", where=str(path))
     if index.plan != plan_identity(plan):
-        raise UsageError("the checkpoint belongs to another plan or model", where=str(path), hint="resume with the plan that made it, or start a new folder")
+        raise UsageError(
+            "the checkpoint belongs to another plan or model", where=str(path), hint="resume with the plan that made it, or start a new folder"
+        )
     if index.data != data or index.seed != plan.seed:
-        raise UsageError(f"the checkpoint was trained on {index.data!r} with seed {index.seed}", where=str(path), hint="resume with the same --data and seed")
+        raise UsageError(
+            f"the checkpoint was trained on {index.data!r} with seed {index.seed}", where=str(path), hint="resume with the same --data and seed"
+        )
     return found[-1], index
 
 

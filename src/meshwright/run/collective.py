@@ -45,7 +45,9 @@ def _slices(program: Program, buffer: int) -> int:
 class CollectiveRank:
     """One rank of a collective, compiled once; `run()` may be called again and again. `tensors`: flat, by number of the rank's own buffer."""
 
-    def __init__(self, program: Program, rank: int, tensors: Mapping[int, torch.Tensor], transport: Transport, orders: Sequence[I32] | None = None) -> None:
+    def __init__(
+        self, program: Program, rank: int, tensors: Mapping[int, torch.Tensor], transport: Transport, orders: Sequence[I32] | None = None
+    ) -> None:
         form = callable_form(program)
         dtypes = {t.dtype for t in tensors.values()}
         if len(dtypes) != 1:

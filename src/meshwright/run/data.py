@@ -1,10 +1,12 @@
 """Training data: what sample `i` is depends on `i` alone, never on who reads it.
 
-Global sample j of step s has index s · global_batch + j; replica d takes the d-th contiguous part of a step's samples, micro-batch m the m-th part of
-that. So every layout trains on the same samples, and a resumed run continues where the first one stopped.
+Global sample j of step s has index s · global_batch + j; replica d takes the d-th contiguous part of a step's samples,
+micro-batch m the m-th part of that. So every layout trains on the same samples, and a resumed run continues where the first one
+stopped.
 
-Sources: `python-source` (bytes of the standard library's own `.py` files), a text or binary file (its bytes), `FILE.py:function` or `module:function`
-returning a dataset (`len(dataset)` optional, `dataset[i]` -> tuple of tensors, one per example input, target last), and `synthetic`.
+Sources: `python-source` (bytes of the standard library's own `.py` files), a text or binary file (its bytes), `FILE.py:function`
+or `module:function` returning a dataset (`len(dataset)` optional, `dataset[i]` -> tuple of tensors, one per example input, target
+last), and `synthetic`.
 """
 
 from __future__ import annotations
@@ -139,7 +141,9 @@ def _window(examples: Sequence[torch.Tensor], name: str) -> int:
     if not ok:
         shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in examples)
         raise UsageError(
-            f"text gives (tokens, next tokens), but the model takes {shapes}", where=name, hint="use --data synthetic, or FILE.py:function for your own data"
+            f"text gives (tokens, next tokens), but the model takes {shapes}",
+            where=name,
+            hint="use --data synthetic, or FILE.py:function for your own data",
         )
     return int(examples[0].shape[1])
 

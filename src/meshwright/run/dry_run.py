@@ -31,7 +31,7 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
     placement = [d.name for d in fabric.devices[: layout.ranks]]
     timeline = simulate_program(plan.main, fabric, placement, cost, works=works_of(plan), programs=plan.programs, record=False)
     peaks = list(timeline.memory_peak_bytes)[: layout.ranks]
-    ranks = []
+    ranks: list[dict[str, Any]] = []
     for rank in range(layout.ranks):
         pipeline, data, tensor = layout.coordinates(rank)
         device = f"cuda:{rank}" if request.device == "cuda" else f"cpu, {pacing.share:g} of a core" if pacing.mode != "none" else "cpu"
@@ -43,13 +43,16 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
         "messages": "free ports on loopback, chosen by the system" if local else "free ports, chosen by the system",
     }
     document = {
-        "schema": "meshwright.run.dry", "version": 1, "ranks": ranks, "ports": ports, "memory_bytes": sum(peaks), "machine_memory_bytes": facts.memory_bytes,
-        "steps": request.steps, "step_s": timeline.makespan_s, "time_s": seconds, "time_evidence": "assumed", "pacing": pacing.mode, "share": pacing.share,
+        "schema": "meshwright.run.dry", "version": 1, "ranks": ranks, "ports": ports, "memory_bytes": sum(peaks),
+        "machine_memory_bytes": facts.memory_bytes,
+        "steps": request.steps, "step_s": timeline.makespan_s, "time_s": seconds, "time_evidence": "assumed",
+        "pacing": pacing.mode, "share": pacing.share,
         "out": str(request.out), "data": request.data,
     }  # fmt: skip
     lines = [f"{layout.ranks} ranks on {facts.cores:g} cores, pacing {pacing.mode}" + (f" ({pacing.why})" if pacing.why else "")]
     lines += [
-        f"  rank {r['rank']}: stage {r['stage']}, replica {r['replica']}, tensor part {r['tensor']}, {r['device']}, {show_size(r['memory_bytes'])} of tensors"
+        f"  rank {r['rank']}: stage {r['stage']}, replica {r['replica']}, tensor part {r['tensor']}, {r['device']}, "
+        f"{show_size(r['memory_bytes'])} of tensors"
         for r in ranks
     ]
     lines.append(f"ports: rendezvous {ports['rendezvous']}; messages: {ports['messages']}")

@@ -1,7 +1,8 @@
 """A rank of a run that torchrun started: on one machine or several, `meshwright train run` itself is the worker.
 
-torchrun's agent hosts the store and sends SIGTERM to the survivors about 0.1 s after a rank has died. So a rank that fails puts its view into the store at
-once (a thread does it when SIGTERM finds the main thread blocked), waits a moment for the others' views, and the first to ask writes the one error.
+torchrun's agent hosts the store and sends SIGTERM to the survivors about 0.1 s after a rank has died. So a rank that fails puts
+its view into the store at once (a thread does it when SIGTERM finds the main thread blocked), waits a moment for the others'
+views, and the first to ask writes the one error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ VIEWS_WAIT_S = 0.4
 
 
 def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
-    """Be the rank that the environment says. Raises as `train_run`; of several failing ranks one raises the error, the others end quietly (exit 1)."""
+    """Be the rank that the environment says. Raises as `train_run`; of several failing ranks one raises, the others end quietly (exit 1)."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert plan.layout is not None
     if world != plan.layout.ranks:

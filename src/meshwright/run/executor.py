@@ -1,8 +1,8 @@
 """Walks a rank's columns of an inlined program with real tensors and messages.
 
-Everything that does not change between steps is worked out once: `Executor` compiles the schedule into a list of functions. A training step is then one
-pass over that list. The recorder is always on: start and end of every program step, in preallocated arrays. `progress` (shared memory) tells the
-launcher where every rank is, also when it can no longer say so itself.
+Everything that does not change between steps is worked out once: `Executor` compiles the schedule into a list of functions. A
+training step is then one pass over that list. The recorder is always on: start and end of every program step, in preallocated
+arrays. `progress` (shared memory) tells the launcher where every rank is, also when it can no longer say so itself.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def resolve(target: str) -> Callable[..., Any]:
         found = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError:
         raise Unsupported(f"this torch has no operator {target!r}", hint="import the package that registers it in the model's file") from None
-    assert callable(found)
-    return found
+    operator_found: Callable[..., Any] = found
+    return operator_found
 
 
 def from_traced(traced: Any) -> ForwardGraph:

@@ -1,8 +1,8 @@
 """Runs one process per rank on this machine (`worker` forks them), watches them, and ends all of them when one fails.
 
-The launcher hosts the rendezvous store (a rank that dies must not take it along) on a socket bound to loopback, under a random token. It sees where every
-rank is through shared memory. Whatever happens - a rank dies, fails, stops or hangs, Ctrl-C, the launcher itself is killed - no process stays behind and
-exactly one error is raised.
+The launcher hosts the rendezvous store (a rank that dies must not take it along) on a socket bound to loopback, under a random
+token. It sees where every rank is through shared memory. Whatever happens - a rank dies, fails, stops or hangs, Ctrl-C, the
+launcher itself is killed - no process stays behind and exactly one error is raised.
 """
 
 from __future__ import annotations
@@ -113,7 +113,14 @@ class LocalRanks:
         store = dist.PrefixStore(token, plain)
         self.progress = ProgressTable(self.folder / "progress", self.ranks, create=True)
         setup = WorkerSetup(
-            ranks=self.ranks, plan=str(self.plan), folder=str(self.folder), host=host, port=port, token=token, parent=os.getpid(), options=self.options
+            ranks=self.ranks,
+            plan=str(self.plan),
+            folder=str(self.folder),
+            host=host,
+            port=port,
+            token=token,
+            parent=os.getpid(),
+            options=self.options,
         )
         path = self.folder / "setup.json"
         path.touch(mode=0o600)
@@ -151,7 +158,9 @@ class LocalRanks:
             code = self.worker.wait()
             last = self._tail("output").splitlines()
             raise RankDied(
-                f"the process that starts the ranks ended (exit {code})", hint=f"its last words: {last[-1][:300]}" if last else "", data={"exit": code}
+                f"the process that starts the ranks ended (exit {code})",
+                hint=f"its last words: {last[-1][:300]}" if last else "",
+                data={"exit": code},
             )
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:

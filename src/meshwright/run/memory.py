@@ -1,8 +1,8 @@
 """The tensors behind a rank's buffers.
 
-Persistent buffers (gradients, a collective's data, scratch) are flat tensors that live as long as the executor. Values of micro-batches (`act:`,
-`grad:`, `gradpart:`) exist from the step that makes them to the last step that uses them. A value that messages touch is held flat as well, padded to
-the plan's chunks where they do not divide it.
+Persistent buffers (gradients, a collective's data, scratch) are flat tensors that live as long as the executor. Values of
+micro-batches (`act:`, `grad:`, `gradpart:`) exist from the step that makes them to the last step that uses them. A value that
+messages touch is held flat as well, padded to the plan's chunks where they do not divide it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class RankMemory:
         for buffer in (program.buffers.actor == rank).nonzero()[0].tolist():
             self._describe(program, buffer, values, persistent, dtype)
 
-    def _describe(self, program: Program, buffer: int, values: Mapping[str, ValueInfo], persistent: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    def _describe(
+        self, program: Program, buffer: int, values: Mapping[str, ValueInfo], persistent: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
         b = program.buffers
         name = b.name[buffer] if b.name else ""
         kind, _, rest = name.partition(":")

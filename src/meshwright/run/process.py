@@ -1,7 +1,8 @@
 """What launcher and ranks share: where every rank is (shared memory), what a failed rank reports, and small things about processes.
 
-The progress table is a file of eight 64-bit numbers per rank, mapped by the rank and by the launcher, so the launcher knows the place of a rank that was
-killed or stopped. A rank that fails writes its own view first: which step it was in, and for whom it waited.
+The progress table is a file of eight 64-bit numbers per rank, mapped by the rank and by the launcher, so the launcher knows the
+place of a rank that was killed or stopped. A rank that fails writes its own view first: which step it was in, and for whom it
+waited.
 """
 
 from __future__ import annotations

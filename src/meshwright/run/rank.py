@@ -139,7 +139,9 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
 class _Maker:
     """Builds rank modules from the model function; every rank draws the whole model from the same seed and keeps its part."""
 
-    def __init__(self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
+    ) -> None:
         self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
         source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size)
         self.examples = source.inputs
@@ -147,12 +149,15 @@ class _Maker:
         self.buffers = dict(source.module.named_buffers())
         self.opaque = None
         if any(n.target == OPAQUE for n in graph.nodes):
-            traced = trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device), opaque=True)
+            traced = trace_forward(
+                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device), opaque=True
+            )
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
 
     def module(self) -> tuple[RankModule, Any]:
         module = build_rank_module(
-            self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device, gradient_bytes=gradient_bytes(self.program, self.rank),
+            self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
+            gradient_bytes=gradient_bytes(self.program, self.rank),
             opaque=self.opaque,
         )  # fmt: skip
         return module, make_optimizer(self.job.optimizer, [(p.name, p.tensor) for p in module.trained()], self.job.learning_rate)

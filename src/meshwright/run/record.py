@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """`steps`: one Timeline per recorded training step, seconds from the first rank's start; `profiled[i]`: that step was slowed by measuring memory."""
+    """`steps`: one Timeline per recorded training step, seconds from the first rank's start; `profiled[i]`: that one was slowed by measuring memory."""
 
     document: RunDocument
     fabric: Fabric
@@ -76,7 +76,9 @@ def _timeline(recordings: list[RankRecording], index: int, document: RunDocument
     for r in recordings:
         record = r.steps[index]
         if not len(record.starts_s) == len(record.ends_s) == len(r.order):
-            raise FormatError(f"training step {record.step} has {len(record.starts_s)} times for {len(r.order)} program steps", where=f"rank-{r.rank:03d}.json")
+            raise FormatError(
+                f"training step {record.step} has {len(record.starts_s)} times for {len(r.order)} program steps", where=f"rank-{r.rank:03d}.json"
+            )
         rank.append(np.full(len(r.order), r.rank, np.int32))
         step.append(np.asarray(r.order, np.int32))
         start.append(np.asarray(record.starts_s))

@@ -59,7 +59,7 @@ class ParameterShard:
 
     @property
     def numel(self) -> int:
-        return self.tensor.numel()
+        return int(self.tensor.numel())
 
 
 @dataclass
@@ -168,7 +168,8 @@ def build_rank_module(
 
 class _Builder:
     def __init__(
-        self, graph: ForwardGraph, layout: TrainingLayout, held: Mapping[str, ParameterShard], buffers: Mapping[str, torch.Tensor], device: torch.device,
+        self, graph: ForwardGraph, layout: TrainingLayout, held: Mapping[str, ParameterShard], buffers: Mapping[str, torch.Tensor],
+        device: torch.device,
         opaque: Callable[..., Any] | None,
     ) -> None:  # fmt: skip
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
@@ -179,9 +180,7 @@ class _Builder:
             if not n.many and n.outputs[0] is not None:
                 self.shapes[n.name] = n.outputs[0].shape
         self.differentiable = {v.name: v.differentiable for v in layout.values}
-        self.constants = {
-            n: torch.tensor(c.data, dtype=getattr(torch, c.dtype), device=device).reshape(c.shape) for n, c in graph.constants.items()
-        }
+        self.constants = {n: torch.tensor(c.data, dtype=getattr(torch, c.dtype), device=device).reshape(c.shape) for n, c in graph.constants.items()}
 
     def segment(self, segment: Segment) -> SegmentModule:
         nodes: Sequence[ForwardNode] = [self.graph.by_name[n] for n in segment.nodes]
@@ -254,7 +253,9 @@ class _Builder:
         parts = self.layout.tensor
         reads = [v for v in segment.reads if self.differentiable.get(v, True)]
         whole = [f"param:{p}" for p in segment.params if f"param:{p}" not in states and self.held[p].gradient]
-        check_gradients(nodes, states, reads, [p for p in whole if p[6:] not in {b.bias for b in segment.row_biases}], segment.writes, segment.sum_grads)
+        check_gradients(
+            nodes, states, reads, [p for p in whole if p[6:] not in {b.bias for b in segment.row_biases}], segment.writes, segment.sum_grads
+        )
         with FakeTensorMode() as mode:
             known: dict[str, Any] = {}
 
@@ -286,11 +287,11 @@ class _Builder:
     def dtype(self, name: str) -> torch.dtype:
         kind, _, rest = name.partition(":")
         if kind == "input":
-            return getattr(torch, self.graph.inputs[int(rest)].dtype)  # type: ignore[no-any-return]
+            return getattr(torch, self.graph.inputs[int(rest)].dtype)
         if kind in ("param", "buffer", "constant") and ":" in name:
             return self.tensor(name).dtype
         info = self.graph.by_name[name].outputs[0]
-        return getattr(torch, info.dtype) if info else torch.float32  # type: ignore[no-any-return]
+        return getattr(torch, info.dtype) if info else torch.float32
 
 
 def _is_random(node: ForwardNode) -> bool:

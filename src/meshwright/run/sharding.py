@@ -94,10 +94,15 @@ def propagate(nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: M
 
 
 def check_gradients(
-    nodes: Sequence[ForwardNode], states: Mapping[str, Any], reads: Iterable[str], params: Iterable[str], writes: Iterable[str], partial: Iterable[str]
+    nodes: Sequence[ForwardNode],
+    states: Mapping[str, Any],
+    reads: Iterable[str],
+    params: Iterable[str],
+    writes: Iterable[str],
+    partial: Iterable[str],
 ) -> None:
     """Raise Unsupported unless exactly the gradients of the reads in `partial` are partial sums over the tensor-parallel ranks."""
-    partial_grad: dict[str, bool] = {w: False for w in writes}
+    partial_grad: dict[str, bool] = dict.fromkeys(writes, False)
     for node in reversed(nodes):
         state = states.get(node.name)
         sharded = any(isinstance(s, (Shard, _Partial)) for s in (state if isinstance(state, tuple) else (state,)))
@@ -131,7 +136,9 @@ class _Call:
         self._states, self._shapes = states, shapes
 
     def fail(self, why: str) -> Unsupported:
-        return Unsupported(f"cannot split call {self.node.target}: {why}", where=f"node {self.node.name}", hint="use a layout without tensor parallelism")
+        return Unsupported(
+            f"cannot split call {self.node.target}: {why}", where=f"node {self.node.name}", hint="use a layout without tensor parallelism"
+        )
 
     def state(self, position: int) -> Any:
         return self._states.get(_name(self.args[position])) if position < len(self.args) and _name(self.args[position]) else None
@@ -409,8 +416,11 @@ _LINEAR_ORDER = frozenset(
     f"aten.{n}" for n in ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")
 )
 _RULES: dict[str, Callable[[_Call], Any]] = {
-    **{name: _view for name in _LINEAR_ORDER},
-    **{f"aten.{n}": _same for n in ("clone", "contiguous", "dropout", "detach", "alias", "to", "_to_copy", "native_dropout", "zeros_like", "ones_like")},
+    **dict.fromkeys(_LINEAR_ORDER, _view),
+    **{
+        f"aten.{n}": _same
+        for n in ("clone", "contiguous", "dropout", "detach", "alias", "to", "_to_copy", "native_dropout", "zeros_like", "ones_like")
+    },
     "aten.linear": _linear,
     "aten.matmul": lambda c: _product(c, 0, 1),
     "aten.mm": lambda c: _product(c, 0, 1),

@@ -1,7 +1,7 @@
 """Peak of live tensor storage over a piece of work, from the allocator's own events.
 
-The profiler reports every allocation and release of tensor memory. What lives before counts with the size of its storages, each once. It slows the work
-down, so a run does this on one step, which it marks.
+The profiler reports every allocation and release of tensor memory. What lives before counts with the size of its storages, each
+once. It slows the work down, so a run does this on one step, which it marks.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def peak_of(work: Callable[[], None], resident: Iterable[torch.Tensor]) -> int:
         torch.cuda.reset_peak_memory_stats()
         work()
         return int(torch.cuda.max_memory_allocated())
-    with _QuietStderr() as quiet:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            quiet.pause()
-            work()
-            quiet.resume()
-    events = sorted(((e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e[0])
+    events = torch.profiler.ProfilerActivity.CPU
+    with _QuietStderr() as quiet, torch.profiler.profile(activities=[events], profile_memory=True) as profile:
+        quiet.pause()
+        work()
+        quiet.resume()
+    changes = sorted(((e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e[0])
     live = peak = before
-    for _, change in events:
+    for _, change in changes:
         live += change
         peak = max(peak, live)
     return peak

@@ -96,14 +96,15 @@ def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
 def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None] | None = None) -> RunResult:
     """Train for `request.steps` steps in all. Blocks until done.
 
-    Raises: UsageError (not a training plan, no steps left, foreign folder), TooFewDevices, PortInUse, MissingExtra (torch), Unsupported (the plan cannot be
-    executed), and RankDied, RankFailed, RunTimeout, Interrupted from the run itself. Nothing half-written stays behind.
+    Raises: UsageError (not a training plan, no steps left, foreign folder), TooFewDevices, PortInUse, MissingExtra (torch), Unsupported (the plan
+    cannot be executed), and RankDied, RankFailed, RunTimeout, Interrupted from the run itself. Nothing half-written stays behind.
     """
     layout = check_request(plan, request)
     if under_torchrun():
         from .elastic import run_as_torchrun_rank
 
-        return run_as_torchrun_rank(plan, request)
+        result: RunResult = run_as_torchrun_rank(plan, request)
+        return result
     from .checkpoint import find_checkpoint
 
     resume_from, first, before = "", 0, list[float]()
@@ -111,7 +112,9 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
         found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
         resume_from, first, before = str(found), index.step, index.losses
         if first >= request.steps:
-            raise UsageError(f"the checkpoint is at step {first}; there is nothing left of {request.steps} steps", where="--steps", hint="ask for more steps")
+            raise UsageError(
+                f"the checkpoint is at step {first}; there is nothing left of {request.steps} steps", where="--steps", hint="ask for more steps"
+            )
     pacing = choose_pacing(layout.ranks, mode=request.pacing)  # type: ignore[arg-type]
     made_folder = not request.out.exists()
     request.out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +153,8 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if under_torchrun() else ranks
         if available < local:
             raise TooFewDevices(
-                f"the plan needs {local} CUDA devices here, there are {available}", where="--device", hint="use --device cpu, or plan for fewer devices",
+                f"the plan needs {local} CUDA devices here, there are {available}", where="--device",
+                hint="use --device cpu, or plan for fewer devices",
                 data={"needed": local, "available": available},
             )  # fmt: skip
     elif request.device != "cpu":
@@ -276,7 +280,12 @@ def make_document(
 def versions() -> dict[str, str]:
     import torch
 
-    return {"meshwright": __version__, "python": platform.python_version(), "torch": str(torch.__version__), "system": f"{sys.platform} {platform.machine()}"}
+    return {
+        "meshwright": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{sys.platform} {platform.machine()}",
+    }
 
 
 def commit(partial: Path, out: Path) -> RunDocument:
@@ -292,4 +301,3 @@ def commit(partial: Path, out: Path) -> RunDocument:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-

@@ -1,11 +1,13 @@
 """Point-to-point messages of the executor, over a torch process group.
 
-gloo (torch 2.13): a send is a rendezvous even for 4 bytes, `isend` does not copy, finished work cannot be seen without `wait`, and `wait` may be
-called exactly once: callers keep each work in one place and wait on it once. One tag is a FIFO for any number of posted receives.
+gloo (torch 2.13): a send is a rendezvous even for 4 bytes, `isend` does not copy, finished work cannot be seen without `wait`,
+and `wait` may be called exactly once: callers keep each work in one place and wait on it once. One tag is a FIFO for any number
+of posted receives.
 
-NCCL has no tags: messages match in order per pair. `TaglessTransport` therefore demands that receives from a peer are posted in the order of that
-peer's sends (`schedule.compile_schedule(..., pair_order=True)`), and uses one process group per direction (to higher ranks, to lower ranks), because
-a send kernel occupies its communicator until it is matched. The order is tested on gloo with a single tag; NCCL itself is untested here.
+NCCL has no tags: messages match in order per pair. `TaglessTransport` therefore demands that receives from a peer are posted in
+the order of that peer's sends (`schedule.compile_schedule(..., pair_order=True)`), and uses one process group per direction (to
+higher ranks, to lower ranks), because a send kernel occupies its communicator until it is matched. The order is tested on gloo
+with a single tag; NCCL itself is untested here.
 """
 
 from __future__ import annotations

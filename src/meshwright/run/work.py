@@ -59,7 +59,9 @@ class TrainingWork:
             return self._optimizer()
         segment = self.module.segments.get(ops.graph[op])
         if segment is None or name not in ("F", "B"):
-            raise Unsupported(f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together")
+            raise Unsupported(
+                f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together"
+            )
         microbatch = int(ops.microbatch[op])
         return (self._forward if name == "F" else self._backward)(segment, microbatch, memory)
 
@@ -80,7 +82,7 @@ class TrainingWork:
             if segment.random:
                 torch.manual_seed(random_seed(self.seed, self.step, *place))
             batch = batches.get(microbatch, ())
-            outputs = segment.forward(microbatch, [values[b] for b in reads], [batch[i] for i in segment.inputs])  # type: ignore[misc]
+            outputs = segment.forward(microbatch, [values[b] for b in reads], [batch[i] for i in segment.inputs])
             for (value, buffer), output in zip(writes, outputs, strict=True):
                 if value == loss_name:
                     losses[microbatch] = output
@@ -134,7 +136,7 @@ def optimizer_update(optimizer: Any, module: RankModule) -> Callable[[], None]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def gradient_bytes(program: Program, rank: int) -> Mapping[str, int]:

@@ -1,8 +1,9 @@
 """`python -m meshwright.run.worker SETUP`: the ranks of a local run, started by `meshwright.run.launcher`.
 
-Importing torch and what its optimizers pull in takes seconds of processor time, so one process does it and then forks the ranks; no thread of torch runs
-by then. It tells the launcher (JSON lines on stdout) the ranks' process numbers and how each ended. Ranks end when it ends, it ends when the
-launcher ends. A rank listens on loopback only and writes its own view of any failure to the run's folder before it exits.
+Importing torch and what its optimizers pull in takes seconds of processor time, so one process does it and then forks the ranks;
+no thread of torch runs by then. It tells the launcher (JSON lines on stdout) the ranks' process numbers and how each ended. Ranks
+end when it ends, it ends when the launcher ends. A rank listens on loopback only and writes its own view of any failure to the
+run's folder before it exits.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _preload() -> None:
     """Load everything that ranks need, and what torch loads at first use."""
     import safetensors.torch  # noqa: F401
     import torch
-    import torch.distributed  # noqa: F401
+    import torch.distributed
 
     from ..io import plan_file  # noqa: F401
     from . import rank  # noqa: F401
@@ -175,7 +176,9 @@ def _run(setup: WorkerSetup, rank: int, progress: Any) -> None:
     plain = dist.TCPStore(setup.host, setup.port, is_master=False, timeout=limit, wait_for_workers=False)
     store = dist.PrefixStore(setup.token, plain)
     plan = read_plan(setup.plan)
-    dist.init_process_group("gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=setup.ranks, timeout=limit)
+    dist.init_process_group(
+        "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=setup.ranks, timeout=limit
+    )
     graph, orders = fetch_setup(store)
 
     def go() -> None:
