@@ -114,17 +114,8 @@ def test_flops_equal_torchs_counter_where_it_has_a_formula(net: str) -> None:
     graph = graph_of(net)
     ours = sum(j.work.flops for j in graph.joint)
     beyond = sum(j.work.flops for j in graph.joint if "flash_attention_for_cpu" in j.target or "embedding_bag" in j.target)
-    counted = real_flops(real(net))
-    # FlopCounterMode takes a fallback formula for the processor's attention in forward or not at all: compare without attention and bags.
-    assert counted > 0
-    if beyond == 0 or "dlrm" in net:
-        assert ours - beyond == counted
-    else:
-        assert counted - (ours - beyond) in (0, _attention_forward(net))
-
-
-def _attention_forward(net: str) -> int:
-    return sum(j.work.flops for j in graph_of(net).joint if j.target.endswith("flash_attention_for_cpu.default"))
+    # The counter has no formula for the processor's attention nor for bags: it counts them as nothing, silently.
+    assert ours - beyond == real_flops(real(net)) > 0
 
 
 def test_transformer_flops_follow_the_closed_form() -> None:
