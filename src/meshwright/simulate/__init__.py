@@ -21,12 +21,13 @@ from ..program import Program
 from ..program_calls import inline
 from ..timeline import Timeline
 from .engine import run
+from .folded import simulate_folded
 from .network import Mode, Network, compile_network
 from .pricing import EVIDENCE, durations
 from .results import make_timeline, refuse_unfinished
 from .tables import link_tables, make_state, program_tables
 
-__all__ = ["EVIDENCE", "Mode", "Network", "compile_network", "durations", "simulate_program"]
+__all__ = ["EVIDENCE", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program"]
 
 
 def simulate_program(

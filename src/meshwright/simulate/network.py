@@ -23,7 +23,7 @@ from ..errors import Disconnected, UnknownName, UsageError
 from ..fabric import Fabric
 from ..program import I32, Kind, Part, Program
 
-__all__ = ["Mode", "Network", "compile_network"]
+__all__ = ["Mode", "Network", "compile_network", "link_names", "used_channels"]
 
 Mode = Literal["fair", "exclusive", "auto"]
 F64 = NDArray[np.float64]
@@ -70,7 +70,7 @@ def compile_network(
     if segment_bytes is not None and mode == "fair":
         raise UsageError("segments belong to exclusive links", where="segment_bytes", hint="use network='exclusive', or drop the segment size")
     actors = _actors(program, fabric, placement)
-    used = _used_channels(program)
+    used = used_channels(program)
     routes = [_route(program, fabric, actors, channel) if used[channel] else () for channel in range(len(program.channels))]
     ptr = np.zeros(len(routes) + 1, np.int32)
     np.cumsum([len(r) for r in routes], out=ptr[1:])
@@ -89,7 +89,7 @@ def compile_network(
         mode=resolved, segment_bytes=segment_bytes, route_ptr=ptr, route_link=flat,
         rate_Bps=np.array([x.rate_Bps for x in links], np.float64), latency_s=latency,
         burst_bytes=np.array([x.burst_bytes for x in links], np.float64), library_latency_s=library, flight_s=flight,
-        link_names=_link_names(fabric),
+        link_names=link_names(fabric),
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _actors(program: Program, fabric: Fabric, placement: Sequence[str]) -> list[
     return found
 
 
-def _used_channels(program: Program) -> NDArray[np.bool_]:
+def used_channels(program: Program) -> NDArray[np.bool_]:
     used = np.zeros(len(program.channels), np.bool_)
     s = program.steps
     sends = (s.kind == Kind.TRANSFER) & ((s.parts & Part.SEND) != 0)
@@ -153,7 +153,7 @@ def _widest_link(fabric: Fabric, a: str, b: str) -> int:
     return max(found, key=lambda k: (fabric.links[k].rate_Bps, -k), default=-1)
 
 
-def _link_names(fabric: Fabric) -> tuple[str, ...]:
+def link_names(fabric: Fabric) -> tuple[str, ...]:
     """`a->b`, and `a->b#2` for the second parallel link."""
     seen: dict[str, int] = {}
     out = []

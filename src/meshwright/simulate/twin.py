@@ -29,6 +29,12 @@ class Channel:
     arrived: int = 0
     consumed: int = 0
 
+    def has_message(self) -> bool:
+        return self.arrived > self.consumed
+
+    def has_credit(self) -> bool:
+        return self.sent - self.consumed < self.depth
+
 
 @dataclass
 class Link:
@@ -130,11 +136,14 @@ class Twin:
                 for e in range(int(t.after_ptr[step]), int(t.after_ptr[step + 1])):
                     other = int(t.after_step[e])
                     needed = min(turn - int(t.after_lag[e]) + 1, int(t.repeat[other]))
-                    yield lambda other=other, needed=needed: self.done[other] >= needed
+                    yield partial(self.has_done, other, needed)
                 if t.kind[step] == 0:
                     yield from self.compute(lane, step, turn)
                 else:
                     yield from self.transfer(lane, step, turn)
+
+    def has_done(self, step: int, times: int) -> bool:
+        return self.done[step] >= times
 
     def finish(self, step: int, turn: int) -> None:
         self.end[step, turn] = self.now
@@ -165,7 +174,7 @@ class Twin:
         outgoing = t.out_channel[t.out_ptr[step] : t.out_ptr[step + 1]].tolist()
         self.start[step, turn] = self.now
         for channel in incoming:
-            yield lambda channel=channel: channel.arrived > channel.consumed
+            yield channel.has_message
         taken: list[bool] = []
 
         def local_done() -> None:
@@ -183,7 +192,7 @@ class Twin:
         if not outgoing:
             return
         for c in outgoing:
-            yield lambda c=c: self.channels[c].sent - self.channels[c].consumed < self.channels[c].depth
+            yield self.channels[c].has_credit
         self.pending[lane], self.release[lane] = len(outgoing), self.now
         released = partial(self.finish, step, turn)
         for c in outgoing:

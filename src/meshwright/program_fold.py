@@ -1,0 +1,328 @@
+"""Folded programs: symmetric ranks share lane bodies. Their plain form, and calls inside them.
+
+`Fold` (see `program`) says which mesh axes of the ranks are symmetric; stored are the lanes and buffers of the representatives, the
+ranks whose coordinates on those axes are 0. A stored channel starts at a representative. A step that receives from it is stored
+at the representative of its destination and means the image that arrives there: so one stored channel has one stored sender and
+one stored receiver, even where it leads to another member. Ops on an axis named "tensor" move their `part` with the member.
+Groups of communicators are stored in rising order, their images too. Everything is defined by `expand`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FormatError, Unsupported
+from .program import I32, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
+from .program_calls import InlinedProgram, inline
+
+__all__ = ["expand", "folded_axes", "image", "inline_folded", "is_representative", "members"]
+
+
+def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
+    """The symmetric axes, in order; rows of `buffer_shift`."""
+    return tuple(axis for axis in fold.axes if axis.kind != "plain")
+
+
+def members(fold: Fold) -> list[tuple[int, ...]]:
+    """All offsets, one value per folded axis; the first is all zeros."""
+    return list(product(*(range(axis.size) for axis in folded_axes(fold))))
+
+
+def image(fold: Fold, ranks: NDArray[np.int32] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
+    """Where the ranks go under a member's offset."""
+    out = np.asarray(ranks, np.int32)
+    for axis, offset in zip(folded_axes(fold), member, strict=True):
+        at = (out // axis.stride) % axis.size
+        moved = at ^ offset if axis.kind == "xor" else (at + offset) % axis.size
+        out = out + (moved - at) * axis.stride
+    return out.astype(np.int32)
+
+
+def is_representative(fold: Fold, rank: int) -> bool:
+    return all((rank // axis.stride) % axis.size == 0 for axis in folded_axes(fold))
+
+
+def _coordinates(fold: Fold, rank: int) -> tuple[int, ...]:
+    return tuple((rank // axis.stride) % axis.size for axis in folded_axes(fold))
+
+
+def _back(fold: Fold, member: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...]:
+    """The member whose channel, leading `by` further, arrives at `member`."""
+    axes = folded_axes(fold)
+    return tuple(m ^ b if axis.kind == "xor" else (m - b) % axis.size for axis, m, b in zip(axes, member, by, strict=True))
+
+
+def require_folded(p: Program) -> Fold:
+    """The fold of `p` after checking that it fits the program.
+
+    Raises: FormatError (axes do not tile the ranks, lanes or channels start elsewhere than at representatives), Unsupported (switches).
+    """
+    fold = p.fold
+    if fold is None:
+        raise FormatError("is not folded", where=p.name)
+    if p.switches:
+        raise Unsupported("a folded program with in-network actors", where=p.name, hint="expand it before it gets switches")
+    stride = 1
+    for axis in sorted(fold.axes, key=lambda a: (a.stride, a.size)):
+        if axis.stride != stride or axis.size < 1 or (axis.kind == "xor" and axis.size & (axis.size - 1)):
+            what = f"axis {axis.name!r} of size {axis.size} and stride {axis.stride}"
+            raise FormatError(f"{what} does not tile {p.ranks} ranks", where=f"{p.name}.fold")
+        stride *= axis.size
+    if stride != p.ranks:
+        raise FormatError(f"axes hold {stride} ranks, the program has {p.ranks}", where=f"{p.name}.fold")
+    expected = (len(folded_axes(fold)), len(p.buffers))
+    if fold.buffer_shift.shape != expected:
+        raise FormatError(f"shape {fold.buffer_shift.shape}, expected {expected}", where=f"{p.name}.fold.buffer_shift")
+    for what, actors in (("lane", p.lanes.actor), ("buffer", p.buffers.actor), ("channel", p.channels.src)):
+        for number, actor in enumerate(actors.tolist()):
+            if not is_representative(fold, actor):
+                raise FormatError(f"{what} {number} is at rank {actor}, which is not a representative", where=f"{p.name}.fold")
+    return fold
+
+
+def expand(program: Program) -> Program:
+    """The plain program with every member's lanes, members in order. A program without a fold is returned as it is.
+
+    Raises: FormatError, Unsupported: see `require_folded`; Unsupported also when a shifted chunk range would wrap, or routes are pinned.
+    """
+    if program.fold is None:
+        return program
+    fold = require_folded(program)
+    if np.any(program.channels.route >= 0):
+        raise Unsupported("a folded program with pinned routes", where=program.name, hint="leave the routes to the fabric")
+    everyone = members(fold)
+    number = {m: i for i, m in enumerate(everyone)}
+    comms, comm_of = _expand_comms(program, fold, everyone)
+    steps = [_image_steps(program, fold, m, number) for m in everyone]
+    s, n, k = program.steps, len(program.steps), len(everyone)
+    columns = {name: np.concatenate([x[name] for x in steps]).astype(np.int32) for name in steps[0]}
+    edge_base = np.repeat(np.arange(k, dtype=np.int64) * n, len(s.after_step))
+    after_step = (np.tile(s.after_step, k) + edge_base).astype(np.int32)
+    joined = Steps(after_ptr=_tile_ptr(s.after_ptr, k), after_step=after_step, after_lag=np.tile(s.after_lag, k), **columns)
+    la = program.lanes
+    lane_base = (np.repeat(np.arange(k), len(la)) * n).astype(np.int32)
+    lanes = Lanes(
+        actor=np.concatenate([image(fold, la.actor, m) for m in everyone]), unit=np.tile(la.unit, k), repeat=np.tile(la.repeat, k),
+        role=np.tile(la.role, k), start=np.tile(la.start, k) + lane_base, end=np.tile(la.end, k) + lane_base,
+    )  # fmt: skip
+    plain = replace(
+        program, lanes=lanes, steps=joined, channels=_expand_channels(program, fold, everyone, comm_of),
+        buffers=_expand_buffers(program, fold, everyone), ops=_expand_ops(program, fold, everyone),
+        sizes=_expand_sizes(program.sizes, k, n), comms=comms, calls=_expand_calls(program, k, comm_of), fold=None,
+    )  # fmt: skip
+    plain.validate()
+    return plain
+
+
+def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mapping[tuple[int, ...], int]) -> dict[str, NDArray[np.int64]]:
+    """Step columns of one member in the plain program's numbers (all but `after`)."""
+    s, c, me = p.steps, p.channels, number[member]
+    sends_to = np.array([number[_back(fold, member, _coordinates(fold, int(dst)))] for dst in c.dst], np.int64)
+    out: dict[str, NDArray[np.int64]] = {}
+    for name in ("kind", "parts", "count", "size"):
+        out[name] = getattr(s, name).astype(np.int64)
+    out["size"] = np.where(s.size >= 0, s.size + me * len(p.sizes), -1)
+    count = np.where(s.kind == Kind.COMPUTE, len(p.ops), len(p.calls))
+    out["op"] = np.where(s.op >= 0, s.op + me * count, -1)
+    sets = (s.parts & (Part.IN_SET | Part.OUT_SET)) != 0
+    if np.any(sets):
+        raise Unsupported("a folded program with channel sets", where=p.name, hint="build it unfolded")
+    incoming = np.maximum(s.chan_in, 0)
+    out["chan_in"] = np.where(s.chan_in >= 0, (sends_to[incoming] if len(c) else 0) * len(c) + s.chan_in, -1)
+    out["chan_out"] = np.where(s.chan_out >= 0, me * len(c) + s.chan_out, -1)
+    for side in ("src", "dst"):
+        buffer, chunk = getattr(s, f"{side}_buffer"), getattr(s, f"{side}_chunk")
+        out[f"{side}_buffer"] = np.where(buffer >= 0, buffer + me * len(p.buffers), -1)
+        out[f"{side}_chunk"] = _shift_chunks(p, fold, member, buffer, chunk, s.count)
+    return out
+
+
+def _shift_chunks(p: Program, fold: Fold, member: tuple[int, ...], buffer: I32, chunk: I32, count: I32) -> NDArray[np.int64]:
+    if not len(p.buffers):
+        return chunk.astype(np.int64)
+    at = np.maximum(buffer, 0)
+    chunks = np.maximum(p.buffers.chunks[at].astype(np.int64), 1)
+    offset = np.asarray(member, np.int64) @ fold.buffer_shift.astype(np.int64) if len(member) else np.zeros(len(p.buffers), np.int64)
+    whole = count >= chunks
+    moved = np.where((buffer >= 0) & ~whole, (chunk + offset[at]) % chunks, chunk)
+    wraps = (buffer >= 0) & (moved + count > chunks)
+    if np.any(wraps):
+        step = int(np.argmax(wraps))
+        raise Unsupported(f"chunks {int(moved[step])}+{int(count[step])} wrap around {int(chunks[step])}", where=f"{p.name} entry {step}")
+    return moved.astype(np.int64)
+
+
+def _tile_ptr(ptr: I32, k: int) -> I32:
+    out: I32 = np.concatenate([[0], np.cumsum(np.tile(np.diff(ptr), k))]).astype(np.int32)
+    return out
+
+
+def _tile_csr(csr: Csr, k: int, step: int) -> Csr:
+    base = np.repeat(np.arange(k, dtype=np.int64) * step, len(csr.values))
+    return Csr(_tile_ptr(csr.ptr, k), (np.tile(csr.values, k) + base).astype(np.int32))
+
+
+def _expand_comms(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> tuple[Comms, NDArray[np.int32]]:
+    """Distinct images of the communicators, and the number of each (member, stored communicator)."""
+    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+    table = np.zeros((len(everyone), len(p.comms)), np.int32)
+    for i, m in enumerate(everyone):
+        for c, name in enumerate(p.comms.name):
+            group = tuple(sorted(image(fold, p.comms.groups[c], m).tolist()))
+            table[i, c] = numbers.setdefault((name, group), len(numbers))
+    return Comms(name=tuple(name for name, _ in numbers), groups=Csr.of([group for _, group in numbers])), table
+
+
+def _expand_channels(p: Program, fold: Fold, everyone: list[tuple[int, ...]], comm_of: NDArray[np.int32]) -> Channels:
+    c, k = p.channels, len(everyone)
+    tags = [np.where(c.tag >= 0, comm_of[i][np.maximum(c.tag, 0)] if len(p.comms) else -1, -1) for i in range(k)]
+    return replace(
+        c, src=np.concatenate([image(fold, c.src, m) for m in everyone]), dst=np.concatenate([image(fold, c.dst, m) for m in everyone]),
+        tag=np.concatenate(tags).astype(np.int32), depth=np.tile(c.depth, k), route=np.tile(c.route, k), sets=Csr(),
+    )  # fmt: skip
+
+
+def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Buffers:
+    b, k, n = p.buffers, len(everyone), len(p.buffers)
+    base = np.repeat(np.arange(k, dtype=np.int32) * n, n)
+    size_base = np.repeat(np.arange(k, dtype=np.int32) * len(p.sizes), n)
+    tiled = {
+        name: np.tile(getattr(b, name), k)
+        for name in ("space", "role", "chunks", "chunk_bytes", "alias_offset_bytes", "window", "persistent", "arena_offset")
+    }
+    alias, size = np.tile(b.alias_of, k), np.tile(b.size, k)
+    return replace(
+        b, actor=np.concatenate([image(fold, b.actor, m) for m in everyone]), alias_of=np.where(alias >= 0, alias + base, -1).astype(np.int32),
+        size=np.where(size >= 0, size + size_base, -1).astype(np.int32), last=_tile_csr(b.last, k, len(p.steps)), name=b.name * k, **tiled,
+    )  # fmt: skip
+
+
+def _expand_ops(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Ops:
+    o, k = p.ops, len(everyone)
+    tensor = [i for i, axis in enumerate(folded_axes(fold)) if axis.name == "tensor"]
+    parts = np.maximum(o.parts, 1)
+    part = [(o.part + (m[tensor[0]] if tensor else 0)) % parts for m in everyone]
+    tiled = {name: np.tile(getattr(o, name), k) for name in ("copy", "stage", "microbatch", "parts", "accumulate", "workspace_bytes")}
+    return replace(
+        o, name=o.name * k, graph=o.graph * k, module=o.module * k, part=np.concatenate(part).astype(np.int32),
+        reads=_expand_ranges(p, fold, everyone, o.reads), writes=_expand_ranges(p, fold, everyone, o.writes), **tiled,
+    )  # fmt: skip
+
+
+def _expand_ranges(p: Program, fold: Fold, everyone: list[tuple[int, ...]], csr: Csr) -> Csr:
+    triples = csr.values.reshape(-1, 3)
+    rows = []
+    for i, m in enumerate(everyone):
+        chunk = _shift_chunks(p, fold, m, triples[:, 0], triples[:, 1], triples[:, 2])
+        rows.append(np.stack([triples[:, 0] + i * len(p.buffers), chunk, triples[:, 2]], axis=1))
+    return Csr(_tile_ptr(csr.ptr, len(everyone)), np.concatenate(rows).reshape(-1).astype(np.int32))
+
+
+def _expand_sizes(z: Sizes, k: int, steps: int) -> Sizes:
+    base = np.repeat(np.arange(k, dtype=np.int64) * steps, len(z))
+    producer = np.where(np.tile(z.producer, k) >= 0, np.tile(z.producer, k) + base, -1).astype(np.int32)
+    names = tuple(f"{name}@{i}" if i else name for i in range(k) for name in z.name)
+    return Sizes(name=names, lower=np.tile(z.lower, k), expected=np.tile(z.expected, k), upper=np.tile(z.upper, k), producer=producer)
+
+
+def _expand_calls(p: Program, k: int, comm_of: NDArray[np.int32]) -> Calls:
+    c = p.calls
+    if not len(c):
+        return c
+    triples = c.binds.values.reshape(-1, 3)
+    rows = [triples + np.array([0, i * len(p.buffers), 0], np.int32) for i in range(k)]
+    return Calls(
+        comm=np.concatenate([comm_of[i][c.comm] for i in range(k)]).astype(np.int32), callee=np.tile(c.callee, k), names=c.names,
+        binds=Csr(_tile_ptr(c.binds.ptr, k), np.concatenate(rows).reshape(-1).astype(np.int32)),
+    )  # fmt: skip
+
+
+def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
+    """A folded program without calls: the representative lanes of each callee run at the caller's representatives.
+
+    Every callee must be folded to one body on a single shift axis (a ring), and every group of a call must be the whole orbit of the
+    caller's representative along one of its shift axes, of equal size. `program_calls.inline` does the splicing, on the callee's body
+    as a program of one rank; then its channels are led to the images. Equal to inlining the expanded forms, folded.
+
+    Raises: Unsupported, FormatError.
+    """
+    fold = require_folded(program)
+    if not len(program.calls):
+        return inline(program, programs)
+    pairs = np.stack([program.calls.comm, program.calls.callee], axis=1)
+    unique, which = np.unique(pairs, axis=0, return_inverse=True)
+    axes, starts = [], []
+    for comm, callee in unique.tolist():
+        ring = programs.get(program.calls.names[callee])
+        if ring is None:
+            raise FormatError(f"program {program.calls.names[callee][:16]!r} is called but not given", where=f"{program.name}.calls")
+        axis = _ring_axis(program, fold, program.comms.groups[comm], ring)
+        axes.append(axis)
+        starts.append(int(program.comms.groups[comm][0]))
+    bodies = {name: _body(programs[name]) for name in program.calls.names}
+    names = tuple(program.comms.name[comm] for comm, _ in unique.tolist())
+    caller = replace(
+        program, fold=None, comms=Comms(name=names, groups=Csr.of([[start] for start in starts])),
+        calls=replace(program.calls, comm=which.reshape(-1).astype(np.int32)),
+        channels=replace(program.channels, tag=np.full(len(program.channels), -1, np.int32)),
+    )  # fmt: skip
+    inlined = inline(caller, bodies)
+    c = inlined.program.channels
+    own = len(program.channels)
+    dst, tag = c.dst.copy(), c.tag.copy()
+    tag[:own] = program.channels.tag
+    for pair, (comm, callee) in enumerate(unique.tolist()):
+        theirs = np.flatnonzero(c.tag == pair) if own == 0 else own + np.flatnonzero(c.tag[own:] == pair)
+        steps_on = programs[program.calls.names[callee]].channels.dst
+        dst[theirs] = starts[pair] + steps_on * folded_axes(fold)[axes[pair]].stride
+        tag[theirs] = comm
+    shift = _shifts(program, fold, inlined.program, programs, axes, which.reshape(-1))
+    back = np.append(unique[:, 0], -1).astype(np.int32)
+    folded = replace(
+        inlined.program, fold=Fold(fold.axes, shift), comms=program.comms, channels=replace(c, dst=dst.astype(np.int32), tag=tag.astype(np.int32))
+    )
+    return InlinedProgram(folded, inlined.origin_step, back[inlined.comm])
+
+
+def _ring_axis(p: Program, fold: Fold, group: I32, ring: Program) -> int:
+    """Which folded axis of the caller the group runs along."""
+    theirs = require_folded(ring)
+    if len(theirs.axes) != 1 or theirs.axes[0].kind != "shift":
+        raise Unsupported(f"callee {ring.name!r} is not one ring of equal members", where=p.name, hint="expand caller and callee, then inline")
+    for number, axis in enumerate(folded_axes(fold)):
+        if axis.kind == "shift" and axis.size == ring.ranks == len(group):
+            orbit = int(group[0]) + np.arange(axis.size) * axis.stride
+            if is_representative(fold, int(group[0])) and np.array_equal(orbit, group):
+                return number
+    raise Unsupported(
+        f"group {group.tolist()[:8]} of {len(group)} is no orbit of a representative along a shift axis of that size", where=p.name,
+        hint="expand caller and callee, then inline",
+    )  # fmt: skip
+
+
+def _body(ring: Program) -> Program:
+    """A callee's representative as a program of one rank; where its channels lead is put right by the caller."""
+    c = ring.channels
+    return replace(ring, ranks=1, fold=None, contract=None, channels=replace(c, dst=np.zeros(len(c), np.int32)))
+
+
+def _shifts(
+    p: Program, fold: Fold, inlined: Program, programs: Mapping[str, Program], axes: list[int], pair: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Chunk shifts of the caller's buffers, those bound to a callee's buffer taking its shift on the axis of the call; scratch too."""
+    out = np.zeros((len(folded_axes(fold)), len(inlined.buffers)), np.int32)
+    out[:, : len(p.buffers)] = fold.buffer_shift
+    binds = p.calls.binds
+    owner = np.repeat(np.arange(len(p.calls)), np.diff(binds.ptr) // 3)
+    triples = binds.values.reshape(-1, 3)
+    rows = np.unique(np.stack([pair[owner], p.calls.callee[owner], triples[:, 0], triples[:, 1]], axis=1), axis=0)
+    for which, callee, local, buffer in rows.tolist():
+        ring = programs[p.calls.names[callee]]
+        if ring.fold is not None:
+            out[axes[which], buffer] = ring.fold.buffer_shift[0, local]
+    return out
