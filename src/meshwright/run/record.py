@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """`steps`: one Timeline per recorded training step, seconds from the first rank's start; `profiled[i]`: that one was slowed by measuring memory."""
+    """`steps`: a Timeline per recorded training step, seconds from the first rank's start; `profiled[i]`: that one was slowed by measuring memory."""
 
     document: RunDocument
     fabric: Fabric
