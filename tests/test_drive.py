@@ -104,13 +104,20 @@ def test_a_collective_strategy_can_be_forced_and_the_best_one_is_never_slower() 
 
 
 def test_a_job_that_cannot_fit_names_the_smallest_violated_limit() -> None:
-    small = replace(islands(), devices=tuple(replace(d, memory_bytes=3_000_000) for d in islands().devices))
+    small = replace(islands(), devices=tuple(replace(d, memory_bytes=4_000_000) for d in islands().devices))
     with pytest.raises(Infeasible, match="does not fit: rank") as error:
         plan("gpt.py:tiny", (4, 1, 1), fabric=small)
     data = error.value.data
-    assert data["needed_bytes"] > data["limit_bytes"] == 3_000_000
+    assert data["needed_bytes"] > data["limit_bytes"] == 4_000_000
     enough = replace(small, devices=tuple(replace(d, memory_bytes=data["needed_bytes"]) for d in small.devices))
     assert plan("gpt.py:tiny", (4, 1, 1), fabric=enough).layout is not None
+
+
+def test_a_job_whose_state_alone_does_not_fit_is_refused_before_anything_is_lowered() -> None:
+    small = replace(islands(), devices=tuple(replace(d, memory_bytes=100_000) for d in islands().devices))
+    with pytest.raises(Infeasible, match="optimiser state alone need") as error:
+        plan("gpt.py:tiny", fabric=small)
+    assert error.value.data["needed_bytes"] > 100_000 and "bytes" in error.value.hint
 
 
 def test_degrees_and_batches_that_do_not_divide_are_refused() -> None:

@@ -16,20 +16,20 @@ Order, with reasons:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from . import __version__
 from .bound import Bound, Certificate
-from .cost import Cost, assumed_cost
+from .cost import Cost, Priced, assumed_cost
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
 from .errors import Infeasible, UsageError
 from .fabric import Fabric
 from .graph import OpGraph
 from .job import Training
-from .plan import Alternative, CycleEntry, Plan, Prediction
+from .plan import Alternative, CycleEntry, Plan, Prediction, TrainingLayout
 from .timeline import Timeline
 
 __all__ = ["check", "plan_training", "read_fabric", "read_plan", "roofline_bound", "simulate", "write_plan"]
@@ -104,6 +104,7 @@ def plan_training(
     pipeline: int | None = None,
     microbatch: int | None = None,
     collective: str = "auto",
+    prices: Callable[[OpGraph, TrainingLayout], dict[str, Priced]] | None = None,
     time_limit_s: float = 120.0,
     unchecked: bool = False,
 ) -> Plan:
@@ -112,6 +113,7 @@ def plan_training(
     Args:
         graph: a captured graph; None captures `job.model` (needs torch).
         data, tensor, pipeline, microbatch: fix some degrees; None leaves them to the search.
+        prices: gives better prices than `cost` for a layout's steps, by the keys of `Cost.table` (e.g. `probe.node_prices`).
         collective: `auto`, or the name of one collective strategy for every all-reduce.
         unchecked: skip the final check (for debugging planners only).
 
@@ -125,7 +127,7 @@ def plan_training(
 
         graph = capture(job.model, loss=job.loss, seed=job.seed)
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
-    search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s)
+    search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s, prices=prices)
     best, judged = search.best((data, tensor, pipeline, microbatch))
     if best is None:
         raise nothing_fits(judged, fabric)
@@ -140,11 +142,13 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
     """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
     over = [e for e in judged if e.timeline is not None]
     if not over:
-        reasons = [f"{e.candidate.degrees}: {e.why}" for e in sorted(judged, key=lambda e: e.excess_bytes or 1 << 62)]
+        judged = sorted(judged, key=lambda e: e.excess_bytes or 1 << 62)
+        reasons = [f"{e.candidate.degrees}: {e.why}" for e in judged]
+        floor = judged[0].candidate.memory_floor_bytes if judged and judged[0].excess_bytes else 0
         return Infeasible(
             f"no layout of this model uses {len(fabric.devices)} devices: {reasons[0] if reasons else 'no degrees divide the global batch'}",
-            hint="use fewer devices (--devices 0-3), another global batch, or fix the degrees",
-            data={"reasons": reasons[:32]},
+            hint=f"more devices, or devices with {floor} bytes" if floor else "use fewer devices (--devices 0-3), another global batch, or fix the degrees",
+            data={"reasons": reasons[:32], "needed_bytes": floor},
         )
     closest = min(over, key=lambda e: e.excess_bytes)
     rank = closest.worst_rank
@@ -197,7 +201,7 @@ def _plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, be
             "training": builtin(job),
             "graph_fingerprint": search.graph.fingerprint(),
             "parameters": search.graph.parameter_count,
-            "cost": builtin(cost),
+            "cost": builtin(best.cost),
             "works": {key: builtin(work) for key, work in sorted(best.works.items())},
         },
         target_fabric=fabric_document(fabric),

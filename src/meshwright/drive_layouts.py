@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
@@ -11,7 +11,7 @@ from itertools import permutations
 import numpy as np
 
 from .breakdown import phase_seconds
-from .cost import Cost
+from .cost import Cost, Priced
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
@@ -93,6 +93,7 @@ class LayoutSearch:
     graph: OpGraph
     planner: CollectivePlanner
     time_limit_s: float = 120.0
+    prices: Callable[[OpGraph, TrainingLayout], dict[str, Priced]] | None = None
     graphs: dict[int, OpGraph] = field(default_factory=dict)
 
     def graph_at(self, batch: int) -> OpGraph:
@@ -150,19 +151,22 @@ class LayoutSearch:
         assert candidate.layout is not None
         graph = self.graph_at(candidate.layout.microbatch_size)
         works = training_works(graph, candidate.layout)
+        cost = self.cost
+        if self.prices is not None:
+            cost = cost.with_table(self.prices(graph, candidate.layout), source=f"{cost.source}; operators measured")
         try:
             program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, planner.for_placement(placement))
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=error.message)
         flat = inline(program, callees).program
-        timeline = simulate_program(flat, self.fabric, placement, self.cost, works=works, record=False)
+        timeline = simulate_program(flat, self.fabric, placement, cost, works=works, record=False)
         limits = [self.fabric.device(d).memory_bytes for d in placement]
         needs = _memory_needs(flat, limits)
         over = [need - limit if limit else 0 for need, limit in zip(needs, limits, strict=True)]
         worst = max(range(len(over)), key=over.__getitem__)
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
-            excess_bytes=max(over[worst], 0), worst_rank=worst, fabric=self.fabric, cost=self.cost,
+            excess_bytes=max(over[worst], 0), worst_rank=worst, fabric=self.fabric, cost=cost,
         )  # fmt: skip
 
     def refine_collectives(self, best: Evaluated) -> Evaluated:

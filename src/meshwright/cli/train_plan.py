@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .frame import Result
+
+if TYPE_CHECKING:
+    from ..fabric import Fabric
+    from ..graph import OpGraph
+    from ..job import Training
+    from ..probe.node_prices import MeasuredPrices
+
+MEASURED_BATCH = 4  # samples per pass when operators are measured; other micro-batch sizes are scaled
 
 HELP = "decide how to train a model on a fabric, and prove it"
 
@@ -24,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pp", type=int, help="fix the pipeline degree")
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
-    parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
+    parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
     parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
@@ -54,9 +63,29 @@ def run(args: argparse.Namespace) -> Result:
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
         optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed,
     )  # fmt: skip
+    prices = None
+    if args.cost == "measured":
+        fabric, graph, prices = _measured(job, fabric)
+    cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
     plan = plan_training(
-        job, fabric, load_cost(args.cost, fabric), graph=graph, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
+        job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
         collective=args.collective, time_limit_s=args.time_limit,
     )  # fmt: skip
     write_plan(args.out, plan)
     return Result(plan_document(plan, path=str(args.out)), plan_text(plan, written=str(args.out)))
+
+
+def _measured(job: Training, fabric: Fabric) -> tuple[Fabric, OpGraph, MeasuredPrices]:
+    """The fabric as fast as this machine's processor, which stands for its devices; the graph; prices measured here."""
+    from ..errors import UsageError
+    from ..probe.node_prices import as_measured, measured_prices
+
+    if any(d.kind != "cpu" for d in fabric.devices):
+        raise UsageError("measured costs are this processor's; the fabric has other devices", where="--cost", hint="use roofline or tables:SYSTEM")
+    if ":" not in job.model:
+        raise UsageError("measured costs need --model", where="--cost", hint="a captured graph cannot be run")
+    from ..capture.graph import capture
+
+    graph = capture(job.model, loss=job.loss, seed=job.seed)
+    prices = measured_prices(job, batch_size=MEASURED_BATCH, share=fabric.devices[0].cpu_share or 1.0)
+    return as_measured(fabric, prices.peak_flops(graph), "fp32"), graph, prices

@@ -1,0 +1,77 @@
+"""Prices of a layout's segments from operators measured here, for planning a fabric whose devices are like this machine's processor.
+
+The whole model is run in place, operator by operator, at one batch size (`probe.measure`). A segment costs the sum of its operators,
+scaled to its micro-batch and to its share of a split operator. Only what was measured as it will run (same batch, not split) is called measured;
+the rest is interpolated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..cost import Priced
+from ..fabric import Fabric, Provenance
+from ..graph import OpGraph
+from ..job import Training
+from ..plan import TrainingLayout
+
+__all__ = ["MeasuredPrices", "NodePair", "as_measured", "measured_prices", "segment_prices"]
+
+NodePair = tuple[Priced, Priced]  # forward, backward
+
+
+@dataclass(frozen=True)
+class MeasuredPrices:
+    """Prices any layout of the model whose operators were measured. `share`: of a core, per device."""
+
+    nodes: Mapping[str, NodePair]
+    batch_size: int
+    share: float = 1.0
+
+    def __call__(self, graph: OpGraph, layout: TrainingLayout) -> dict[str, Priced]:
+        return segment_prices(self.nodes, self.batch_size, layout, share=self.share)
+
+    def peak_flops(self, graph: OpGraph) -> int:
+        """The highest rate that any operator reached: what the processor can do at least."""
+        scale = self.batch_size / graph.batch_size
+        rates = [0.0]
+        for n in graph.nodes:
+            if n.name in self.nodes:
+                forward, backward = self.nodes[n.name]
+                rates += [w.flops * scale / p.time_s for w, p in ((n.forward, forward), (n.backward, backward)) if p.time_s > 0]
+        return math.ceil(max(rates))
+
+
+def as_measured(fabric: Fabric, flops: int, dtype: str) -> Fabric:
+    """The fabric with devices at least as fast as was measured, so that its roofline stays a bound."""
+    slower = any(d.flops.get(dtype, 0) < flops for d in fabric.devices)
+    if not slower:
+        return fabric
+    devices = tuple(replace(d, flops={**d.flops, dtype: max(flops, d.flops.get(dtype, 0))}) for d in fabric.devices)
+    source = Provenance(what=f"devices: {dtype} rate {flops}", source="fastest operator measured here; the stated rate was lower")
+    return replace(fabric, devices=devices, provenance=(*fabric.provenance, source))
+
+
+def measured_prices(job: Training, *, batch_size: int, share: float = 1.0, repeats: int = 3) -> MeasuredPrices:
+    """Measures the job's model here, on one thread. Raises: CaptureError, UsageError as `capture.trace_forward` does."""
+    from ..capture.forward import trace_forward
+    from .measure import measure_graph
+
+    traced = trace_forward(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed, device="cpu")
+    nodes = measure_graph(traced, repeats=repeats)
+    return MeasuredPrices(nodes, batch_size, share)
+
+
+def segment_prices(nodes: Mapping[str, NodePair], batch_size: int, layout: TrainingLayout, *, share: float = 1.0) -> dict[str, Priced]:
+    """`"segment|F"` and `"segment|B"` -> price on one rank, for one micro-batch."""
+    found: dict[str, Priced] = {}
+    for s in layout.segments:
+        parts = layout.tensor if s.split else 1
+        scale = layout.microbatch_size / batch_size / parts
+        evidence = "measured" if layout.microbatch_size == batch_size and parts == 1 else "interpolated"
+        for i, name in enumerate(("F", "B")):
+            cpu_s = scale * sum(nodes[n][i].cpu_s or nodes[n][i].time_s for n in s.nodes if n in nodes)
+            found[f"{s.key}|{name}"] = Priced(cpu_s / share, evidence, cpu_s)  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,56 @@
+"""Prices of segments from operators measured here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import drive
+from meshwright.capture.graph import capture
+from meshwright.check import check_plan
+from meshwright.cli import main
+from meshwright.cost import Priced
+from meshwright.job import Training
+from meshwright.probe.node_prices import as_measured, measured_prices, segment_prices
+
+MODEL = str(Path(__file__).parent.parent.parent / "examples" / "gpt.py") + ":tiny"
+
+
+def test_a_plan_with_measured_prices_says_so_and_stays_above_its_bound() -> None:
+    job = Training(model=MODEL, global_batch=16)
+    graph = capture(MODEL)
+    prices = measured_prices(job, batch_size=4, repeats=1)
+    fabric = as_measured(drive.read_fabric("two-islands"), prices.peak_flops(graph), "fp32")
+    plan = drive.plan_training(job, fabric, graph=graph, prices=prices, data=4, tensor=1, pipeline=1, microbatch=4)
+    assert plan.prediction is not None and plan.prediction.evidence["measured"] > 0
+    assert check_plan(plan, fabric).status == "ok"
+
+
+def test_prices_scale_with_micro_batch_and_split_and_lose_their_rank_of_evidence() -> None:
+    graph = capture(MODEL)
+    nodes = {n.name: (Priced(1.0, "measured", 1.0), Priced(2.0, "measured", 2.0)) for n in graph.nodes}
+    fabric = drive.read_fabric("two-islands")
+    job = Training(model=MODEL, global_batch=16)
+    whole = drive.plan_training(job, fabric, graph=graph, data=4, tensor=1, pipeline=1, microbatch=4).layout
+    half = drive.plan_training(job, fabric, graph=graph, data=4, tensor=1, pipeline=1, microbatch=2).layout
+    split = drive.plan_training(job, fabric, graph=graph, data=1, tensor=4, pipeline=1, microbatch=4).layout
+    assert whole is not None and half is not None and split is not None
+    count = len(graph.nodes)
+    assert segment_prices(nodes, 4, whole) == {"s0.0|F": Priced(count, "measured", count), "s0.0|B": Priced(2 * count, "measured", 2 * count)}
+    assert segment_prices(nodes, 4, half, share=0.5)["s0.0|F"] == Priced(count, "interpolated", count / 2)
+    first = next(s for s in split.segments if s.split)
+    assert segment_prices(nodes, 4, split)[f"{first.key}|F"] == Priced(len(first.nodes) / 4, "interpolated", len(first.nodes) / 4)
+
+
+def test_a_fabric_that_is_fast_enough_is_left_alone() -> None:
+    fabric = drive.read_fabric("two-islands")
+    assert as_measured(fabric, 1, "fp32") is fabric
+    faster = as_measured(fabric, 10**15, "fp32")
+    assert faster.devices[0].flops["fp32"] == 10**15 and "measured here" in faster.provenance[-1].source
+
+
+@pytest.mark.parametrize("words", [["--fabric", "dgx-h100:1", "--model", MODEL], ["--fabric", "two-islands", "--model", "graph.json"]])
+def test_measured_costs_are_refused_where_they_mean_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "plan", "--global-batch", "16", "--cost", "measured", *words]) == 2
+    assert "measured costs" in capsys.readouterr().err
