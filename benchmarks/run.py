@@ -57,7 +57,7 @@ def table(name: str) -> list[str]:
     for row in json.loads(path.read_text()).get("rows", []):
         ratio = row.get("ratio")
         against = "limit" if "limit" in row else "peer" if "peer" in row else ""
-        compared = f"{ratio:8.3f} of {against} {_short(row[against])}" if ratio is not None and against else f"{ratio:8.3f}" if ratio is not None else ""
+        compared = "" if ratio is None else f"{ratio:8.3f}" + (f" of {against} {_short(row[against])}" if against else "")
         lines.append(f"{row.get('what', '')[:70]:<70} {_short(row.get('value', '')):>14} {row.get('unit', ''):<10} {compared}".rstrip())
     return lines
 

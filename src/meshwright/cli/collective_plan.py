@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,23 +28,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.collective import ForestColl, Ring, strategy
+    from ..decide.collective import CANDIDATES, strategy
     from ..drive import write_plan
     from ..drive_collective_job import plan_collective
     from ..errors import UsageError
     from ..report.collective_text import plan_document, plan_line
 
-    candidates: list[CollectiveStrategy]
     problem = problem_of(args, seed=args.seed, time_limit_s=args.time_limit)
-    ring, forest = Ring(slices=args.pieces), ForestColl(trees=args.trees, pieces=args.pieces)
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None and not args.out.resolve().parent.is_dir():
         raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
-    if args.strategy == "auto":
-        candidates = [ring, Ring(slices=args.pieces, bidirectional=True), forest]
-    else:
-        candidates = [ring if strategy(args.strategy) is Ring else forest]
+    listed: Sequence[CollectiveStrategy] = CANDIDATES if args.strategy == "auto" else [strategy(args.strategy)()]
+    candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
     plan, ranked = plan_collective(problem, candidates=candidates)
     document, text = plan_document(problem, ranked), plan_line(problem, ranked)
     if args.out is not None:
@@ -50,3 +48,9 @@ def run(args: argparse.Namespace) -> Result:
         document["plan"] = str(args.out)
         text += f"\nwritten: {args.out}"
     return Result(document, text)
+
+
+def _with_options(candidate: CollectiveStrategy, **given: int | None) -> CollectiveStrategy:
+    """The candidate with those of the given options that it has."""
+    has = {f.name for f in fields(candidate)}  # type: ignore[arg-type]
+    return replace(candidate, **{name: value for name, value in given.items() if value is not None and name in has})  # type: ignore[type-var]

@@ -18,13 +18,14 @@ from .ring import Ring
 from .value import simulated_time_s
 
 __all__ = [
-    "CITES", "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Ranked", "Ring", "auto",
-    "collective_bound", "strategy",
+    "CANDIDATES", "CITES", "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Ranked",
+    "Ring", "auto", "collective_bound", "strategy",
 ]  # fmt: skip
 
 STRATEGIES: tuple[type[Ring] | type[ForestColl], ...] = (Ring, ForestColl)
 CITES: dict[str, Cite] = {"ring": RING_CITE, "forestcoll": FORESTCOLL_CITE}
 NAMES: dict[str, type[Ring] | type[ForestColl]] = {"ring": Ring, "forestcoll": ForestColl}
+CANDIDATES: tuple[CollectiveStrategy, ...] = (Ring(), Ring(bidirectional=True), ForestColl())  # what `auto` tries, in this order
 
 
 def strategy(name: str) -> type[Ring] | type[ForestColl]:
@@ -37,10 +38,10 @@ def strategy(name: str) -> type[Ring] | type[ForestColl]:
 def auto(problem: CollectiveProblem, *, candidates: Sequence[CollectiveStrategy] | None = None) -> list[Ranked]:
     """Plan with every candidate that applies, simulate, and rank by predicted time (refused candidates last, with the reason).
 
-    Candidates default to a ring, a ring both ways and ForestColl. Those that would start after the time limit are refused; the first is
+    Candidates default to CANDIDATES: a ring, a ring both ways and ForestColl. Those that would start after the time limit are refused; the first is
     always tried. Raises: Infeasible (disconnected devices); MeshwrightError of the first candidate when none has a plan.
     """
-    listed: list[CollectiveStrategy] = list(candidates) if candidates is not None else [Ring(), Ring(bidirectional=True), ForestColl()]
+    listed = list(CANDIDATES if candidates is None else candidates)
     deadline = monotonic() + problem.time_limit_s
     done: list[tuple[Ranked, MeshwrightError | None]] = []
     for number, candidate in enumerate(listed):
