@@ -155,6 +155,11 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(Unsupported, match="calls of its own"):
         inline(program, {"ring": program})
     b = ProgramBuilder(ranks=2)
+    whole = b.buffer(0, chunks=2, chunk_bytes=4)
+    b.buffer(0, chunks=1, chunk_bytes=4, alias_of=whole)
+    with pytest.raises(Unsupported, match="alias others"):
+        inline(program, {"ring": b.build()})
+    b = ProgramBuilder(ranks=2)
     comm = b.comm("dp", [0])
     b.lane(1).call(b.call(comm, "ring", []))
     with pytest.raises(FormatError, match="not a member"):

@@ -147,7 +147,7 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
         floor = judged[0].candidate.memory_floor_bytes if judged and judged[0].excess_bytes else 0
         return Infeasible(
             f"no layout of this model uses {len(fabric.devices)} devices: {reasons[0] if reasons else 'no degrees divide the global batch'}",
-            hint=f"more devices, or devices with {floor} bytes" if floor else "use fewer devices (--devices 0-3), another global batch, or fix the degrees",
+            hint=f"more devices, or devices with {floor} bytes" if floor else "fewer devices (--devices 0-3), another global batch, or other degrees",
             data={"reasons": reasons[:32], "needed_bytes": floor},
         )
     closest = min(over, key=lambda e: e.excess_bytes)

@@ -287,6 +287,7 @@ def _refuse_unsupported(q: Program, name: str) -> None:
         ("compute steps", bool(np.any(q.steps.kind == Kind.COMPUTE))),
         ("in-network actors", q.switches > 0),
         ("folded ranks", q.fold is not None),
+        ("buffers that alias others", bool(np.any(q.buffers.alias_of >= 0))),
     ):
         if found:
             raise Unsupported(f"program {q.name or name[:16]!r} cannot be inlined: it has {what}", hint="expand it first")
