@@ -4,13 +4,15 @@ Each message is a flow. The rates of all flows are raised together until a link 
 others go on (Bertsekas and Gallager, "Data Networks", section 6.5). Links whose shares differ by less than 1e-12 relative are
 one bottleneck, so symmetric flows get equal bits. Rates are worked out once per instant, after everything that happens at it, and
 only for the flows that are connected through links with a flow that began or ended. A channel carries one flow at a time (its
-sender waits for the end); a flow that ends where the channel's next one begins changes no rate and costs nothing.
+sender waits for the end); a flow that ends where the channel's next one begins changes no rate and costs nothing. Links that only one
+channel can use are no lists of flows but a cap on that channel's rate.
 The sender is released when the flow ends; the message arrives after the latencies of its route.
 Cost per instant: O(bottlenecks · links + hops) of the connected part, O(log) per flow whose rate changed.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from ..kernels.event_heap import heap_put
@@ -88,29 +90,25 @@ def fair_end(s, c):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _attach(k, s, c):  # type: ignore[no-untyped-def]
-    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-        link = k.route_link[at]
-        first = s.link[link].first_entry
-        s.entry[at].next = first
-        s.entry[at].previous = -1
-        if first >= 0:
-            s.entry[first].previous = at
-        s.link[link].first_entry = at
-        s.link[link].flows += 1
+    for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+        link = s.link[k.shared_link[at]]
+        place = link.first + link.flows
+        s.member[place] = at
+        s.member_channel[place] = c
+        s.member_place[at] = place
+        link.flows += 1
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def _detach(k, s, c):  # type: ignore[no-untyped-def]
-    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-        link = k.route_link[at]
-        before, after = s.entry[at].previous, s.entry[at].next
-        if before >= 0:
-            s.entry[before].next = after
-        else:
-            s.link[link].first_entry = after
-        if after >= 0:
-            s.entry[after].previous = before
-        s.link[link].flows -= 1
+    """The last flow of each link takes the place of the one that goes."""
+    for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+        link = s.link[k.shared_link[at]]
+        link.flows -= 1
+        last, place = link.first + link.flows, s.member_place[at]
+        s.member[place] = s.member[last]
+        s.member_channel[place] = s.member_channel[last]
+        s.member_place[s.member[last]] = place
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
@@ -120,69 +118,103 @@ def _collect(k, s, links):  # type: ignore[no-untyped-def]
     flows = 0
     done = 0
     while done < links:
-        entry = s.link[s.stack_links[done]].first_entry
+        link = s.link[s.stack_links[done]]
         done += 1
-        while entry >= 0:
-            c = s.entry[entry].channel
-            entry = s.entry[entry].next
-            if s.channel[c].mark == epoch:
+        for place in range(link.first, link.first + link.flows):
+            c = s.member_channel[place]
+            flow = s.channel[c]
+            if flow.mark == epoch:
                 continue
-            s.channel[c].mark = epoch
-            s.channel[c].fresh_rate = -1.0
+            flow.mark = epoch
+            flow.fresh_rate = -1.0
             s.stack_flows[flows] = c
             flows += 1
-            for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-                link = k.route_link[at]
-                if s.link[link].mark != epoch:
-                    s.link[link].mark = epoch
-                    s.stack_links[links] = link
+            for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+                other = k.shared_link[at]
+                if s.link[other].mark != epoch:
+                    s.link[other].mark = epoch
+                    s.stack_links[links] = other
                     links += 1
     return links, flows
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def _fill(k, s, links):  # type: ignore[no-untyped-def]
-    """Progressive filling of the links on the stack; writes `fresh_rate` of their flows. Shrinks the stack as links fill up."""
-    open_links = 0
+def _fix(k, s, c, level):  # type: ignore[no-untyped-def]
+    s.channel[c].fresh_rate = level
+    for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+        link = s.link[k.shared_link[at]]
+        link.left -= level
+        link.open_flows -= 1
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+def _open(k, s, links):  # type: ignore[no-untyped-def]
+    """Begin filling: every link empty, those without flows off the stack. Returns how many remain."""
+    kept = 0
     for n in range(links):
-        link = s.stack_links[n]
-        s.link[link].left = k.rate[link]
-        s.link[link].open_flows = s.link[link].flows
-        if s.link[link].flows > 0:
-            s.stack_links[open_links] = link
-            open_links += 1
+        link = s.link[s.stack_links[n]]
+        link.left = k.rate[s.stack_links[n]]
+        link.open_flows = link.flows
+        if link.flows > 0:
+            s.stack_links[kept] = s.stack_links[n]
+            kept += 1
+    return kept
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
+    """Progressive filling of the links and flows on the stacks; writes `fresh_rate`. Both stacks are reordered."""
+    links = _open(k, s, links)
     level = 0.0
-    while open_links > 0:
-        least = s.link[s.stack_links[0]].left / s.link[s.stack_links[0]].open_flows
-        for n in range(1, open_links):
-            link = s.stack_links[n]
-            least = min(least, s.link[link].left / s.link[link].open_flows)
+    while flows > 0:
+        least = np.inf
+        for n in range(links):
+            link = s.link[s.stack_links[n]]
+            least = min(least, link.left / link.open_flows)
+        for n in range(flows):
+            least = min(least, k.cap[s.stack_flows[n]])
         level = max(level, least)
         limit = level * _SAME_SHARE
         full = 0  # full links to the front
-        for n in range(open_links):
-            link = s.stack_links[n]
-            if s.link[link].left / s.link[link].open_flows <= limit:
+        for n in range(links):
+            number = s.stack_links[n]
+            if s.link[number].left / s.link[number].open_flows <= limit:
                 s.stack_links[n] = s.stack_links[full]
-                s.stack_links[full] = link
+                s.stack_links[full] = number
                 full += 1
+        for n in range(flows):
+            if k.cap[s.stack_flows[n]] <= limit:
+                _fix(k, s, s.stack_flows[n], level)
         for n in range(full):
-            entry = s.link[s.stack_links[n]].first_entry
-            while entry >= 0:
-                c = s.entry[entry].channel
-                entry = s.entry[entry].next
-                if s.channel[c].fresh_rate < 0.0:
-                    s.channel[c].fresh_rate = level
-                    for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-                        s.link[k.route_link[at]].left -= level
-                        s.link[k.route_link[at]].open_flows -= 1
+            link = s.link[s.stack_links[n]]
+            for place in range(link.first, link.first + link.flows):
+                if s.channel[s.member_channel[place]].fresh_rate < 0.0:
+                    _fix(k, s, s.member_channel[place], level)
         kept = 0
-        for n in range(full, open_links):
-            link = s.stack_links[n]
-            if s.link[link].open_flows > 0:
-                s.stack_links[kept] = link
+        for n in range(full, links):
+            if s.link[s.stack_links[n]].open_flows > 0:
+                s.stack_links[kept] = s.stack_links[n]
                 kept += 1
-        open_links = kept
+        links = kept
+        n = 0
+        while n < flows:  # flows without a rate to the front
+            c = s.stack_flows[n]
+            if s.channel[c].fresh_rate >= 0.0:
+                flows -= 1
+                s.stack_flows[n] = s.stack_flows[flows]
+                s.stack_flows[flows] = c
+            else:
+                n += 1
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+def _change_rate(s, c, rate, lanes, now):  # type: ignore[no-untyped-def]
+    flow = s.channel[c]
+    if rate != flow.rate:
+        flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
+        flow.since = now
+        flow.rate = rate
+        heap_put(s.heap, lanes + c, now + flow.left / rate, (lanes + c) << 32)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
@@ -192,16 +224,10 @@ def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
     for n in range(links):
         if k.burst[s.stack_links[n]] > 0.0:
             _refill(k, s, s.stack_links[n], now)
-    _fill(k, s, links)
-    lanes = len(t.lane_start)
+    _fill(k, s, links, flows)
     for n in range(flows):
         c = s.stack_flows[n]
-        flow = s.channel[c]
-        if flow.fresh_rate != flow.rate:
-            flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
-            flow.since = now
-            flow.rate = flow.fresh_rate
-            heap_put(s.heap, lanes + c, now + flow.left / flow.rate, (lanes + c) << 32)
+        _change_rate(s, c, s.channel[c].fresh_rate, len(t.lane_start), now)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
@@ -222,8 +248,10 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
         c = s.touched[n]
         if c < 0:
             continue
-        for at in range(k.route_ptr[c], k.route_ptr[c + 1]):
-            link = k.route_link[at]
+        if s.channel[c].flow == 1 and k.shared_ptr[c] == k.shared_ptr[c + 1]:  # it has all its links for itself
+            _change_rate(s, c, k.cap[c], len(t.lane_start), now)
+        for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
+            link = k.shared_link[at]
             if s.link[link].mark != s.work[1]:
                 s.link[link].mark = s.work[1]
                 s.stack_links[0] = link

@@ -57,6 +57,9 @@ class LinkTables(NamedTuple):
     burst: F64
     library: F64  # per channel: added to the arrival
     flight: F64  # per channel: all latencies of its route and the library's
+    shared_ptr: I32  # per channel: the links of its route that others may use too, or that have a bucket
+    shared_link: I32
+    cap: F64  # per channel: least rate of the other links, inf if there are none
     segment: float  # bytes, 0 = whole messages
     fair: bool
 
@@ -81,14 +84,14 @@ CHANNEL = np.dtype(
     ], align=True,
 )  # fmt: skip
 SLOT = np.dtype([("channel", "i4"), ("hop", "i4"), ("last", "i4"), ("size", "f8"), ("tail", "f8")], align=True)
-# A link: free from when (exclusive), busy so long, its bucket; `left` = rate not in use (fair), flows on it as a list of entries.
+# A link: free from when (exclusive), busy so long, its bucket; `left` = rate not in use (fair); its flows are `flows` places of
+# `member` from `first` on, `open_flows` of them without a new rate.
 LINK = np.dtype(
     [
-        ("free", "f8"), ("busy", "f8"), ("tokens", "f8"), ("tokens_at", "f8"), ("left", "f8"), ("mark", "i8"), ("first_entry", "i4"), ("flows", "i4"),
+        ("free", "f8"), ("busy", "f8"), ("tokens", "f8"), ("tokens_at", "f8"), ("left", "f8"), ("mark", "i8"), ("first", "i4"), ("flows", "i4"),
         ("open_flows", "i4"),
     ], align=True,
 )  # fmt: skip
-ENTRY = np.dtype([("next", "i4"), ("previous", "i4"), ("channel", "i4")], align=True)  # a (channel, hop) in its link's list of flows
 INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("send", "f8"), ("end", "f8")], align=True)
 Records = NDArray[Any]  # of one of the dtypes above
 
@@ -107,7 +110,9 @@ class State(NamedTuple):
     channel: Records
     slot: Records
     link: Records
-    entry: Records
+    member: I32  # flows of the links one after the other: (channel, hop) entries of `shared_link` ...
+    member_channel: I32  # ... their channels ...
+    member_place: I32  # ... and where each entry is
     touched: I32  # channels whose flow began or ended at this instant
     stack_links: I32
     stack_flows: I32
@@ -175,9 +180,17 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64) ->
 
 
 def link_tables(network: Network) -> LinkTables:
+    ptr, route = network.route_ptr, network.route_link
+    owner = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    private = (np.bincount(route, minlength=len(network.rate_Bps)) <= 1) & (network.burst_bytes <= 0)
+    alone = private[route]
+    cap = np.full(len(ptr) - 1, np.inf)
+    np.minimum.at(cap, owner[alone], network.rate_Bps[route[alone]])
+    shared_ptr = np.zeros(len(ptr), np.int32)
+    np.cumsum(np.bincount(owner[~alone], minlength=len(ptr) - 1), out=shared_ptr[1:])
     return LinkTables(
         network.route_ptr, network.route_link, network.rate_Bps, network.latency_s, network.burst_bytes, network.library_latency_s,
-        network.flight_s, float(network.segment_bytes or 0), network.mode == "fair",
+        network.flight_s, shared_ptr, np.ascontiguousarray(route[~alone]), cap, float(network.segment_bytes or 0), network.mode == "fair",
     )  # fmt: skip
 
 
@@ -208,7 +221,7 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
     instances = int(t.record_at[-1]) if record else 0
     message_at = np.zeros(channels + 1, np.int64)
     np.cumsum(messages, out=message_at[1:])
-    entries = len(k.route_link)
+    entries = len(k.shared_link)
     lane, step, unit, channel = (_records(dtype, n) for dtype, n in ((LANE, lanes), (STEP, steps), (UNIT, t.units), (CHANNEL, channels)))
     lane["at"] = t.lane_start
     lane["next_waiting"] = -1
@@ -218,13 +231,13 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
         unit[name] = -1
     channel["wants_message"] = channel["wants_credit"] = -1
     channel["place_first"], channel["place_count"], channel["message_at"] = first[:-1], np.maximum(places, 1), message_at[:-1]
-    link, entry = _records(LINK, links), _records(ENTRY, entries)
-    link["tokens"], link["left"], link["first_entry"] = k.burst, k.rate, -1
-    entry["next"] = entry["previous"] = -1
-    entry["channel"] = np.repeat(np.arange(channels, dtype=np.int32), np.diff(k.route_ptr))
+    link = _records(LINK, links)
+    uses = np.bincount(k.shared_link, minlength=links)
+    link["tokens"], link["left"], link["first"] = k.burst, k.rate, np.cumsum(uses) - uses
     return State(
         heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0], np.int64), work=np.zeros(2, np.int64),
-        ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link, entry=entry,
+        ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link,
+        member=np.zeros(entries, np.int32), member_channel=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
         touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),
         instance=_records(INSTANCE, instances), arrival=np.zeros(int(message_at[-1]) if record else 0),
         order=np.zeros(_nodes(t) if record else 0, np.int64),
