@@ -185,7 +185,12 @@ X = {"x": Shard(1, 1)}
         (node("y", "aten.select.int", [v("x"), 1, 0], (4,)), X, {"x": (4, 6)}, "picks one entry"),
         (node("y", "aten.slice.Tensor", [v("x"), 1, 0, 4], (4, 4)), {"x": Shard(1, 2)}, {"x": (4, 6)}, "whole blocks"),
         (node("y", "aten.linear.default", [v("x"), v("w")], (4, 3)), X, {"x": (4, 6), "w": (3, 6)}, "input"),
-        (node("y", "aten.linear.default", [v("z"), v("w"), v("b")], (4, 6)), {"w": Shard(0, 1)}, {"z": (4, 6), "w": (6, 6), "b": (6,)}, "bias split alike"),
+        (
+            node("y", "aten.linear.default", [v("z"), v("w"), v("b")], (4, 6)),
+            {"w": Shard(0, 1)},
+            {"z": (4, 6), "w": (6, 6), "b": (6,)},
+            "bias split alike",
+        ),
         (node("y", "aten.matmul.default", [v("x"), v("z")], (4, 3)), X, {"x": (4, 6), "z": (6, 3)}, "left"),
         (node("y", "aten.cat.default", [[v("x"), v("z")], 1], (4, 12)), X, {"x": (4, 6), "z": (4, 6)}, "sharded differently"),
     ],
@@ -210,7 +215,10 @@ def test_mixed_gradients_are_refused():
 
 def test_forward_graphs_are_read_strictly():
     graph = ForwardGraph(
-        (node("y", "aten.add.Tensor", [v("input:0"), {"float": "inf"}], (2,)),), (TensorInfo((2,), "float32"),), ("y",), {"c": Constant((1,), "int64", [3])}
+        (node("y", "aten.add.Tensor", [v("input:0"), {"float": "inf"}], (2,)),),
+        (TensorInfo((2,), "float32"),),
+        ("y",),
+        {"c": Constant((1,), "int64", [3])},
     )
     assert ForwardGraph.from_json(graph.to_json()) == graph
     for bad in (b"{}", b"[" * 100_000, b'{"nodes": 3}'):
