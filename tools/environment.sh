@@ -22,7 +22,9 @@ find_python() {
       return
     fi
   done
-  die "no Python 3.11 or newer found ($(python3 --version 2>&1 || true))" "install Python 3.11, or name one: PYTHON=/path/to/python3.11 $0"
+  local found="none"
+  if command -v python3 >/dev/null 2>&1; then found=$(python3 --version 2>&1); fi
+  die "Python 3.11 or newer is needed, found: $found" "install Python 3.11, or name one: PYTHON=/path/to/python3.11 $0"
 }
 
 require_venv() {
