@@ -71,9 +71,13 @@ def test_known_reshapes(old: tuple[int, ...], new: tuple[int, ...], split: Split
     assert reshape_split(old, new, split) == expected
 
 
-def node(target: str, shapes: dict[str, tuple[int, ...]], out: tuple[int, ...], *args: object, pieces: int = 1) -> tuple[OpNode, dict[str, tuple[int, ...]]]:
+Shapes = dict[str, tuple[int, ...]]
+
+
+def node(target: str, shapes: Shapes, out: tuple[int, ...], *args: object, pieces: int = 1) -> tuple[OpNode, Shapes]:
     values = tuple(GraphValue(shape=out, dtype="float32", storage=0) for _ in range(pieces))
-    made = OpNode(name="y", target=f"aten.{target}", module="", inputs=tuple(shapes), args=[{"value": v} for v in shapes] + list(args), outputs=values)
+    operands = [{"value": v} for v in shapes] + list(args)
+    made = OpNode(name="y", target=f"aten.{target}", module="", inputs=tuple(shapes), args=operands, outputs=values)
     return made, {**shapes, "y": out}
 
 
