@@ -77,7 +77,7 @@ def _sift_down(heap, at, slot):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def heap_put(heap, slot, t, k):  # type: ignore[no-untyped-def]
     """Queue `slot` at (t, k), or move it there if it is queued already."""
-    at = heap.place[slot]
+    at = np.int64(heap.place[slot])
     heap.time[slot] = t
     heap.key[slot] = k
     if at < 0:
@@ -91,13 +91,13 @@ def heap_put(heap, slot, t, k):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def heap_remove(heap, slot):  # type: ignore[no-untyped-def]
     """Take `slot` out of the queue; nothing happens if it is not in it."""
-    at = heap.place[slot]
+    at = np.int64(heap.place[slot])
     if at < 0:
         return
     heap.place[slot] = -1
     heap.queued[0] -= 1
     if at < heap.queued[0]:
-        last = heap.order[heap.queued[0]]
+        last = np.int64(heap.order[heap.queued[0]])
         if _sift_up(heap, at, last) == at:
             _sift_down(heap, at, last)
 
@@ -109,5 +109,5 @@ def heap_pop(heap):  # type: ignore[no-untyped-def]
     heap.place[slot] = -1
     heap.queued[0] -= 1
     if heap.queued[0] > 0:
-        _sift_down(heap, 0, heap.order[heap.queued[0]])
-    return slot
+        _sift_down(heap, np.int64(0), np.int64(heap.order[heap.queued[0]]))
+    return np.int64(slot)

@@ -11,6 +11,7 @@ them at once until all are released. Steps with duration 0 take no event. Comput
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from ..kernels.event_heap import heap_pop, heap_put
@@ -85,7 +86,7 @@ def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     if t.kind[step] == _COMPUTE:
         unit = t.lane_unit[lane]
         if unit >= 0:
-            first = s.unit[unit].first
+            first = np.int64(s.unit[unit].first)
             s.unit[unit].owner = first
             if first >= 0:
                 s.unit[unit].first = s.lane[first].next_waiting
@@ -96,7 +97,7 @@ def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
             c = t.in_channel[n]
             s.channel[c].consumed += 1
             if s.channel[c].wants_credit >= 0:
-                _wake(s, s.channel[c].wants_credit)
+                _wake(s, np.int64(s.channel[c].wants_credit))
                 s.channel[c].wants_credit = -1
         if t.out_ptr[step] < t.out_ptr[step + 1]:
             s.lane[lane].phase = _CREDIT
@@ -115,10 +116,10 @@ def _complete(t, s, lane, now, record):  # type: ignore[no-untyped-def]
         s.instance[t.record_at[step] + s.lane[lane].turn].end = now
         _note(t, s, lane, COMPLETE)
     s.step[step].done += 1
-    other = s.step[step].waiting
+    other = np.int64(s.step[step].waiting)
     s.step[step].waiting = -1
     while other >= 0:
-        following = s.lane[other].next_waiting
+        following = np.int64(s.lane[other].next_waiting)
         _wake(s, other)
         other = following
     s.lane[lane].at += 1
@@ -197,7 +198,7 @@ def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
         s.instance[t.record_at[step] + s.lane[lane].turn].send = now
         _note(t, s, lane, SENDING)
     for n in range(lo, hi):
-        c = t.out_channel[n]
+        c = np.int64(t.out_channel[n])
         s.channel[c].sent += 1
         if k.fair:
             fair_begin(t, k, s, c, t.size[step], now)
@@ -269,14 +270,14 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
         s.slot[place].channel = c
         s.slot[place].hop = k.route_ptr[c + 1] - k.route_ptr[c]
         heap_put(s.heap, lanes + channels + place, now + k.flight[c], ((lanes + c) << 32) | ((sequence + 1) & 0xFFFFFFFF))
-        lane = t.sender[c]
+        lane = np.int64(t.sender[c])
         s.lane[lane].pending -= 1
         if s.lane[lane].pending == 0:
             _complete(t, s, lane, now, record)
             _wake(s, lane)
     else:
         place = slot - lanes - channels
-        c = s.slot[place].channel
+        c = np.int64(s.slot[place].channel)
         if s.slot[place].hop < k.route_ptr[c + 1] - k.route_ptr[c]:
             exclusive_pass(k, s, lanes + channels, place, s.heap.key[slot], now)
             return
@@ -284,7 +285,7 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
             s.arrival[s.channel[c].message_at + s.channel[c].arrived] = now
         s.channel[c].arrived += 1
         if s.channel[c].wants_message >= 0:
-            _wake(s, s.channel[c].wants_message)
+            _wake(s, np.int64(s.channel[c].wants_message))
             s.channel[c].wants_message = -1
 
 

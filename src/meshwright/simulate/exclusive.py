@@ -9,6 +9,7 @@ left the first link, so that messages of several senders take turns.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from ..kernels.event_heap import heap_put
@@ -35,7 +36,7 @@ def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
 def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untyped-def]
     """The message at `place` asks for the next link of its route. Returns when its tail leaves that link."""
-    c = s.slot[place].channel
+    c = np.int64(s.slot[place].channel)
     at = k.route_ptr[c] + s.slot[place].hop
     stop = k.route_ptr[c + 1]
     if at >= stop:  # both ends on one device
@@ -75,7 +76,7 @@ def exclusive_inject(t, k, s, c, now):  # type: ignore[no-untyped-def]
     if s.channel[c].left > 0.0:
         heap_put(s.heap, lanes + c, leaves, (lanes + c) << 32)
         return
-    lane = t.sender[c]
+    lane = np.int64(t.sender[c])
     s.lane[lane].pending -= 1
     s.lane[lane].release = max(s.lane[lane].release, leaves)
     if s.lane[lane].pending == 0:

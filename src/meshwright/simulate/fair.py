@@ -184,12 +184,12 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
                 full += 1
         for n in range(flows):
             if k.cap[s.stack_flows[n]] <= limit:
-                _fix(k, s, s.stack_flows[n], level)
+                _fix(k, s, np.int64(s.stack_flows[n]), level)
         for n in range(full):
             link = s.link[s.stack_links[n]]
             for place in range(link.first, link.first + link.flows):
                 if s.channel[s.member_channel[place]].fresh_rate < 0.0:
-                    _fix(k, s, s.member_channel[place], level)
+                    _fix(k, s, np.int64(s.member_channel[place]), level)
         kept = 0
         for n in range(full, links):
             if s.link[s.stack_links[n]].open_flows > 0:
@@ -226,7 +226,7 @@ def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
             _refill(k, s, s.stack_links[n], now)
     _fill(k, s, links, flows)
     for n in range(flows):
-        c = s.stack_flows[n]
+        c = np.int64(s.stack_flows[n])
         _change_rate(s, c, s.channel[c].fresh_rate, len(t.lane_start), now)
 
 
@@ -235,7 +235,7 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
     """Nothing more happens at this instant: new rates for every flow connected to one that began or ended."""
     s.work[1] += 1
     for n in range(s.work[0]):
-        c = s.touched[n]
+        c = np.int64(s.touched[n])
         s.channel[c].listed = 0
         if s.channel[c].flow == 2:
             s.channel[c].flow = 0
@@ -245,7 +245,7 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
         else:  # one flow ended and the next began
             s.touched[n] = -1
     for n in range(s.work[0]):
-        c = s.touched[n]
+        c = np.int64(s.touched[n])
         if c < 0:
             continue
         if s.channel[c].flow == 1 and k.shared_ptr[c] == k.shared_ptr[c + 1]:  # it has all its links for itself
