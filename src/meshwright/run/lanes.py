@@ -2,10 +2,13 @@
 
 All ranks' orders are restrictions of ONE order of all steps that respects lane order, `after`, matching and credits. A walk blocks only on
 steps that come before it in that order, so fused programs cannot deadlock whatever the times are; times only decide how well it runs.
-A step's place is the simulated start of a compute or send and the simulated end of a receive (when its data is there).
+A step's place is the simulated start of a compute, the simulated end of a receive (when its data is there), and for a send the moment at which
+what it sends is ready.
 
 Deviation from program.md section 7 (start for every step, ties by completion): a receive lane "starts" when it begins to wait, long before data
-arrives; placing receives at their end keeps the walk computing meanwhile. Deadlock freedom does not rest on the ties.
+arrives; placing receives at their end keeps the walk computing meanwhile. A send only posts a message, so the second of two messages
+must not wait for the first one's time in its lane, which would put it behind the next compute step, and the peer with it.
+Deadlock freedom does not rest on times or ties.
 Cost: O(S log S) for S steps.
 """
 
@@ -70,7 +73,9 @@ def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | No
         first = second = np.zeros(n)
     else:
         receives = (program.steps.parts & Part.RECV) > 0
-        first, second = np.where(receives, end_s, start_s), end_s
+        first, second = np.where(receives, end_s, start_s), np.array(end_s, copy=True)
+        for step, ready in _send_times(program, end_s).items():
+            first[step], second[step] = ready, -1.0  # before a compute step that starts at the same moment
     order = _topological(n, after, waits, first.tolist(), second.tolist(), by_depth=start_s is None)
     if len(order) < n:
         raise Deadlock(
@@ -81,6 +86,21 @@ def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | No
     sequence = np.array(order, np.int32)
     of_sequence = actor[sequence] if n else np.zeros(0, np.int32)
     return [sequence[of_sequence == rank] for rank in range(program.ranks)]
+
+
+def _send_times(program: Program, end_s: Float) -> dict[int, float]:
+    """When every step that only sends could be posted: what it waits for is done, and the sends before it in its lane are posted."""
+    s = program.steps
+    only_sends = ((s.parts & Part.SEND) > 0) & ((s.parts & Part.RECV) == 0)
+    found: dict[int, float] = {}
+    begins = set(program.lanes.start.tolist())
+    for step in np.flatnonzero(only_sends).tolist():
+        on = s.after_step[s.after_ptr[step] : s.after_ptr[step + 1]]
+        ready = float(end_s[on].max(initial=0.0))
+        if step not in begins:
+            ready = max(ready, found.get(step - 1, float(end_s[step - 1])))
+        found[step] = ready
+    return found
 
 
 def _edges(program: Program) -> tuple[list[list[int]], list[int]]:
