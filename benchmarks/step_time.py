@@ -66,10 +66,9 @@ def main() -> dict[str, Any]:
         name = f"{model} data {data} x tensor {tensor} x pipeline {pipeline}, micro-batch {micro}"
         if args.only not in name:
             continue
-        for attempt in range(1, TRIES + 1):
-            found = one(*pair, args.steps, args.pacing)
-            if found["others_share"] <= DISTURBED:
-                break
+        found, attempts = one(*pair, args.steps, args.pacing), 1
+        while found["others_share"] > DISTURBED and attempts < TRIES:
+            found, attempts = one(*pair, args.steps, args.pacing), attempts + 1
         error = found["step"]["error"]
         memory = max(abs(m["predicted_bytes"] / m["measured_bytes"] - 1) for m in found["memory"])
         predicted, measured = found["step"]["predicted_s"], found["step"]["measured_s"]
@@ -77,7 +76,7 @@ def main() -> dict[str, Any]:
             {"what": f"step time, {name}", "value": predicted, "unit": "s", "peer": measured, "ratio": predicted / measured},
             {"what": f"peak memory, worst rank, {name}", "value": memory, "unit": "relative error", "limit": LIMIT_MEMORY},
         ]
-        raw.append({"pair": name, "attempts": attempt, "disturbed": found["others_share"] > DISTURBED, **found})
+        raw.append({"pair": name, "attempts": attempts, "disturbed": found["others_share"] > DISTURBED, **found})
         print(f"{name}: {1000 * predicted:.0f} ms predicted, {1000 * measured:.0f} measured ({100 * error:+.1f} %), memory {100 * memory:.1f} %, "
               f"others {100 * found['others_share']:.0f} %", file=sys.stderr, flush=True)  # fmt: skip
     errors = [abs(r["step"]["error"]) for r in raw]

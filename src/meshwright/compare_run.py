@@ -9,11 +9,12 @@ import numpy as np
 from .cost import Cost
 from .drive import works_of
 from .evidence import evidence_of_timeline
+from .measured import Measured
 from .plan import Plan
 from .program import Kind, Part, Program
 from .program_calls import InlinedProgram, inline
 from .report.compare import Comparison, compare
-from .run.read import read_run
+from .run.record import read_run
 from .simulate import simulate_program
 
 __all__ = ["compare_run"]
@@ -26,9 +27,16 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
     """
     inlined = inline(plan.main, plan.programs)
     program = inlined.program
-    _, measured, fabric, cost = read_run(folder, program)
-    placement = tuple(d.name for d in fabric.devices[: program.ranks])
-    predicted = simulate_program(program, fabric, placement, cost, works=works_of(plan))
+    run = read_run(folder, plan)
+    document, cost = run.document, run.cost
+    measured = Measured(
+        steps=[t for t, profiled in zip(run.steps, run.profiled, strict=True) if not profiled],
+        step_s=document.step_s, losses=document.losses, memory_peak_bytes=document.memory_peak_bytes,
+        rss_peak_bytes=document.rss_peak_bytes, cpu_s=document.process_cpu_s, run_fabric=run.fabric.name,
+        pacing=str(document.pacing.get("mode", "none")), others_share=float(document.machine_use.get("others", 0.0)), notes=document.notes,
+    )  # fmt: skip
+    placement = tuple(d.name for d in run.fabric.devices[: program.ranks])
+    predicted = simulate_program(program, run.fabric, placement, cost, works=works_of(plan))
     cpu_s = _processor_seconds(program, cost)
     return compare(plan, inlined, predicted, measured, evidence=evidence_of_timeline(predicted, program, cost), cpu_s=cpu_s), inlined
 

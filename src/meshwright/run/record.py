@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """`steps`: a Timeline per recorded training step, seconds from the first rank's start; `profiled[i]`: that one was slowed by measuring memory."""
+    """`steps`: a Timeline per recorded training step, seconds from the end of the step before; `profiled[i]`: slowed by measuring memory."""
 
     document: RunDocument
     fabric: Fabric
@@ -83,13 +83,15 @@ def _timeline(recordings: list[RankRecording], index: int, document: RunDocument
         step.append(np.asarray(r.order, np.int32))
         start.append(np.asarray(record.starts_s))
         end.append(np.asarray(record.ends_s))
-    zero = min(r.steps[index].start_s for r in recordings)
+    # A step begins when the one before is over everywhere: a rank that was done early waits inside this one, and that is not its time.
+    zero = max(r.steps[index - 1].end_s for r in recordings) if index else min(r.steps[index].start_s for r in recordings)
     steps = np.concatenate(step)
     if lanes is not None and len(steps) and (steps.min() < 0 or steps.max() >= len(lanes)):
         raise FormatError("a recording names steps that the plan's program does not have", where="recordings")
     spans = Spans(
         rank=np.concatenate(rank), lane=lanes[steps] if lanes is not None else np.full(len(steps), -1, np.int32), step=steps,
-        iteration=np.zeros(len(steps), np.int32), start_s=np.concatenate(start) - zero, end_s=np.concatenate(end) - zero,
+        iteration=np.zeros(len(steps), np.int32), start_s=np.maximum(np.concatenate(start) - zero, 0.0),
+        end_s=np.maximum(np.concatenate(end) - zero, 0.0),
     )  # fmt: skip
     return Timeline(
         origin="measured", run_fabric=fabric, spans=spans, makespan_s=max(r.steps[index].end_s for r in recordings) - zero,

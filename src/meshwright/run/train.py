@@ -35,7 +35,8 @@ RUN_SCHEMA, RUN_VERSION = "meshwright.run", 1
 
 
 class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`run.json`. Losses are of all steps since the first run; `step_s` of this run's steps, from the first rank's start to the last one's end."""
+    """`run.json`. Losses are of all steps since the first run; `step_s` of this run's steps, each from the end of the one before (on
+    the last rank to finish it): ranks that are done early wait for the others inside the next step, and that is not its time."""
 
     schema: str = RUN_SCHEMA
     version: int = RUN_VERSION
@@ -266,7 +267,8 @@ def make_document(
         notes.append(f"other programs used {100 * use['others']:.0f} % of the machine; times are disturbed")
     return RunDocument(
         plan=plan_identity(plan), ranks=len(ranks), data=request.data, device=request.device, first_step=first, steps=len(ends),
-        losses=[*before, *(sum(c) / len(c) for c in zip(*columns, strict=True))], step_s=[b - a for a, b in zip(starts, ends, strict=True)],
+        losses=[*before, *(sum(c) / len(c) for c in zip(*columns, strict=True))],
+        step_s=[b - a for a, b in zip([starts[0], *ends[:-1]], ends, strict=True)],
         profiled_steps=[s.step for s in ranks[0].steps if s.profiled], memory_peak_bytes=[r.memory_peak_bytes for r in ranks],
         rss_peak_bytes=[r.rss_peak_bytes for r in ranks], cpu_s=[_mean([s.cpu_s for s in r.steps]) for r in ranks],
         process_cpu_s=[_mean([s.process_cpu_s for s in r.steps]) for r in ranks], recordings=[f"rank-{r.rank:03d}.json" for r in ranks],
