@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .compile import kernel
 
 __all__ = ["EventHeap", "heap_pop", "heap_put", "heap_remove", "make_heap"]
 
@@ -34,7 +35,7 @@ def make_heap(slots: int) -> EventHeap:
     )
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@kernel
 def _sift_up(heap, at, slot):  # type: ignore[no-untyped-def]
     order, place, time, key = heap.order, heap.place, heap.time, heap.key
     t, k = time[slot], key[slot]
@@ -51,7 +52,7 @@ def _sift_up(heap, at, slot):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@kernel
 def _sift_down(heap, at, slot):  # type: ignore[no-untyped-def]
     order, place, time, key = heap.order, heap.place, heap.time, heap.key
     t, k, n = time[slot], key[slot], heap.queued[0]
@@ -74,7 +75,7 @@ def _sift_down(heap, at, slot):  # type: ignore[no-untyped-def]
     place[slot] = at
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@kernel
 def heap_put(heap, slot, t, k):  # type: ignore[no-untyped-def]
     """Queue `slot` at (t, k), or move it there if it is queued already."""
     at = np.int64(heap.place[slot])
@@ -88,7 +89,7 @@ def heap_put(heap, slot, t, k):  # type: ignore[no-untyped-def]
         _sift_down(heap, at, slot)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@kernel
 def heap_remove(heap, slot):  # type: ignore[no-untyped-def]
     """Take `slot` out of the queue; nothing happens if it is not in it."""
     at = np.int64(heap.place[slot])
@@ -102,7 +103,7 @@ def heap_remove(heap, slot):  # type: ignore[no-untyped-def]
             _sift_down(heap, at, last)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@kernel
 def heap_pop(heap):  # type: ignore[no-untyped-def]
     """Take out and return the slot with the smallest (time, key, slot); the heap must not be empty."""
     slot = heap.order[0]

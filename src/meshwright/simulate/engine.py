@@ -12,8 +12,8 @@ them at once until all are released. Steps with duration 0 take no event. Comput
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..kernels.compile import inlined, kernel
 from ..kernels.event_heap import heap_pop, heap_put
 from .exclusive import exclusive_inject, exclusive_pass
 from .fair import fair_begin, fair_end, fair_settle
@@ -26,7 +26,7 @@ _COMPUTE, _TRANSFER = 0, 1
 _AFTER, _ASK, _BUSY, _CREDIT, _SENDING = 0, 1, 2, 3, 4
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _wake(s, lane):  # type: ignore[no-untyped-def]
     """Visit `lane` in this pass if its turn is yet to come, else in the next."""
     if s.lane[lane].is_ready:
@@ -47,7 +47,7 @@ def _wake(s, lane):  # type: ignore[no-untyped-def]
     heap[at] = key
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _next_ready(s):  # type: ignore[no-untyped-def]
     """Take the first lane out of the ready heap."""
     heap, lanes = s.ready, len(s.lane)
@@ -72,14 +72,14 @@ def _next_ready(s):  # type: ignore[no-untyped-def]
     return lane
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _note(t, s, lane, node):  # type: ignore[no-untyped-def]
     """Record that a node (TAKEN, SENDING, COMPLETE) of the lane's step has happened."""
     s.order[s.number[4]] = 3 * (t.record_at[s.lane[lane].at] + s.lane[lane].turn) + node
     s.number[4] += 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     """The local part of the lane's step is done: free the unit or the credits; complete the step unless it sends."""
     step = s.lane[lane].at
@@ -108,7 +108,7 @@ def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     _complete(t, s, lane, now, record)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _complete(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     s.step[step].last_end = now
@@ -130,7 +130,7 @@ def _complete(t, s, lane, now, record):  # type: ignore[no-untyped-def]
     s.lane[lane].sub = t.after_ptr[s.lane[lane].at]
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
     """Check the `after` edges of the lane's step from where it stopped; hang the lane on the first that is not met."""
     step = s.lane[lane].at
@@ -145,7 +145,7 @@ def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _must_wait_for_unit(t, s, lane):  # type: ignore[no-untyped-def]
     unit = t.lane_unit[lane]
     if unit < 0 or s.unit[unit].owner == lane:
@@ -162,7 +162,7 @@ def _must_wait_for_unit(t, s, lane):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _must_wait_for_messages(t, s, lane):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     for n in range(s.lane[lane].sub, t.in_ptr[step + 1]):
@@ -174,7 +174,7 @@ def _must_wait_for_messages(t, s, lane):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _must_wait_for_credits(t, s, lane):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     for n in range(s.lane[lane].sub, t.out_ptr[step + 1]):
@@ -186,7 +186,7 @@ def _must_wait_for_credits(t, s, lane):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Hand the step's message to every channel of its send part."""
     step = s.lane[lane].at
@@ -207,7 +207,7 @@ def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
             exclusive_inject(t, k, s, c, now)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Let the lane go on until it waits for something."""
     while s.lane[lane].turn < t.lane_repeat[lane]:
@@ -248,7 +248,7 @@ def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     s.number[3] -= 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
     """A slot's event: a lane's duration or release, a channel's next segment or end of flow, a message's next hop or arrival."""
     lanes, channels = len(t.lane_start), len(t.depth)
@@ -289,7 +289,7 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
             s.channel[c].wants_message = -1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@kernel
 def run(t, k, s, record):  # type: ignore[no-untyped-def]
     """Simulate until nothing can happen any more. Returns the time of the last event; `s.number[3]` lanes are not finished."""
     now = 0.0

@@ -10,14 +10,14 @@ left the first link, so that messages of several senders take turns.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..kernels.compile import inlined
 from ..kernels.event_heap import heap_put
 
 __all__ = ["exclusive_inject", "exclusive_pass"]
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
     """Serve `size` bytes on `link`: (start, tail)."""
     start = max(asked, s.link[link].free)
@@ -33,7 +33,7 @@ def _book(k, s, link, asked, size, tail_before):  # type: ignore[no-untyped-def]
     return start, tail
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untyped-def]
     """The message at `place` asks for the next link of its route. Returns when its tail leaves that link."""
     c = np.int64(s.slot[place].channel)
@@ -55,7 +55,7 @@ def exclusive_pass(k, s, first_slot, place, key, now):  # type: ignore[no-untype
     return tail
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def exclusive_inject(t, k, s, c, now):  # type: ignore[no-untyped-def]
     """Put the next segment of the message that channel `c` is sending onto its first link; plan the sender's release."""
     lanes, channels = len(t.lane_start), len(t.depth)

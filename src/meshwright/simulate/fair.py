@@ -13,8 +13,8 @@ Cost per instant: O(bottlenecks · links + hops) of the connected part, O(log) p
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..kernels.compile import inlined
 from ..kernels.event_heap import heap_put
 
 __all__ = ["fair_begin", "fair_end", "fair_settle"]
@@ -22,13 +22,13 @@ __all__ = ["fair_begin", "fair_end", "fair_settle"]
 _SAME_SHARE = 1.0 + 1e-12
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _refill(k, s, link, now):  # type: ignore[no-untyped-def]
     s.link[link].tokens = min(k.burst[link], s.link[link].tokens + max(0.0, s.link[link].left) * (now - s.link[link].tokens_at))
     s.link[link].tokens_at = now
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _unmetered(k, s, c, size, now):  # type: ignore[no-untyped-def]
     """Bytes that pass at once through the token buckets of the route (0 unless every link has one)."""
     free = size
@@ -43,7 +43,7 @@ def _unmetered(k, s, c, size, now):  # type: ignore[no-untyped-def]
     return free
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _list(s, c):  # type: ignore[no-untyped-def]
     if s.channel[c].listed == 0:
         s.channel[c].listed = 1
@@ -51,7 +51,7 @@ def _list(s, c):  # type: ignore[no-untyped-def]
         s.work[0] += 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def fair_begin(t, k, s, c, size, now):  # type: ignore[no-untyped-def]
     """Channel `c` begins to send `size` bytes."""
     lanes = len(t.lane_start)
@@ -78,7 +78,7 @@ def fair_begin(t, k, s, c, size, now):  # type: ignore[no-untyped-def]
     s.channel[c].flow = 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def fair_end(s, c):  # type: ignore[no-untyped-def]
     """The message that channel `c` sends has gone."""
     if s.channel[c].flow == 1:
@@ -88,7 +88,7 @@ def fair_end(s, c):  # type: ignore[no-untyped-def]
         s.channel[c].flow = 0
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _attach(k, s, c):  # type: ignore[no-untyped-def]
     for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
         link = s.link[k.shared_link[at]]
@@ -99,7 +99,7 @@ def _attach(k, s, c):  # type: ignore[no-untyped-def]
         link.flows += 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _detach(k, s, c):  # type: ignore[no-untyped-def]
     """The last flow of each link takes the place of the one that goes."""
     for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
@@ -111,7 +111,7 @@ def _detach(k, s, c):  # type: ignore[no-untyped-def]
         s.member_place[s.member[last]] = place
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _collect(k, s, links):  # type: ignore[no-untyped-def]
     """All links and flows connected to the first `links` entries of the link stack: (links, flows)."""
     epoch = s.work[1]
@@ -138,7 +138,7 @@ def _collect(k, s, links):  # type: ignore[no-untyped-def]
     return links, flows
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _fix(k, s, c, level):  # type: ignore[no-untyped-def]
     s.channel[c].fresh_rate = level
     for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
@@ -147,7 +147,7 @@ def _fix(k, s, c, level):  # type: ignore[no-untyped-def]
         link.open_flows -= 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _open(k, s, links):  # type: ignore[no-untyped-def]
     """Begin filling: every link empty, those without flows off the stack. Returns how many remain."""
     kept = 0
@@ -161,7 +161,7 @@ def _open(k, s, links):  # type: ignore[no-untyped-def]
     return kept
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
     """Progressive filling of the links and flows on the stacks; writes `fresh_rate`. Both stacks are reordered."""
     links = _open(k, s, links)
@@ -207,7 +207,7 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
                 n += 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _change_rate(s, c, rate, lanes, now):  # type: ignore[no-untyped-def]
     flow = s.channel[c]
     if rate != flow.rate:
@@ -217,7 +217,7 @@ def _change_rate(s, c, rate, lanes, now):  # type: ignore[no-untyped-def]
         heap_put(s.heap, lanes + c, now + flow.left / rate, (lanes + c) << 32)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
     """New rates for the flows of one connected part, whose links are the first on the stack."""
     links, flows = _collect(k, s, links)
@@ -230,7 +230,7 @@ def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
         _change_rate(s, c, s.channel[c].fresh_rate, len(t.lane_start), now)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@inlined
 def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
     """Nothing more happens at this instant: new rates for every flow connected to one that began or ended."""
     s.work[1] += 1
