@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from meshwright import drive
@@ -169,3 +170,13 @@ def test_commands_plan_explain_and_cite(tmp_path: Path, capsys: pytest.CaptureFi
         assert main([*words, *more]) == code
         error = capsys.readouterr().err
         assert error.startswith("error: ") and len(error.splitlines()) <= 2
+
+
+def test_a_plan_that_was_edited_by_hand_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan("gpt.py:tiny", (2, 1, 2), microbatch=2)
+    assert made.layout is not None
+    wrong = replace(made, layout=msgspec.structs.replace(made.layout, microbatches=made.layout.microbatches - 1))
+    drive.write_plan(tmp_path / "plan.json", wrong)
+    assert main(["train", "run", str(tmp_path / "plan.json"), "--out", str(tmp_path / "run")]) == 4
+    assert "global batch" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -36,11 +36,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import read_plan
+    from ..drive import check, read_plan
     from ..run.dry_run import dry_run
     from ..run.train import RunRequest, train_run
 
     plan = read_plan(args.plan)
+    check(plan)  # the file may come from anywhere: nothing runs unchecked
     request = RunRequest(
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
