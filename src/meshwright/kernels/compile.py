@@ -1,16 +1,31 @@
 """How the simulator's kernels are compiled.
 
-`kernel` and `inlined` are `numba.njit` with an on-disk cache, without the interpreter lock, with NumPy's division rules, and without
-numba's reference counting: state travels through functions as tuples of arrays, and counting each of them at each call cost ten
-times the work itself. So these functions must not allocate. `inlined` also asks LLVM to inline: tuples of arrays are long, and
-copying them for a call cost as much again. No fastmath anywhere: results are the same bits everywhere.
+`kernel` and `inlined` are `numba.njit` without the interpreter lock, with NumPy's division rules, and without numba's reference
+counting: state travels through functions as tuples of arrays, and counting each of them at each call cost ten times the work itself.
+So these functions must not allocate. `inlined` also asks LLVM to inline: tuples of arrays are long, and copying them for a call cost
+as much again. No fastmath anywhere: results are the same bits everywhere.
+
+numba keeps compiled code on disk per function and looks only at that function's own file to see whether it is still true. So parts that
+other files use are not kept (`inlined`), and an entry point that uses them closes over the `fingerprint` of all their files: numba
+hashes what a function closes over.
 """
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
+
 from numba import njit
 
-__all__ = ["inlined", "kernel"]
+__all__ = ["fingerprint", "inlined", "kernel"]
 
 kernel = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-inlined = njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+inlined = njit(nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+
+
+def fingerprint(*files: str) -> int:
+    """A number that changes when one of the source files does."""
+    total = 0
+    for file in files:
+        total = zlib.crc32(Path(file).read_bytes(), total)
+    return total
