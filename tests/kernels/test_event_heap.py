@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.kernels.event_heap import heap_pop, heap_put, heap_remove, make_heap
+from meshwright.kernels.event_heap import heap_pop, heap_put, heap_remove, heap_repair, make_heap
 
 SLOTS = 12
 ACTIONS = st.one_of(
@@ -36,6 +36,17 @@ def test_against_a_sorted_list(actions: list[tuple]) -> None:
         assert {slot for slot in range(SLOTS) if heap.place[slot] >= 0} == set(queued)
     drained = [int(heap_pop(heap)) for _ in range(len(queued))]
     assert drained == sorted(queued, key=lambda slot: (*queued[slot], slot))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40))
+def test_repair_after_writing_times(times: list[tuple[int, int]]) -> None:
+    heap = make_heap(len(times))
+    for slot, (before, _) in enumerate(times):
+        heap_put(heap, slot, float(before), 0)
+    heap.time[:] = [float(after) for _, after in times]
+    heap_repair(heap)
+    assert [int(heap_pop(heap)) for _ in times] == sorted(range(len(times)), key=lambda slot: (times[slot][1], slot))
 
 
 def test_full_heap_keeps_its_size() -> None:

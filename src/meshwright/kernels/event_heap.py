@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .compile import kernel
 
-__all__ = ["EventHeap", "heap_pop", "heap_put", "heap_remove", "make_heap"]
+__all__ = ["EventHeap", "heap_pop", "heap_put", "heap_remove", "heap_repair", "make_heap"]
 
 
 class EventHeap(NamedTuple):
@@ -87,6 +87,13 @@ def heap_put(heap, slot, t, k):  # type: ignore[no-untyped-def]
         _sift_up(heap, at, slot)
     elif _sift_up(heap, at, slot) == at:
         _sift_down(heap, at, slot)
+
+
+@kernel
+def heap_repair(heap):  # type: ignore[no-untyped-def]
+    """Restore the order after the times of many queued slots were written directly; cheap when their order hardly changed."""
+    for at in range((heap.queued[0] >> 1) - 1, -1, -1):
+        _sift_down(heap, at, np.int64(heap.order[at]))
 
 
 @kernel

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels.compile import inlined
-from ..kernels.event_heap import heap_put
+from ..kernels.event_heap import heap_put, heap_repair
 
 __all__ = ["fair_begin", "fair_end", "fair_settle"]
 
@@ -208,13 +208,13 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _change_rate(s, c, rate, lanes, now):  # type: ignore[no-untyped-def]
+def _change_rate(s, c, rate, now):  # type: ignore[no-untyped-def]
+    """When channel `c`'s flow ends at its new rate."""
     flow = s.channel[c]
-    if rate != flow.rate:
-        flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
-        flow.since = now
-        flow.rate = rate
-        heap_put(s.heap, lanes + c, now + flow.left / rate, (lanes + c) << 32)
+    flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
+    flow.since = now
+    flow.rate = rate
+    return now + flow.left / rate
 
 
 @inlined
@@ -225,9 +225,26 @@ def _apply(t, k, s, links, now):  # type: ignore[no-untyped-def]
         if k.burst[s.stack_links[n]] > 0.0:
             _refill(k, s, s.stack_links[n], now)
     _fill(k, s, links, flows)
+    lanes, heap = len(t.lane_start), s.heap
+    at_once = 4 * flows > heap.queued[0]  # much of the queue changes, hardly its order
+    fresh = 0
     for n in range(flows):
         c = np.int64(s.stack_flows[n])
-        _change_rate(s, c, s.channel[c].fresh_rate, len(t.lane_start), now)
+        if s.channel[c].fresh_rate != s.channel[c].rate:
+            ends = _change_rate(s, c, s.channel[c].fresh_rate, now)
+            if not at_once:
+                heap_put(heap, lanes + c, ends, (lanes + c) << 32)
+            elif heap.place[lanes + c] >= 0:
+                heap.time[lanes + c] = ends
+            else:
+                s.channel[c].fresh_rate = ends
+                s.stack_flows[fresh] = c
+                fresh += 1
+    if at_once:
+        heap_repair(heap)
+        for n in range(fresh):
+            c = np.int64(s.stack_flows[n])
+            heap_put(heap, lanes + c, s.channel[c].fresh_rate, (lanes + c) << 32)
 
 
 @inlined
@@ -248,8 +265,9 @@ def fair_settle(t, k, s, now):  # type: ignore[no-untyped-def]
         c = np.int64(s.touched[n])
         if c < 0:
             continue
-        if s.channel[c].flow == 1 and k.shared_ptr[c] == k.shared_ptr[c + 1]:  # it has all its links for itself
-            _change_rate(s, c, k.cap[c], len(t.lane_start), now)
+        alone = k.shared_ptr[c] == k.shared_ptr[c + 1]  # it has all its links for itself
+        if alone and s.channel[c].flow == 1 and s.channel[c].rate != k.cap[c]:
+            heap_put(s.heap, len(t.lane_start) + c, _change_rate(s, c, k.cap[c], now), (len(t.lane_start) + c) << 32)
         for at in range(k.shared_ptr[c], k.shared_ptr[c + 1]):
             link = k.shared_link[at]
             if s.link[link].mark != s.work[1]:
