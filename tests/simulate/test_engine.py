@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_programs import random_case
 
+from meshwright.check.memory import order_peak
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.errors import CheckFailed, Deadlock, Disconnected, MeshwrightError, UnknownName, Unsupported, UsageError
@@ -423,6 +424,63 @@ def test_memory_by_hand() -> None:
     assert dict(zip(times.tolist(), held.tolist(), strict=True)) == {0.0: 110.0, 1.0: 117.0, 3.5: 115.0, 5.5: 0.0}
     staged = simulate_program(p, line(2, rate=2), names(2), cost, staging=True)
     assert staged.memory_peak_bytes == (124, 7)
+
+
+def random_memory_program(seed: int) -> Program:
+    rng = np.random.default_rng(seed)
+    b = ProgramBuilder(2)
+    roles = ("input", "weight", "activation", "gradient", "scratch")
+    buffers, root = [], []
+    for rank in range(2):
+        row: list[int] = []
+        for _ in range(int(rng.integers(2, 6))):
+            inside = int(rng.choice(row)) if row and rng.random() < 0.2 else -1
+            size = int(rng.integers(1, 50))
+            root.append(root[inside] if inside >= 0 else len(root))
+            row.append(b.buffer(rank, chunks=2, chunk_bytes=size, role=str(rng.choice(roles)), persistent=bool(rng.random() < 0.2), alias_of=inside))
+        buffers.append(row)
+    lanes = [[b.lane(rank, unit=0), b.lane(rank)] for rank in range(2)]
+    channels = [b.channel(0, 1, depth=9), b.channel(1, 0, depth=9)]
+    steps: list[list[StepRef]] = [[], []]
+
+    users: dict[int, list[StepRef]] = {}
+
+    def some(rank: int) -> list[tuple[int, int, int]]:
+        return [(int(x), 0, 2) for x in rng.choice(buffers[rank], int(rng.integers(0, 3)))]
+
+    def used(step: StepRef, ranges: list[tuple[int, int, int]]) -> StepRef:
+        for buffer, _, _ in ranges:
+            users.setdefault(root[buffer], []).append(step)
+        return step
+
+    for _ in range(int(rng.integers(3, 14))):
+        rank = int(rng.integers(2))
+        known = steps[rank]
+        after = [known[int(rng.integers(len(known)))]] if known and rng.random() < 0.5 else []
+        if rng.random() < 0.6:
+            reads, writes = some(rank), some(rank)
+            op = b.op("F", graph="g", reads=reads, writes=writes, workspace_bytes=int(rng.choice([0, 0, 13])))
+            known.append(used(lanes[rank][0].compute(op, after=after), reads + writes))
+        else:
+            src, dst = int(rng.choice(buffers[rank])), int(rng.choice(buffers[1 - rank]))
+            known.append(used(lanes[rank][1].send(channels[rank], src, 0, after=after), [(src, 0, 1)]))
+            steps[1 - rank].append(used(lanes[1 - rank][1].recv(channels[rank], dst, 0), [(dst, 0, 1)]))
+    for buffer, last in users.items():
+        if rng.random() < 0.7:
+            b.dies_after(buffer, *last)
+    return b.build()
+
+
+@settings(max_examples=200, deadline=None)
+@given(SEEDS)
+def test_memory_peak_against_the_checkers(seed: int) -> None:
+    """The checker works the peak of one order out by itself, from its own lifetimes."""
+    p = random_memory_program(seed)
+    durations = np.random.default_rng(seed).integers(1, 5, len(p.steps)).astype(float)
+    timeline = simulate_program(p, line(2, rate=7), names(2), durations_s=durations)
+    start, end = np.empty(len(p.steps)), np.empty(len(p.steps))
+    start[timeline.spans.step], end[timeline.spans.step] = timeline.spans.start_s, timeline.spans.end_s
+    assert timeline.memory_peak_bytes == tuple(order_peak(p, start, end))[:2]
 
 
 def test_memory_windows_and_views() -> None:

@@ -1,10 +1,10 @@
 """Bytes that each rank holds over the simulated run.
 
 A buffer is alive from the start of the first step that writes it (a receive: from when it is posted) to the end of the last of
-its `last` steps, all iterations; without `last` to the end. Persistent buffers and inputs are alive throughout; so is a buffer
-that no step writes. Views count with the buffer they lie in. An op's workspace is alive from the op's first start to its
-last end. Staging (`depth` messages at the receiver of every channel) is counted where asked for. Symbolic sizes count `upper` bytes.
-Only buffers in device memory of ranks count.
+its `last` steps, all iterations; without `last` to the end. Persistent buffers are alive throughout, and one that is read no later than
+it is written, or never written, from the beginning; gradients and activations are sums that begin at zero. Views count with the
+buffer they lie in. An op's workspace is alive from its first start to its last end. Staging (`depth` messages at the receiver
+of every channel) is counted where asked for. Symbolic sizes count `upper` bytes. Only device memory of ranks counts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ F64 = NDArray[np.float64]
 
 
 def buffer_bytes(p: Program) -> I64:
-    """Bytes of every buffer, all its resident iterations: `window` slices, or for window 0 one per iteration of its users."""
+    """Bytes of every buffer, all its resident iterations: `window` slices, or for window 0 one per iteration of its actor's lanes."""
     b = p.buffers
     per = b.chunk_bytes.astype(np.int64)
     if len(p.sizes):
         per = np.where(b.size >= 0, p.sizes.upper[np.maximum(b.size, 0)], per)
-    slices = np.ones(len(b), np.int64)
-    repeat = p.lanes.repeat[p.lane_of_step()].astype(np.int64)
-    step, buffer = _uses(p)
-    np.maximum.at(slices, buffer, repeat[step])
+    turns = np.ones(p.ranks + p.switches, np.int64)
+    np.maximum.at(turns, p.lanes.actor, p.lanes.repeat)
+    slices = turns[b.actor]
     slices = np.where(b.window > 0, np.minimum(b.window, slices), slices)
     out: I64 = per * b.chunks * slices
     return out
@@ -65,12 +64,11 @@ def _writes(p: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.concatenate([stores, step]), np.concatenate([s.dst_buffer[stores].astype(np.int64), buffer])
 
 
-def _uses(p: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _reads(p: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     s = p.steps
     reads = np.flatnonzero((s.kind == Kind.TRANSFER) & (s.src_buffer >= 0))
     step, buffer = _op_ranges(p, "reads")
-    written, into = _writes(p)
-    return np.concatenate([reads, step, written]), np.concatenate([s.src_buffer[reads].astype(np.int64), buffer, into])
+    return np.concatenate([reads, step]), np.concatenate([s.src_buffer[reads].astype(np.int64), buffer])
 
 
 def _lifetimes(p: Program, first_start: F64, last_end: F64, makespan_s: float) -> tuple[F64, F64]:
@@ -80,11 +78,11 @@ def _lifetimes(p: Program, first_start: F64, last_end: F64, makespan_s: float) -
     begin = np.full(len(b), np.inf)
     step, buffer = _writes(p)
     np.minimum.at(begin, root[buffer], first_start[step])
-    step, buffer = _uses(p)
     seen = np.full(len(b), np.inf)
+    step, buffer = _reads(p)
     np.minimum.at(seen, root[buffer], first_start[step])
-    held = (b.persistent != 0) | (b.role == BUFFER_ROLES.index("input"))
-    begin = np.where(held | (begin > seen) | ~np.isfinite(begin), 0.0, begin)
+    fresh = np.isin(b.role, [BUFFER_ROLES.index("gradient"), BUFFER_ROLES.index("activation")])  # sums that begin at zero
+    begin = np.where((b.persistent != 0) | (~fresh & (begin >= seen)) | ~np.isfinite(begin), 0.0, begin)
     end = np.full(len(b), -np.inf)
     rows = np.diff(b.last.ptr)
     np.maximum.at(end, root[np.repeat(np.arange(len(b)), rows)], last_end[b.last.values])
@@ -116,8 +114,8 @@ def memory_over_time(
     bounds = np.searchsorted(actor[order], np.arange(p.ranks + 1))
     for rank in range(p.ranks):
         mine = order[bounds[rank] : bounds[rank + 1]]
-        mine = mine[alive_to[mine] > alive_from[mine]]
-        time = np.concatenate([alive_from[mine], alive_to[mine]])
+        until = np.maximum(alive_to[mine], np.nextafter(alive_from[mine], np.inf))  # a step without duration still holds what it uses
+        time = np.concatenate([alive_from[mine], until])
         change = np.concatenate([size[mine], -size[mine]])
         by_time = np.lexsort((change, time))  # at one instant, what dies makes room first
         held = np.cumsum(change[by_time]) + base[rank]
