@@ -137,9 +137,8 @@ def build(shape: Shape, *, folded: bool) -> tuple[Program, dict[str, Program]]:
     for rank in range(0, shape.ranks, stride) if folded else range(shape.ranks):
         _Rank(step, rank).lanes()
     program = step.b.build(validate=False)
-    rings = {
-        "tensor-ring": ring(shape.tensor, shape.activation_bytes // shape.tensor), "data-ring": ring(shape.data, shape.gradient_bytes // shape.data),
-    }  # fmt: skip
+    sizes = {"tensor-ring": (shape.tensor, shape.activation_bytes), "data-ring": (shape.data, shape.gradient_bytes)}
+    rings = {name: ring(n, size_bytes // n) for name, (n, size_bytes) in sizes.items() if n > 1}
     if folded:
         axes = (
             FoldAxis("pipeline", shape.pipeline, stride, "plain"), FoldAxis("data", shape.data, shape.tensor, "shift"),

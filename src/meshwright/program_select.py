@@ -102,7 +102,8 @@ def _ranges(csr: Csr, rows: Any, buffer: Ints, column: int) -> Csr:
 
 def _ops(p: Program, ops: Any, buffer: Ints) -> Ops:
     o = p.ops
-    numbers: dict[str, Any] = {name: getattr(o, name)[ops] for name in ("copy", "stage", "microbatch", "part", "parts", "accumulate", "workspace_bytes")}
+    columns = ("copy", "stage", "microbatch", "part", "parts", "accumulate", "workspace_bytes")
+    numbers: dict[str, Any] = {name: getattr(o, name)[ops] for name in columns}
     texts: dict[str, Any] = {name: tuple(getattr(o, name)[int(i)] for i in ops) for name in ("name", "graph", "module")}
     return Ops(reads=_ranges(o.reads, ops, buffer, 0), writes=_ranges(o.writes, ops, buffer, 0), **numbers, **texts)
 

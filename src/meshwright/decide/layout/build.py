@@ -114,7 +114,8 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float) -> l
     border_s, allowed = [], []
     for values in borders:
         total = sum(_value(b, v).size_bytes * (2 if b.differentiable(v) else 1) for v in values if v in b.shape_of)
-        border_s.append(total / border_Bps)
+        messages = sum(2 if b.differentiable(v) else 1 for v in values if v in b.shape_of)
+        border_s.append(total / border_Bps + 2 * messages * cost.transport.per_message_s)  # both ends handle every message
         allowed.append(all(len(b.node_of[v].outputs) == 1 for v in values))
     return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed)
 
