@@ -18,7 +18,6 @@ from meshwright.run.checkpoint import (
     commit_index,
     find_checkpoint,
     load_rank,
-    plan_identity,
     save_rank,
 )
 from meshwright.run.data import Batches, ByteWindows, Synthetic, open_data
@@ -27,6 +26,7 @@ from meshwright.run.forward_graph import TensorInfo
 from meshwright.run.optimizers import make_optimizer
 from meshwright.run.process import FailureReport
 from meshwright.run.record import read_run
+from meshwright.run.recording import plan_identity
 from meshwright.run.segments import ParameterShard, RankModule, random_seed
 from meshwright.run.storage_peak import peak_of
 from meshwright.run.train import RunRequest, train_run

@@ -64,7 +64,8 @@ def compare(
     mean = [{k: float(np.mean([s[r][k] for s in per_step])) for k in per_step[0][r]} for r in range(ranks)]
     predicted_phases = phase_seconds(predicted.spans, codes, ranks, predicted.makespan_s)
     compute = ("forward", "backward", "optimizer")
-    assert plan.prediction is not None
+    if plan.prediction is None:
+        raise UsageError("the plan carries no prediction to compare with", where="plan.prediction", hint="make it with `meshwright train plan`")
     return Comparison(
         predicted=predicted,
         predicted_phases=predicted_phases,

@@ -20,9 +20,10 @@ import torch
 from ..errors import FormatError, Unsupported, UsageError
 from ..io.atomic import write_bytes
 from ..plan import Plan
+from .recording import plan_identity
 from .segments import RankModule
 
-__all__ = ["CheckpointIndex", "commit_index", "find_checkpoint", "load_rank", "plan_identity", "save_rank"]
+__all__ = ["CheckpointIndex", "commit_index", "find_checkpoint", "load_rank", "save_rank"]
 
 SCHEMA, VERSION = "meshwright.checkpoint", 1
 
@@ -38,14 +39,6 @@ class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int
     losses: list[float]
     files: dict[str, str]
-
-
-def plan_identity(plan: Plan) -> str:
-    """Digest of everything that decides a run's numbers: model, optimizer, seed, layout and programs. Costs and fabrics do not."""
-    parts = [
-        plan.job.get("training"), plan.job.get("graph_fingerprint"), plan.layout, [c.program for c in plan.cycle], sorted(plan.programs), plan.seed,
-    ]  # fmt: skip
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
 def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any) -> str:

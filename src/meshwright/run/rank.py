@@ -31,12 +31,13 @@ from .memory import RankMemory
 from .optimizers import make_optimizer
 from .pacing import PacedClock, Pacing
 from .process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
+from .recording import RankRecording, StepRecord, plan_identity
 from .segments import RankModule, build_rank_module
 from .storage_peak import peak_of
 from .transport import TaggedTransport, TaglessTransport, Transport
 from .work import TrainingWork, gradient_bytes
 
-__all__ = ["RankOptions", "RankRecording", "StepRecord", "run_rank"]
+__all__ = ["RankOptions", "run_rank"]
 
 RECORDED_STEPS = 64  # training steps whose program steps are kept one by one; losses and times are kept of all
 
@@ -54,32 +55,6 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pacing: str = "none"
     share: float = 1.0
     calibrate: bool = True
-
-
-class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One training step on one rank; seconds on the run's clock. `starts_s`, `ends_s` by position in the recording's `order` (or empty)."""
-
-    step: int
-    start_s: float
-    end_s: float
-    cpu_s: float  # of the thread that walks the program
-    process_cpu_s: float  # of the process: the transport's threads too
-    profiled: bool = False
-    starts_s: list[float] = []
-    ends_s: list[float] = []
-
-
-class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    schema: str = "meshwright.recording"
-    version: int = 1
-    rank: int
-    host: str
-    order: list[int]  # program steps in the order in which they were walked
-    steps: list[StepRecord]
-    losses: list[float] = []  # of this replica, on ranks that compute the loss
-    memory_peak_bytes: int = 0  # live tensor storage
-    rss_peak_bytes: int = 0
-    parameters_bytes: int = 0
 
 
 @dataclass
@@ -239,19 +214,13 @@ class _Trainer:
             parts = [store.get(f"saved/{step}/{r}").decode().split(" ") for r in range(self.layout.ranks)]
             columns = [[float(x) for x in p[1].split(",")] for r, p in enumerate(parts) if p[1] and self.layout.coordinates(r)[2] == 0]
             index = CheckpointIndex(
-                plan=_identity(self.plan), step=step, data=self.options.data, seed=self.plan.seed,
+                plan=plan_identity(self.plan), step=step, data=self.options.data, seed=self.plan.seed,
                 losses=self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)], files=collect_digests([p[0] for p in parts]),
             )  # fmt: skip
             commit_index(folder, index)
             keep_latest(root)
             store.set(f"committed/{step}", "1")
         store.get(f"committed/{step}")
-
-
-def _identity(plan: Plan) -> str:
-    from .checkpoint import plan_identity
-
-    return plan_identity(plan)
 
 
 def _rounded(seconds: float) -> float:

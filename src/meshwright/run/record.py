@@ -17,8 +17,7 @@ from ..plan import Plan
 from ..program import I32
 from ..program_calls import inline
 from ..timeline import Spans, Timeline
-from .checkpoint import plan_identity
-from .rank import RankRecording
+from .recording import RankRecording, plan_identity
 from .train import RUN_SCHEMA, RUN_VERSION, RunDocument
 
 __all__ = ["RecordedRun", "read_run"]

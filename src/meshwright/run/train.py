@@ -250,8 +250,7 @@ def make_document(
     """Everything about a finished run, from what its ranks left."""
     from ..drive import cost_of
     from .calibrate import RankCosts, cost_of_ranks
-    from .checkpoint import plan_identity
-    from .rank import RankRecording
+    from .recording import RankRecording, plan_identity
 
     layout = plan.layout
     assert layout is not None

@@ -1,0 +1,45 @@
+"""What a rank leaves behind, and which plan it belongs to. Without torch: a run is read and compared where none is installed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from ..plan import Plan
+
+__all__ = ["RankRecording", "StepRecord", "plan_identity"]
+
+
+class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One training step on one rank; seconds on the run's clock. `starts_s`, `ends_s` by position in the recording's `order` (or empty)."""
+
+    step: int
+    start_s: float
+    end_s: float
+    cpu_s: float  # of the thread that walks the program
+    process_cpu_s: float  # of the process: the transport's threads too
+    profiled: bool = False
+    starts_s: list[float] = []
+    ends_s: list[float] = []
+
+
+class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    schema: str = "meshwright.recording"
+    version: int = 1
+    rank: int
+    host: str
+    order: list[int]  # program steps in the order in which they were walked
+    steps: list[StepRecord]
+    losses: list[float] = []  # of this replica, on ranks that compute the loss
+    memory_peak_bytes: int = 0  # live tensor storage
+    rss_peak_bytes: int = 0
+    parameters_bytes: int = 0
+
+
+def plan_identity(plan: Plan) -> str:
+    """Digest of everything that decides a run's numbers: model, optimizer, seed, layout and programs. Costs and fabrics do not."""
+    parts = [
+        plan.job.get("training"), plan.job.get("graph_fingerprint"), plan.layout, [c.program for c in plan.cycle], sorted(plan.programs), plan.seed,
+    ]  # fmt: skip
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
