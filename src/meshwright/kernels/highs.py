@@ -1,0 +1,102 @@
+"""The one place where linear and mixed-integer programs meet a solver: HiGHS, on one thread, silent, with typed failures.
+
+    lp = solver()                          # a highspy.Highs
+    lp.addVars(2, lower, upper)            # build it with highspy's own calls
+    status = solve(lp, what="routing", deadline=monotonic() + 5)   # "optimal" | "feasible"
+
+HiGHS keeps one thread pool per process: a second solver with another thread count does not run at all. So the count is set here
+and nowhere else. One thread also makes equal inputs give equal answers. Answers are floats: a caller that claims anything
+exactly must verify it in rationals.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Literal
+
+from ..errors import Infeasible, TimeLimit, Unsupported, UsageError
+
+__all__ = ["Status", "require_optimal", "row_duals", "solve", "solver", "values"]
+
+Status = Literal["optimal", "feasible"]
+FIXED = {"output_flag": False, "threads": 1}
+STOPPED = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kHighsInterrupt", "kObjectiveBound", "kObjectiveTarget", "kMemoryLimit")
+
+
+def solver(**options: Any) -> Any:
+    """An empty `highspy.Highs`, silent, one thread. `options` are HiGHS's own, e.g. `mip_rel_gap=0.0`, `random_seed=1`.
+
+    Raises: UsageError for an option or value that HiGHS refuses, or that is fixed here.
+    """
+    import highspy
+
+    model = highspy.Highs()
+    for name, value in FIXED.items():
+        model.setOptionValue(name, value)
+    for name, value in options.items():
+        if name in FIXED:
+            raise UsageError(f"HiGHS option {name!r} is the same for every solver of a process", hint="leave it out")
+        if model.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+            raise UsageError(f"HiGHS refuses option {name} = {value!r}", hint="see the options of HiGHS for names and types")
+    return model
+
+
+def solve(model: Any, *, what: str, deadline: float = float("inf")) -> Status:
+    """Run the solver until `deadline` (monotonic seconds).
+
+    Returns: "optimal", or "feasible" when it stopped at a limit with a solution whose constraints hold (integer programs).
+    Raises: Infeasible when no solution exists; TimeLimit when it stopped without one; Unsupported when the program is unbounded or the
+    solver gives up. `what` names the program in messages.
+    """
+    import highspy
+
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise TimeLimit(f"time is up before {what} was solved", where=what, hint="raise the time limit")
+    if left_s != float("inf"):
+        # HiGHS counts its clock over all runs of one model
+        model.setOptionValue("time_limit", float(model.getRunTime()) + left_s)
+    outcome = model.run()
+    status = model.getModelStatus()
+    kind = highspy.HighsModelStatus
+    if outcome != highspy.HighsStatus.kError and status == kind.kOptimal:
+        return "optimal"
+    if status == kind.kModelEmpty:
+        return "optimal"
+    text = model.modelStatusToString(status)
+    said = {"solver": text}
+    if status in (kind.kInfeasible, kind.kUnboundedOrInfeasible) and not _is_unbounded(model, status):
+        raise Infeasible(f"{what} has no solution", where=what, hint="its constraints contradict each other", data=said)
+    if status in [getattr(kind, name) for name in STOPPED]:
+        if model.getInfo().primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
+            return "feasible"
+        raise TimeLimit(f"{what}: the solver stopped without a solution", where=what, hint="raise the time limit", data=said)
+    raise Unsupported(f"{what} cannot be solved: HiGHS says {text!r}", where=what, hint="please report the problem", data=said)
+
+
+def _is_unbounded(model: Any, status: Any) -> bool:
+    """Presolve cannot always tell "unbounded" from "infeasible"; without an objective only the second remains."""
+    import highspy
+
+    if status != highspy.HighsModelStatus.kUnboundedOrInfeasible:
+        return False
+    model.setOptionValue("presolve", "off")
+    model.run()
+    model.setOptionValue("presolve", "choose")
+    return bool(model.getModelStatus() == highspy.HighsModelStatus.kUnbounded)
+
+
+def require_optimal(model: Any, *, what: str, deadline: float = float("inf")) -> None:
+    """`solve`, and TimeLimit also when the solution found is not proven optimal."""
+    if solve(model, what=what, deadline=deadline) != "optimal":
+        raise TimeLimit(f"{what}: stopped before the optimum was proven", where=what, hint="raise the time limit")
+
+
+def values(model: Any) -> list[float]:
+    """The variables' values in the last solution, in the order in which they were added."""
+    return list(model.getSolution().col_value)
+
+
+def row_duals(model: Any) -> list[float]:
+    """Dual value of every row of a linear program: change of the objective per unit of its right-hand side."""
+    return list(model.getSolution().row_dual)
