@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops", "Part", "Program",
+    "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops", "Part", "Program",
     "Role", "Sizes", "Space", "Step", "Steps", "Unit",
 ]  # fmt: skip
 
@@ -36,6 +36,9 @@ I64 = NDArray[np.int64]
 SCHEMA = "meshwright.program"
 VERSION = 1
 MAX_STEPS = 10_000_000  # expanded steps a file may hold; checked from headers before arrays are made
+MAX_EXECUTED_STEPS = 1 << 24  # steps (and `after` edges) that a file's repeats, calls or fold may stand for
+MAX_ACTORS = 1 << 20
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute")
 FEATURES = frozenset({"multi", "lag", "symbolic-size", "fold", "calls", "repeat"})
 
 
@@ -300,18 +303,28 @@ class Fold:
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What a collective program promises, for the checker. Per rank: its input and output buffer and the shard it owns.
+    """What a collective program promises to one group of ranks, for the checker. Per member: its input and its output.
 
-    `op`: "all-reduce" | "all-gather" | "reduce-scatter" | "broadcast" | "reduce". Ranges are (buffer, first chunk, count). Origin chunk j
-    of rank r is chunk j of `inputs[r]`. all-reduce: every rank's output chunk j = sum over ranks of input chunk j.
-    all-gather: output of every rank = concatenation of the inputs in rank order. reduce-scatter: rank r's output = its part of
-    the sum, parts in rank order. broadcast/reduce: `root`.
+    Ranges are (buffer, first chunk, count). `ranks`: the members, () = all ranks; members are numbered by their place in it, and so are
+    `root` and `peers`. Origin chunk j of member m is chunk j of `inputs[m]`.
+    all-reduce: every output chunk j = sum over members of input chunk j. reduce: the same, at the root. broadcast: the root's input.
+    all-gather: every output = the inputs, member after member (their counts may differ). gather: the same, at the root.
+    reduce-scatter: member m's output = its part of the sum, parts in member order (their counts may differ).
+    scatter: member m's output = its part of the root's input, parts in member order; only the root has an input.
+    all-to-all: inputs are equal blocks by destination, outputs equal blocks by source: block s of member m = block m of member s.
+    permute: member m's output = the input of member `peers[m]`; -1: nothing is promised.
     """
 
     op: str
     inputs: tuple[tuple[int, int, int], ...]
     outputs: tuple[tuple[int, int, int], ...]
     root: int = -1
+    ranks: tuple[int, ...] = ()
+    peers: tuple[int, ...] = ()
+
+    def members(self, ranks: int) -> tuple[int, ...]:
+        """The group's ranks in a program of `ranks` ranks."""
+        return self.ranks or tuple(range(ranks))
 
 
 @dataclass(frozen=True)
@@ -348,8 +361,13 @@ class Program:
     comms: Comms = field(default_factory=Comms)
     calls: Calls = field(default_factory=Calls.none)
     fold: Fold | None = None
-    contract: Contract | None = None
+    contracts: tuple[Contract, ...] = ()
     name: str = ""
+
+    @property
+    def contract(self) -> Contract | None:
+        """The contract of a program that has one; None without, or where several groups have one each."""
+        return self.contracts[0] if len(self.contracts) == 1 else None
 
     @property
     def requires(self) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FormatError, Unsupported
-from .program import I32, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
+from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
 from .program_unroll import COLUMNS, RankBody, slices, unroll
 
-__all__ = ["PHASES", "InlinedProgram", "inline", "phases"]
+__all__ = ["PHASES", "InlinedProgram", "inline", "phases", "refuse_too_many_steps"]
 
 PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other")
 
@@ -64,7 +64,46 @@ def inline(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
     n = len(program.steps)
     if not len(program.calls):
         return InlinedProgram(program, np.arange(n, dtype=np.int32), np.full(n, -1, np.int32))
+    refuse_too_many_steps(program, programs)
     return _Inliner(program, programs).run()
+
+
+def refuse_too_many_steps(program: Program, programs: Mapping[str, Program], *, where: str = "") -> None:
+    """Count what `inline` would write out, without writing it: steps, and `after` edges of callees, every call and repeat counted.
+
+    Raises: FormatError beyond `MAX_EXECUTED_STEPS`, naming the call (`where`: what to write before the field) whose callee brings most.
+    """
+    s, calls = program.steps, program.calls
+    at = np.flatnonzero(s.kind == Kind.CALL)
+    if not len(at):
+        return
+    actor = program.lanes.actor[program.lane_of_step()[at]].astype(np.int64)
+    comm, callee = calls.comm[s.op[at]].astype(np.int64), calls.callee[s.op[at]].astype(np.int64)
+    sites, first, number = np.unique(np.stack([comm, callee, actor]), axis=1, return_index=True, return_counts=True)
+    sizes: dict[int, NDArray[np.float64]] = {}
+    brought = np.zeros(sites.shape[1])
+    for i, (on, called, who) in enumerate(sites.T.tolist()):
+        group = program.comms.groups[on].tolist()
+        if who in group and calls.names[called] in programs:  # `inline` says what is wrong with others
+            if called not in sizes:
+                sizes[called] = _unrolled_sizes(programs[calls.names[called]])
+            member = group.index(who)
+            brought[i] = number[i] * sizes[called][member] if member < len(sizes[called]) else 0.0
+    total = program.executed_steps + len(at) + float(brought.sum())
+    if total > MAX_EXECUTED_STEPS:
+        most = int(np.argmax(brought))
+        raise FormatError(
+            f"calls stand for {total:.0f} steps and edges, the limit is {MAX_EXECUTED_STEPS}; {int(number[most])} calls of program "
+            f"{calls.names[sites[1, most]][:16]!r} for {brought[most]:.0f} of them",
+            where=f"{where or 'program.'}calls.callee[{int(s.op[at[first[most]]])}]", hint="cut messages into fewer slices, or fold symmetric ranks",
+        )  # fmt: skip
+
+
+def _unrolled_sizes(q: Program) -> NDArray[np.float64]:
+    """Per rank: steps plus `after` edges with repeats unrolled."""
+    edges = q.steps.after_ptr[q.lanes.end].astype(np.float64) - q.steps.after_ptr[q.lanes.start]
+    work = ((q.lanes.end - q.lanes.start) + edges) * q.lanes.repeat
+    return np.bincount(q.lanes.actor, weights=work, minlength=q.ranks).astype(np.float64)
 
 
 class _Inliner:
@@ -179,6 +218,9 @@ class _Inliner:
             real = -(-nominal * scale[0] // (scale[1] * finer)) if scale and scale[1] else nominal
             numbers.append(len(self.caller.buffers) + len(self.new_buffers))
             chunks = int(q.buffers.chunks[theirs]) * slices(q, theirs) * finer
+            if chunks >= 1 << 31:
+                at = f"program {q.name!r}.buffers.chunks[{theirs}]"
+                raise FormatError(f"needs {chunks} chunks of scratch, the limit is {(1 << 31) - 1}", where=at)
             self.new_buffers.append({"actor": actor, "space": int(q.buffers.space[theirs]), "chunks": chunks, "chunk_bytes": real})
         return np.array(numbers, np.int32)
 

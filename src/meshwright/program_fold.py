@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FormatError, Unsupported
-from .program import I32, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
+from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
 from .program_calls import InlinedProgram, inline
 
 __all__ = ["expand", "folded_axes", "image", "inline_folded", "is_representative", "members"]
@@ -95,6 +95,7 @@ def expand(program: Program) -> Program:
     fold = require_folded(program)
     if np.any(program.channels.route >= 0):
         raise Unsupported("a folded program with pinned routes", where=program.name, hint="leave the routes to the fabric")
+    _refuse_too_many_steps(program, fold)
     everyone = members(fold)
     number = {m: i for i, m in enumerate(everyone)}
     comms, comm_of = _expand_comms(program, fold, everyone)
@@ -117,6 +118,19 @@ def expand(program: Program) -> Program:
     )  # fmt: skip
     plain.validate()
     return plain
+
+
+def _refuse_too_many_steps(p: Program, fold: Fold) -> None:
+    stored = {
+        "steps": p.executed_steps // fold.members, "edges": len(p.steps.after_step), "buffers": len(p.buffers), "channels": len(p.channels),
+        "ranges of operators": (len(p.ops.reads.values) + len(p.ops.writes.values)) // 3,
+    }  # fmt: skip
+    what, count = max(stored.items(), key=lambda item: item[1])
+    if count * fold.members > MAX_EXECUTED_STEPS:
+        raise FormatError(
+            f"{count} {what} of {fold.members} symmetric ranks are {count * fold.members}, the limit is {MAX_EXECUTED_STEPS}", where=f"{p.name}.fold",
+            hint="simulate it folded",
+        )  # fmt: skip
 
 
 def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mapping[tuple[int, ...], int]) -> dict[str, NDArray[np.int64]]:
@@ -308,7 +322,7 @@ def _ring_axis(p: Program, fold: Fold, group: I32, ring: Program) -> int:
 def _body(ring: Program) -> Program:
     """A callee's representative as a program of one rank; where its channels lead is put right by the caller."""
     c = ring.channels
-    return replace(ring, ranks=1, fold=None, contract=None, channels=replace(c, dst=np.zeros(len(c), np.int32)))
+    return replace(ring, ranks=1, fold=None, contracts=(), channels=replace(c, dst=np.zeros(len(c), np.int32)))
 
 
 def _shifts(

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .errors import FormatError
-from .program import BUFFER_ROLES, I32, Csr, Kind, Part, Program, Role, Space
+from .program import BUFFER_ROLES, COLLECTIVES, I32, MAX_ACTORS, MAX_EXECUTED_STEPS, Contract, Csr, Kind, Part, Program, Role, Space
 
-__all__ = ["validate"]
+__all__ = ["refuse_too_many_executed", "validate"]
 
 _E32 = np.zeros(0, np.int32)
 
@@ -23,6 +23,8 @@ def validate(program: Program) -> None:
     n_actor, n_step = program.ranks + program.switches, len(program.steps)
     if program.ranks < 1:
         raise FormatError(f"must be >= 1, got {program.ranks}", where="program.ranks")
+    if n_actor > MAX_ACTORS:
+        raise FormatError(f"{n_actor} ranks and switches, the limit is {MAX_ACTORS}", where="program.ranks")
     for table_name in ("lanes", "steps", "channels", "buffers", "ops"):
         table = getattr(program, table_name)
         length = len(table)
@@ -111,6 +113,20 @@ def validate(program: Program) -> None:
     _contract(program)
 
 
+def refuse_too_many_executed(program: Program) -> None:
+    """Files only: a few bytes of `repeat` must not stand for more steps than any reader can write out. Raises FormatError naming the lane."""
+    la = program.lanes
+    executed = (la.end - la.start).astype(np.int64) * la.repeat
+    total = int(executed.sum())  # at most MAX_STEPS steps, 2**31 times each: it cannot wrap
+    if total > MAX_EXECUTED_STEPS:
+        i = int(np.argmax(executed))
+        raise FormatError(
+            f"lanes execute {total} steps with their repeats, the limit is {MAX_EXECUTED_STEPS}; this one "
+            f"{int(la.end[i] - la.start[i])} steps {int(la.repeat[i])} times",
+            where=f"program.lanes.repeat[{i}]", hint="cut messages into fewer slices",
+        )  # fmt: skip
+
+
 def _sizes(program: Program) -> None:
     sizes = program.sizes
     for column in ("lower", "expected", "upper", "producer"):
@@ -140,20 +156,32 @@ def _fold(program: Program) -> None:
 
 
 def _contract(program: Program) -> None:
-    promised = program.contract
-    if promised is None:
-        return
-    if promised.op not in ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"):
-        raise FormatError(f"unknown operation {promised.op[:64]!r}", where="program.contract.op")
-    if not -1 <= promised.root < program.ranks:
-        raise FormatError(f"must be -1..{program.ranks - 1}, got {promised.root}", where="program.contract.root")
+    for number, promised in enumerate(program.contracts):
+        _promise(program, promised, "program.contract" if len(program.contracts) == 1 else f"program.contracts[{number}]")
+
+
+def _promise(program: Program, promised: Contract, where: str) -> None:
+    if promised.op not in COLLECTIVES:
+        raise FormatError(f"unknown operation {promised.op[:64]!r}", where=f"{where}.op")
+    for i, rank in enumerate(promised.ranks):
+        if not 0 <= rank < program.ranks or rank in promised.ranks[:i]:
+            raise FormatError(f"must be different ranks 0..{program.ranks - 1}, got {rank}", where=f"{where}.ranks[{i}]")
+    members = len(promised.members(program.ranks))
+    if not -1 <= promised.root < members:
+        raise FormatError(f"must be -1..{members - 1}, got {promised.root}", where=f"{where}.root")
+    if len(promised.peers) != (members if promised.op == "permute" else 0):
+        wanted = f"one per rank ({members})" if promised.op == "permute" else f"none for {promised.op}"
+        raise FormatError(f"has {len(promised.peers)} entries, expected {wanted}", where=f"{where}.peers")
+    for i, peer in enumerate(promised.peers):
+        if not -1 <= peer < members:
+            raise FormatError(f"must be -1..{members - 1}, got {peer}", where=f"{where}.peers[{i}]")
     for field in ("inputs", "outputs"):
         ranges = getattr(promised, field)
-        if len(ranges) != program.ranks:
-            raise FormatError(f"has {len(ranges)} entries, expected one per rank ({program.ranks})", where=f"program.contract.{field}")
+        if len(ranges) != members:
+            raise FormatError(f"has {len(ranges)} entries, expected one per rank ({members})", where=f"{where}.{field}")
         for i, (buffer, first, count) in enumerate(ranges):
             if not 0 <= buffer < len(program.buffers) or first < 0 or count < 0 or first + count > int(program.buffers.chunks[buffer]):
-                raise FormatError("range beyond the buffer's chunks", where=f"program.contract.{field}[{i}]")
+                raise FormatError("range beyond the buffer's chunks", where=f"{where}.{field}[{i}]")
 
 
 def _in_range(where: str, values: Any, low: Any, high: Any) -> None:

@@ -8,9 +8,12 @@ import json
 import re
 import resource
 import sys
+from copy import deepcopy
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +23,15 @@ from meshwright.errors import FormatError, MeshwrightError
 from meshwright.io import strict_json
 from meshwright.io.columns import Budget, decode_column
 from meshwright.io.plan_file import plan_bytes, plan_from_bytes, program_bytes, program_from_bytes, read_plan
-from meshwright.program import MAX_STEPS, Program
+from meshwright.plan import CycleEntry
+from meshwright.program import MAX_EXECUTED_STEPS, MAX_STEPS, Fold, FoldAxis, Program, Steps
+from meshwright.program_builder import ProgramBuilder
+from meshwright.program_calls import inline, refuse_too_many_steps
+from meshwright.program_fold import expand
+from meshwright.program_hash import program_hash
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import megatron_step
 
 GOOD = plan_bytes(full_plan())
 DOCUMENT = json.loads(GOOD)
@@ -218,6 +229,97 @@ def test_runs_are_counted_before_arrays_are_made() -> None:
     assert grown < 300 * 1024, f"{grown} KiB"
 
 
+def test_repeats_are_counted_before_anything_is_unrolled() -> None:
+    """A repeat count is one number in a file; what it stands for is bounded, and the error points at the lane."""
+    message = (
+        r"plan.json: programs\[0\].lanes.repeat\[1\]: lanes execute 8589934592 steps with their repeats, the limit is 16777216; "
+        r"this one 4 steps 2147483647 times"
+    )
+    with pytest.raises(FormatError, match=message):
+        plan_from_bytes(changed("programs.0.lanes.repeat", [1, 2**31 - 1]))
+    with pytest.raises(FormatError, match=r"program.lanes.repeat\[0\]: lanes execute"):
+        program_bytes(replace(swap(), lanes=replace(swap().lanes, repeat=np.array([2**31 - 1] * 2, np.int32))))
+    fits = replace(swap(), lanes=replace(swap().lanes, repeat=np.array([MAX_EXECUTED_STEPS // 8] * 2, np.int32)))
+    assert program_from_bytes(program_bytes(fits)).executed_steps == MAX_EXECUTED_STEPS
+    with pytest.raises(FormatError, match=r"programs\[0\].ranks: 1073741824 ranks and switches, the limit is 1048576"):
+        plan_from_bytes(changed("programs.0.ranks", 1 << 30))
+    with pytest.raises(FormatError, match=r"plan.json: layout.microbatches: must be <= 16777216, got 4611686018427387904"):
+        plan_from_bytes(changed("layout.microbatches", 1 << 62))
+
+
+def test_what_is_large_for_good_reasons_passes() -> None:
+    """A million stored steps; one step of 1,024 devices, folded, with the rings that it calls."""
+    n = 1_000_000
+    b = ProgramBuilder(ranks=1)
+    b.lane(0).nop()
+    one = b.build()
+    columns = {c.name: np.repeat(getattr(one.steps, c.name)[:1], n) for c in fields(one.steps) if not c.name.startswith("after")}
+    none = np.zeros(0, np.int32)
+    steps = Steps(**columns, after_ptr=np.zeros(n + 1, np.int32), after_step=none, after_lag=none)
+    million = replace(one, steps=steps, lanes=replace(one.lanes, end=np.array([n], np.int32)))
+    assert program_from_bytes(program_bytes(million)).executed_steps == n
+    shape = megatron_step.Shape(pipeline=16, tensor=8, data=8, microbatches=64, layers=96)
+    program, rings = megatron_step.build(shape, folded=True)
+    refuse_too_many_steps(program, rings)
+    assert program.ranks == 1024 and program_from_bytes(program_bytes(program)).executed_steps > 3_000_000
+
+
+def test_calls_are_counted_before_anything_is_inlined() -> None:
+    """200 calls of a callee of 4 x 2,000,000 steps: each in bounds, together not."""
+    callee = replace(swap(), lanes=replace(swap().lanes, repeat=np.array([2_000_000] * 2, np.int32)))
+    b = ProgramBuilder(ranks=2)
+    comm = b.comm("dp", [0, 1])
+    name = program_hash(callee)
+    for rank in range(2):
+        lane = b.lane(rank)
+        for _ in range(100):
+            lane.call(b.call(comm, name, []))
+    caller = b.build()
+    plan = replace(full_plan(), programs={name: callee, program_hash(caller): caller}, cycle=(CycleEntry(program=program_hash(caller)),))
+    with pytest.raises(FormatError) as caught:
+        plan_bytes(plan)
+    assert caught.value.where.startswith("plan.programs[") and "].calls.callee[" in caught.value.where
+    assert re.search(r"calls stand for \d+ steps and edges, the limit is 16777216; 100 calls of program", caught.value.message)
+    with pytest.raises(FormatError, match="calls stand for"):
+        inline(caller, plan.programs)
+
+
+def test_scratch_of_calls_is_counted() -> None:
+    c = ProgramBuilder(ranks=1, name="wide")
+    c.buffer(0, chunks=2**31 - 1, chunk_bytes=1)
+    c.lane(0, repeat=2).nop()
+    b = ProgramBuilder(ranks=1)
+    comm = b.comm("dp", [0])
+    b.lane(0).call(b.call(comm, "wide", []))
+    with pytest.raises(FormatError, match=r"program 'wide'.buffers.chunks\[0\]: needs 4294967294 chunks of scratch, the limit is 2147483647"):
+        inline(b.build(), {"wide": c.build()})
+
+
+def test_a_fold_is_counted_before_it_is_expanded() -> None:
+    b = ProgramBuilder(ranks=1 << 20, name="wide")
+    lane = b.lane(0)
+    for _ in range(17):
+        lane.nop()
+    shift = np.zeros((1, 0), np.int32)
+    wide = replace(b.build(), fold=Fold((FoldAxis("data", 1 << 20, 1, "shift"),), shift))
+    assert program_from_bytes(program_bytes(wide)).executed_steps == 17 << 20
+    with pytest.raises(FormatError, match=r"wide\.fold: 17 steps of 1048576 symmetric ranks are 17825792, the limit is 16777216"):
+        expand(wide)
+
+
+def test_names_made_of_a_long_word_and_numbers_are_counted() -> None:
+    rows, word = 60_000, "x" * 200_000
+    document = json.loads(PROGRAM)
+    document["buffers"]["name"] = {"words": [word], "index": {"count": rows, "runs": [0, rows]}, "number": {"count": rows, "delta_runs": [1, rows]}}
+    document["buffers"]["rows"] = rows
+    for column, value in document["buffers"].items():
+        if column not in ("rows", "name", "last"):
+            first = 0 if isinstance(value, dict) else value[0]
+            document["buffers"][column] = {"count": rows, "runs": [first, rows]}
+    with pytest.raises(FormatError, match=r"buffers\.name: 12000000000 characters, more than the document's size allows"):
+        program_from_bytes(json.dumps(document).encode())
+
+
 PROGRAM = program_bytes(swap())
 
 
@@ -267,7 +369,7 @@ def test_structure_aware_edits(edits: list[tuple[tuple[Any, ...], Any]]) -> None
         try:
             for key in path[:-1]:
                 here = here[key]
-            here[path[-1]] = value
+            here[path[-1]] = deepcopy(value)  # a later edit may change it
         except (KeyError, IndexError, TypeError):
             continue  # an earlier edit took this place away
     answer(json.dumps(document).encode())

@@ -41,10 +41,12 @@ class Budget:
     """How many numbers a document may still expand to: a run of a million costs twelve bytes in a file, but memory when read."""
 
     FLOOR = 1 << 25
+    TEXT_FLOOR = 1 << 28
     PER_BYTE = 64
 
     def __init__(self, document_bytes: int) -> None:
         self.left = max(self.FLOOR, self.PER_BYTE * document_bytes)
+        self.characters = max(self.TEXT_FLOOR, self.PER_BYTE * document_bytes)
 
     def take(self, count: int, where: str) -> None:
         if count > MAX_STEPS:
@@ -52,6 +54,12 @@ class Budget:
         self.left -= count
         if self.left < 0:
             raise FormatError("the document expands to more numbers than its size allows", where=where, hint="a file made to exhaust memory?")
+
+    def take_text(self, characters: int, where: str) -> None:
+        """Strings put together from a word and a number: the word counts every time."""
+        self.characters -= characters
+        if self.characters < 0:
+            raise FormatError(f"{characters} characters, more than the document's size allows", where=where, hint="a file made to exhaust memory?")
 
 
 def encode_column(values: Any) -> bytes:

@@ -20,8 +20,9 @@ import msgspec
 from ..bound import Bound, fraction_of
 from ..errors import FormatError
 from ..plan import SCHEMA, VERSION, Alternative, CycleEntry, Plan, Prediction, TrainingLayout
+from ..program import MAX_EXECUTED_STEPS, Program
 from ..program import SCHEMA as PROGRAM_SCHEMA
-from ..program import Program
+from ..program_calls import refuse_too_many_steps
 from ..program_hash import program_hash
 from .columns import Budget
 from .program_json import program_bytes, program_from_bytes, program_from_json, program_json
@@ -160,6 +161,7 @@ def _check(plan: Plan, where: str) -> None:
         for callee in program.calls.names:
             if callee not in plan.programs:
                 raise FormatError(f"calls the program {callee[:16]!r}, which the plan does not hold", where=f"{where}{dot}programs[{i}].calls.names")
+        refuse_too_many_steps(program, plan.programs, where=f"{where}{dot}programs[{i}].")
     actors = plan.main.ranks + plan.main.switches
     if len(plan.placement) != actors:
         raise FormatError(f"has {len(plan.placement)} names, the program has {actors} actors", where=f"{where}{dot}placement")
@@ -177,6 +179,8 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for field in ("data", "tensor", "pipeline", "microbatch_size", "microbatches", "global_batch", "context", "expert"):
         if getattr(layout, field) < 1:
             raise FormatError(f"must be >= 1, got {getattr(layout, field)}", where=f"{where}.{field}")
+    if layout.microbatches > MAX_EXECUTED_STEPS:
+        raise FormatError(f"must be <= {MAX_EXECUTED_STEPS}, got {layout.microbatches}", where=f"{where}.microbatches")
     if layout.ranks != ranks:
         raise FormatError(f"data x tensor x pipeline is {layout.ranks}, the program has {ranks} ranks", where=where)
     keys = {segment.key for segment in layout.segments}

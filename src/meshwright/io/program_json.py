@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import FormatError
 from ..program import FEATURES, MAX_STEPS, SCHEMA, VERSION, Contract, Csr, Fold, FoldAxis, Program
 from ..program_hash import TABLES, column_forms, program_hash
+from ..program_validate import refuse_too_many_executed
 from .columns import Budget, decode_column, encode_column
 from .strict_json import decode, header, refuse_ambiguous
 
@@ -29,6 +30,7 @@ __all__ = ["program_bytes", "program_from_bytes", "program_from_json", "program_
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 _Columns = dict[str, msgspec.Raw]
 _Range = tuple[_Count, _Count, _Count]
+_Peer = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
 
 
 class _Axis(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,11 +45,13 @@ class _Fold(msgspec.Struct, forbid_unknown_fields=True):
     buffer_shift: list[msgspec.Raw]  # one column per folded axis
 
 
-class _Contract(msgspec.Struct, forbid_unknown_fields=True):
+class _Contract(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     op: str
     inputs: list[_Range]
     outputs: list[_Range]
     root: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
+    ranks: list[_Peer] = []
+    peers: list[_Peer] = []
 
 
 class _Program(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -68,6 +72,7 @@ class _Program(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     calls: _Columns
     fold: _Fold | None
     contract: _Contract | None
+    contracts: list[_Contract] = []
 
 
 class _Lists(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,7 +102,9 @@ def program_bytes(program: Program) -> bytes:
 
 def program_json(program: Program, *, hashed: str = "") -> bytes:
     """The document without a final newline. `hashed`: its hash, if the caller has just computed it."""
+    refuse_too_many_executed(program)
     fold, contract = program.fold, program.contract
+    several = [b'"contracts":[%s]' % b",".join(map(_contract, program.contracts))] if len(program.contracts) > 1 else []
     lines = [
         b'{"schema":"%s","version":%d' % (SCHEMA.encode(), VERSION),
         b'"hash":' + _json(hashed or program_hash(program)),
@@ -106,6 +113,7 @@ def program_json(program: Program, *, hashed: str = "") -> bytes:
         *(b'"%s":%s' % (table.encode(), _table(program, table)) for table in TABLES),
         b'"fold":' + (b"null" if fold is None else _fold(fold)),
         b'"contract":' + (b"null" if contract is None else _contract(contract)),
+        *several,
     ]
     return b",\n".join(lines) + b"}"
 
@@ -152,7 +160,8 @@ def _fold(fold: Fold) -> bytes:
 
 
 def _contract(contract: Contract) -> bytes:
-    return _json(_Contract(contract.op, list(contract.inputs), list(contract.outputs), contract.root))
+    c = contract
+    return _json(_Contract(c.op, list(c.inputs), list(c.outputs), c.root, list(c.ranks), list(c.peers)))
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------
@@ -177,17 +186,20 @@ def program_from_json(data: Any, *, where: str, budget: Budget) -> tuple[str, Pr
     if not raw.ranks:
         raise FormatError("must be >= 1, got 0", where=_at(where, "ranks"))
     tables = {table: _read_table(table, getattr(raw, table), _at(where, table), budget) for table in TABLES}
-    promised = raw.contract
+    if raw.contract is not None and raw.contracts:
+        raise FormatError("there is a contract already", where=_at(where, "contracts"), hint="give `contract` or `contracts`")
+    promised = raw.contracts if raw.contract is None else [raw.contract]
     program = Program(
         ranks=raw.ranks,
         switches=raw.switches,
         name=raw.name,
         **tables,
         fold=_read_fold(raw.fold, len(tables["buffers"]), _at(where, "fold"), budget),
-        contract=None if promised is None else _read_contract(promised),
+        contracts=tuple(map(_read_contract, promised)),
     )
     try:
         program.validate()
+        refuse_too_many_executed(program)
     except FormatError as error:
         error.where = _at(where, error.where.removeprefix("program").lstrip("."))
         raise
@@ -249,11 +261,15 @@ def _read_text(raw: Any, count: int, where: str, budget: Budget) -> tuple[str, .
     words = text.words
     if not len(number):
         return tuple(words[i] for i in index.tolist())
+    lengths = np.array([len(word) for word in words], np.int64)
+    budget.take_text(int(lengths[index[number >= 0]].sum()), where)
     return tuple(f"{words[i]}{n}" if n >= 0 else words[i] for i, n in zip(index.tolist(), number.tolist(), strict=True))
 
 
 def _read_contract(raw: _Contract) -> Contract:
-    return Contract(op=raw.op, inputs=tuple(raw.inputs), outputs=tuple(raw.outputs), root=raw.root)
+    return Contract(
+        op=raw.op, inputs=tuple(raw.inputs), outputs=tuple(raw.outputs), root=raw.root, ranks=tuple(raw.ranks), peers=tuple(raw.peers)
+    )
 
 
 def _read_fold(raw: _Fold | None, buffers: int, where: str, budget: Budget) -> Fold | None:
