@@ -77,7 +77,7 @@ def test_expanded_ring_is_an_all_reduce(n: int) -> None:
     """The checker proves the values: every rank ends with every chunk's sum, so chunk shifts and channels are right."""
     plain = expand(ring(n, 64))
     whole = tuple((buffer, 0, n) for buffer in np.argsort(plain.buffers.actor).tolist())
-    verdict = check_program(replace(plain, contract=Contract(op="all-reduce", inputs=whole, outputs=whole)))
+    verdict = check_program(replace(plain, contracts=(Contract(op="all-reduce", inputs=whole, outputs=whole),)))
     assert verdict.ok, verdict.findings
     assert len(plain.steps) == n * (2 * n - 1)
 

@@ -165,7 +165,8 @@ class ProgramBuilder:
         self._sizes: list[tuple[str, int, int, int, StepRef | None]] = []
         self._comms: list[tuple[str, Sequence[int]]] = []
         self._calls: list[tuple[int, str, Sequence[Range]]] = []
-        self.contract: Contract | None = None
+        self.contract: Contract | None = None  # or, for several groups at once:
+        self.contracts: tuple[Contract, ...] = ()
         self.fold: Fold | None = None
 
     def lane(self, actor: int, *, unit: int = Unit.NONE, repeat: int = 1, role: Role = Role.COMM) -> LaneBuilder:
@@ -250,8 +251,9 @@ class ProgramBuilder:
             return [v for r in ranges for v in r]
 
         bs, ops, lanes = self._buffers, self._ops, self._lanes
+        promised = self.contracts or (() if self.contract is None else (self.contract,))
         program = Program(
-            ranks=self.ranks, switches=self.switches, name=self.name, contract=self.contract, fold=self.fold,
+            ranks=self.ranks, switches=self.switches, name=self.name, contracts=promised, fold=self.fold,
             lanes=Lanes(
                 actor=i32(x.actor for x in lanes), unit=i32(x.unit for x in lanes), repeat=i32(x.repeat for x in lanes),
                 role=i32(x.role for x in lanes), start=i32(starts[:-1]), end=i32(starts[1:]),

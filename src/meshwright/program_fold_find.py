@@ -55,7 +55,7 @@ def fold(program: Program) -> Program | None:
     found = _match(plain, p, np.arange(p.ranks))
     if found is None or found.moves_parts or np.any(found.shift):
         return None
-    return replace(folded, contract=_contract(p, found))
+    return replace(folded, contracts=_contracts(p, found))
 
 
 def _axes(p: Program) -> tuple[list[FoldAxis], list[_Match]]:
@@ -285,16 +285,14 @@ def _stored(p: Program, axes: tuple[FoldAxis, ...], matches: list[_Match]) -> Pr
     return replace(chosen, fold=Fold(axes, shift))
 
 
-def _contract(p: Program, found: _Match) -> Contract | None:
-    """The contract in the expanded form's buffer numbers."""
-    if p.contract is None:
-        return None
+def _contracts(p: Program, found: _Match) -> tuple[Contract, ...]:
+    """The contracts in the expanded form's buffer numbers."""
     back = np.empty(len(found.buffer), np.int64)
     back[found.buffer] = np.arange(len(found.buffer))
 
     def moved(ranges: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
         return tuple((int(back[b]), first, count) for b, first, count in ranges)
 
-    return replace(p.contract, inputs=moved(p.contract.inputs), outputs=moved(p.contract.outputs))
+    return tuple(replace(c, inputs=moved(c.inputs), outputs=moved(c.outputs)) for c in p.contracts)
 
 

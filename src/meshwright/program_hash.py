@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .program import Buffers, Calls, Channels, Comms, Csr, Lanes, Ops, Program, Sizes, Steps
+from .program import Buffers, Calls, Channels, Comms, Contract, Csr, Lanes, Ops, Program, Sizes, Steps
 
 __all__ = ["TABLES", "column_forms", "program_hash"]
 
@@ -33,12 +33,14 @@ def column_forms(table: str) -> dict[str, str]:
 
 def program_hash(program: Program) -> str:
     """64 hex digits that identify `program`; equal for equal contents, in every process and on every machine."""
-    fold, contract = program.fold, program.contract
+    fold = program.fold
     header = {
         "name": program.name, "ranks": program.ranks, "switches": program.switches,
         "fold": None if fold is None else [list(axis) for axis in fold.axes],
-        "contract": None if contract is None else [contract.op, contract.inputs, contract.outputs, contract.root],
+        "contract": None if program.contract is None else _promise(program.contract),
     }  # fmt: skip
+    if len(program.contracts) > 1:
+        header["contracts"] = [_promise(c) for c in program.contracts]
     digest = hashlib.sha256(b"meshwright.program 1\n")
     digest.update(msgspec.json.encode(header))
     for table in TABLES:
@@ -54,6 +56,11 @@ def program_hash(program: Program) -> str:
     if fold is not None:
         _update(digest, "fold.buffer_shift", np.ravel(fold.buffer_shift), "<i4")
     return digest.hexdigest()
+
+
+def _promise(c: Contract) -> list[Any]:
+    """A contract's fields; those that later versions added only where they are used, so that hashes of older programs stay."""
+    return [c.op, c.inputs, c.outputs, c.root, *([c.ranks, c.peers] if c.ranks or c.peers else [])]
 
 
 def _update(digest: Any, name: str, values: Any, dtype: str) -> None:

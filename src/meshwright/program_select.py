@@ -44,7 +44,7 @@ def select(p: Program, ranks: NDArray[np.bool_], channel: Ints) -> Program:
     return replace(
         p, lanes=_lanes(p, lanes), steps=_steps(p, steps, channel, to), channels=kept_channels, buffers=kept_buffers, ops=_ops(p, ops, to["buffer"]),
         comms=Comms(name=tuple(p.comms.name[int(i)] for i in comms), groups=_lists(p.comms.groups, comms, None)),
-        calls=_calls(p, calls, to), contract=None,
+        calls=_calls(p, calls, to), contracts=(),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from meshwright.program import Kind, Part, Program, Step
+from meshwright.program import Contract, Kind, Part, Program, Step
 
 PRIME = (1 << 61) - 1
 
@@ -170,29 +170,41 @@ def _hash(*key: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=7).digest(), "big")
 
 
+def _block(values: list[int], number: int, n: int) -> list[int]:
+    each = len(values) // n
+    return values[number * each : (number + 1) * each]
+
+
 def collective_is_right(p: Program, seed: int) -> bool:
     """Runs once and compares every output with the contract, computed on the integers that the inputs start with."""
-    c = p.contract
-    assert c is not None
+    return all(_claim_is_right(p, c, seed) for c in p.contracts)
+
+
+def _claim_is_right(p: Program, c: Contract, seed: int) -> bool:
+    n = len(c.inputs)
     turns = int(p.lanes.repeat.max())
     fresh = Machine(p, seed=0)
-    inputs = {(r, t): fresh.load(*c.inputs[r], t) for r in range(p.ranks) for t in range(turns)}
+    inputs = {(r, t): fresh.load(*c.inputs[r], t) for r in range(n) for t in range(turns)}
     try:
         m = Machine(p, seed=seed).run()
     except Deadlocked:
         return False
     for t in range(turns):
-        total = [sum(col) % PRIME for col in zip(*(inputs[r, t] for r in range(p.ranks)), strict=False)]
+        total = [sum(col) % PRIME for col in zip(*(inputs[r, t] for r in range(n)), strict=False)]
         position = 0
-        for r in range(p.ranks):
+        for r in range(n):
             out = m.result(*c.outputs[r], t)
             count = c.outputs[r][2]
             want = {
                 "all-reduce": total,
                 "reduce": total if r == c.root else out,
                 "broadcast": inputs[c.root, t] if c.root >= 0 else [],
-                "all-gather": [v for q in range(p.ranks) for v in inputs[q, t]],
+                "all-gather": [v for q in range(n) for v in inputs[q, t]],
+                "gather": [v for q in range(n) for v in inputs[q, t]] if r == c.root else out,
                 "reduce-scatter": total[position : position + count],
+                "scatter": inputs[c.root, t][position : position + count] if c.root >= 0 else [],
+                "all-to-all": [v for q in range(n) for v in _block(inputs[q, t], r, n)],
+                "permute": inputs[c.peers[r], t] if c.peers and c.peers[r] >= 0 else out,
             }[c.op]
             position += count
             if out != want:

@@ -57,6 +57,66 @@ def ring_reduce_scatter(n: int) -> Program:
     return b.build()
 
 
+def direct_exchange(op: str, n: int, *, root: int = 0, counts: tuple[int, ...] = (), peers: tuple[int, ...] = ()) -> Program:
+    """Every block goes straight from the rank that has it to the rank that must get it; own blocks are copied."""
+    counts = counts or (1,) * n
+    first = [sum(counts[:r]) for r in range(n)]
+    total = sum(counts)
+    b = ProgramBuilder(ranks=n, name=f"direct-{op}-{n}")
+    many_in, many_out = op in ("scatter", "all-to-all"), op in ("gather", "all-to-all")
+    x = [b.buffer(r, chunks=total if many_in else max(1, counts[r]), chunk_bytes=4, role="input", name=f"in{r}") for r in range(n)]
+    y = [b.buffer(r, chunks=total if many_out else max(1, counts[r]), chunk_bytes=4, role="output", name=f"out{r}") for r in range(n)]
+    moves = {
+        "scatter": [(root, r) for r in range(n)],
+        "gather": [(r, root) for r in range(n)],
+        "all-to-all": [(s, d) for s in range(n) for d in range(n)],
+        "permute": [(p, r) for r, p in enumerate(peers) if p >= 0],
+    }[op]
+    for s, d in moves:
+        source, target = (x[s], first[d] if many_in else 0), (y[d], first[s] if many_out else 0)
+        count = counts[d] if op == "scatter" else counts[s]
+        if not count:
+            continue
+        if s == d:
+            b.lane(s).copy(source, target, count)
+            continue
+        c = b.channel(s, d)
+        b.lane(s).send(c, *source, count)
+        b.lane(d).recv(c, *target, count)
+    inputs = tuple((v, 0, (total if many_in else counts[r]) if op != "scatter" or r == root else 0) for r, v in enumerate(x))
+    outputs = tuple((v, 0, total if many_out else counts[r]) for r, v in enumerate(y))
+    b.contract = Contract(op=op, inputs=inputs, outputs=outputs, root=root if op in ("scatter", "gather") else -1, peers=peers)
+    return b.build()
+
+
+def two_groups() -> Program:
+    """Ranks 0, 1 and 2, 3 reduce among themselves while 0, 2 and 1, 3 gather: four contracts in one program."""
+    b = ProgramBuilder(ranks=4, name="two-groups")
+    x = [b.buffer(r, chunks=1, chunk_bytes=8, role="input", name=f"sum{r}") for r in range(4)]
+    y = [b.buffer(r, chunks=2, chunk_bytes=8, role="output", name=f"gathered{r}") for r in range(4)]
+    contracts = []
+    for group in ((0, 1), (3, 2)):
+        for me, other in (group, group[::-1]):
+            if me == group[0]:
+                up, down = b.channel(me, other), b.channel(other, me)
+                sent = b.lane(me).send(up, x[me], 0)
+                b.lane(me).recv(down, x[me], 0, after=[sent])
+                lane = b.lane(other)
+                lane.recv_add(up, x[other], 0)
+                lane.send(down, x[other], 0)
+        ranges = tuple((x[r], 0, 1) for r in group)
+        contracts.append(Contract(op="all-reduce", inputs=ranges, outputs=ranges, ranks=group))
+    for group in ((0, 2), (1, 3)):
+        for place, (me, other) in enumerate((group, group[::-1])):
+            c = b.channel(me, other)
+            b.lane(me).send(c, y[me], place)
+            b.lane(other).recv(c, y[other], place)
+        own = tuple((y[r], place, 1) for place, r in enumerate(group))
+        contracts.append(Contract(op="all-gather", inputs=own, outputs=tuple((y[r], 0, 2) for r in group), ranks=group))
+    b.contracts = tuple(contracts)
+    return b.build()
+
+
 def tree_all_reduce(n: int, *, chunks: int = 2) -> Program:
     """Binary tree through scratch: children send up, the root's sum goes down."""
     b = ProgramBuilder(ranks=n, name=f"tree-all-reduce-{n}")

@@ -180,10 +180,25 @@ def test_staging_is_counted_where_data_cannot_go_straight_into_place() -> None:
     b.lane(0).send(c, x, 0)
     first = b.lane(1).recv_add(c, y, 0)
     b.lane(0).send(d, x, 0)
-    b.lane(1).recv(d, y, 0, after=[first])
+    z = b.buffer(1, chunks=1, chunk_bytes=10)
+    b.lane(1).recv(d, z, 0, after=[first])
     worst = worst_order_memory(b.build())
     assert worst.staging_bytes == (0, 30)
-    assert worst_order_peaks(b.build()) == [10, 40]
+    assert worst_order_peaks(b.build()) == [10, 50]
+
+
+def test_a_place_still_in_use_when_its_receive_is_posted_needs_staging() -> None:
+    """Depth 2: the first two receives are posted at the beginning, the third when the first message was consumed."""
+    for busy, expected in ((-1, 0), (0, 20), (1, 20), (2, 0)):
+        b = ProgramBuilder(ranks=2)
+        c = b.channel(0, 1, depth=2)
+        x, y = b.buffer(0, chunks=3, chunk_bytes=10), b.buffer(1, chunks=3, chunk_bytes=10)
+        send, recv = b.lane(0), b.lane(1)
+        used = b.lane(1).compute(b.op("F", reads=[(y, busy, 1)])) if busy >= 0 else None
+        for k in range(3):
+            send.send(c, x, k)
+            recv.recv(c, y, k, after=[used] if used is not None and k == 0 else [])
+        assert worst_order_memory(b.build()).staging_bytes == (0, expected), busy
 
 
 def test_a_given_order_never_needs_more_than_the_worst() -> None:

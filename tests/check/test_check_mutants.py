@@ -11,11 +11,13 @@ from check_interpreter import Deadlocked, Machine, collective_is_right
 from check_programs import (
     Training,
     chain_broadcast,
+    direct_exchange,
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
     training_layout,
     tree_all_reduce,
+    two_groups,
     windowed_reduce,
 )
 
@@ -34,6 +36,11 @@ COLLECTIVES: dict[str, Callable[[], Program]] = {
     **{f"tree all-reduce {n}": lambda n=n: tree_all_reduce(n) for n in (3, 5)},
     "chain broadcast 4 x 3": lambda: chain_broadcast(4),
     "windowed reduce 3 x 4": lambda: windowed_reduce(3),
+    "direct all-to-all 3": lambda: direct_exchange("all-to-all", 3),
+    "direct scatter, uneven": lambda: direct_exchange("scatter", 4, root=2, counts=(2, 0, 3, 1)),
+    "direct gather 3": lambda: direct_exchange("gather", 3, root=1),
+    "permute 4": lambda: direct_exchange("permute", 4, peers=(2, 0, -1, 3)),
+    "groups at once": two_groups,
     "windowed reduce 2 x 3, one slot": lambda: windowed_reduce(2, repeat=3, window=1),
 }
 LAYOUTS = {"data 2": {"data": 2}, "tensor 2": {"data": 1, "tensor": 2, "microbatches": 2}, "pipeline only": {"data": 1, "microbatches": 4}}

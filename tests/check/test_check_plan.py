@@ -85,10 +85,10 @@ def test_a_plan_whose_callee_is_missing_or_wrong() -> None:
     wrong("is called but not given", "wellformed", programs={"main": good.main})
     callee = ring_all_reduce(2)
     assert callee.contract is not None
-    broken = replace(callee, contract=replace(callee.contract, op="all-gather"))
+    broken = replace(callee, contracts=(replace(callee.contract, op="all-gather"),))
     verdict = check_program(good.main, programs={"ring2": broken}, layout=good.layout)
     assert verdict.status == "wrong" and verdict.findings[0].witness["callee"] == "ring2"
-    silent = replace(callee, contract=None)
+    silent = replace(callee, contracts=())
     verdict = check_program(good.main, programs={"ring2": silent}, layout=good.layout)
     assert verdict.ok and any("states no contract" in note for note in verdict.notes)
     big = check_program(good.main, programs={"ring2": ring_all_reduce(3)}, layout=good.layout)

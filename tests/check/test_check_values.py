@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from check_interpreter import collective_is_right
-from check_programs import Training, ring_all_gather, ring_all_reduce, training_layout, tree_all_reduce
+from check_programs import Training, direct_exchange, ring_all_gather, ring_all_reduce, training_layout, tree_all_reduce, two_groups
 
 from meshwright.check import check_program
 from meshwright.check import values as values_module
@@ -22,7 +22,7 @@ from meshwright.program_calls import inline
 
 def claim(p: Program, **changes: object) -> Program:
     assert p.contract is not None
-    return replace(p, contract=replace(p.contract, **changes))  # type: ignore[arg-type]
+    return replace(p, contracts=(replace(p.contract, **changes),))  # type: ignore[arg-type]
 
 
 def test_a_contract_that_is_not_kept_names_rank_chunk_and_missing_ranks() -> None:
@@ -192,3 +192,55 @@ def test_weights_may_not_change_before_they_are_used() -> None:
     assert verdict.status == "wrong"
     messages = " ".join(f.message for f in verdict.findings)
     assert "optimizer opt0" in messages and "of weights, which holds another value" in messages
+
+
+EXCHANGES = {
+    "all-to-all": direct_exchange("all-to-all", 3),
+    "scatter": direct_exchange("scatter", 3, root=1),
+    "uneven scatter": direct_exchange("scatter", 4, root=2, counts=(2, 0, 3, 1)),
+    "gather": direct_exchange("gather", 3, root=2),
+    "uneven gather": direct_exchange("gather", 4, root=0, counts=(1, 3, 0, 2)),
+    "permute": direct_exchange("permute", 4, peers=(2, 0, -1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_exchanges_are_proved_replayed_and_told_apart(name: str) -> None:
+    p = EXCHANGES[name]
+    verdict = check_program(p)
+    assert verdict.ok, verdict.findings
+    assert all(collective_is_right(p, seed) for seed in range(5))
+    c = p.contract
+    assert c is not None
+    wrong = {
+        "all-to-all": {"outputs": (c.outputs[1], c.outputs[0], *c.outputs[2:])},
+        "permute": {"peers": (0, 2, -1, 3)},
+    }.get(c.op, {"root": (c.root + 1) % len(c.inputs)})
+    changed = claim(p, **wrong)
+    assert not check_program(changed).ok and not collective_is_right(changed, 0)
+
+
+def test_groups_at_once_have_a_contract_each() -> None:
+    p = two_groups()
+    assert p.contract is None and len(p.contracts) == 4
+    verdict = check_program(p)
+    assert verdict.ok, verdict.findings
+    assert collective_is_right(p, 3)
+    broken = replace(p, contracts=(*p.contracts[:3], replace(p.contracts[3], ranks=(3, 1))))
+    found = check_program(broken).findings
+    assert found and found[0].witness == {"rank": 3}
+    swapped = replace(p, contracts=(replace(p.contracts[0], op="all-gather"), *p.contracts[1:]))
+    assert [f.witness["rank"] for f in check_program(swapped).findings] == [0, 1]
+    assert "has 1 chunks, a whole all-gather has 2" in check_program(swapped).findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "words"),
+    [
+        ("scatter", {"outputs": ((3, 0, 1), (4, 0, 1), (5, 0, 0))}, "the parts have 2 chunks together, the input has 3"),
+        ("all-to-all", {"inputs": ((0, 0, 2), (1, 0, 3), (2, 0, 3))}, "has 2 chunks, which are not 3 equal blocks"),
+    ],
+)
+def test_contracts_that_are_no_whole_collective(op: str, changes: dict[str, object], words: str) -> None:
+    found = check_collective(claim(direct_exchange(op, 3), **changes))
+    assert any(words in f.message for f in found), found

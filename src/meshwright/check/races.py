@@ -19,8 +19,11 @@ __all__ = ["check_races", "turns_needed"]
 
 
 def turns_needed(p: Program) -> int:
-    """Turns to unroll so that every pair of iterations that share a slot is seen."""
+    """Turns to unroll so that every pair of iterations that share a slot is seen; all of them where a collective's lanes differ in `repeat`,
+    since what holds in the first turns then need not hold in the last."""
     longest = int(p.lanes.repeat.max()) if len(p.lanes) else 1
+    if p.contracts and len(np.unique(p.lanes.repeat)) > 1:
+        return longest
     windows = p.buffers.window[p.buffers.window < longest]
     return min(longest, 1 + (int(windows.max()) if len(windows) else 0))
 

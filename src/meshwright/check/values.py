@@ -5,20 +5,20 @@ quantities or one contribution twice makes poison (`-1 - step`), an error only w
 well-formed, live and free of races: then every order gives these values, and one topological order is executed. Buffers are cut into
 cells by the greatest common divisor of all ranges used on the buffers that data moves between. Turns: see `races.turns_needed`.
 
-Collectives: quantity = input chunk (and iteration), contribution = rank. `Program.contract` says what every output must be.
+Collectives: quantity = input chunk (and iteration), contribution = member. `Program.contracts` say what every output must be.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
 import numpy as np
 
 from ..errors import TimeLimit
-from ..program import Kind, Part, Program
+from ..program import Contract, Kind, Part, Program
 from .order import Accesses, Addresses, Ints, Order, accesses
 from .races import turns_needed
 from .verdict import Finding
@@ -146,84 +146,131 @@ def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Int
 
 
 def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
-    """Every output of the contract holds every contribution it must, once, and nothing else."""
-    c = p.contract
-    if c is None:
+    """Every output of every contract holds every contribution it must, once, and nothing else."""
+    if not p.contracts:
         return []
     order = order or Order(p, iterations=turns_needed(p))
     grain = np.zeros(len(p.buffers), np.int64)
-    for buffer, _, _ in (*c.inputs, *c.outputs):
-        grain[buffer] = p.buffers.chunk_bytes[buffer]
+    for c in p.contracts:
+        for buffer, _, _ in (*c.inputs, *c.outputs):
+            grain[buffer] = p.buffers.chunk_bytes[buffer]
     m = Machine(p, order, nothing_is_zero=False, grain=grain)
     turns = int(order.turns.max(initial=1))
-    starts = np.concatenate([[0], np.cumsum([n for _, _, n in c.inputs])]).tolist()
-    for rank, (buffer, chunk, count) in enumerate(c.inputs):
-        for turn in range(turns):
-            root, lo, hi = m.locate(buffer, chunk, count, turn)
-            base = _first(c.op, starts, rank, turn, m, buffer)
-            m.memory[root][lo:hi] = [(1 << (32 + rank)) | (base + k) for k in range(hi - lo)]
+    claims: list[_Claim] = []
+    for c in p.contracts:
+        claims.append(_Claim(p, m, c, first=claims[-1].first + claims[-1].quantities(turns) if claims else 1))
+        claims[-1].fill(turns)
     m.run()
     found: list[Finding] = []
-    for rank in range(p.ranks):
-        for turn in range(turns):
-            found += _compare(p, m, rank, turn, starts)
-            if len(found) >= LIMIT:
-                return found
+    for claim in claims:
+        for member in range(len(claim.members)):
+            for turn in range(turns):
+                found += claim.compare(member, turn)
+                if len(found) >= LIMIT:
+                    return found
     return found
 
 
-def _first(op: str, starts: list[int], rank: int, turn: int, m: Machine, buffer: int) -> int:
-    """First quantity number of a rank's input: all-gather's inputs lie behind each other, all others' lie over each other."""
-    per: int = max(1, m.unit[buffer] // m.grain[buffer])
-    total = starts[-1] if op == "all-gather" else max(b - a for a, b in pairwise(starts))
-    return 1 + per * (turn * total + (starts[rank] if op == "all-gather" else 0))
+class _Claim:
+    """One contract on the machine. Its quantities are `first` and up, in cells: `per` cells to a chunk of the contract's buffers."""
 
+    def __init__(self, p: Program, m: Machine, c: Contract, first: int) -> None:
+        self.p, self.m, self.c, self.first = p, m, c, first
+        self.members = c.members(p.ranks)
+        self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
+        buffer = c.inputs[0][0]
+        self.per: int = max(1, m.unit[buffer] // m.grain[buffer])
+        # Sums are over inputs that lie over each other; where nothing is added, every member's input has quantities of its own.
+        self.apart = c.op in ("all-gather", "gather", "all-to-all", "permute")
+        self.total: int = self.starts[-1] if self.apart else max(b - a for a, b in pairwise(self.starts))
 
-def _compare(p: Program, m: Machine, rank: int, turn: int, starts: list[int]) -> list[Finding]:
-    c = p.contract
-    assert c is not None
-    if c.op == "reduce" and rank != c.root:
-        return []
-    buffer, chunk, count = c.outputs[rank]
-    root, lo, hi = m.locate(buffer, chunk, count, turn)
-    per = max(1, m.unit[buffer] // m.grain[buffer])
-    base = _first(c.op, starts, 0, turn, m, buffer)
-    everyone = (1 << p.ranks) - 1
-    if c.op == "all-gather":
-        wanted = [(1 << (32 + r)) | (base + per * starts[r] + k) for r in range(p.ranks) for k in range(per * (starts[r + 1] - starts[r]))]
-    elif c.op == "broadcast":
-        wanted = [(1 << (32 + c.root)) | (base + k) for k in range(per * count)]
-    else:
-        skip = sum(n for _, _, n in c.outputs[:rank]) if c.op == "reduce-scatter" else 0
-        wanted = [(everyone << 32) | (base + per * skip + k) for k in range(per * count)]
-    whole = {"all-gather": starts[-1], "reduce-scatter": c.outputs[rank][2]}.get(c.op, starts[1] - starts[0])
-    if count != whole:
-        text = f"the contract's output of rank {rank} has {count} chunks, a whole {c.op} has {whole}"
-        return [Finding(check="values", message=text, witness={"rank": rank, "lane": -1, "step": -1, "iteration": turn, "chunk": chunk})]
-    found = []
-    have = m.memory[root][lo:hi]
-    for k in [k for k, (a, b) in enumerate(zip(have, wanted, strict=True)) if a != b][:LIMIT]:
-        found.append(_wrong(p, m, rank, turn, chunk + k // per, have[k], wanted[k], m.writer[root][lo + k]))
-    return found
+    def quantities(self, turns: int) -> int:
+        return self.per * self.total * turns
 
+    def of(self, member: int, turn: int) -> int:
+        """First quantity of a member's input."""
+        return self.first + self.per * (turn * self.total + (self.starts[member] if self.apart else 0))
 
-def _wrong(p: Program, m: Machine, rank: int, turn: int, chunk: int, have: int, want: int, writer: int) -> Finding:
-    buffer = p.contract.outputs[rank][0] if p.contract else 0
-    step = -1 - have if have < 0 else writer
-    place = f"chunk {chunk} of {p.buffer_name(buffer)} on rank {rank} (iteration {turn})"
-    more: dict[str, Any] = {}
-    if have < 0:
-        text = f"{place} is spoilt: {p.describe(step)} adds a contribution twice, or adds what does not belong together"
-    elif not have:
-        text = f"{place} is never written"
-    elif (have ^ want) & _LOW:
-        text = f"{place} holds another chunk's data"
-    else:
-        missing = [r for r in range(p.ranks) if (want >> 32) & ~(have >> 32) >> r & 1]
-        extra = [r for r in range(p.ranks) if (have >> 32) & ~(want >> 32) >> r & 1]
-        text = f"{place} lacks the contribution of ranks {missing}" + (f" and has that of ranks {extra}" if extra else "")
-        more = {"missing_ranks": missing, "extra_ranks": extra}
-    if step >= 0 and have >= 0:
-        text += f"; last written by {p.describe(step)}"
-    facts = witness(p, step, iteration=turn, chunk=chunk) if step >= 0 else {"lane": -1, "step": -1, "iteration": turn, "chunk": chunk}
-    return Finding(check="values", message=text, witness=facts | {"rank": rank, "buffer": buffer} | more)
+    def fill(self, turns: int) -> None:
+        for member, (buffer, chunk, count) in enumerate(self.c.inputs):
+            if self.c.op == "scatter" and member != self.c.root:
+                continue
+            for turn in range(turns):
+                root, lo, hi = self.m.locate(buffer, chunk, count, turn)
+                self.m.memory[root][lo:hi] = [(1 << (32 + member)) | (self.of(member, turn) + k) for k in range(hi - lo)]
+
+    def wanted(self, member: int, turn: int) -> list[int] | None:
+        """What the member's output must hold, cell by cell; None: nothing is promised."""
+        c, per, n = self.c, self.per, len(self.members)
+        sizes = [b - a for a, b in pairwise(self.starts)]
+
+        def cells(source: int, first: int, count: int) -> list[int]:
+            base = self.of(source, turn) + per * first
+            return [(1 << (32 + source)) | (base + k) for k in range(per * count)]
+
+        if (c.op in ("reduce", "gather") and member != c.root) or (c.op == "permute" and c.peers[member] < 0):
+            return None
+        if c.op in ("all-gather", "gather"):
+            return [cell for source in range(n) for cell in cells(source, 0, sizes[source])]
+        if c.op == "broadcast":
+            return cells(c.root, 0, sizes[c.root])
+        if c.op == "permute":
+            return cells(c.peers[member], 0, sizes[c.peers[member]])
+        if c.op == "all-to-all":
+            return [cell for source in range(n) for cell in cells(source, member * (sizes[source] // n), sizes[source] // n)]
+        own = c.outputs[member][2]
+        skip = sum(count for _, _, count in c.outputs[:member])
+        if c.op == "scatter":
+            return cells(c.root, skip, own)
+        everyone, base = (1 << n) - 1, self.of(0, turn)
+        first, count = (skip, own) if c.op == "reduce-scatter" else (0, sizes[member])
+        return [(everyone << 32) | (base + per * first + k) for k in range(per * count)]
+
+    def misfit(self, member: int) -> str:
+        """Why the contract's own ranges do not make a whole collective, or empty."""
+        c, sizes = self.c, [b - a for a, b in pairwise(self.starts)]
+        if c.op in ("reduce-scatter", "scatter"):
+            source = c.root if c.op == "scatter" else member
+            parts = sum(count for _, _, count in c.outputs)
+            return f"the parts have {parts} chunks together, the input has {sizes[source]}" if parts != sizes[source] else ""
+        if c.op == "all-to-all" and sizes[member] % len(sizes):
+            return f"the input of rank {self.members[member]} has {sizes[member]} chunks, which are not {len(sizes)} equal blocks"
+        return ""
+
+    def compare(self, member: int, turn: int) -> list[Finding]:
+        wanted = self.wanted(member, turn)
+        if wanted is None:
+            return []
+        rank = self.members[member]
+        buffer, chunk, count = self.c.outputs[member]
+        text = self.misfit(member)
+        if not text and count * self.per != len(wanted):
+            text = f"the contract's output of rank {rank} has {count} chunks, a whole {self.c.op} has {len(wanted) // self.per}"
+        if text:
+            return [Finding(check="values", message=text, witness={"rank": rank, "lane": -1, "step": -1, "iteration": turn, "chunk": chunk})]
+        root, lo, hi = self.m.locate(buffer, chunk, count, turn)
+        have = self.m.memory[root][lo:hi]
+        wrong = [k for k, (a, b) in enumerate(zip(have, wanted, strict=True)) if a != b]
+        writer = self.m.writer[root]
+        return [self._wrong(member, turn, chunk + k // self.per, have[k], wanted[k], writer[lo + k]) for k in wrong[:LIMIT]]
+
+    def _wrong(self, member: int, turn: int, chunk: int, have: int, want: int, writer: int) -> Finding:
+        p, rank, buffer = self.p, self.members[member], self.c.outputs[member][0]
+        step = -1 - have if have < 0 else writer
+        place = f"chunk {chunk} of {p.buffer_name(buffer)} on rank {rank} (iteration {turn})"
+        more: dict[str, Any] = {}
+        if have < 0:
+            text = f"{place} is spoilt: {p.describe(step)} adds a contribution twice, or adds what does not belong together"
+        elif not have:
+            text = f"{place} is never written"
+        elif (have ^ want) & _LOW:
+            text = f"{place} holds another chunk's data"
+        else:
+            missing = [r for i, r in enumerate(self.members) if (want >> 32) & ~(have >> 32) >> i & 1]
+            extra = [r for i, r in enumerate(self.members) if (have >> 32) & ~(want >> 32) >> i & 1]
+            text = f"{place} lacks the contribution of ranks {missing}" + (f" and has that of ranks {extra}" if extra else "")
+            more = {"missing_ranks": missing, "extra_ranks": extra}
+        if step >= 0 and have >= 0:
+            text += f"; last written by {p.describe(step)}"
+        facts = witness(p, step, iteration=turn, chunk=chunk) if step >= 0 else {"lane": -1, "step": -1, "iteration": turn, "chunk": chunk}
+        return Finding(check="values", message=text, witness=facts | {"rank": rank, "buffer": buffer} | more)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from ..program import Kind, Part, Program
+from ..program import Contract, Kind, Part, Program
 from .order import Addresses, messages, ports, wait_once
 from .verdict import Finding
 
@@ -236,13 +236,16 @@ def _signature(p: Program, step: int) -> tuple[int, tuple[tuple[int, int], ...]]
 
 
 def _contract(p: Program) -> Iterator[Finding]:
-    c = p.contract
-    if c is None:
-        return
-    if c.op in ("broadcast", "reduce") and not 0 <= c.root < p.ranks:
-        yield Finding(check="wellformed", message=f"a {c.op} needs a root among the {p.ranks} ranks, got {c.root}", witness={"root": c.root})
+    for c in p.contracts:
+        yield from _promise(p, c)
+
+
+def _promise(p: Program, c: Contract) -> Iterator[Finding]:
+    members = c.members(p.ranks)
+    if c.op in ("broadcast", "reduce", "scatter", "gather") and not 0 <= c.root < len(members):
+        yield Finding(check="wellformed", message=f"a {c.op} needs a root among the {len(members)} ranks, got {c.root}", witness={"root": c.root})
     for word, table in (("input", c.inputs), ("output", c.outputs)):
-        for rank, (buffer, chunk, count) in enumerate(table):
+        for rank, (buffer, chunk, count) in zip(members, table, strict=True):
             inside = 0 <= buffer < len(p.buffers) and 0 <= chunk <= chunk + count <= p.buffers.chunks[buffer]
             if not inside or p.buffers.actor[buffer] != rank:
                 text = f"the contract's {word} of rank {rank} is no range of a buffer of that rank"

@@ -50,7 +50,7 @@ def check_program(program: Program, *, programs: Mapping[str, Program] | None = 
         order: list[Order] = []
         findings += guarded("races", lambda: _with_order(plain, order))
         findings += guarded("wellformed", lambda: _call_order(program)) if len(program.calls) else []
-        if not findings and plain.contract is not None:
+        if not findings and plain.contracts:
             findings += guarded("values", lambda: check_collective(plain, order[0]))
         elif not findings and layout is not None:
             findings += guarded("values", lambda: check_training(plain, layout, order[0]))
@@ -84,7 +84,7 @@ def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> 
         for f in verdict.findings:
             text = f"callee {table[name].name or name[:12]!r}: {f.message}"
             findings.append(Finding(check=f.check, message=text, witness={**f.witness, "callee": name}, status=f.status))
-        if table[name].contract is None:
+        if not table[name].contracts:
             notes.append(f"callee {name[:12]} states no contract; its effect is checked in the inlined form only")
     if findings:
         return findings, None

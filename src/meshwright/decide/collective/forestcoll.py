@@ -27,7 +27,7 @@ from ...errors import Disconnected, UsageError
 from ..collective.bounds import collective_bound
 from .forest import Forest, Tree, build_forest, common_units
 from .lower_trees import Lowering, Part, lower_parts, tree_steps
-from .problem import CollectivePlan, CollectiveProblem, options_of
+from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 from .rates import RateGraph, rate_graph
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
@@ -73,6 +73,7 @@ class ForestColl:
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
+        require_operation(problem, "forestcoll", ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"))
         for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")

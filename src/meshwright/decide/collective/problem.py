@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, Protocol, get_args
@@ -11,14 +11,19 @@ import numpy as np
 
 from ...bound import Bound
 from ...cost import Transport
-from ...errors import UnknownName, UsageError
+from ...errors import UnknownName, Unsupported, UsageError
 from ...fabric import Fabric
 from ...program import Program
 
-__all__ = ["OPERATIONS", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "busbw_factor"]
+__all__ = [
+    "OPERATIONS", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "busbw_factor", "options_of",
+    "require_operation",
+]  # fmt: skip
 
-Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"]
+Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute"]
 OPERATIONS: tuple[str, ...] = get_args(Operation)
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+SHARDED = ("all-gather", "reduce-scatter", "scatter", "gather")  # operations whose ranks may own parts of unlike sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +32,17 @@ class CollectiveProblem:
 
     Args:
         ranks: device names; rank i of the program is `ranks[i]`.
-        size_bytes: all-gather, the gathered result; reduce-scatter, one rank's whole input; otherwise the buffer.
-        root: rank that broadcasts or that the reduction ends at; ignored by the other operations.
+        size_bytes: all-gather, the gathered result; reduce-scatter and all-to-all, one rank's whole input; scatter and gather, the root's
+            buffer; otherwise one rank's buffer.
+        root: rank that broadcasts or scatters, or that a reduction or gather ends at; ignored by the other operations.
+        shard_bytes: all-gather, reduce-scatter, scatter, gather: what each rank owns, together `size_bytes`; None = equal shares (padded
+            to whole elements where the size does not divide).
+        peers: permute: peers[i] is the rank whose buffer rank i receives, -1 = nothing; () = the next rank up, round the ring.
         transport: cost of messages beyond the links' rate and latency; None = none.
         time_limit_s: planners stop near it with the best they have.
     Raises: UnknownName for an operation or device that does not exist, UsageError for fewer than two ranks, repeated ranks, a
-        size below one element or not a multiple of it, a root that is no rank.
+        size below one element or not a multiple of it, a root that is no rank, shards that do not add up or that the operation does not
+        have, peers that are no ranks.
     """
 
     fabric: Fabric
@@ -44,6 +54,8 @@ class CollectiveProblem:
     seed: int = 0
     time_limit_s: float = 60.0
     transport: Transport | None = None
+    shard_bytes: tuple[int, ...] | None = None
+    peers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.op not in OPERATIONS:
@@ -66,6 +78,45 @@ class CollectiveProblem:
             raise UsageError(f"root must be 0..{len(self.ranks) - 1}, got {self.root}")
         if self.time_limit_s <= 0:
             raise UsageError(f"time_limit_s must be > 0, got {self.time_limit_s}")
+        self._require_shards()
+        self._require_peers()
+
+    def _require_shards(self) -> None:
+        shards = self.shard_bytes
+        if shards is None:
+            return
+        if self.op not in SHARDED:
+            raise UsageError(f"{self.op} has no shards", where="shard_bytes", hint=f"operations with shards: {', '.join(SHARDED)}")
+        if len(shards) != len(self.ranks):
+            raise UsageError(f"{len(shards)} shards for {len(self.ranks)} ranks", where="shard_bytes", hint="one per rank; 0 is allowed")
+        for rank, shard in enumerate(shards):
+            if shard < 0 or shard % self.element_bytes:
+                raise UsageError(f"must be a multiple of {self.element_bytes} B, got {shard}", where=f"shard_bytes[{rank}]")
+        if sum(shards) != self.size_bytes:
+            raise UsageError(f"the shards add up to {sum(shards)} B, the size is {self.size_bytes} B", where="shard_bytes")
+
+    def _require_peers(self) -> None:
+        if self.op != "permute":
+            if self.peers:
+                raise UsageError(f"{self.op} has no peers", where="peers", hint="peers belong to permute")
+            return
+        n = len(self.ranks)
+        if not self.peers:
+            object.__setattr__(self, "peers", tuple((i - 1) % n for i in range(n)))
+        if len(self.peers) != n:
+            raise UsageError(f"{len(self.peers)} peers for {n} ranks", where="peers", hint="one per rank; -1 = receives nothing")
+        for rank, peer in enumerate(self.peers):
+            if not -1 <= peer < n:
+                raise UsageError(f"must be -1..{n - 1}, got {peer}", where=f"peers[{rank}]")
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Bytes that each rank owns, in whole elements: `shard_bytes`, or equal shares rounded up."""
+        if self.shard_bytes is not None:
+            return self.shard_bytes
+        n = len(self.ranks)
+        elements = self.size_bytes // self.element_bytes
+        return (-(-elements // n) * self.element_bytes,) * n
 
     @staticmethod
     def on(fabric: Fabric, op: str, size_bytes: int, **more: Any) -> CollectiveProblem:
@@ -109,10 +160,24 @@ def options_of(strategy: object) -> dict[str, Any]:
     return asdict(strategy)  # type: ignore[call-overload,no-any-return]
 
 
+def require_operation(problem: CollectiveProblem, strategy: str, operations: Sequence[str], *, uneven: bool = False) -> None:
+    """Raise Unsupported unless the strategy does the problem's operation, and its uneven shards where there are some."""
+    if problem.op not in operations:
+        raise Unsupported(
+            f"{strategy} does not do {problem.op}", hint=f"it does {', '.join(operations)}; or use --strategy auto",
+            data={"op": problem.op, "strategy": strategy},
+        )  # fmt: skip
+    if problem.shard_bytes is not None and not uneven and len(set(problem.shard_bytes)) > 1:
+        raise Unsupported(
+            f"{strategy} needs equal shards for {problem.op}", hint="use --strategy auto, or pad the shards to the largest",
+            data={"op": problem.op, "strategy": strategy},
+        )  # fmt: skip
+
+
 def busbw_factor(op: str, ranks: int) -> Fraction:
     """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
     if op == "all-reduce":
         return Fraction(2 * (ranks - 1), ranks)
-    if op in ("all-gather", "reduce-scatter"):
+    if op in ("all-gather", "reduce-scatter", "all-to-all"):
         return Fraction(ranks - 1, ranks)
     return Fraction(1)

@@ -27,7 +27,7 @@ from ...program import Fold, FoldAxis, Program
 from ...program_builder import ProgramBuilder, StepRef
 from .bounds import collective_bound
 from .lower_trees import contract
-from .problem import CollectivePlan, CollectiveProblem, options_of
+from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 
 __all__ = ["CITE", "DEVIATIONS", "Ring", "ring_order"]
 
@@ -65,6 +65,7 @@ class Ring:
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, UsageError (options), Unsupported (ranks that no ring joins, folding a ring that is not symmetric)."""
+        require_operation(problem, "ring", ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"))
         n = len(problem.ranks)
         for option, value in (("slices", self.slices), ("rings", self.rings)):
             if value is not None and value < 1:
