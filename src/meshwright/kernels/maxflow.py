@@ -192,6 +192,13 @@ class FlowNetwork:
         np.copyto(self._residual, self.capacity)
         return int(_dinic(self.ptr, self.head, self.rev, self._residual, source, sink, limit, self._level, *self._work))
 
+    def flows(self) -> dict[tuple[int, int], int]:
+        """Units on every arc that carries some, of the last `max_flow`."""
+        used = np.flatnonzero(self.capacity > self._residual)
+        tails = np.searchsorted(self.ptr, used, side="right") - 1
+        amounts = (self.capacity - self._residual)[used].tolist()
+        return dict(zip(zip(tails.tolist(), self.head[used].tolist(), strict=True), amounts, strict=True))
+
     def sweep(self, source: int, sinks: I32, need: int) -> Sweep:
         """Can every sink receive `need` from the source? Stops at the first that cannot and moves it to the front of `sinks`."""
         at, flow = _sweep(self.ptr, self.head, self.rev, self.capacity, self._residual, source, sinks, need, self._level, *self._work)

@@ -29,7 +29,7 @@ def assert_sound(forest: Forest, graph: RateGraph) -> None:
     """Spanning trees over real links, k per weight, no link over U · rate. Written apart from the planner's own test."""
     load: dict[tuple[int, int], int] = {}
     per_root = dict.fromkeys(range(graph.ranks), 0)
-    for tree in forest.trees:
+    for tree in forest.every_tree():
         per_root[tree.root] += tree.units
         reached = {tree.root}
         for v in tree.order[1:]:

@@ -6,10 +6,10 @@ physical paths. Every invariant is tested at run time.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from math import gcd, lcm
 from time import monotonic
@@ -17,34 +17,16 @@ from time import monotonic
 import numpy as np
 
 from ...errors import CheckFailed, Unsupported
-from ...kernels.edgesplit import Split, remove_switches
 from ...kernels.maxflow import FlowNetwork
-from ...kernels.treepack import TreeBatch, pack_trees
+from .forest_boxes import alike_forest
+from .forest_pack import DEFECT, Tree, pack_capacities
+from .forest_symmetry import Boxes, Shift, require_automorphism
+from .forest_unlike import unlike_forest
 from .rates import RateGraph, worst_cut
 
 __all__ = ["Forest", "Tree", "build_forest", "choose_trees", "smallest_stretch"]
 
-DEFECT = "this is a defect of the planner: please report it with the fabric file"
 MAX_UNITS = 1 << 20  # shares that a message may be cut into
-Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
-
-
-@dataclass(frozen=True)
-class Tree:
-    """`units` equal out-trees of `root`. `order`: ranks in the order they join; `paths[v]` from parent[v] to v (root: empty)."""
-
-    root: int
-    units: int
-    parent: tuple[int, ...]
-    order: tuple[int, ...]
-    paths: tuple[Path, ...]
-
-    @property
-    def height(self) -> int:
-        depth = {self.root: 0}
-        for v in self.order[1:]:
-            depth[v] = depth[self.parent[v]] + 1
-        return max(depth.values())
 
 
 @dataclass(frozen=True)
@@ -52,6 +34,8 @@ class Forest:
     """Trees for weights w: root r has k · w[r] units. An arc of rate b carries at most stretch · b trees.
 
     So time = (data per weight / k) · stretch (per rate unit). `optimum` is the smallest possible stretch / k, exactly.
+    With a `symmetry` only the trees of the first box's roots are kept: the others are their images. `method` is how it was made:
+    "general", "alike boxes" or "unlike boxes".
     """
 
     graph: RateGraph
@@ -60,12 +44,31 @@ class Forest:
     stretch: Fraction
     optimum: Fraction
     trees: tuple[Tree, ...]
+    symmetry: Shift | None = None
+    method: str = "general"
 
     @property
     def height(self) -> int:
         return max(tree.height for tree in self.trees)
 
     @property
+    def ratio(self) -> Fraction:
+        """Share of the optimal throughput that is reached."""
+        return self.k * self.optimum / self.stretch
+
+    @property
+    def distinct(self) -> int:
+        """Trees, images included."""
+        return len(self.trees) * (self.symmetry.members if self.symmetry else 1)
+
+    def every_tree(self) -> Iterator[Tree]:
+        """All trees, images written out."""
+        for tree in self.trees:
+            yield tree
+            for m in range(1, self.symmetry.members if self.symmetry else 1):
+                yield _image(tree, self.symmetry, m)
+
+    @cached_property
     def load(self) -> dict[tuple[int, int], int]:
         """Trees that every arc carries."""
         out: dict[tuple[int, int], int] = {}
@@ -73,7 +76,32 @@ class Forest:
             for path in tree.paths:
                 for arc in pairwise(path):
                     out[arc] = out.get(arc, 0) + tree.units
-        return out
+        return out if self.symmetry is None else _spread_load(out, self.symmetry)
+
+
+def _image(tree: Tree, symmetry: Shift | None, member: int) -> Tree:
+    assert symmetry is not None
+    n = len(tree.parent)
+    goes_to = [symmetry.image(v, member) for v in range(n)]
+    known: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
+    parent, paths = [-1] * n, [()] * n  # type: list[int], list[tuple[int, ...]]
+    for v in tree.order[1:]:
+        path = tree.paths[v]
+        if path not in known:
+            known[path] = tuple(symmetry.image(w, member) for w in path)
+        parent[goes_to[v]], paths[goes_to[v]] = goes_to[tree.parent[v]], known[path]
+    return Tree(goes_to[tree.root], tree.units, tuple(parent), tuple(goes_to[v] for v in tree.order), tuple(paths))
+
+
+def _spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[tuple[int, int], int]:
+    """Loads of all images together: every arc of an orbit carries what its arcs carry of the stored trees."""
+    place = symmetry.boxes.place
+    orbit: dict[tuple[int, int], int] = {}
+    for (u, v), used in load.items():
+        box = place[u][0] if u in place else place[v][0]
+        first = symmetry.image(u, -box), symmetry.image(v, -box)
+        orbit[first] = orbit.get(first, 0) + used
+    return {(symmetry.image(u, m), symmetry.image(v, m)): used for (u, v), used in orbit.items() for m in range(symmetry.members)}
 
 
 def exact_counts(graph: RateGraph, optimum: Fraction) -> tuple[int, Fraction]:
@@ -170,96 +198,44 @@ def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
     return all(not rounded[w] or surplus[w] for w in range(graph.ranks, graph.nodes))
 
 
-def build_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: float = float("inf")) -> Forest:
+def build_forest(
+    graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: float = float("inf"),
+    structure: bool = True, symmetric: bool = True,
+) -> Forest:  # fmt: skip
     """Pack trees for the weights. All ranks are spanned by every tree.
 
+    Args: `structure`: try trees over servers first, which is quick and low, and the general method only where those do not fit; `symmetric`:
+        keep one tree per orbit where servers are alike.
     Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, CheckFailed (an invariant broke).
     """
     optimum = worst_cut(graph, weight).ratio
     k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline)
-    demand = {r: k * w for r, w in enumerate(weight) if w}
     capacities = _capacities(graph, stretch)
-    logical = remove_switches(graph.nodes, capacities, list(range(graph.ranks)), demand, graph.group, names=graph.names, deadline=deadline)
-    batches = pack_trees(graph.ranks, logical.arcs, demand, deadline=deadline)
-    pools = _path_pools(capacities, logical.splits)
-    found = tuple(tree for batch in batches for tree in _with_paths(batch, pools))
-    forest = Forest(graph, tuple(weight), k, stretch, optimum, found)
+    forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
+    if forest is None:
+        demand = {r: k * w for r, w in enumerate(weight) if w}
+        found = pack_capacities(graph.nodes, capacities, graph.ranks, demand, graph.group, names=graph.names, deadline=deadline)
+        forest = Forest(graph, tuple(weight), k, stretch, optimum, found)
     _require_sound(forest)
     return forest
 
 
-# ---- back to physical paths ------------------------------------------------------------------------------------
-class _Pool:
-    """Physical paths of one logical arc, with how many trees each may carry; first in, first out."""
-
-    def __init__(self) -> None:
-        self.items: deque[tuple[Path, int]] = deque()
-
-    def put(self, path: Path, amount: int) -> None:
-        self.items.append((path, amount))
-
-    def take(self, amount: int) -> list[tuple[Path, int]]:
-        taken = []
-        while amount:
-            if not self.items:
-                raise CheckFailed("a logical edge carries more trees than its physical paths", hint=DEFECT)
-            path, there = self.items.popleft()
-            used = min(there, amount)
-            taken.append((path, used))
-            if used < there:
-                self.items.appendleft((path, there - used))
-            amount -= used
-        return taken
-
-
-def _path_pools(capacities: dict[tuple[int, int], int], splits: Sequence[Split]) -> dict[tuple[int, int], _Pool]:
-    pools: dict[tuple[int, int], _Pool] = {}
-    for arc, amount in capacities.items():
-        pools.setdefault(arc, _Pool()).put(arc, amount)
-    for split in splits:
-        first = pools[split.src, split.switch].take(split.amount)
-        second = pools[split.switch, split.dst].take(split.amount)
-        if split.src == split.dst:
-            continue
-        pool = pools.setdefault((split.src, split.dst), _Pool())
-        for (before, after), amount in _zipped([first, second]):
-            pool.put(_without_loops(before + after[1:]), amount)
-    return pools
-
-
-def _zipped(lists: Sequence[Sequence[tuple[Path, int]]]) -> list[tuple[list[Path], int]]:
-    """Cut several lists of (path, amount) with equal totals at the union of their borders."""
-    queues = [deque(items) for items in lists]
-    out = []
-    while queues and queues[0]:
-        amount = min(queue[0][1] for queue in queues)
-        out.append(([queue[0][0] for queue in queues], amount))
-        for queue in queues:
-            path, there = queue.popleft()
-            if there > amount:
-                queue.appendleft((path, there - amount))
-    return out
-
-
-def _without_loops(path: Path) -> Path:
-    """A path that comes back to a node skips what lies between: fewer links, so no load grows."""
-    out: list[int] = []
-    for node in path:
-        if node in out:
-            del out[out.index(node) :]
-        out.append(node)
-    return tuple(out)
-
-
-def _with_paths(batch: TreeBatch, pools: dict[tuple[int, int], _Pool]) -> list[Tree]:
-    parent, order = tuple(int(p) for p in batch.parent), tuple(int(v) for v in batch.order)
-    children = order[1:]
-    taken = [pools[parent[v], v].take(batch.count) for v in children]
-    found = []
-    for paths, amount in _zipped(taken):
-        by_child = dict(zip(children, paths, strict=True))
-        found.append(Tree(batch.root, amount, parent, order, tuple(by_child.get(v, ()) for v in range(len(parent)))))
-    return found
+def _structured(
+    graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, optimum: Fraction, capacities: dict[tuple[int, int], int],
+    deadline: float, symmetric: bool,
+) -> Forest | None:  # fmt: skip
+    """Trees over servers, or None where the fabric or its optimum is not of that kind."""
+    try:
+        boxes = Boxes.of(graph)
+        signatures = boxes.signature(graph, weight)
+        if symmetric and len(set(signatures)) == 1:
+            trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
+            require_automorphism(graph, shift.generator)
+            return Forest(graph, tuple(weight), k, stretch, optimum, trees, shift, "alike boxes")
+        trees = unlike_forest(graph, boxes, weight, k, capacities, signatures, deadline)
+    except Unsupported:
+        return None
+    return Forest(graph, tuple(weight), k, stretch, optimum, trees, None, "unlike boxes")
 
 
 def _require_sound(forest: Forest) -> None:
@@ -276,6 +252,10 @@ def _require_sound(forest: Forest) -> None:
             joined.add(v)
         if len(joined) != graph.ranks:
             raise CheckFailed(f"a tree of root {graph.names[tree.root]} spans {len(joined)} of {graph.ranks} ranks", hint=DEFECT)
+    if forest.symmetry is not None:
+        for root, count in enumerate(tuple(units)):
+            for m in range(1, forest.symmetry.members if count else 1):
+                units[forest.symmetry.image(root, m)] += count
     wanted = [forest.k * w for w in forest.weight]
     if units != wanted:
         raise CheckFailed(f"trees per root are {units}, wanted {wanted}", hint=DEFECT)
