@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import UsageError
 from meshwright.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Storage
-from meshwright.graph_liveness import Liveness, held_bytes, peak_bytes, segment_workspace
+from meshwright.graph_liveness import Liveness, held_bytes, kept_storages, peak_bytes, segment_workspace
 
 
 def build(calls: list[tuple[str, str, str, list[str], int | str]], gradients: dict[str, str] | None = None) -> OpGraph:
@@ -51,9 +52,11 @@ def test_a_chain_by_hand() -> None:
     assert held_bytes(graph) == 1100
     # a 10 | a+b 30 | a+b+t 37 | a+t+c 47 | a+c+gc 70 | a+gc+gt 45 | a+gt+ga 25 | ga+gw 110
     assert peak_bytes(graph) == 1100 + 110
-    assert segment_workspace(graph, ["A"]) == (0, 0)  # a is read by B, gw is a gradient of a parameter
-    assert segment_workspace(graph, ["B"]) == (27, 35)  # b with t; gc with gt; c and ga cross the border
-    assert segment_workspace(graph, ["A", "B"]) == (27, 35)
+    assert segment_workspace(graph, ["A"]) == (0, 100)  # a is read by B; gw lives until it is added to the parameter's gradient
+    # forward: c stays, t is there beside it; backward: c, gc and gt at once, less c (saved) and ga (handed on)
+    assert segment_workspace(graph, ["B"]) == (7, 65 - 40)
+    # a and c stay; when ga and gw are there, both are released: 110 less 40; gc, gt, a and c need only 75
+    assert segment_workspace(graph, ["A", "B"]) == (7, 110 - 40)
     assert Liveness(graph).segment_workspace([]) == (0, 0)
 
 
@@ -109,18 +112,47 @@ def test_peak_equals_a_plain_simulation(graph: OpGraph) -> None:
 @given(programs(), st.sets(st.sampled_from("ABC")))
 def test_workspace_equals_a_plain_simulation(graph: OpGraph, names: set[str]) -> None:
     names &= {n.name for n in graph.nodes}
-    expected = []
+    size = {s: x.size_bytes for s, x in enumerate(graph.joint_storages)}
     gradients = {_storage(graph, v) for v in graph.gradients.values()}
-    for phase in ("forward", "backward"):
-        inside = [c for c in graph.joint if c.phase == phase and c.node in names]
-        outside = [c for c in graph.joint if c not in inside]
-        elsewhere = {_storage(graph, v) for c in outside for v in (*c.inputs, c.name)}
-        alive: set[int] = set()
-        peak = 0
-        for i, call in enumerate(inside):
-            alive |= {call.outputs[0].storage} - elsewhere - gradients - {0, 1}
-            peak = max(peak, sum(graph.joint_storages[s].size_bytes for s in alive))
-            later = {_storage(graph, v) for c in inside[i + 1 :] for v in (*c.inputs, c.name)}
-            alive &= later
-        expected.append(peak)
-    assert segment_workspace(graph, names) == tuple(expected)
+    mine = [c for c in graph.joint if c.node in names]
+    others = {_storage(graph, v) for c in graph.joint if c not in mine for v in (*c.inputs, c.name)}
+
+    def made(calls: list[JointNode]) -> set[int]:
+        return {c.outputs[0].storage for c in calls if graph.joint_storages[c.outputs[0].storage].owner == c.name}
+
+    def touched(calls: list[JointNode]) -> set[int]:
+        return {_storage(graph, v) for c in calls for v in (*c.inputs, c.name)}
+
+    forward, backward = ([c for c in mine if c.phase == phase] for phase in ("forward", "backward"))
+    stays = made(forward) & (others | touched(backward))
+    peak = max((sum(size[s] for s in made(forward[: i + 1]) & (stays | touched(forward[i:]))) for i in range(len(forward))), default=0)
+    expected_forward = peak - sum(size[s] for s in stays)
+    saved = (made(forward) & touched(backward)) - others
+    handed = (made(backward) & others) - gradients
+    peak = 0
+    for i in range(len(backward)):
+        ahead = {c.node for c in backward[i:]}
+        alive = made(backward[: i + 1]) & (handed | (touched(backward[i:]) - gradients))
+        alive |= {c.outputs[0].storage for c in backward[: i + 1] if made([c]) & gradients and c.node in ahead}
+        alive |= {s for s in saved if any(s in touched([c]) and c.node in ahead for c in backward)}
+        peak = max(peak, sum(size[s] for s in alive))
+    expected = max(0, peak - sum(size[s] for s in saved | handed))
+    assert segment_workspace(graph, names) == (expected_forward, expected)
+
+
+def test_what_a_node_keeps_is_found_beyond_the_first_saver() -> None:
+    """x is saved first by A; B's backward reads it too, C's does not."""
+    calls: list[tuple[str, str, str, list[str], int | str]] = [
+        ("jx", "forward", "x", ["input:0"], 10), ("ja", "forward", "A", ["jx"], 1), ("jb", "forward", "B", ["jx"], 2),
+        ("jc", "forward", "C", ["jx"], 3),
+        ("gc", "backward", "C", ["jc"], 3), ("gb", "backward", "B", ["jx"], 2), ("ga", "backward", "A", ["jx"], 1),
+    ]  # fmt: skip
+    joint = build(calls)
+    value = {n: (GraphValue(shape=(), dtype="uint8", storage=i + 1),) for i, n in enumerate("xABC")}
+    nodes = tuple(
+        OpNode(name=n, target="t", module="", inputs=() if n == "x" else ("x",), outputs=value[n], saved=(1,) if n == "A" else ()) for n in "xABC"
+    )
+    graph = msgspec.structs.replace(joint, nodes=nodes)
+    assert kept_storages(graph) == {"x": set(), "A": {1}, "B": {1}, "C": {4}}
+    # without a joint graph nobody can tell: every reader of what is saved anywhere keeps it
+    assert kept_storages(msgspec.structs.replace(graph, joint=())) == {"x": set(), "A": {1}, "B": {1}, "C": {1}}

@@ -36,7 +36,7 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
         pacing=str(document.pacing.get("mode", "none")), others_share=float(document.machine_use.get("others", 0.0)), notes=document.notes,
     )  # fmt: skip
     placement = tuple(d.name for d in run.fabric.devices[: program.ranks])
-    predicted = simulate_program(program, run.fabric, placement, cost, works=works_of(plan))
+    predicted = simulate_program(program, run.fabric, placement, cost, works=works_of(plan), staging=True)
     cpu_s = _processor_seconds(program, cost)
     return compare(plan, inlined, predicted, measured, evidence=evidence_of_timeline(predicted, program, cost), cpu_s=cpu_s), inlined
 

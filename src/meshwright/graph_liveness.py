@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from .errors import UsageError
 from .graph import OpGraph
 
-__all__ = ["Liveness", "held_bytes", "peak_bytes", "segment_workspace"]
+__all__ = ["Liveness", "held_bytes", "kept_storages", "peak_bytes", "segment_workspace"]
 
 
 def held_bytes(graph: OpGraph) -> int:
@@ -34,6 +34,30 @@ def peak_bytes(graph: OpGraph) -> int:
 def segment_workspace(graph: OpGraph, node_names: Collection[str]) -> tuple[int, int]:
     """`Liveness(graph).segment_workspace(node_names)`; the `Liveness` of the last few graphs is remembered."""
     return _liveness(graph).segment_workspace(node_names)
+
+
+def kept_storages(graph: OpGraph) -> dict[str, set[int]]:
+    """Per forward node the storages (of `OpGraph.storages`) that autograd keeps for its backward.
+
+    `OpNode.saved` names a storage at its first saver only; the joint graph's backward calls show the later ones. A storage that is saved
+    but cannot be found in the joint graph counts as kept by every node that reads it.
+    """
+    storage_of = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
+    result: dict[str, int] = {}  # forward node -> joint storage of its result, which its last forward call makes
+    made: dict[str, tuple[int, ...]] = {}
+    kept = {n.name: {*n.saved} for n in graph.nodes}
+    for call in graph.joint:
+        made[call.name] = tuple(o.storage for o in call.outputs if o.storage >= 0)
+        if call.phase == "forward" and made[call.name]:
+            result[call.node] = made[call.name][0]
+    forward_of = {joint: storage_of[node] for node, joint in result.items() if storage_of.get(node, -1) >= 0}
+    for call in graph.joint:
+        if call.phase == "backward" and call.node in kept:
+            kept[call.node] |= {forward_of[s] for v in call.inputs for s in made.get(v, ()) if s in forward_of}
+    lost = {s for n in graph.nodes for s in n.saved} - {*forward_of.values()}
+    for n in graph.nodes:
+        kept[n.name] |= {storage_of[v] for v in n.inputs if storage_of.get(v, -1) in lost}
+    return kept
 
 
 _RECENT: deque[tuple[OpGraph, Liveness]] = deque(maxlen=4)  # by identity: graphs are immutable, and too large to hash
@@ -80,10 +104,12 @@ class Liveness:
         return held_bytes(graph) + self._peak(lives, end + 1)
 
     def segment_workspace(self, node_names: Collection[str]) -> tuple[int, int]:
-        """(forward, backward) peak bytes of temporaries while the named forward nodes, and later their backward calls, run.
+        """(forward, backward) bytes that the named forward nodes, and later their backward calls, need beyond what lives with the segment.
 
-        Temporaries are storages created and last used by these calls. Not counted: what the backward or other forward nodes read
-        (saved and written values), gradients handed to other nodes, gradients of parameters. Raises UsageError for an unknown node
+        Forward: peak of what these calls create, less what stays (saved for backward, or read by other nodes). Backward: peak of its
+        temporaries, of gradients of parameters until they are added to their buffer (one forward node's at a time, as autograd does),
+        and of the gradients handed to other nodes, less all of the latter, and less what was saved inside the segment and is released
+        by then (autograd releases a node's saved values when its backward is done); at least 0. Raises UsageError for an unknown node
         name. Without a joint graph the backward is assumed to hold at most as much as was saved.
         """
         for name in node_names:
@@ -94,17 +120,44 @@ class Liveness:
         calls = sorted(i for name in set(node_names) for i in self._calls[name])
         forward = [i for i in calls if self.graph.joint[i].phase == "forward"]
         backward = [i for i in calls if self.graph.joint[i].phase == "backward"]
-        return self._temporaries(forward), self._temporaries(backward)
+        return self._forward_workspace(forward), self._backward_workspace(forward, backward)
 
-    def _temporaries(self, calls: Sequence[int]) -> int:
+    def _forward_workspace(self, calls: Sequence[int]) -> int:
         inside = {call: position for position, call in enumerate(calls)}
-        lives = []
+        lives, stays = [], 0
         for call in calls:
             for s in self._creates[call]:
                 users = self._users[s]
-                if s not in self._gradients and all(u in inside for u in users):
+                if all(u in inside for u in users):
                     lives.append((s, inside[call], inside[users[-1]]))
-        return self._peak(lives, len(calls))
+                else:
+                    lives.append((s, inside[call], len(calls) - 1))
+                    stays += self.graph.joint_storages[s].size_bytes
+        return self._peak(lives, len(calls)) - stays
+
+    def _backward_workspace(self, forward: Sequence[int], backward: Sequence[int]) -> int:
+        inside = {call: position for position, call in enumerate(backward)}
+        mine = {*forward, *backward}
+        done = {self.graph.joint[call].node: position for call, position in inside.items()}  # node -> its last backward call
+        end = len(backward) - 1
+        lives, counted = [], 0
+        for call in backward:
+            for s in self._creates[call]:
+                users = self._users[s]
+                if s in self._gradients:
+                    lives.append((s, inside[call], done[self.graph.joint[call].node]))
+                elif all(u in mine for u in users):
+                    lives.append((s, inside[call], inside[users[-1]]))
+                else:
+                    lives.append((s, inside[call], end))
+                    counted += self.graph.joint_storages[s].size_bytes
+        for call in forward:
+            for s in self._creates[call]:
+                users = self._users[s]
+                if all(u in mine for u in users) and users[-1] in inside:
+                    lives.append((s, 0, max(done[self.graph.joint[u].node] for u in users if u in inside)))
+                    counted += self.graph.joint_storages[s].size_bytes
+        return max(self._peak(lives, len(backward)) - counted, 0)
 
     def _peak(self, lives: Iterable[tuple[int, int, int]], calls: int) -> int:
         change = [0] * (calls + 1)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from math import lcm
 
 from .graph import OpGraph, Work
+from .graph_liveness import kept_storages
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
 from .program import Program, Role, Unit
 from .program_builder import LaneBuilder, ProgramBuilder, StepRef
@@ -108,8 +109,10 @@ class _Lowering:
         self.segment = {s.key: s for s in layout.segments}
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.sizes = shard_bytes(graph, layout)
-        self.saved_storages = {s for n in graph.nodes for s in n.saved}
-        self.storage_of = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
+        kept = kept_storages(graph)
+        storage_of = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
+        # values that autograd keeps for the backward of each segment
+        self.keeps = {s.key: {v for v in (*s.reads, *s.writes) if any(storage_of.get(v, -1) in kept[n] for n in s.nodes)} for s in layout.segments}
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)}
@@ -204,9 +207,9 @@ class _Lowering:
         buffer = r.buffers[name]
         return (buffer, 0, self.b.chunks_of(buffer))
 
-    def kept(self, value: str) -> bool:
-        """Autograd keeps the value's storage for backward."""
-        return self.storage_of.get(value, -1) in self.saved_storages
+    def keeper(self, stage: Stage, value: str) -> str | None:
+        """The stage's segment whose backward is the last to need the value: the first, in forward order, for which autograd keeps its storage."""
+        return next((key for key in stage.segments if value in self.keeps[key]), None)
 
     def sums_directly(self, r: _Rank, value: str) -> bool:
         """The gradient of `value` can be all-reduced in place: one split segment is all that reads it here, and nothing arrives for it."""
@@ -265,7 +268,7 @@ class _Lowering:
                     reads.append(self.whole(r, f"grad:{v}:{mb}"))
             writes, partial = [], []
             for v in s.reads:
-                if self.kept(v):
+                if v in self.keeps[key]:
                     reads.append(self.whole(r, f"act:{v}:{mb}"))
                 if not self.value[v].differentiable:
                     continue
@@ -369,10 +372,13 @@ class _Lowering:
                 readers = sorted(self.readers.get((r.stage.index, value), []), key=position.__getitem__)
                 maker = next((k for k in r.stage.segments if value in self.segment[k].writes), None)
                 if kind == "act":
-                    if readers:
-                        self.b.dies_after(buffer, steps["B", readers[0], mb] if self.kept(value) else steps["F", readers[-1], mb])
+                    keeper = self.keeper(r.stage, value)
+                    if keeper is not None:
+                        self.b.dies_after(buffer, steps["B", keeper, mb])
+                    elif readers:
+                        self.b.dies_after(buffer, steps["F", readers[-1], mb])
                     elif maker is not None:
-                        self.b.dies_after(buffer, steps["B" if self.kept(value) else "F", maker, mb])
+                        self.b.dies_after(buffer, steps["F", maker, mb])
                 elif maker is not None:
                     self.b.dies_after(buffer, steps["B", maker, mb])
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_programs import random_case
 
-from meshwright.check.memory import order_peak
+from meshwright.check.memory import order_peak, worst_order_memory
 from meshwright.check.races import check_races
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.decide.pipeline import one_f_one_b_order
@@ -424,7 +424,43 @@ def test_memory_by_hand() -> None:
     times, held = timeline.counters["memory of rank 0"]
     assert dict(zip(times.tolist(), held.tolist(), strict=True)) == {0.0: 110.0, 1.0: 117.0, 3.5: 115.0, 5.5: 0.0}
     staged = simulate_program(p, line(2, rate=2), names(2), cost, staging=True)
-    assert staged.memory_peak_bytes == (124, 7)
+    assert staged.memory_peak_bytes == (117, 7)  # the message goes straight into its place
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(1, 20), (2, 30), (3, 30)])
+def test_memory_of_receives_posted_ahead(depth: int, expected: int) -> None:
+    """Of three messages into places of their own, depth d are posted at once; the first place dies when the second message is there."""
+    b = ProgramBuilder(2)
+    c = b.channel(0, 1, depth=depth)
+    x = b.buffer(0, chunks=3, chunk_bytes=10, role="input")
+    places = [b.buffer(1, chunks=1, chunk_bytes=10, role="activation") for _ in range(3)]
+    send, recv = b.lane(0), b.lane(1)
+    for k, place in enumerate(places):
+        send.send(c, x, k)
+        got = recv.recv(c, place, 0)
+        if k == 1:
+            b.dies_after(places[0], got)
+    p = b.build()
+    timeline = simulate_program(p, line(2, rate=10), names(2))
+    start, end = np.empty(len(p.steps)), np.empty(len(p.steps))
+    start[timeline.spans.step], end[timeline.spans.step] = timeline.spans.start_s, timeline.spans.end_s
+    assert timeline.memory_peak_bytes[1] == order_peak(p, start, end)[1] == expected
+
+
+@pytest.mark.parametrize(("adds", "used", "expected"), [(False, False, 0), (True, False, 20), (False, True, 20)])
+def test_staging_counts_where_messages_cannot_go_straight_into_place(adds: bool, used: bool, expected: int) -> None:
+    b = ProgramBuilder(2)
+    c = b.channel(0, 1, depth=2)
+    x = b.buffer(0, chunks=1, chunk_bytes=10, role="input")
+    y = b.buffer(1, chunks=1, chunk_bytes=10, role="gradient", persistent=True)
+    b.lane(0).send(c, x, 0)
+    before = [b.lane(1, unit=Unit.COMPUTE).compute(b.op("F", graph="g", reads=[(y, 0, 1)]))] if used else []
+    lane = b.lane(1)
+    (lane.recv_add if adds else lane.recv)(c, y, 0, after=before)
+    p = b.build()
+    plain, staged = (simulate_program(p, line(2, rate=10), names(2), durations_s=np.ones(len(p.steps)), staging=s) for s in (False, True))
+    assert staged.memory_peak_bytes[1] - plain.memory_peak_bytes[1] == expected
+    assert worst_order_memory(p).staging_bytes[1] == expected
 
 
 def random_memory_program(seed: int) -> Program:

@@ -30,7 +30,7 @@ FLOW_LIMIT = 60_000  # closure nodes of one actor
 
 @dataclass(frozen=True, kw_only=True)
 class WorstMemory:
-    """Per actor. `staging_bytes`: depth x message bytes of channels whose data cannot go straight into its buffer (it is added, or passed on)."""
+    """Per actor. `staging_bytes`: depth x message bytes of channels whose data cannot go straight into its buffer (see `_staging`)."""
 
     peak_bytes: tuple[int, ...]
     staging_bytes: tuple[int, ...]
@@ -128,13 +128,55 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
         peaks[actor], exact[actor], held = _worst(order, life, of[actor])
         alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)
         steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
-    staging = np.zeros(actors, np.int64)
+    staging = _staging(p, order)
+    return WorstMemory(peak_bytes=tuple(peaks), staging_bytes=tuple(staging.tolist()), exact=tuple(exact), alive=tuple(alive), steps=tuple(steps))
+
+
+def _staging(p: Program, order: Order) -> Ints:
+    """Per actor: depth x the largest message of each channel that needs staging.
+
+    A receive's message is staged when it is added or only passed on, or when a step that touches its place may come after the receive is
+    posted: after the step begins (the first `depth` messages of a channel), else after the message `depth` before it was consumed.
+    """
     size, s = p.message_bytes(), p.steps
     largest = np.zeros(len(p.channels), np.int64)
-    through = ((s.parts & Part.RECV) != 0) & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0)) & ((s.parts & Part.IN_SET) == 0)
+    single = ((s.parts & Part.RECV) != 0) & ((s.parts & Part.IN_SET) == 0)
+    through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))
     np.maximum.at(largest, s.chan_in[through], size[through])
-    np.add.at(staging, p.channels.dst, largest * p.channels.depth)
-    return WorstMemory(peak_bytes=tuple(peaks), staging_bytes=tuple(staging.tolist()), exact=tuple(exact), alive=tuple(alive), steps=tuple(steps))
+    a, where = accesses(p), Addresses(p)
+    root, low, high = where.span(a.buffer, a.chunk, a.count, np.zeros(len(a.buffer), np.int64))
+    by = np.lexsort((low, root))
+    low, high, step = low[by], high[by], a.step[by]
+    bounds = np.searchsorted(root[by], np.arange(len(p.buffers) + 1))
+    widest = np.zeros(len(p.buffers), np.int64)
+    np.maximum.at(widest, root[by], high - low)
+    depth = p.channels.depth.tolist()
+    taken: list[list[int]] = [[] for _ in range(len(p.channels))]
+    for v in np.flatnonzero(single).tolist():
+        channel = int(s.chan_in[v])
+        taken[channel].append(v)
+        if size[v] <= largest[channel] or s.dst_buffer[v] < 0:
+            continue
+        credit = taken[channel][-1 - depth[channel]] if len(taken[channel]) > depth[channel] else -1
+        place = np.array([[s.dst_buffer[v]], [s.dst_chunk[v]], [s.count[v]], [0]], dtype=np.int64)
+        at, first, end = (int(x[0]) for x in where.span(*place))
+        begin, near = int(bounds[at]), low[bounds[at] : bounds[at + 1]]
+        lo, hi = begin + int(np.searchsorted(near, first - widest[at])), begin + int(np.searchsorted(near, end))
+        users = np.unique(step[lo:hi][high[lo:hi] > first])
+        if _any_between(order, users[(users != v) & (users != credit)], credit, v):
+            largest[channel] = size[v]
+    out = np.zeros(p.ranks + p.switches, np.int64)
+    np.add.at(out, p.channels.dst, largest * p.channels.depth)
+    return out
+
+
+def _any_between(order: Order, steps: Ints, credit: int, receive: int) -> bool:
+    """Whether any of the steps comes before the receive, and not before its credit (-1: none)."""
+    nodes = order.node(steps, 0)
+    early = order.before(nodes, np.full(len(nodes), int(order.node(np.array([receive]), 0)[0]), np.int64))
+    if credit >= 0:
+        early &= ~order.before(nodes, np.full(len(nodes), int(order.node(np.array([credit]), 0)[0]), np.int64))
+    return bool(early.any())
 
 
 def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bool, list[int]]:
@@ -305,18 +347,21 @@ def worst_order_peaks(p: Program, order: Order | None = None) -> list[int]:
 def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray, order: Order | None = None) -> tuple[int, ...]:
     """Peak bytes per actor of one timeline: `start_s`, `end_s` per step (repeat 1). At one instant, ends free before starts take.
 
-    A receive's buffer counts from when the receive may be posted: the end of the last step that it follows in its lane or `after`.
+    A receive's buffer counts from when the receive may be posted: the end of what it follows in its lane and by `after`, save the receives
+    right before it that its channel's depth lets be open at the same time (`_posted_ahead`); it waits for what those wait for.
     """
     order = order or Order(p)
     life = _lifetimes(p, order)
-    posted = np.zeros(order.n)
-    inner = np.flatnonzero(order.position > 0)
-    np.maximum.at(posted, inner, np.asarray(end_s, dtype=np.float64)[order.step[inner - 1]])
+    ends = np.asarray(end_s, dtype=np.float64)
+    ready = np.zeros(order.n)  # when what a node is `after` is done
     local = ~order.cross_match
-    np.maximum.at(posted, order.cross_dst[local], np.asarray(end_s, dtype=np.float64)[order.step[order.cross_src[local]]])
+    np.maximum.at(ready, order.cross_dst[local], ends[order.step[order.cross_src[local]]])
     start = np.asarray(start_s, dtype=np.float64)[order.step]
-    receives = (p.steps.parts[order.step] & Part.RECV) != 0
-    start = np.where(receives, np.minimum(posted, start), start)
+    ahead = _posted_ahead(order)
+    for v in np.flatnonzero(ahead >= 0).tolist():
+        first = v - int(ahead[v])
+        before = float(ends[order.step[first - 1]]) if order.position[first] > 0 else 0.0
+        start[v] = min(start[v], max(before, float(ready[first : v + 1].max())))
     end = np.asarray(end_s, dtype=np.float64)[order.step]
     peaks = []
     for actor in range(p.ranks + p.switches):

@@ -1,9 +1,12 @@
 """The static schedule of one rank's walk: when each receive is posted and where it lands, when each send is waited on, when values are freed.
 
-Channel semantics from rendezvous messages: a channel of depth d has d receives posted ahead at all times. So the receive of message j is posted
-when message j-d has been consumed (the first d when the step begins), straight into its destination if nothing touches those bytes before the
-receive's turn, else into staging. A send is waited on as late as possible: before its source is overwritten, before message j+d is sent on its
-channel (by then the receiver has consumed it, so this never adds a wait), or at the end of the step. Nothing here depends on time.
+Channel semantics from rendezvous messages: a channel of depth d has d receives posted ahead. So the receive of message j is posted
+when message j-d has been consumed (the first d when the step begins) and what the receive is `after` is done: its destination takes memory from
+then on, which is what the memory checks count. It goes straight into its destination if nothing touches those bytes before the receive's turn,
+else into staging. A sender that overwrites the source before message j+d may have to wait for the posting earlier than the walks' order allows;
+then the receive is posted without waiting for its `after` (the sender waits on everything else at points that come after it in that order).
+A send is waited on as late as possible: before its source is overwritten, before message j+d is sent on its channel (by then the receiver has
+consumed it, so this never adds a wait), or at the end of the step. Nothing here depends on time.
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ class _Compiler:
         self.src = list(zip(s.src_buffer.tolist(), s.src_chunk.tolist(), s.count.tolist(), strict=True))
         self.dst = list(zip(s.dst_buffer.tolist(), s.dst_chunk.tolist(), s.count.tolist(), strict=True))
         self.accesses: dict[int, list[tuple[int, int, int, bool]]] = defaultdict(list)  # buffer -> (position, first, end, overwrites)
+        self.lane_of = program.lane_of_step()
+        self.peers: dict[int, tuple[dict[int, int], dict[int, list[tuple[int, int, int]]]]] = {}  # positions and overwrites of a peer's walk
         self.schedule = Schedule(order=orders[rank])
 
     def run(self) -> Schedule:
@@ -131,7 +136,8 @@ class _Compiler:
                 continue
             steps, depth = self.channel_receives[channel], int(channels.depth[channel])
             for j, step in enumerate(steps):
-                found.append((self.position[steps[j - depth]] + 1 if j >= depth else 0, channel, j, step))
+                credit = self.position[steps[j - depth]] + 1 if j >= depth else 0
+                found.append((self.post_position(step, self.channel_sends[channel][j], credit), channel, j, step))
         if self.pair_order:
             found = self.in_sender_order(found)
         else:
@@ -142,6 +148,32 @@ class _Compiler:
             self.schedule.receives[step] = receive
             if receive.direct:
                 self.schedule.direct_targets.add(self.dst[step][0])
+
+    def post_position(self, step: int, send: int, credit: int) -> int:
+        """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""
+        s = self.program.steps
+        lo, hi = int(s.after_ptr[step]), int(s.after_ptr[step + 1])
+        ready = max((self.position[int(a)] + 1 for a, lag in zip(s.after_step[lo:hi], s.after_lag[lo:hi], strict=True) if lag == 0), default=0)
+        if ready <= credit or self.overwritten_after(send):
+            return credit
+        return ready
+
+    def overwritten_after(self, send: int) -> bool:
+        """The sender touches what it sends again to overwrite it, so its wait for this message may come early."""
+        source = self.sent_range(send)
+        if source is None:
+            return False
+        buffer, first, end = source
+        peer = int(self.program.lanes.actor[self.lane_of[send]])
+        if peer not in self.peers:
+            last: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+            for position, other in enumerate(self.orders[peer].tolist()):
+                for (touched, low, high), overwrites in self.touched(other):
+                    if overwrites:
+                        last[touched].append((position, low, high))
+            self.peers[peer] = {int(x): i for i, x in enumerate(self.orders[peer])}, last
+        position_of, overwrites_of = self.peers[peer]
+        return any(p > position_of[send] and low < end and first < high for p, low, high in overwrites_of.get(buffer, ()))
 
     def in_sender_order(self, found: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
         """Receives of one peer in the order in which it sends; each posted no later than any that follows it."""

@@ -48,7 +48,7 @@ def simulate_program(
         depth: of all channels, or by channel, instead of the program's own.
         sizes: bytes per symbol name, instead of the expected ones.
         record: also spans, memory curves, the critical path and slack; else only makespan, link busy seconds and memory peaks.
-        staging: count `depth` messages of staging at the receiver of every channel.
+        staging: count `depth` messages of staging at the receiver of every channel whose messages cannot go straight into their place.
 
     Returns: a `Timeline`; step ids are those of the inlined program, `slack_s` is per step.
     Raises: Deadlock (lanes wait for ever; carries the blocked steps), CheckFailed (undelivered messages, two lanes on one channel end),

@@ -1,0 +1,42 @@
+"""When receives are posted: at their credit, and not before what they are `after`, unless the sender may wait for the posting earlier."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.program import Program
+from meshwright.program_builder import ProgramBuilder, StepRef
+from meshwright.run.lanes import fuse_lanes
+from meshwright.run.schedule import compile_schedule
+
+
+def three_messages(*, overwritten: bool) -> tuple[Program, StepRef, StepRef]:
+    """Depth 2; the second receive is after a compute step. `overwritten`: the sender stores into the second message's source afterwards."""
+    b = ProgramBuilder(ranks=2)
+    c = b.channel(0, 1, depth=2)
+    x, other = b.buffer(0, chunks=3, chunk_bytes=8), b.buffer(0, chunks=1, chunk_bytes=8)
+    places = [b.buffer(1, chunks=1, chunk_bytes=8) for _ in range(3)]
+    send, recv, work = b.lane(0), b.lane(1), b.lane(1, unit=0)
+    used = work.compute(b.op("F", graph="g", reads=[(places[0], 0, 1)]), after=[StepRef(recv.number, 0)])
+    received = []
+    for k, place in enumerate(places):
+        send.send(c, x, k)
+        received.append(recv.recv(c, place, 0, after=[used] if k == 1 else []))
+    if overwritten:
+        send.copy((other, 0), (x, 1), 1)
+    return b.build(), received[1], used
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_receive_is_posted_when_what_it_is_after_is_done(overwritten: bool) -> None:
+    p, _, _ = three_messages(overwritten=overwritten)
+    schedule = compile_schedule(p, fuse_lanes(p), 1)
+    receives = [s.index for s in p.iter_steps() if s.chan_in >= 0]
+    compute = schedule.order.tolist().index(next(s.index for s in p.iter_steps() if s.kind == 0))
+    posted = {r.step: at for at, rs in schedule.posts.items() for r in rs}
+    first = schedule.order.tolist().index(receives[0])
+    assert posted[receives[0]] == 0
+    assert posted[receives[1]] == (0 if overwritten else compute + 1)
+    assert posted[receives[2]] == first + 1  # its credit: the first message was consumed
+    assert all(posted[r] <= schedule.order.tolist().index(r) for r in receives)
+    assert all(r.direct for rs in schedule.posts.values() for r in rs)
