@@ -71,8 +71,10 @@ class Cut:
     inside: tuple[bool, ...]
 
 
-def worst_cut(graph: RateGraph, weight: Sequence[int]) -> Cut:
+def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] | None = None) -> Cut:
     """max over node sets that miss a rank of (weight inside) / (rate leaving), exactly, with a set that reaches it.
+
+    `sinks`: only sets that miss one of these ranks count (default: any rank).
 
     Method: Newton's (Dinkelbach's) iteration on the ratio; each round asks by max-flow whether every rank can receive all weights at
     the current ratio and takes the violated cut of one that cannot. Usually two rounds.
@@ -82,7 +84,7 @@ def worst_cut(graph: RateGraph, weight: Sequence[int]) -> Cut:
     entering = [0] * graph.nodes
     for (_, v), rate in graph.arcs.items():
         entering[v] += rate
-    sinks = [v for v in range(graph.ranks) if total > weight[v]]
+    sinks = [v for v in (range(graph.ranks) if sinks is None else sinks) if total > weight[v]]
     for v in sinks:
         if not entering[v]:
             raise _disconnected(graph, [u != v for u in range(graph.nodes)])
