@@ -200,6 +200,7 @@ def _plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, be
         job={
             "training": builtin(job),
             "graph_fingerprint": search.graph.fingerprint(),
+            "graph_outline": search.graph.outline(),
             "parameters": search.graph.parameter_count,
             "cost": builtin(best.cost),
             "works": {key: builtin(work) for key, work in sorted(best.works.items())},

@@ -146,6 +146,11 @@ class OpGraph(_Record, frozen=True, kw_only=True):
                 return n
         raise KeyError(name)
 
+    def outline(self) -> list[str]:
+        """What `fingerprint` is made of, in words: a line per call, then one per parameter. Two outlines show where two graphs part."""
+        calls = [f"{n.name} = {n.target}({', '.join(n.inputs)})" for n in self.nodes]
+        return calls + [f"parameter {p.name}: {p.dtype}{list(p.shape)}" for p in self.parameters]
+
     def fingerprint(self) -> str:
         """Identifies the executed graph (names, targets, operands, parameter shapes), whatever its batch size and costs."""
         parts: list[list[Any]] = [[n.name, n.target, n.inputs] for n in self.nodes]

@@ -23,11 +23,11 @@ from meshwright.graph_scale import scaling_between
 from .diagnose import module_in
 from .forward import TracedForward, build_objective, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
-from .nodes import StorageTable, forward_nodes, value_of
+from .nodes import StorageTable, forward_nodes, operands, target_name, value_of
 from .opaque import measured_work
 from .resolve import user_location
 
-__all__ = ["METHODS", "capture"]
+__all__ = ["METHODS", "capture", "executed_graph"]
 
 Method = Literal["export", "aot", "make_fx", "opaque"]
 METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
@@ -65,6 +65,16 @@ def capture(
     if isinstance(scaling, str):
         return msgspec.structs.replace(graph, notes=(*graph.notes, f"cannot be scaled to other batch sizes: {scaling}"))
     return msgspec.structs.replace(graph, scaling=scaling)
+
+
+def executed_graph(traced: TracedForward) -> OpGraph:
+    """What a trace executes, without sizes and work: the same fingerprint and outline as the model's captured graph, at no cost."""
+    calls = [n for n in traced.graph_module.graph.nodes if n.op == "call_function"]
+    nodes = tuple(OpNode(name=n.name, target=target_name(n.target), module=traced.module_paths[n.name], inputs=operands(n)) for n in calls)
+    return OpGraph(
+        model=traced.model, method="export" if traced.method == "export" else "opaque", batch_size=traced.batch_size, loss=traced.loss, inputs=(),
+        parameters=tuple(_parameter(n, p, traced.aliases.get(n, ())) for n, p in traced.parameters.items()), nodes=nodes,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

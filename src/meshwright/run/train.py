@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from .. import __version__
 from ..cost import Cost
-from ..errors import MissingExtra, TooFewDevices, Unsupported, UsageError
+from ..errors import FormatError, MissingExtra, TooFewDevices, Unsupported, UsageError
 from ..io.atomic import write_bytes
 from ..io.fabric_document import fabric_document
 from ..job import Training
@@ -172,6 +173,7 @@ def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
     traced = trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed)
     if traced.method == "opaque" and {n for s in layout.segments for n in s.nodes} != set(traced.nodes):
         raise Unsupported(f"the model cannot be traced here: {'; '.join(traced.notes)}", where=job.model)
+    _refuse_changed_model(plan, job.model, traced)
     try:
         graph = from_traced(traced)
     except Unsupported:
@@ -185,6 +187,29 @@ def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
             hint="make the plan again",
         )  # fmt: skip
     return graph
+
+
+def _refuse_changed_model(plan: Plan, model: str, traced: Any) -> None:
+    """The plan holds the fingerprint of the graph it was made for, whatever its batch size. Plans without one pass."""
+    from ..capture.graph import executed_graph
+
+    planned = plan.job.get("graph_fingerprint")
+    if not planned:
+        return
+    found = executed_graph(traced)
+    if found.fingerprint() == planned:
+        return
+    try:
+        then = msgspec.convert(plan.job.get("graph_outline", []), list[str])
+    except msgspec.ValidationError as error:
+        raise FormatError(str(error), where="plan.job.graph_outline") from None
+    message = f"the model {model!r} is not the one that was planned: its graph is {found.fingerprint()}, the plan was made for {planned!s:.32}"
+    pairs = zip_longest(then, found.outline(), fillvalue="nothing")
+    first = next(((a, b) for a, b in pairs if a != b), None) if then else None
+    if first is not None:
+        message += f"; first difference: planned `{first[0][:160]}`, found `{first[1][:160]}`"
+    data = {"planned": str(planned)[:64], "found": found.fingerprint()} | ({"first_difference": list(first)} if first else {})
+    raise UsageError(message, where=model, hint="make the plan again", data=data)
 
 
 def walk_orders(plan: Plan, cost: Cost | None = None) -> list[I32]:
