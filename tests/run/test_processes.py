@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -228,6 +229,26 @@ def test_under_torchrun(agents, tmp_path, serial):
     assert document["launcher"] == "torchrun" and document["ranks"] == 2
     printed = [d.stdout for d in done if d.stdout.strip()]
     assert len(printed) == 1 and json.loads(printed[0])["losses"] == document["losses"]
+
+
+def test_the_summary_of_torchrun_shows_the_typed_error(tmp_path):
+    """torchrun prints the failing rank's error file: rank, step and what happened, not `<N/A>`."""
+    write_plan(tmp_path / "plan.json", make_plan((2, 1, 1), microbatch=4))
+    (done,) = _torchrun(tmp_path, 1, 2, tmp_path / "plan.json", "--steps", "6", "--no-calibration", "--data", f"{FAILING}:raises")
+    assert done.returncode != 0
+    summary = done.stderr[done.stderr.index("Root Cause") :]
+    assert "<N/A>" not in summary, summary
+    assert re.search(r"traceback : RankFailed: .*rank 1 failed in training step 2: ValueError: sample 20 is damaged", summary), summary
+    assert re.search(r"\(rank 1, step 2(, peer \d+)?\)", summary), summary
+    assert len([line for line in done.stderr.splitlines() if line.startswith("error:")]) == 1
+
+
+def test_the_summary_of_torchrun_shows_the_users_error(tmp_path):
+    write_plan(tmp_path / "plan.json", make_plan((2, 1, 1), microbatch=4))
+    (done,) = _torchrun(tmp_path, 1, 1, tmp_path / "plan.json", "--steps", "6", "--no-calibration")
+    summary = done.stderr[done.stderr.index("Root Cause") :]
+    assert "traceback : UsageError: torchrun: torchrun started 1 ranks, the plan needs 2" in summary and "<N/A>" not in summary
+    assert "exitcode  : 2" in summary
 
 
 def test_a_killed_rank_under_torchrun_is_one_error(tmp_path):

@@ -7,7 +7,7 @@ views, and the first to ask writes the one error.
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import json
 import os
 import shutil
@@ -46,7 +46,18 @@ VIEWS_WAIT_S = 0.4
 
 
 def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
-    """Be the rank that the environment says. Raises as `train_run`; of several failing ranks one raises, the others end quietly (exit 1)."""
+    """Be the rank that the environment says. Raises as `train_run`; of several failing ranks one raises, the others end quietly (exit 1).
+
+    Whatever ends a rank stands in its torchelastic error file too, for torchrun's own summary.
+    """
+    try:
+        return _be_rank(plan, request)
+    except MeshwrightError as error:
+        _tell_torchrun(error)
+        raise
+
+
+def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert plan.layout is not None
     if world != plan.layout.ranks:
@@ -155,15 +166,16 @@ class _ElasticRank:
         """The one error, if this rank is the one that says it; else end this process."""
         with self.lock:  # main thread and SIGTERM thread: one of them speaks, the other never gets here
             try:
-                error = self._blame(mine)
+                error, speaks = self._blame(mine)
             except Exception:  # the store is gone: say what this rank knows
-                error = RankFailed(f"rank {self.rank} lost the others: {mine.message}", where=f"rank {self.rank}")
-            if error is None:
-                os._exit(1)
+                error, speaks = RankFailed(f"rank {self.rank} lost the others: {mine.message}", where=f"rank {self.rank}", data=_known(mine)), True
             _tell_torchrun(error)
+            if not speaks:
+                os._exit(1)
             return error
 
-    def _blame(self, mine: FailureReport) -> MeshwrightError | None:
+    def _blame(self, mine: FailureReport) -> tuple[MeshwrightError, bool]:
+        """The first cause as far as this rank can see, and whether it is the one that says so."""
         self.store.set(f"view/{self.rank}", msgspec.json.encode(mine))
         self.store.set(f"place/{self.rank}", ",".join(str(self.progress[i]) for i in range(4)))
         deadline = time.monotonic() + VIEWS_WAIT_S
@@ -173,18 +185,19 @@ class _ElasticRank:
                 if r not in views and self.store.check([f"view/{r}"]):
                     views[r] = msgspec.json.decode(self.store.get(f"view/{r}"), type=FailureReport)
             time.sleep(0.02)
-        if self.store.add("spoken", 1) != 1:
-            return None
+        speaks = self.store.add("spoken", 1) == 1
         early = [e for v in sorted(views.values(), key=lambda v: v.time_s) if (e := typed(v)) is not None]
         if early:
-            return early[0]
+            return early[0], speaks
         places = []
         for r in range(self.world):
             known = self.store.get(f"place/{r}").decode() if self.store.check([f"place/{r}"]) else f"{max(mine.training_step, 0)},0,0,3"
             a, b, c, d = (int(x) for x in known.split(","))
             places.append((a, b, c, d))
-        silent = {r: -9 for r in range(self.world) if r not in views}  # a rank that can no longer say anything was killed
-        return first_cause(silent, views, places, self.describe, {})
+        # A rank that can no longer say anything was killed, unless another one knows why it failed: then the silent still wait for that one.
+        known = any(v.kind == "exception" for v in views.values())
+        silent = {} if known else {r: -9 for r in range(self.world) if r not in views}
+        return first_cause(silent, views, places, self.describe, {}), speaks
 
     def describe(self, rank: int, position: int) -> str:
         if rank >= len(self.orders) or not len(self.orders[rank]):
@@ -193,9 +206,23 @@ class _ElasticRank:
         return program.describe(int(self.orders[rank][min(position, len(self.orders[rank]) - 1)]))
 
 
+def _known(mine: FailureReport) -> dict[str, Any]:
+    return {"rank": mine.rank, "step": mine.training_step, "peer": mine.peer}
+
+
 def _tell_torchrun(error: MeshwrightError) -> None:
-    """torchrun's summary shows the content of this file instead of `error_file: <N/A>`."""
+    """Write this worker's torchelastic error file, in the format of torch's `record` decorator.
+
+    The decorator itself would never see the error: the command line turns it into an exit code, and a rank that is told to end leaves at
+    once. torchrun's summary prints `py_callstack` as the traceback (or `<N/A>` without a file), so the typed error with rank, step and
+    peer stands there. Best effort: a folder that is gone must not hide the error itself.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        extra = {"py_callstack": "", "timestamp": str(int(datetime.datetime.now().timestamp()))}
-        Path(path).write_text(json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}))
+    if not path:
+        return
+    facts = [f"{key} {error.data[key]}" for key in ("rank", "step", "peer") if isinstance(error.data.get(key), int) and error.data[key] >= 0]
+    text = f"{type(error).__name__}: {error}" + (f" ({', '.join(facts)})" if facts else "")
+    stack = "\n".join([text, *([f"hint: {error.hint}"] if error.hint else []), *str(error.data.get("traceback", "")).splitlines()])
+    message = {"message": text, "errorCode": error.exit_code, "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))}}
+    with contextlib.suppress(OSError):
+        write_bytes(Path(path), json.dumps({"message": message}).encode())
