@@ -1,13 +1,18 @@
-"""The fabrics on docs/formats.md are read as they stand, and the page names every field."""
+"""The examples on docs/formats.md are read as they stand, and the page names every field and every schema that stands in files."""
 
 import json
 import re
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
+
+from meshwright.cost import Cost, Priced, Transport
 from meshwright.fabric import Device, Link, Switch
+from meshwright.io.cost_file import cost_of_document
 from meshwright.io.fabric_document import DTYPES, fabric_from_document
 from meshwright.io.fabric_toml import parse_fabric_toml
+from meshwright.probe.operator_times import OperatorTime, OperatorTimes, environment
 
 PAGE = Path("docs/formats.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("## Fabrics") :].partition("\n## ")[0]
@@ -26,3 +31,51 @@ def test_every_field_and_dtype_is_on_the_page():
         for field in fields(noun):
             assert f"`{field.name}`" in SECTION, field.name
     assert " ".join(DTYPES) in SECTION
+
+
+def _section(title):
+    return PAGE[PAGE.index(f"## {title}") :].partition("\n## ")[0]
+
+
+def _example(section):
+    (document,) = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+    return json.loads(document)
+
+
+def test_cost_example_and_fields():
+    section = _section("Costs")
+    cost = cost_of_document(_example(section))
+    assert cost.table["s0|F"] == Priced(0.01, "measured", 0.009) and cost.transport.per_message_s == 1e-5
+    for kind in (Cost, Priced, Transport):
+        for field in kind.__struct_fields__:
+            assert f"`{field}`" in section, field
+
+
+def test_operator_times_example_and_fields(tmp_path):
+    section = _section("Operator times")
+    document = _example(section)
+    for field in OperatorTime.__struct_fields__:
+        assert f"`{field}`" in section, field
+    assert document["environment"].keys() == environment().keys()
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(document))
+    assert not OperatorTimes(path).times  # another environment: valid, not used
+    path.write_text(json.dumps({**document, "environment": environment()}))
+    assert OperatorTimes(path).times == {k: msgspec.convert(v, OperatorTime) for k, v in document["times"].items()}
+
+
+# What commands print with --json; not read back from files.
+PRINTED = {
+    "capture", "citations", "collective", "completion", "error", "fabric-list", "fabric-show", "program-diff", "program-show", "program-stats",
+    "run.dry", "train.compare", "train.plan", "version",
+}  # fmt: skip
+MODULES = {"testing", "run.worker"}  # names of modules and loggers in the same form
+
+
+def test_every_schema_that_the_code_writes_is_on_the_page():
+    written = set()
+    for path in Path("src/meshwright").rglob("*.py"):
+        written |= set(re.findall(r"""["']meshwright\.([a-z.-]+[a-z])["']""", path.read_text(encoding="utf-8")))
+    assert {"cost", "operator-times", "plan", "recording"} <= written
+    for name in sorted(written - PRINTED - MODULES):
+        assert f"`meshwright.{name}`" in PAGE, name
