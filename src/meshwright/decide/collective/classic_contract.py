@@ -26,7 +26,7 @@ def block_chunks(problem: CollectiveProblem, areas: Mapping[str, tuple[int, bool
     Equal blocks are one chunk each, the message padded to whole elements per block. Uneven shards (areas by rank) are multiples of a chunk
     that divides all of them. Raises: Unsupported when that chunk is too small.
     """
-    uneven: tuple[int, ...] | None = getattr(problem, "shard_bytes", None)
+    uneven = problem.shard_bytes
     if uneven is None or not any(by_rank for _, by_rank in areas.values()):
         blocks = next(count for name, (count, _) in areas.items() if name in ("data", "input"))
         elements = -(-problem.size_bytes // problem.element_bytes)
@@ -53,8 +53,8 @@ def classic_contract(problem: CollectiveProblem, inputs: Sequence[int], outputs:
         whole_out = tuple((b, start[r], size[r]) for r, b in enumerate(outputs))
     if op == "scatter":
         whole_in = tuple((b, 0, total if r == problem.root else 0) for r, b in enumerate(inputs))
-    more = {"peers": getattr(problem, "peers", ())} if op == "permute" else {}
+    more = {"peers": problem.peers} if op == "permute" else {}
     if op == "permute":
-        whole_out = tuple((b, 0, total if getattr(problem, "peers", ())[r] >= 0 else 0) for r, b in enumerate(outputs))
+        whole_out = tuple((b, 0, total if problem.peers[r] >= 0 else 0) for r, b in enumerate(outputs))
     assert len(whole_in) == len(whole_out) == n
     return Contract(op=op, inputs=whole_in, outputs=whole_out, root=problem.root if rooted else -1, **more)

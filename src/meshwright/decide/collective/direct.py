@@ -44,11 +44,6 @@ def gather_round(n: int) -> list[Move]:
     return [Move(i, j, (i,), stream=(j - i) % n) for i in range(n) for j in _peers(n, i)]
 
 
-def _scatter_round(n: int) -> list[Move]:
-    """Reduce-scatter in one round; a rank's sums are added one after another, so they share a stream."""
-    return [replace(m, stream=0) for m in reverse([gather_round(n)])[0]]
-
-
 def _one_shot(n: int) -> Layout:
     """Everyone sends everything to everyone; sums are made in rank order: own data moves out of the way first, unless it is the first."""
     send = [Move(i, j, (0,), (i,), target="work", stream=(j - i) % n) for i in range(n) for j in _peers(n, i)]
@@ -67,9 +62,9 @@ def _layout(problem: CollectiveProblem, shots: int, ranks: list[int]) -> Layout:
     if op == "all-gather":
         return [gather_round(n)], blocks
     if op == "reduce-scatter":
-        return [_scatter_round(n)], blocks
+        return reverse([gather_round(n)]), blocks
     if op == "all-reduce":
-        return _one_shot(n) if shots == 1 else ([_scatter_round(n), gather_round(n)], {"data": Area("input", n)})
+        return _one_shot(n) if shots == 1 else ([*reverse([gather_round(n)]), gather_round(n)], {"data": Area("input", n)})
     if op == "all-to-all":
         own = [Move(i, i, (i,), source="input", target="output") for i in range(n)]
         sent = [Move(i, j, (j,), (i,), source="input", target="output", stream=(j - i) % n) for i in range(n) for j in _peers(n, i)]
@@ -83,7 +78,7 @@ def _layout(problem: CollectiveProblem, shots: int, ranks: list[int]) -> Layout:
     if op == "reduce":
         return [[Move(i, 0, (0,), add=True) for i in others]], {"data": Area("input", 1)}
     position = {rank: at for at, rank in enumerate(ranks)}
-    moves = [Move(position[s], position[d], (0,), source="input", target="output") for d, s in enumerate(getattr(problem, "peers", ())) if s >= 0]
+    moves = [Move(position[s], position[d], (0,), source="input", target="output") for d, s in enumerate(problem.peers) if s >= 0]
     return [[replace(m, stream=0 if m.src == m.dst else k) for k, m in enumerate(moves)]], {"input": Area("input", 1), "output": Area("output", 1)}
 
 

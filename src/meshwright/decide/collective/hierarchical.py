@@ -116,25 +116,30 @@ def _scatter_rounds(groups: Groups) -> Rounds:
 
 def _broadcast_rounds(groups: Groups, blocks: Sequence[int]) -> Rounds:
     leaders = [g[0] for g in groups]
-    return [*_down([leaders], None, blocks), *_down(groups, None, blocks)]
+    return [*_in_stream(_down([leaders], None, blocks), 1), *_down(groups, None, blocks)]
 
 
 def _all_reduce_rounds(groups: Groups, first: int) -> Rounds:
     """One piece: blocks first .. first + servers - 1."""
     leaders = [g[0] for g in groups]
     blocks = range(first, first + len(groups))
-    down = _down(groups, None, blocks)
+    down = _in_stream(_down(groups, None, blocks), 0)
     exchange = _between(leaders, [[b] for b in blocks])
-    return [*reverse(down), *reverse(exchange), *exchange, *down]
+    across = [_in_stream([step], k)[0] for k, step in enumerate([*reverse(exchange), *exchange], 2)]
+    return [*_in_stream(reverse(down), 1), *across, *down]
+
+
+def _in_stream(rounds: Rounds, stream: int) -> Rounds:
+    return [[replace(m, stream=stream) for m in step] for step in rounds]
 
 
 def _overlapped(pieces: Sequence[Rounds]) -> Rounds:
-    """Piece i runs i rounds behind the first; every round of a piece has lanes of its own, so that pieces do not wait for each other."""
+    """Piece i runs i rounds behind the first; the phases of a piece have lanes of their own, so that pieces do not wait for each other."""
     length = max(map(len, pieces))
     out: Rounds = [[] for _ in range(length + len(pieces) - 1)]
     for late, rounds in enumerate(pieces):
         for k, step in enumerate(rounds):
-            out[late + k] += [replace(m, stream=k) for m in step]
+            out[late + k] += step
     return out
 
 
