@@ -61,6 +61,7 @@ class ForestColl:
     single: a channel for every tree; False: one for every batch of equal trees, with fewer and larger messages, but links that share
         their rate evenly between messages then let large batches lag; None = single unless the program gets large.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
+    fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
     trees: int | None = None
@@ -70,6 +71,7 @@ class ForestColl:
     unroll: bool | None = None
     single: bool | None = None
     relay: bool | None = None
+    fold: bool | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -80,16 +82,20 @@ class ForestColl:
         deadline = monotonic() + problem.time_limit_s
         bound = collective_bound(problem)
         forests, relay = self._forests(problem, deadline)
-        parts, units = _parts(problem, forests)
-        ranks = len(problem.ranks)
-        pieces = self.pieces or self._choose_pieces(problem, forests, tree_steps(parts, ranks), _shards(problem) * units)
+        ranks, servers = len(problem.ranks), _servers(forests)
+        steps = sum(2 * f.distinct * ranks for f in forests)
+        fold = servers > 1 and (self.fold if self.fold is not None else steps > LARGE_STEPS)
+        if not fold:
+            servers = 1
+        parts, units = _parts(problem, forests, stored=fold)
+        pieces = self.pieces or self._choose_pieces(problem, forests, tree_steps(parts, ranks) * servers, _shards(problem) * units)
         single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= LARGE_STEPS
         if single:
             parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
         unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS
-        program = lower_parts(parts, _lowering(problem, forests[0], units, pieces, unroll))
+        program = lower_parts(parts, _lowering(problem, forests[0], units, pieces, unroll, servers))
         trees = forests[0].k if forests[0].k == forests[-1].k else None
-        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, single=single, relay=relay)
+        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, single=single, relay=relay, fold=fold)
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
 
     def _choose_pieces(self, problem: CollectiveProblem, forests: list[Forest], steps: int, parts: int) -> int:
@@ -141,11 +147,18 @@ class ForestColl:
         return [up, up if graph.mirrored else build(graph)]
 
 
-def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool) -> Lowering:
+def _servers(forests: list[Forest]) -> int:
+    """Alike servers whose ranks are equal runs in order, in all forests; 1 = no such symmetry."""
+    if any(f.symmetry is None or not f.symmetry.stride() for f in forests):
+        return 1
+    return forests[0].symmetry.members if forests[0].symmetry else 1
+
+
+def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int) -> Lowering:
     elements, total = -(-problem.size_bytes // problem.element_bytes), _shards(problem) * units * pieces
     return Lowering(
         fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=_shards(problem), units=units,
-        pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+        pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}", servers=servers,
     )  # fmt: skip
 
 
@@ -153,34 +166,34 @@ def _shards(problem: CollectiveProblem) -> int:
     return 1 if problem.op in ("broadcast", "reduce") else len(problem.ranks)
 
 
-def _parts(problem: CollectiveProblem, forests: list[Forest]) -> tuple[list[Part], int]:
-    """Parts of every shard and units per shard, in the smallest whole numbers."""
+def _parts(problem: CollectiveProblem, forests: list[Forest], *, stored: bool) -> tuple[list[Part], int]:
+    """Parts of every shard and units per shard, in the smallest whole numbers; `stored`: only of the first server's shards."""
     up = None if problem.op in ("all-gather", "broadcast") else forests[0]
     down = None if problem.op in ("reduce-scatter", "reduce") else forests[-1]
     units = common_units(forests[0], forests[-1])
+    rows = {id(f): _segments(f, units, stored=stored) for f in forests}
     parts: list[Part] = []
     for root in range(len(problem.ranks)):
-        rows = [_segments(forest, root, units) if forest else None for forest in (up, down)]
-        if not any(rows):
+        pair = [rows[id(forest)].get(root) if forest else None for forest in (up, down)]
+        if not any(pair):
             continue
         shard = 0 if _shards(problem) == 1 else root
-        borders = sorted({end for row in rows if row for _, end in row})
+        borders = sorted({end for row in pair if row for _, end in row})
         first = 0
         for border in borders:
-            one, two = (next(tree for tree, end in row if end >= border) if row else None for row in rows)
+            one, two = (next(tree for tree, end in row if end >= border) if row else None for row in pair)
             parts.append(Part(shard, first, border - first, one, two))
             first = border
     divisor = gcd(units, *(p.first for p in parts), *(p.units for p in parts))
     return [replace(p, first=p.first // divisor, units=p.units // divisor) for p in parts], units // divisor
 
 
-def _segments(forest: Forest, root: int, units: int) -> list[tuple[Tree, int]]:
-    """(tree, end) of the trees of a root, laid end to end over `units` units."""
-    out, end = [], 0
-    for tree in forest.trees:
-        if tree.root == root:
-            end += tree.units * (units // forest.k)
-            out.append((tree, end))
+def _segments(forest: Forest, units: int, *, stored: bool) -> dict[int, list[tuple[Tree, int]]]:
+    """By root: (tree, end) of its trees, laid end to end over `units` units."""
+    out: dict[int, list[tuple[Tree, int]]] = {}
+    for tree in forest.trees if stored else forest.every_tree():
+        row = out.setdefault(tree.root, [])
+        row.append((tree, (row[-1][1] if row else 0) + tree.units * (units // forest.k)))
     return out
 
 
@@ -198,11 +211,13 @@ def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> di
     busiest = max(used * shard / (rates[arc] * graph.unit_Bps) for arc, used in load.items())
     return {
         "trees_per_root": forests[0].k,
-        "distinct_trees": sum(len(f.trees) for f in ({id(f): f for f in forests}.values())),
+        "distinct_trees": sum(f.distinct for f in ({id(f): f for f in forests}.values())),
         "height": max(f.height for f in forests),
         "pieces": pieces,
         "ranks": len(problem.ranks),
         "bandwidth_time_s": str(busiest),
         "halves_optimum_s": str(sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))),
         "exact": all(f.stretch == f.k * f.optimum for f in forests),
+        "ratio": str(sum(f.optimum / f.graph.unit_Bps for f in forests) / sum(f.stretch / f.k / f.graph.unit_Bps for f in forests)),
+        "method": ", ".join(dict.fromkeys(f.method for f in forests)),
     }

@@ -5,6 +5,10 @@ One buffer per rank, in place. Its chunks are those of the contract: the shard o
 buffer covers one iteration (chunk `r · units + u`), and iteration i's chunk c lies at `i · C + c`: the message is cut into `pieces`
 equal slices first and every slice is a collective of its own (window 0).
 
+Folded (see `program_fold`), where servers are alike: only the first server's lanes are stored. A rank of server x in the stored tree is
+written down at its twin in the first server, in the tree's image by -x, whose shard is the stored one's image by -x. So a folded program is
+what lowering the stored trees gives, with every rank's lanes taken home.
+
 Per part of a root and per rank: one lane climbs (receive and add from each child, the last one passed on to the parent), one
 lane receives from the parent and passes on to the first child, one lane for each further child.
 """
@@ -12,12 +16,15 @@ lane receives from the parent and passes on to the first child, one lane for eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from ...errors import Unsupported
 from ...fabric import Fabric
-from ...program import Contract, Program
+from ...program import Contract, Fold, FoldAxis, Program
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
-from .forest import Tree
+from .forest_pack import Tree
 
 __all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
 
@@ -48,6 +55,12 @@ class Lowering:
     unroll: bool
     chunk_bytes: int
     name: str
+    servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
+
+    @property
+    def stored(self) -> int:
+        """Ranks whose lanes are stored."""
+        return len(self.ranks) // self.servers
 
     @property
     def chunks(self) -> int:
@@ -56,6 +69,10 @@ class Lowering:
     @property
     def depth(self) -> int:
         return min(2, self.pieces)
+
+    @property
+    def repeat(self) -> int:
+        return 1 if self.unroll else self.pieces
 
 
 def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contract:
@@ -95,12 +112,22 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     n = len(how.ranks)
     b = ProgramBuilder(ranks=n, name=how.name)
     role = {"all-gather": "output", "broadcast": "output"}.get(how.op, "input")
-    buffers = [b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}") for r in range(n)]
+    for r in range(how.stored):
+        b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}")
     routes = _Routes(how)
     for part in parts:
-        _lower_part(b, buffers, part, how, routes)
-    b.contract = contract(how.op, buffers, how.chunks, how.root)
-    return b.build()
+        _lower_part(b, part, how, routes)
+    promise = contract(how.op, list(range(n)), how.chunks, how.root)
+    if how.servers == 1:
+        b.contract = promise
+        return b.build()
+    return replace(b.build(), fold=_fold(how), contracts=(promise,))
+
+
+def _fold(how: Lowering) -> Fold:
+    axes = (FoldAxis("place", how.stored, 1, "plain"), FoldAxis("server", how.servers, how.stored, "shift"))
+    moved = how.stored * (how.chunks // len(how.ranks))
+    return Fold(axes, np.full((1, how.stored), moved, np.int32))
 
 
 class _Routes:
@@ -111,45 +138,70 @@ class _Routes:
         self.known: dict[tuple[int, ...], tuple[str, ...] | None] = {}
 
     def of(self, path: tuple[int, ...]) -> tuple[str, ...] | None:
+        """Raises Unsupported for a path of its own in a folded program."""
         if path not in self.known:
             names = tuple(self.how.names[v] for v in path)
             fabric = self.how.fabric
             links = fabric.route(fabric.actor_of[names[0]], fabric.actor_of[names[-1]])
             default = (names[0], *(fabric.links[x].dst for x in links))
             self.known[path] = None if default == names else names
+            if default != names and self.how.servers > 1:
+                raise Unsupported(f"a folded program cannot pin the route {' -> '.join(names)}", hint="plan with fold=False")
         return self.known[path]
 
 
-def _spans(part: Part, how: Lowering) -> list[tuple[int, int]]:
-    """(first chunk, chunks) of every step of one lane of the part, piece after piece."""
-    if not how.unroll:
-        return [(part.shard * how.units + part.first, part.units)]
-    base = (part.shard * how.units + part.first) * how.pieces
-    return [(base + i * part.units, part.units) for i in range(how.pieces)]
+class _Home:
+    """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server."""
+
+    def __init__(self, part: Part, how: Lowering) -> None:
+        self.part, self.how = part, how
+        self.known: dict[int, list[tuple[int, int]]] = {}
+
+    def actor(self, v: int) -> int:
+        return v % self.how.stored
+
+    def channel(self, src: int, dst: int) -> tuple[int, int]:
+        """Both ends of a channel that starts at home."""
+        n = len(self.how.ranks)
+        return self.actor(src), (dst - src + self.actor(src)) % n if self.how.servers > 1 else dst
+
+    def spans(self, v: int) -> list[tuple[int, int]]:
+        """(first chunk, chunks) of every step of one lane of rank v, piece after piece."""
+        server = v // self.how.stored
+        if server not in self.known:
+            part, how = self.part, self.how
+            shard = (part.shard - server * how.stored) % how.shards if how.servers > 1 else part.shard
+            if how.unroll:
+                base = (shard * how.units + part.first) * how.pieces
+                self.known[server] = [(base + i * part.units, part.units) for i in range(how.pieces)]
+            else:
+                self.known[server] = [(shard * how.units + part.first, part.units)]
+        return self.known[server]
 
 
-def _lower_part(b: ProgramBuilder, buffers: Sequence[int], part: Part, how: Lowering, routes: _Routes) -> None:
-    spans = _spans(part, how)
-    repeat = 1 if how.unroll else how.pieces
+def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes) -> None:
+    home = _Home(part, how)
     climbed: dict[int, list[StepRef]] = {}
     if part.up is not None:
-        climbed = _climb(b, buffers, part.up, spans, repeat, how.depth, routes)
+        climbed = _climb(b, part.up, home, how, routes)
     if part.down is not None:
-        _descend(b, buffers, part.down, spans, repeat, how.depth, routes, climbed)
+        _descend(b, part.down, home, how, routes, climbed)
 
 
-def _climb(
-    b: ProgramBuilder, buffers: Sequence[int], tree: Tree, spans: list[tuple[int, int]], repeat: int, depth: int, routes: _Routes
-) -> dict[int, list[StepRef]]:
+def _climb(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes) -> dict[int, list[StepRef]]:
     """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece."""
     children: dict[int, list[int]] = {}
     for v in reversed(tree.order[1:]):  # late joiners are leaves far from the root: their sums arrive first at their parents
         children.setdefault(tree.parent[v], []).append(v)
-    channel = {v: b.channel(v, tree.parent[v], depth=depth, route=routes.of(tree.paths[v][::-1])) for v in tree.order[1:]}
+    channel = {}
+    for v in tree.order[1:]:
+        src, dst = home.channel(v, tree.parent[v])
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1]))
     done: dict[int, list[StepRef]] = {}
     for v in tree.order:
-        lane, out = b.lane(v, repeat=repeat), channel.get(v)
-        done[v] = [_climb_piece(lane, [channel[c] for c in children.get(v, [])], out, buffers[v], first, count) for first, count in spans]
+        here = home.actor(v)
+        lane, out = b.lane(here, repeat=how.repeat), channel.get(v)
+        done[v] = [_climb_piece(lane, [channel[c] for c in children.get(v, [])], out, here, first, count) for first, count in home.spans(v)]
     return done
 
 
@@ -164,28 +216,29 @@ def _climb_piece(lane: LaneBuilder, incoming: list[int], out: int | None, buffer
     return lane.recv_add_send(incoming[-1], out, buffer, first, count)
 
 
-def _descend(
-    b: ProgramBuilder, buffers: Sequence[int], tree: Tree, spans: list[tuple[int, int]], repeat: int, depth: int, routes: _Routes,
-    climbed: dict[int, list[StepRef]],
-) -> None:  # fmt: skip
+def _descend(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, climbed: dict[int, list[StepRef]]) -> None:
     """Broadcast from the root; a rank's chunk is written only after its own contribution was sent (`climbed`)."""
     children: dict[int, list[int]] = {}
     for v in tree.order[1:]:
         children.setdefault(tree.parent[v], []).append(v)
-    channel = {v: b.channel(tree.parent[v], v, depth=depth, route=routes.of(tree.paths[v])) for v in tree.order[1:]}
+    channel = {}
+    for v in tree.order[1:]:
+        src, dst = home.channel(tree.parent[v], v)
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v]))
     for v in tree.order:
+        here, spans = home.actor(v), home.spans(v)
         below = [channel[c] for c in children.get(v, [])]
         ready = [[step] for step in climbed.get(v, [])] or [[] for _ in spans]
         if v != tree.root:
-            lane = b.lane(v, repeat=repeat)
+            lane = b.lane(here, repeat=how.repeat)
             for i, (first, count) in enumerate(spans):
                 if below:
-                    step = lane.recv_send(channel[v], below[0], buffers[v], first, count, after=ready[i])
+                    step = lane.recv_send(channel[v], below[0], here, first, count, after=ready[i])
                 else:
-                    step = lane.recv(channel[v], buffers[v], first, count, after=ready[i])
+                    step = lane.recv(channel[v], here, first, count, after=ready[i])
                 ready[i] = [step]
             below = below[1:]
         for out in below:
-            lane = b.lane(v, repeat=repeat)
+            lane = b.lane(here, repeat=how.repeat)
             for (first, count), after in zip(spans, ready, strict=True):
-                lane.send(out, buffers[v], first, count, after=after)
+                lane.send(out, here, first, count, after=after)
