@@ -84,7 +84,8 @@ class Sketch:
                 raise UsageError(f"GPU {sender} carries data out, but the connections give it no receiver", where=f"sketch.senders.{sender}")
             for gpu in gpus:
                 if gpu in carried:
-                    raise UsageError(f"GPU {gpu} belongs to senders {carried[gpu]} and {sender}", where=f"sketch.senders.{sender}", hint="name it once")
+                    text = f"GPU {gpu} belongs to senders {carried[gpu]} and {sender}"
+                    raise UsageError(text, where=f"sketch.senders.{sender}", hint="name it once")
                 carried[gpu] = sender
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import Unsupported
 from .problem import CollectiveProblem
 
 __all__ = ["GATHERS", "IN_PLACE", "REDUCES", "Chunk", "chunks_of", "image_of_chunks"]
@@ -34,11 +33,8 @@ def chunks_of(problem: CollectiveProblem, chunkup: int) -> tuple[list[Chunk], in
 
     Blocks: all-gather, reduce-scatter, all-reduce: one per rank; broadcast and reduce: one; all-to-all: source · ranks + destination; scatter and
     gather: the rank it belongs to; permute: the destination. A block's bytes are the buffer's (size_bytes) over the second result.
-    Raises: Unsupported for operations or shard sizes that are not routed here.
     """
     n, op, root = len(problem.ranks), problem.op, problem.root
-    if getattr(problem, "shard_bytes", None) is not None:
-        raise Unsupported("shards of unequal size are not routed here", hint="use --strategy forestcoll")
     everyone = frozenset(range(n))
     blocks: list[tuple[int, int, frozenset[int]]]  # block, source, destinations
     per_buffer = n
@@ -52,11 +48,8 @@ def chunks_of(problem: CollectiveProblem, chunkup: int) -> tuple[list[Chunk], in
         blocks = [(d, root, frozenset([d])) for d in range(n) if d != root]
     elif op == "gather":
         blocks = [(s, s, frozenset([root])) for s in range(n) if s != root]
-    elif op == "permute":
-        peers: Sequence[int] = problem.peers  # type: ignore[attr-defined]
-        blocks, per_buffer = [(d, s, frozenset([d])) for d, s in enumerate(peers) if s >= 0 and s != d], 1
     else:
-        raise Unsupported(f"{op} is not routed here", hint="use --strategy ring")
+        blocks, per_buffer = [(d, s, frozenset([d])) for d, s in enumerate(problem.peers) if s >= 0 and s != d], 1
     return [Chunk(s, d, block, part) for block, s, d in blocks for part in range(chunkup)], per_buffer
 
 

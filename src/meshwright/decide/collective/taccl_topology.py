@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from ...errors import Disconnected, Unsupported, UsageError
 from ...fabric import Fabric
@@ -67,9 +68,21 @@ class LogicalTopology:
         links = tuple(LogicalLink(x.dst, x.src, x.route[::-1], x.latency_s, x.remote) for x in self.links)
         if not any(self.carriers):
             return replace(self, links=links)
-        # What a box's receiver took in for a rank here, it gives out there: keep the rule only if it still allows every rank a way out.
+        return replace(self, links=links, carriers=self._reversed_carriers(links))
+
+    def _reversed_carriers(self, links: Sequence[LogicalLink]) -> tuple[tuple[int, ...] | None, ...]:
+        """The k-th set of senders of a box gives way to its k-th receiver, which sends there; None where they do not pair up."""
         out = {x.src for x in links if x.remote}
-        return replace(self, links=links, carriers=tuple(c if c is None or out & set(c) else None for c in self.carriers))
+        found: list[tuple[int, ...] | None] = [None] * len(self.ranks)
+        for box in range(max(self.box) + 1):
+            members = [r for r in range(len(self.ranks)) if self.box[r] == box]
+            sets = sorted({c for r in members if (c := self.carriers[r]) is not None})
+            exits = [r for r in members if r in out]
+            if len(exits) == sum(map(len, sets)):
+                split = {c: tuple(exits[i : i + len(c)]) for c, i in zip(sets, accumulate((len(c) for c in sets), initial=0), strict=False)}
+                for r in members:
+                    found[r] = split.get(self.carriers[r] or ())
+        return tuple(found)
 
     def describe(self, link: int) -> str:
         x = self.links[link]
@@ -149,7 +162,8 @@ class _Builder:
         sizes = {len(b) for b in self.boxes}
         if len(self.boxes) != sketch.nnodes or len(sizes) != 1:
             found = f"{len(self.boxes)} boxes of {', '.join(map(str, sorted(sizes)))} GPUs"
-            raise UsageError(f"is written for {sketch.nnodes} equal boxes, the ranks are in {found}", where="sketch.nnodes", hint="use another sketch")
+            text = f"is written for {sketch.nnodes} equal boxes, the ranks are in {found}"
+            raise UsageError(text, where="sketch.nnodes", hint="use another sketch")
         size = sizes.pop()
         local: list[LogicalLink] = []
         for number in range(len(self.boxes)):
@@ -366,6 +380,6 @@ def _automorphism(topology: LogicalTopology, rank: tuple[int, ...]) -> tuple[Sym
                 return None, f"link {topology.describe(number)} shares ports that its image {ends} does not share"
         image.append(other)
     for r, allowed in enumerate(topology.carriers):
-        if (None if allowed is None else {rank[s] for s in allowed}) != (None if topology.carriers[rank[r]] is None else set(topology.carriers[rank[r]] or ())):
+        if {rank[s] for s in allowed or ()} != set(topology.carriers[rank[r]] or ()):
             return None, f"the senders of {topology.ranks[r]} do not map to those of {topology.ranks[rank[r]]}"
     return Symmetry(rank, tuple(image), tuple(sorted(resource.items()))), ""
