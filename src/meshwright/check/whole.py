@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import FormatError, Unsupported
+from ..errors import FormatError, TimeLimit, Unsupported
 from ..fabric import Device, Fabric, Link, Provenance, Switch
 from ..plan import Plan, TrainingLayout
 from ..program import Kind, Program
 from ..program_calls import inline
 from .certificate import check_bound
 from .deadlock import check_deadlock, find_cycle
+from .folded import check_folded
 from .links import check_links, link_time
 from .memory import check_memory, worst_order_memory
 from .order import Order
@@ -43,6 +44,8 @@ def check_program(program: Program, *, programs: Mapping[str, Program] | None = 
     table = programs or {}
     found, plain = _plain(program, table, notes)
     findings += found
+    if plain is None and not found:  # folded, and too big to write out
+        findings += guarded("fold", lambda: _folded(program, notes))
     if plain is None:
         return Verdict(findings=tuple(findings), notes=tuple(notes))
     findings += guarded("deadlock", lambda: check_deadlock(plain))
@@ -66,7 +69,9 @@ def _with_order(p: Program, keep: list[Order]) -> list[Finding]:
 
 
 def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> tuple[list[Finding], Program | None]:
-    """The call-free, unfolded form of a program that is well-formed, or what is wrong with it."""
+    """The call-free, unfolded form of a program that is well-formed, or what is wrong with it; neither for a fold too big to write out."""
+    if program.fold is not None and program.executed_steps > EXPAND_LIMIT:
+        return [], None
     if program.fold is not None:
         unfolded: list[Program] = []
         failed = guarded("fold", lambda: _expand(program, unfolded, notes))
@@ -99,14 +104,23 @@ def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> 
 
 
 def _expand(program: Program, out: list[Program], notes: list[str]) -> list[Finding]:
-    """The expanded form of a folded program; where that is too big, what can be said about the representatives, and `unknown`."""
-    if program.executed_steps <= EXPAND_LIMIT:
-        out.append(import_module("meshwright.program_fold").expand(program))
-        notes.append("folded: checked in its expanded form")
-        return []
+    """The expanded form of a folded program."""
+    out.append(import_module("meshwright.program_fold").expand(program))
+    notes.append("folded: checked in its expanded form")
+    return []
+
+
+def _folded(program: Program, notes: list[str]) -> list[Finding]:
+    """The proof class by class; where it does not apply, what can be said about the representatives, and `unknown`."""
+    try:
+        found = check_folded(program)
+        notes.append("folded: form, deadlock, races and values proved for one component of every class, the others being its images")
+        return found
+    except (Unsupported, TimeLimit) as error:
+        why = str(error)
     if not find_cycle(program):  # a cycle of the expanded form would be one of the representatives too
         notes.append("folded: the waits among its representatives, calls taken as single steps, have no cycle")
-    text = f"{program.executed_steps} executed steps are too many to expand (limit {EXPAND_LIMIT}): races and values are not proved"
+    text = f"{program.executed_steps} executed steps are too many to expand (limit {EXPAND_LIMIT}): races and values are not proved ({why})"
     return [Finding(check="fold", message=text, status="unknown")]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from ...cite import Cite
 from ...cost import Transport
 from ...errors import Disconnected, UsageError
+from ...program import MAX_EXECUTED_STEPS
 from ..collective.bounds import collective_bound
 from .forest import Forest, Tree, build_forest, common_units
 from .lower_trees import Lowering, Part, lower_parts, tree_steps
@@ -88,7 +89,7 @@ class ForestColl:
         if not fold:
             servers = 1
         parts, units = _parts(problem, forests, stored=fold)
-        pieces = self.pieces or self._choose_pieces(problem, forests, tree_steps(parts, ranks) * servers, _shards(problem) * units)
+        pieces = self.pieces or self._choose_pieces(problem, forests, tree_steps(parts, ranks), servers, _shards(problem) * units)
         single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= LARGE_STEPS
         if single:
             parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
@@ -98,7 +99,7 @@ class ForestColl:
         chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, single=single, relay=relay, fold=fold)
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
 
-    def _choose_pieces(self, problem: CollectiveProblem, forests: list[Forest], steps: int, parts: int) -> int:
+    def _choose_pieces(self, problem: CollectiveProblem, forests: list[Forest], steps: int, servers: int, parts: int) -> int:
         """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
 
         All trees share the links all the time, so a piece takes 1/pieces of the whole time. A piece shorter than the latency of a hop, or
@@ -111,7 +112,7 @@ class ForestColl:
         time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (_shards(problem) * graph.unit_Bps))
         transport = problem.transport or Transport()
         overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-        most_steps = LARGE_STEPS if self.unroll else MOST_STEPS
+        most_steps = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // servers)
         wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES, most_steps // steps)
         if overhead_s > 0:
             wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
