@@ -14,6 +14,15 @@ from .to_msccl import MscclOptions, lower_to_msccl
 __all__ = ["Handover", "export_msccl"]
 
 
+_WAYS: tuple[dict[str, bool], ...] = (
+    {},
+    {"squeeze": True},
+    {"relaxed": False},
+    {"merge": False},
+    {"merge": False, "relaxed": False},
+)
+
+
 @dataclass(frozen=True)
 class Handover:
     """A checked algorithm and the options with which it was written."""
@@ -33,8 +42,8 @@ def export_msccl(program: Program, options: MscclOptions | None = None, *, place
     places = ("both", "out", "in") if place == "auto" else (place,)
     failed: Unsupported | None = None
     for where in places:
-        for merge, relaxed in dict.fromkeys(((how.merge, how.relaxed), (how.merge, False), (False, how.relaxed), (False, False))):
-            tried = replace(how, place=where, merge=merge, relaxed=relaxed)  # type: ignore[arg-type]
+        for ways in _WAYS:
+            tried = replace(how, place=where, **ways)  # type: ignore[arg-type]
             try:
                 algo = lower_to_msccl(program, tried)
             except Unsupported as error:

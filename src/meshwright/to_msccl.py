@@ -32,7 +32,7 @@ class MscclOptions:
     """How to write a schedule.
 
     place: buffers of the call: `in` place, `out` of place, or `both`.
-    merge, relaxed, stretch: see `to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the step limit.
+    merge, relaxed, squeeze, stretch: see `to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the step limit.
     blocks: thread blocks per GPU, all of which have to be resident (an A100 has 108 multiprocessors).
     """
 
@@ -42,6 +42,7 @@ class MscclOptions:
     max_bytes: int = 0
     merge: bool = True
     relaxed: bool = True
+    squeeze: bool = False
     stretch: int | None = None
     blocks: int = 108
     limits: ExecutorLimits = field(default_factory=ExecutorLimits)
@@ -59,7 +60,7 @@ def lower_to_msccl(program: Program, options: MscclOptions | None = None) -> Msc
     error: Unsupported | None = None
     for stretch in stretches:
         moves, memory = moves_of(p, how.place, how.limits.count, how.limits.depth)
-        made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed)
+        made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed, squeeze=how.blocks if how.squeeze else 0)
         try:
             return _Writer(p, memory, made, how, spelling).algo()
         except _TooLong as too_long:

@@ -45,13 +45,14 @@ class Blocks:
     waits: dict[int, list[int]] = field(default_factory=dict)
 
 
-def blocks_of(moves: list[Move], memory: Memory, *, stretch: int, merge: bool, relaxed: bool) -> Blocks:
+def blocks_of(moves: list[Move], memory: Memory, *, stretch: int, merge: bool, relaxed: bool, squeeze: int = 0) -> Blocks:
     """Thread blocks of all ranks.
 
     Args:
         stretch: messages of a channel after which another connection takes over (shorter blocks, more of them).
         merge: join receiving and sending blocks.
         relaxed: keep a lane's order between its blocks only where steps touch the same chunks; else always.
+        squeeze: blocks per rank beyond which also unrelated receiving and sending blocks are joined; 0 = never.
     Raises: Unsupported when the joined order contradicts itself (never without `merge`).
     """
     made = _Maker(moves, memory, stretch)
@@ -61,6 +62,8 @@ def blocks_of(moves: list[Move], memory: Memory, *, stretch: int, merge: bool, r
     made.order_lanes(relaxed)
     if merge:
         made.join()
+        if squeeze:
+            made.squeeze(squeeze)
         made.fuse()
     made.drop_dead_stores()
     made.result.waits = _waits(made.result)
@@ -206,11 +209,50 @@ class _Maker:
             if r in used or s in used:
                 continue
             used |= {r, s}
-            blocks[r].send = blocks[s].send
-            blocks[r].moves = sorted(blocks[r].moves + blocks[s].moves, key=lambda k: (self.moves[k].order, k))
-            for k in blocks[s].moves:
-                self.block_of[k] = r
-            blocks[s].moves = []
+            self._join_two(r, s)
+        self._renumber()
+
+    def _join_two(self, r: int, s: int) -> None:
+        one, two = self.result.blocks[r], self.result.blocks[s]
+        one.send = two.send
+        one.moves = sorted(one.moves + two.moves, key=lambda k: (self.moves[k].order, k))
+        two.moves = []
+
+    def squeeze(self, most: int) -> None:
+        """Join unrelated blocks of ranks that have too many, where the chains of connections so tied use no connection twice."""
+        blocks = self.result.blocks
+        chain = list(range(len(self.connections)))
+        pairs = [{(c.src, c.dst)} for c in self.connections]
+
+        def find(x: int) -> int:
+            while chain[x] != x:
+                x = chain[x]
+            return x
+
+        def tie(a: int, b: int) -> bool:
+            a, b = find(a), find(b)
+            if a != b and not pairs[a].isdisjoint(pairs[b]):
+                return False
+            if a != b:
+                chain[a] = b
+                pairs[b] |= pairs[a]
+            return True
+
+        of_rank: dict[int, list[int]] = {}
+        for number, b in enumerate(blocks):
+            of_rank.setdefault(b.rank, []).append(number)
+            if b.send >= 0 and b.recv >= 0:
+                tie(b.recv, b.send)
+        for mine in of_rank.values():
+            takes = [x for x in mine if blocks[x].recv >= 0 and blocks[x].send < 0]
+            gives = [x for x in mine if blocks[x].send >= 0 and blocks[x].recv < 0]
+            left = len(mine)
+            for r in takes:
+                s = next((s for s in gives if left > most and tie(blocks[r].recv, blocks[s].send)), -1)
+                if s >= 0:
+                    gives.remove(s)
+                    self._join_two(r, s)
+                    left -= 1
         self._renumber()
 
     def _renumber(self) -> None:
