@@ -61,9 +61,9 @@ class Sketch:
             raise UsageError("strategy 'switch' and a list of switches belong together", where="sketch.switches")
         if self.hyperedges and len(self.hyperedges) != len(self.switches):
             raise UsageError(f"{len(self.hyperedges)} strategies for {len(self.switches)} switches", where="sketch.hyperedges", hint="one each")
-        for index, value in enumerate(self.hyperedges):
-            if value not in HYPEREDGES:
-                raise UsageError(f"no such strategy: {value!r}", where=f"sketch.hyperedges[{index}]", hint=", ".join(HYPEREDGES))
+        for index, wish in enumerate(self.hyperedges):
+            if wish not in HYPEREDGES:
+                raise UsageError(f"no such strategy: {wish!r}", where=f"sketch.hyperedges[{index}]", hint=", ".join(HYPEREDGES))
         for index, gpus in enumerate(self.switches):
             _gpus(gpus, f"sketch.switches[{index}]")
         for name, pairs in (("connections", () if isinstance(self.connections, str) else self.connections), ("senders", self.senders)):

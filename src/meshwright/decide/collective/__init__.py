@@ -15,20 +15,22 @@ from .forestcoll import ForestColl
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .ring import CITE as RING_CITE
 from .ring import Ring
+from .taccl import CITE as TACCL_CITE
+from .taccl import Taccl
 from .value import simulated_time_s
 
 __all__ = [
     "CANDIDATES", "CITES", "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Ranked",
-    "Ring", "auto", "collective_bound", "strategy",
+    "Ring", "Taccl", "auto", "collective_bound", "strategy",
 ]  # fmt: skip
 
-STRATEGIES: tuple[type[Ring] | type[ForestColl], ...] = (Ring, ForestColl)
-CITES: dict[str, Cite] = {"ring": RING_CITE, "forestcoll": FORESTCOLL_CITE}
-NAMES: dict[str, type[Ring] | type[ForestColl]] = {"ring": Ring, "forestcoll": ForestColl}
+STRATEGIES: tuple[type[CollectiveStrategy], ...] = (Ring, ForestColl, Taccl)
+CITES: dict[str, Cite] = {"ring": RING_CITE, "forestcoll": FORESTCOLL_CITE, "taccl": TACCL_CITE}
+NAMES: dict[str, type[CollectiveStrategy]] = {"ring": Ring, "forestcoll": ForestColl, "taccl": Taccl}
 CANDIDATES: tuple[CollectiveStrategy, ...] = (Ring(), Ring(bidirectional=True), ForestColl())  # what `auto` tries, in this order
 
 
-def strategy(name: str) -> type[Ring] | type[ForestColl]:
+def strategy(name: str) -> type[CollectiveStrategy]:
     """The strategy of that name; raises UnknownName."""
     if name not in NAMES:
         raise UnknownName(f"no collective strategy {name!r}", hint=f"strategies: {', '.join(NAMES)}, auto")

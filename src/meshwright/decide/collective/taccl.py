@@ -269,7 +269,7 @@ class _Planner:
 
     # ---- the best, lowered ----
     def _decide(self, candidates: Sequence[_Candidate]) -> tuple[_Candidate, Program, Runs, Schedule]:
-        tried = []
+        tried: list[tuple[float, int, _Candidate, Program, Runs, Schedule]] = []
         for candidate in candidates[:SIMULATED]:
             if tried and (monotonic() > self.deadline - 0.2 * self.problem.time_limit_s or len(candidate.transfers) > MOST_TRANSFERS):
                 break
