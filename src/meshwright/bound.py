@@ -21,11 +21,14 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         "crossing_bytes"}`: that many bytes must leave the set, so time >= crossing_bytes / leaving_Bps (`decide.collective.bounds`)
     partition: `{"parts": [[actor names], …], "entering_Bps": "…", "demand": "all-reduce", "ranks", "devices", "size_bytes"}`:
         time >= 2 (parts - 1) · size_bytes / entering_Bps
+    metric: `{"lengths": [[actor, actor, whole number], …], "demand": "all-to-all" | "permute", "ranks", "devices", "size_bytes"}`:
+        time >= sum over pairs of demand · shortest path / sum over links of rate · length (`decide.collective.bounds_flow`)
+    latency: `{"from", "to", "latency_s", "demand", "ranks", "devices", "root"}`: the second needs data of the first, and no path is quicker
     roofline: `{"flops": …, "flops_per_s": …, "devices": n}`   work that must be done over the speed there is
     memory: `{"needed_bytes": …, "available_bytes": …}`
     """
 
-    kind: Literal["cut", "partition", "roofline", "memory", "sum"]
+    kind: Literal["cut", "partition", "metric", "latency", "roofline", "memory", "sum"]
     data: dict[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from meshwright.bound import Bound, Certificate
 from meshwright.check.certificate import check_bound
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, collective_bound
+from meshwright.decide.collective.problem import SHARDED
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.testing import fabrics
 
@@ -26,11 +28,19 @@ def island(n: int = 4, **switch: bool) -> Fabric:
 
 
 @settings(max_examples=60, deadline=None)
-@given(fabric=fabrics(min_devices=2, max_devices=5), op=st.sampled_from(OPERATIONS))
-def test_the_planners_bounds_are_confirmed(fabric: Fabric, op: str) -> None:
-    bound = collective_bound(CollectiveProblem.on(fabric, op, 4096))
+@given(fabric=fabrics(min_devices=2, max_devices=5), op=st.sampled_from(OPERATIONS), size=st.sampled_from([4, 4096, 1 << 30]), data=st.data())
+def test_the_planners_bounds_are_confirmed(fabric: Fabric, op: str, size: int, data: st.DataObject) -> None:
+    n = len(fabric.devices)
+    more: dict[str, Any] = {}
+    if op in SHARDED and data.draw(st.booleans()):
+        shards = [4 * x for x in data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))]
+        shards[data.draw(st.integers(0, n - 1))] += 4
+        more, size = {"shard_bytes": tuple(shards)}, sum(shards)
+    if op == "permute":
+        more = {"peers": tuple(data.draw(st.lists(st.integers(-1, n - 1), min_size=n, max_size=n)))}
+    bound = collective_bound(CollectiveProblem.on(fabric, op, size, root=data.draw(st.integers(0, n - 1)), **more))
     assert check_bound(bound, fabric) == []
-    worse = msgspec.structs.replace(bound, value=str(bound.exact * Fraction(11, 10)))
+    worse = msgspec.structs.replace(bound, value=str(bound.exact * Fraction(11, 10) + 1))
     assert check_bound(worse, fabric)[0].status == "wrong"
 
 
@@ -67,7 +77,8 @@ def cut(**changes: Any) -> Bound:
         ({"inside": ["s"], "devices_inside": 0, "leaving_Bps": "400"}, "a rank on either side"),
         ({"demand": "broadcast", "root": "d3"}, "does not force any byte"),
         ({"demand": "reduce", "root": "d0"}, "does not force any byte"),
-        ({"demand": "all-to-all"}, "does not force any byte"),
+        ({"demand": "all-to-all"}, "400 bytes must leave the set"),
+        ({"demand": "juggle"}, "does not force any byte"),
         ({"crossing_bytes": "300"}, "200 bytes must leave the set"),
         ({"ranks": 5}, "not that many different devices"),
         ({"devices": ["d0", "d0", "d2", "d3"]}, "not that many different devices"),
@@ -142,3 +153,59 @@ def test_sums_and_memory() -> None:
     assert check_bound(memory, island()) == []
     fits = msgspec.structs.replace(memory, certificate=Certificate(kind="memory", data={"needed_bytes": 9, "available_bytes": 10}))
     assert "is available" in check_bound(fits, island())[0].message
+
+
+METRIC = {"lengths": [["d0", "s", 1], ["s", "d0", 1]], "demand": "all-to-all", "ranks": 4, "devices": ["d0", "d1", "d2", "d3"], "size_bytes": 400}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lengths": [["d0", "s", -1]]}, "no whole number >= 0"),
+        ({"lengths": [["d0", "s", 1], ["d0", "s", 1]]}, "stated twice"),
+        ({"lengths": [["d0", "x", 1]]}, "has no 'x'"),
+        ({"lengths": []}, "no link has a length"),
+        ({"lengths": [["d0", "s", 1]]}, "gives 3 s"),
+        ({"demand": "all-reduce"}, "lengths bound all-to-all and permute"),
+        ({"demand": "permute", "peers": ["d1"]}, "one rank, or none, per rank"),
+        ({"demand": "permute", "peers": ["d1", "d0", "", "d9"]}, "one rank, or none, per rank"),
+        ({"size_bytes": 800}, "gives 6 s"),
+    ],
+)
+def test_a_lie_in_lengths_is_named(changes: dict[str, Any], words: str) -> None:
+    def bound(data: dict[str, Any]) -> Bound:
+        return Bound(quantity="time", value="2", unit="s", certificate=Certificate(kind="metric", data=data))
+
+    assert check_bound(msgspec.structs.replace(bound(METRIC), value="3"), island()) == []  # 6 pairs of 100 bytes over 2 links of 100 B/s
+    found = check_bound(bound(METRIC | changes), island())
+    assert len(found) == 1 and found[0].status == "wrong" and words in found[0].message, found
+
+
+LATENCY = {"from": "d0", "to": "d2", "latency_s": "5/2000", "demand": "all-gather", "ranks": 4, "devices": ["d0", "d1", "d2", "d3"], "root": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"latency_s": "1/100"}, "the quickest path takes 1/400 s"),
+        ({"to": "d0"}, "two different ranks"),
+        ({"to": "s"}, "two different ranks"),
+        ({"demand": "broadcast", "root": "d1"}, "d2 needs nothing of d0 in a broadcast"),
+        ({"demand": "gather", "root": "d3"}, "d2 needs nothing of d0 in a gather"),
+        ({"demand": "permute", "peers": ["d1", "d0", "", "d2"]}, "d2 needs nothing of d0 in a permute"),
+        ({"demand": "all-gather", "shard_bytes": [0, 4, 4, 4]}, "d2 needs nothing of d0 in a all-gather"),
+        ({"demand": "scatter", "root": "d0", "shard_bytes": [4, 4, 0]}, "not one per rank"),
+    ],
+)
+def test_a_lie_in_a_latency_is_named(changes: dict[str, Any], words: str) -> None:
+    plain = island()
+    slow = replace(plain, links=tuple(replace(x, latency_s=0.001, library_latency_s=0.0005) for x in plain.links))
+
+    def bound(data: dict[str, Any]) -> Bound:
+        return Bound(quantity="time", value="1/400", unit="s", certificate=Certificate(kind="latency", data=data))
+
+    assert check_bound(bound(LATENCY), slow) == []
+    found = check_bound(bound(LATENCY | changes), slow)
+    assert len(found) == 1 and found[0].status == "wrong" and words in found[0].message, found
+    one_way = replace(slow, links=tuple(x for x in slow.links if x.dst != "d2"))
+    assert "no path from d0 to d2" in check_bound(bound(LATENCY), one_way)[0].message

@@ -44,6 +44,10 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return _cut(data, fabric)
     if kind == "partition":
         return _partition(data, fabric)
+    if kind == "metric":
+        return _metric(data, fabric)
+    if kind == "latency":
+        return _latency(data, fabric)
     if kind == "roofline":
         return _roofline(data, fabric, layout)
     if kind == "memory":
@@ -88,17 +92,116 @@ def _cut(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
         raise _Wrong("no link leaves the set")
     size = Fraction(int(data["size_bytes"]))
     root = data.get("root", "")
-    if op in ("all-gather", "reduce-scatter", "all-reduce"):
+    shards = _shards(data, ranks, size)
+    here = sum((shards[r] for r in ranks & inside), Fraction(0))
+    there = sum((shards[r] for r in ranks - inside), Fraction(0))
+    if op in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"):
         if not 0 < within < n:
             raise _Wrong("the cut must have a rank on either side")
-        crossing = {"all-gather": size * within / n, "reduce-scatter": size * (n - within) / n, "all-reduce": size}[op]
-    elif root in ranks and {"broadcast": root in inside and within < n, "reduce": root not in inside and within > 0}.get(op, False):
-        crossing = size
+        wanted = _peers(data, ranks).items() if op == "permute" else ()
+        pairs = size * sum(1 for r, peer in wanted if peer in inside and r not in inside)
+        across = size / n * within * (n - within)
+        crossing = {"all-gather": here, "reduce-scatter": there, "all-reduce": size, "all-to-all": across, "permute": pairs}[op]
+    elif root in ranks and root in inside and within < n and op in ("broadcast", "scatter"):
+        crossing = size if op == "broadcast" else there
+    elif root in ranks and root not in inside and within > 0 and op in ("reduce", "gather"):
+        crossing = size if op == "reduce" else here
     else:
         raise _Wrong(f"the cut does not force any byte of a {op} out of the set")
     if "crossing_bytes" in data and fraction_of(str(data["crossing_bytes"])) != crossing:
         raise _Wrong(f"{crossing} bytes must leave the set, it says {data['crossing_bytes']}")
     return crossing / leaving
+
+
+def _shards(data: Mapping[str, Any], ranks: set[str], size: Fraction) -> dict[str, Fraction]:
+    """Bytes that each rank owns: as stated, or equal shares."""
+    if "shard_bytes" not in data:
+        return dict.fromkeys(ranks, size / len(ranks))
+    stated = [int(x) for x in data["shard_bytes"]]
+    names = list(data["devices"])
+    if len(stated) != len(names) or min(stated) < 0 or sum(stated) != size:
+        raise _Wrong(f"its shards are not one per rank that add up to {size} bytes")
+    return {name: Fraction(x) for name, x in zip(names, stated, strict=True)}
+
+
+def _peers(data: Mapping[str, Any], ranks: set[str]) -> dict[str, str]:
+    """Rank -> the rank whose data it gets, of a permutation."""
+    names, peers = list(data["devices"]), list(data["peers"])
+    if len(peers) != len(names) or not set(peers) <= ranks | {""}:
+        raise _Wrong("its peers are not one rank, or none, per rank")
+    return {name: peer for name, peer in zip(names, peers, strict=True) if peer and peer != name}
+
+
+def _metric(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
+    """Whatever the routes, bytes of a pair travel at least the shortest path; all links together offer rate · length per second."""
+    ranks, size = _ranks(data, fabric), Fraction(int(data["size_bytes"]))
+    stated: dict[tuple[str, str], int] = {}
+    for src, dst, length in data["lengths"]:
+        if type(length) is not int or length < 0 or (src, dst) in stated:
+            raise _Wrong(f"the length of {src} -> {dst} is no whole number >= 0, or stated twice")
+        stated[src, dst] = length
+    _known([name for pair in stated for name in pair], fabric)
+    offered = sum(x.rate_Bps * stated.get((x.src, x.dst), 0) for x in fabric.links)
+    if not offered:
+        raise _Wrong("no link has a length")
+    pairs: dict[str, dict[str, Fraction]] = {}
+    if data["demand"] == "all-to-all":
+        pairs = {s: {t: size / len(ranks) for t in ranks if t != s} for s in ranks}
+    elif data["demand"] == "permute":
+        for rank, peer in _peers(data, ranks).items():
+            pairs.setdefault(peer, {})[rank] = size
+    else:
+        raise _Wrong(f"lengths bound all-to-all and permute, not {data['demand']}")
+    needed = Fraction(0)
+    for source, row in pairs.items():
+        reach = _shortest(fabric, source, [Fraction(stated.get((x.src, x.dst), 0)) for x in fabric.links])
+        needed += sum((d * reach[t] for t, d in row.items() if t in reach), Fraction(0))
+    return needed / offered
+
+
+def _latency(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
+    """The quickest path from one rank to one that needs its data: latencies of links, and the library's on the first."""
+    ranks, op, source, target = _ranks(data, fabric), data["demand"], data["from"], data["to"]
+    if source == target and fraction_of(str(data["latency_s"])) == 0:
+        return Fraction(0)
+    if source not in ranks or target not in ranks or source == target:
+        raise _Wrong("it does not join two different ranks")
+    root = data.get("root", "")
+    shards = _shards(data, ranks, Fraction(sum(map(int, data["shard_bytes"])))) if "shard_bytes" in data else dict.fromkeys(ranks, Fraction(1))
+    forced = {
+        "all-reduce": True, "all-to-all": True, "all-gather": shards[source] > 0, "reduce-scatter": shards[target] > 0, "broadcast": source == root,
+        "scatter": source == root and shards[target] > 0, "reduce": target == root, "gather": target == root and shards[source] > 0,
+        "permute": op == "permute" and _peers(data, ranks).get(target) == source,
+    }  # fmt: skip
+    if not forced.get(op, False):
+        raise _Wrong(f"{target} needs nothing of {source} in a {op}")
+    hop = [Fraction(repr(x.latency_s)) for x in fabric.links]
+    first = [h + Fraction(repr(x.library_latency_s)) for h, x in zip(hop, fabric.links, strict=True)]
+    reach = _shortest(fabric, source, hop, first)
+    if target not in reach:
+        raise _Wrong(f"no path from {source} to {target}")
+    if reach[target] != fraction_of(str(data["latency_s"])):
+        raise _Wrong(f"the quickest path takes {reach[target]} s, it says {data['latency_s']}")
+    return reach[target]
+
+
+def _shortest(fabric: Fabric, source: str, length: Sequence[Fraction], first: Sequence[Fraction] | None = None) -> dict[str, Fraction]:
+    """Shortest distances over links by repeated relaxation; `first`: lengths of the links that leave the source."""
+    reach = {source: Fraction(0)}
+    waiting = [source]
+    out: dict[str, list[int]] = {}
+    for k, x in enumerate(fabric.links):
+        out.setdefault(x.src, []).append(k)
+    while waiting:
+        later: list[str] = []
+        for name in waiting:
+            for k in out.get(name, ()):
+                there = reach[name] + (first[k] if first is not None and name == source else length[k])
+                if fabric.links[k].dst not in reach or there < reach[fabric.links[k].dst]:
+                    reach[fabric.links[k].dst] = there
+                    later.append(fabric.links[k].dst)
+        waiting = list(dict.fromkeys(later))
+    return reach
 
 
 def _partition(data: Mapping[str, Any], fabric: Fabric) -> Fraction:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..bound import Bound
-from ..decide.collective.problem import CollectiveProblem, Ranked, busbw_factor
+from ..decide.collective.problem import ROOTED, CollectiveProblem, Ranked, busbw_factor
 from ..io.quantity import show_rate, show_size, show_time
 
 __all__ = ["bound_document", "bound_line", "plan_document", "plan_line"]
@@ -24,13 +24,17 @@ def _head(problem: CollectiveProblem) -> dict[str, Any]:
         "devices": len(problem.ranks),
         "size_bytes": problem.size_bytes,
     }
-    if problem.op in ("broadcast", "reduce"):
+    if problem.op in ROOTED:
         head["root"] = problem.ranks[problem.root]
+    if problem.shard_bytes is not None:
+        head["shard_bytes"] = list(problem.shard_bytes)
+    if problem.peers:
+        head["peers"] = list(problem.peers)
     return head
 
 
 def _bound(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
-    algbw = problem.size_bytes / bound.exact
+    algbw = problem.size_bytes / bound.exact if bound.exact else Fraction(0)
     return {
         "time_s": float(bound),
         "exact_time_s": bound.value,
@@ -60,18 +64,26 @@ def plan_document(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> dict[
         "busbw_Bps": algbw * float(busbw_factor(problem.op, len(problem.ranks))),
     }
     if best.plan.bound is not None:
-        document |= {"ratio": best.time_s / float(best.plan.bound), "bound": _bound(problem, best.plan.bound)}
+        document |= {"ratio": best.time_s / float(best.plan.bound) if best.plan.bound.exact else None, "bound": _bound(problem, best.plan.bound)}
     document["alternatives"] = [{"strategy": other.strategy, "time_s": other.time_s, "why": other.why} for other in ranked[1:]]
     return document
 
 
 def bound_line(problem: CollectiveProblem, bound: Bound) -> str:
     """One line with the bound, one with the cut that proves it."""
-    algbw = problem.size_bytes / bound.exact
+    algbw = problem.size_bytes / bound.exact if bound.exact else Fraction(0)
     data = bound.certificate.data
     if bound.certificate.kind == "partition":
         parts, entering = len(data["parts"]), show_rate(int(Fraction(data["entering_Bps"])))
         why = f"{parts} parts must take in {2 * (parts - 1)} messages of this size over links of {entering} in all"
+    elif bound.certificate.kind == "latency":
+        if not bound.exact:
+            return f"{_what(problem)}: nothing has to move"
+        why = f"no path from {data['from']} to {data['to']} is quicker"
+    elif bound.certificate.kind == "metric":
+        why = f"all pairs together need more of {len(data['lengths'])} weighted links than these carry in less time"
+    elif "crossing_bytes" not in data:
+        why = f"the certificate ({bound.certificate.kind}) says so"
     else:
         crossing = Fraction(data["crossing_bytes"]) / problem.size_bytes
         leaving = show_rate(int(Fraction(data["leaving_Bps"])))
@@ -84,7 +96,8 @@ def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
     assert best.plan is not None and best.time_s is not None
     line = f"{_what(problem)}: {best.strategy} {show_time(best.time_s)}"
     if best.plan.bound is not None:
-        line += f", bound {show_time(float(best.plan.bound))} ({100 * (best.time_s / float(best.plan.bound) - 1):.1f} % above)"
+        bound_s = float(best.plan.bound)
+        line += f", bound {show_time(bound_s)}" + (f" ({100 * (best.time_s / bound_s - 1):.1f} % above)" if bound_s else "")
     for other in ranked[1:]:
         line += f"; {other.strategy} " + (show_time(other.time_s) if other.time_s is not None else f"refused: {other.why}")
     return line

@@ -2,12 +2,17 @@
 
 Certificate `cut`: `inside` is a set S of actors. Some bytes must leave S, whatever the algorithm, and the links that leave S carry at
 most `leaving_Bps`; so time >= crossing_bytes / leaving_Bps, where crossing_bytes follows from `demand`:
-    all-gather      size · ranks inside / ranks      each shard in S must reach a rank outside
-    reduce-scatter  size · ranks outside / ranks     each rank outside needs a sum that depends on the inputs inside
+    all-gather      the shards of the ranks inside   each must reach a rank outside
+    reduce-scatter  the shards of the ranks outside  each rank outside needs a sum that depends on the inputs inside
     all-reduce      size                             the ranks outside need the sum of the inputs inside
     broadcast       size, when the root is inside and some rank is outside
     reduce          size, when the root is outside and some rank is inside
-These hold for every algorithm, with or without multicast or reduction in the network.
+    scatter         the shards of the ranks outside, when the root is inside
+    gather          the shards of the ranks inside, when the root is outside
+    all-to-all      size / ranks · ranks inside · ranks outside
+    permute         size · ranks outside whose peer is inside
+These hold for every algorithm, with or without multicast or reduction in the network. They are exact for all but all-reduce (`partition`, and the
+dual of the packing), all-to-all and permute (`bounds_flow`), where the worst cut may lie below the optimum.
 
 Certificate `partition` (all-reduce only): disjoint sets P_1..P_p of actors, each with a rank, together all ranks. For one element,
 every part must send before any part can hold the full sum (p - 1 messages into other parts), and every part but the first to be
@@ -20,51 +25,94 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import gcd
 
 from ...bound import Bound, Certificate
-from .problem import CollectiveProblem
+from .bounds_flow import flow_bound
+from .bounds_latency import latency_bound
+from .problem import ROOTED, CollectiveProblem
 from .rates import RateGraph, rate_graph, worst_cut
 
-__all__ = ["collective_bound"]
+__all__ = ["bandwidth_bound", "collective_bound"]
 
 MAX_WIDTHS = 16  # partitions tried by width; more distinct rates than this are sampled
 
 
 def collective_bound(problem: CollectiveProblem) -> Bound:
-    """The best lower bound we can certify. Exact optimum for all-gather, reduce-scatter, broadcast and reduce without in-network compute.
+    """The best lower bound we can certify: of bandwidth (links that must carry bytes) or of latency (the farthest pair).
 
+    The bandwidth bound is the exact optimum for all-gather, reduce-scatter, broadcast, reduce, scatter and gather without in-network
+    compute, and for all-to-all and permute on fabrics small enough for `bounds_flow`.
     Raises: Disconnected; Unsupported when rates need more than 63 bits.
     """
+    return max([*_bandwidth_bounds(problem), latency_bound(problem)], key=lambda b: b.exact)
+
+
+def bandwidth_bound(problem: CollectiveProblem) -> Bound:
+    """The best bound that counts bytes only. Raises: as `collective_bound`."""
+    return max(_bandwidth_bounds(problem), key=lambda b: b.exact)
+
+
+def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     graph = rate_graph(problem.fabric, problem.ranks)
-    n = graph.ranks
-    size = Fraction(problem.size_bytes)
-    if problem.op == "all-gather":
-        return _cut_bound(problem, graph, worst_cut(graph, [1] * n).inside)
-    if problem.op == "reduce-scatter":
-        return _cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), [1] * n).inside])
-    alone = [int(r == problem.root) for r in range(n)]
-    if problem.op == "broadcast":
-        return _cut_bound(problem, graph, worst_cut(graph, alone).inside)
-    if problem.op == "reduce":
-        return _cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), alone).inside])
-    candidates = [_cut_bound(problem, graph, _narrowest(graph))]
-    candidates += [found for parts in _partitions(problem, graph) if (found := _partition_bound(problem, graph, parts, size)) is not None]
-    return max(candidates, key=lambda b: b.exact)
+    n, op, root = graph.ranks, problem.op, problem.root
+    weight = [1] * n
+    if problem.shard_bytes is not None:
+        unit = gcd(*problem.shard_bytes) or 1
+        weight = [shard // unit for shard in problem.shard_bytes]
+    alone = [int(r == root) for r in range(n)]
+    others = [w * (r != root) for r, w in enumerate(weight)]
+    if op == "all-gather":
+        return [_cut_bound(problem, graph, worst_cut(graph, weight).inside)]
+    if op == "reduce-scatter":
+        return [_cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), weight).inside])]
+    if op == "broadcast":
+        return [_cut_bound(problem, graph, worst_cut(graph, alone).inside)]
+    if op == "reduce":
+        return [_cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), alone).inside])]
+    if op == "gather" and any(others):
+        return [_cut_bound(problem, graph, worst_cut(graph, others, sinks=[root]).inside)]
+    if op == "scatter" and any(others):
+        return [_cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), others, sinks=[root]).inside])]
+    if op == "all-reduce":
+        found = [_cut_bound(problem, graph, _narrowest(graph))]
+        return found + [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
+    cuts = [cut for cut in _cuts_to_try(graph) if op == "all-to-all" or _crossing_bytes(problem, cut)]
+    found = [_cut_bound(problem, graph, cut) for cut in cuts]
+    flow = flow_bound(problem, graph) if op in ("all-to-all", "permute") else None
+    return found + ([flow] if flow is not None else [])
 
 
-def _crossing_bytes(problem: CollectiveProblem, inside: int, n: int) -> Fraction:
-    size = Fraction(problem.size_bytes)
-    if problem.op == "all-gather":
-        return size * inside / n
-    if problem.op == "reduce-scatter":
-        return size * (n - inside) / n
+def _cuts_to_try(graph: RateGraph) -> list[list[bool]]:
+    """Every rank alone and every server with its switches, and all the rest; the narrowest cut."""
+    found = [[v == r for v in range(graph.nodes)] for r in range(graph.ranks)]
+    for server in sorted({graph.group[r] for r in range(graph.ranks)}):
+        inside = [g == server for g in graph.group]
+        if not all(inside[: graph.ranks]):
+            found.append(inside)
+    found.append(list(_narrowest(graph)))
+    cuts = [cut for inside in found for cut in (inside, [not x for x in inside])]
+    return [cut for cut in cuts if graph.leaving(cut)]
+
+
+def _crossing_bytes(problem: CollectiveProblem, inside: Sequence[bool]) -> Fraction:
+    n, size = len(problem.ranks), Fraction(problem.size_bytes)
+    ranks_inside = sum(map(bool, inside[:n]))
+    if problem.op in ("all-gather", "gather", "reduce-scatter", "scatter"):
+        shards = [size / n] * n if problem.shard_bytes is None else [Fraction(x) for x in problem.shard_bytes]
+        side = problem.op in ("all-gather", "gather")
+        return sum((shard for shard, here in zip(shards, inside, strict=False) if bool(here) == side), Fraction(0))
+    if problem.op == "all-to-all":
+        return size / n * ranks_inside * (n - ranks_inside)
+    if problem.op == "permute":
+        return size * sum(1 for r, peer in enumerate(problem.peers) if peer >= 0 and inside[peer] and not inside[r])
     return size
 
 
 def _cut_bound(problem: CollectiveProblem, graph: RateGraph, inside: Sequence[bool]) -> Bound:
     ranks_inside = sum(1 for r in range(graph.ranks) if inside[r])
     leaving = graph.leaving(inside) * graph.unit_Bps
-    crossing = _crossing_bytes(problem, ranks_inside, graph.ranks)
+    crossing = _crossing_bytes(problem, inside)
     return Bound(
         quantity=f"{problem.op} time",
         value=str(crossing / leaving),
@@ -78,9 +126,11 @@ def _cut_bound(problem: CollectiveProblem, graph: RateGraph, inside: Sequence[bo
                 "demand": problem.op,
                 "ranks": graph.ranks,
                 "devices": list(problem.ranks),
-                "root": problem.ranks[problem.root] if problem.op in ("broadcast", "reduce") else "",
+                "root": problem.ranks[problem.root] if problem.op in ROOTED else "",
                 "size_bytes": problem.size_bytes,
                 "crossing_bytes": str(crossing),
+                **({} if problem.shard_bytes is None else {"shard_bytes": list(problem.shard_bytes)}),
+                **({"peers": [problem.ranks[p] if p >= 0 else "" for p in problem.peers]} if problem.peers else {}),
             },
         ),
     )

@@ -16,8 +16,8 @@ from ...fabric import Fabric
 from ...program import Program
 
 __all__ = [
-    "OPERATIONS", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "busbw_factor", "options_of",
-    "require_operation",
+    "OPERATIONS", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "busbw_factor",
+    "options_of", "require_operation",
 ]  # fmt: skip
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute"]
