@@ -19,6 +19,7 @@ from meshwright.decide.collective import NAMES, OPERATIONS, STRATEGIES, Collecti
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, Infeasible, TimeLimit, Unsupported
 from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.program import BUFFER_ROLES
 from meshwright.program_hash import program_hash
 from meshwright.testing import fabrics
 
@@ -125,16 +126,26 @@ def test_doubling_all_rates_halves_the_time(kind: Kind, problem: CollectiveProbl
 @EXAMPLES
 @given(problem=problems())
 def test_plans_are_usable_inside_a_training_step(kind: Kind, problem: CollectiveProblem) -> None:
-    """Unrolled, one in-place buffer per rank, equal chunk counts, no more padding than one element per chunk."""
+    """Unrolled; one buffer per rank, in place (or an input and an output); equal chunk counts, no more padding than one element per chunk.
+
+    Whatever else a rank has is scratch, which the caller's program gets without asking.
+    """
     plan = planned(kind, problem, unroll=True)
     if plan is None:
         return
     buffers = plan.program.buffers
-    assert buffers.actor.tolist() == list(range(len(problem.ranks)))
-    assert len(set(buffers.chunks.tolist())) == len(set(buffers.chunk_bytes.tolist())) == 1
+    promised = plan.program.contract
+    assert promised is not None
+    sides = [[b for b, _, _ in ranges] for ranges in (promised.inputs, promised.outputs)]
+    assert all(buffers.actor[side].tolist() == list(range(len(problem.ranks))) for side in sides)
+    assert sides[0] == sides[1] or problem.op in ("all-to-all", "permute")
+    own = sorted({b for side in sides for b in side})
+    assert all(BUFFER_ROLES[int(buffers.role[b])] == "scratch" for b in range(len(buffers)) if b not in own)
+    assert len(set(buffers.chunks[own].tolist())) == len(set(buffers.chunk_bytes.tolist())) == 1
     assert (plan.program.lanes.repeat == 1).all()
-    held = int(buffers.chunks[0]) * int(buffers.chunk_bytes[0])
-    assert problem.size_bytes <= held < problem.size_bytes + 4 * int(buffers.chunks[0])
+    chunks = int(buffers.chunks[own[0]])
+    held = chunks * int(buffers.chunk_bytes[own[0]])
+    assert problem.size_bytes <= held < problem.size_bytes + 4 * chunks
 
 
 @EXAMPLES
@@ -148,7 +159,7 @@ def test_the_time_limit_ends_in_a_plan_or_a_typed_error(kind: Kind) -> None:
     problem = CollectiveProblem.on(star(24), "all-reduce", 1 << 20, time_limit_s=1e-9)
     try:
         plan = kind().plan(problem, rng=np.random.default_rng(0))
-    except TimeLimit as stop:
+    except (TimeLimit, Unsupported) as stop:
         assert stop.hint
     else:
         assert check_program(plan.program).ok
@@ -166,12 +177,18 @@ def test_header_and_citation(kind: Kind) -> None:
 
 
 def test_auto_ranks_it_among_the_others(kind: Kind) -> None:
-    problem = CollectiveProblem.on(star(5), "all-reduce", 1 << 16, transport=Transport(per_message_s=1e-4))
-    ranked = auto(problem)
-    times = [r.time_s for r in ranked if r.time_s is not None]
-    assert times == sorted(times) and len(ranked) >= len(STRATEGIES)
-    assert any(r.plan is not None and r.plan.strategy == kind.__name__.lower() for r in ranked)
-    assert ranked[0].why.startswith("fastest") and all("above the bound" in r.why for r in ranked if r.plan)
+    planned_one = False
+    for op in OPERATIONS:
+        problem = CollectiveProblem.on(star(5), op, 1 << 16, transport=Transport(per_message_s=1e-4))
+        try:
+            ranked = auto(problem, candidates=[*collective.CANDIDATES, kind()])
+        except Unsupported:  # nobody has this operation
+            continue
+        times = [r.time_s for r in ranked if r.time_s is not None]
+        assert times == sorted(times) and len(ranked) == len(collective.CANDIDATES) + 1
+        planned_one |= any(r.plan is not None and r.plan.strategy == kind.__name__.lower() for r in ranked)
+        assert ranked[0].why.startswith("fastest") and all("above the bound" in r.why for r in ranked if r.plan)
+    assert planned_one, "a strategy without an operation"
 
 
 def test_auto_passes_infeasibility_on_and_explains_refusals(kind: Kind) -> None:

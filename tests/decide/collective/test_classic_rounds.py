@@ -203,7 +203,8 @@ def test_bruck_and_pat_take_their_textbook_time(n: int) -> None:
     # a message of a later round that needs nothing of the one before may hide its latency, or delay a shorter one
     slack = 0.0 if n in POWERS else (rounds - 1) * ALPHA
     for strategy in (Bruck(pack=True), Pat()):
-        for op, factor, book in (("all-gather", 1, gather), ("reduce-scatter", 1, gather), ("all-reduce", 2, 2 * gather), ("all-to-all", 1, exchange)):
+        cases = [("all-gather", 1, gather), ("reduce-scatter", 1, gather), ("all-reduce", 2, 2 * gather), ("all-to-all", 1, exchange)]
+        for op, factor, book in cases:
             plan = plan_of(strategy, ideal(n, op, size))
             if plan is None:
                 continue

@@ -10,11 +10,31 @@ import numpy as np
 from ...cite import Cite
 from ...errors import Infeasible, MeshwrightError, TimeLimit, UnknownName, Unsupported
 from .bounds import collective_bound
+from .bruck import CITE as BRUCK_CITE
+from .bruck import Bruck
+from .classic import CITE as CLASSIC_CITE
+from .classic import Classic
+from .classic_trees import CITE as ROOTED_TREE_CITE
+from .classic_trees import RootedTree
+from .direct import CITE as DIRECT_CITE
+from .direct import Direct
+from .double_tree import CITE as DOUBLE_TREE_CITE
+from .double_tree import DoubleTree
 from .forestcoll import CITE as FORESTCOLL_CITE
 from .forestcoll import ForestColl
+from .halving_doubling import CITE as HALVING_DOUBLING_CITE
+from .halving_doubling import HalvingDoubling, RecursiveDoubling
+from .hierarchical import CITE as HIERARCHICAL_CITE
+from .hierarchical import Hierarchical
+from .nccl import CITE as NCCL_CITE
+from .nccl import Nccl
+from .pat import CITE as PAT_CITE
+from .pat import Pat
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .ring import CITE as RING_CITE
 from .ring import Ring
+from .scatter_allgather import CITE as SCATTER_ALLGATHER_CITE
+from .scatter_allgather import ScatterAllGather
 from .taccl import CITE as TACCL_CITE
 from .taccl import Taccl
 from .value import simulated_time_s
@@ -24,9 +44,26 @@ __all__ = [
     "Ring", "Taccl", "auto", "collective_bound", "strategy",
 ]  # fmt: skip
 
-STRATEGIES: tuple[type[CollectiveStrategy], ...] = (Ring, ForestColl, Taccl)
-CITES: dict[str, Cite] = {"ring": RING_CITE, "forestcoll": FORESTCOLL_CITE, "taccl": TACCL_CITE}
-NAMES: dict[str, type[CollectiveStrategy]] = {"ring": Ring, "forestcoll": ForestColl, "taccl": Taccl}
+# name -> (strategy, where it comes from): one line per strategy, in the order in which they are shown
+LISTED: dict[str, tuple[type[CollectiveStrategy], Cite]] = {
+    "ring": (Ring, RING_CITE),
+    "forestcoll": (ForestColl, FORESTCOLL_CITE),
+    "taccl": (Taccl, TACCL_CITE),
+    "doubletree": (DoubleTree, DOUBLE_TREE_CITE),
+    "halvingdoubling": (HalvingDoubling, HALVING_DOUBLING_CITE),
+    "recursivedoubling": (RecursiveDoubling, HALVING_DOUBLING_CITE),
+    "bruck": (Bruck, BRUCK_CITE),
+    "pat": (Pat, PAT_CITE),
+    "direct": (Direct, DIRECT_CITE),
+    "rootedtree": (RootedTree, ROOTED_TREE_CITE),
+    "scatterallgather": (ScatterAllGather, SCATTER_ALLGATHER_CITE),
+    "hierarchical": (Hierarchical, HIERARCHICAL_CITE),
+    "classic": (Classic, CLASSIC_CITE),
+    "nccl": (Nccl, NCCL_CITE),
+}
+STRATEGIES: tuple[type[CollectiveStrategy], ...] = tuple(kind for kind, _ in LISTED.values())
+CITES: dict[str, Cite] = {name: cite for name, (_, cite) in LISTED.items()}
+NAMES: dict[str, type[CollectiveStrategy]] = {name: kind for name, (kind, _) in LISTED.items()}
 CANDIDATES: tuple[CollectiveStrategy, ...] = (Ring(), Ring(bidirectional=True), ForestColl())  # what `auto` tries, in this order
 
 
