@@ -76,7 +76,7 @@ class Blink:
     theta: float = 0.05
     exact: bool = False
     pieces: int | None = None
-    max_pieces: int = 128
+    max_pieces: int = 512
     unroll: bool | None = None
     relay: bool | None = None
     switch_channel_s: float = 0.0
@@ -130,9 +130,10 @@ class Blink:
         for relay in tries:
             try:
                 return self._sets_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), relay), relay
-            except Disconnected:
-                if relay == tries[-1]:
-                    raise
+            except Disconnected as error:
+                if relay == tries[-1]:  # the bound found no cut, so only trees that need links both ways can fail
+                    text = f"no tree of links that go both ways joins the ranks: {error.message}"
+                    raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
         raise AssertionError("one of the tries returns or raises")
 
     def _sets_on(self, problem: CollectiveProblem, graph: RateGraph, relay: bool) -> list[TreeSet]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -172,7 +173,7 @@ def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
         if not any(rank in (path[0], path[-1]) for path in chosen):
             raise Disconnected(f"rank {rank} of the allocation has no path to another", hint="add links, or name a connected part of the devices")
     rates = {(u, v): rate for u, v, rate in allocation.arcs}
-    used = sorted({arc for path in chosen for arc in zip(path, path[1:], strict=False)})
+    used = sorted({arc for path in chosen for arc in pairwise(path)})
     number = {arc: i for i, arc in enumerate(used)}
     ptr = np.zeros(len(chosen) + 1, np.int32)
     np.cumsum([len(path) - 1 for path in chosen], out=ptr[1:])
@@ -181,7 +182,7 @@ def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
         np.array([path[0] for path in chosen], np.int32),
         np.array([path[-1] for path in chosen], np.int32),
         ptr,
-        np.array([number[arc] for path in chosen for arc in zip(path, path[1:], strict=False)], np.int32),
+        np.array([number[arc] for path in chosen for arc in pairwise(path)], np.int32),
         np.array([rates[arc] for arc in used], np.float64),
     )
     return Paths(edges, tuple(chosen), tuple(used))

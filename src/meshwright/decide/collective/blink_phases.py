@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from ...errors import Disconnected
 from .blink_graph import canonical
@@ -51,10 +52,10 @@ def three_phase_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: fl
     shares = port_shares(problem, graph, servers)
     locals_: list[_Local] = []
     for members, share in zip(servers, shares, strict=True):
-        trees = _local_trees(graph, members, epsilon, theta)
-        if trees is None:
+        inside = _local_trees(graph, members, epsilon, theta)
+        if inside is None:
             return None
-        locals_.append(_Local(members, trees, share))
+        locals_.append(_Local(members, inside, share))
     best: tuple[Fraction, int, list[Chosen]] | None = None
     period = max(len(local.roots) for local in locals_) * len(servers)
     for count in sorted({*range(1, 25), *(period * i for i in range(1, 5))}):
@@ -67,9 +68,8 @@ def three_phase_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: fl
         if best is None or rate > best[0] * Fraction(103, 100):
             best = rate, count, trees
     assert best is not None
-    facts = {
-        "servers": [len(s) for s in servers], "units": best[1], "trees": len(best[2]), "roots": [[problem.ranks[r] for r, _ in x.roots] for x in locals_],
-    }  # fmt: skip
+    roots = [[problem.ranks[r] for r, _ in x.roots] for x in locals_]
+    facts = {"servers": [len(s) for s in servers], "units": best[1], "trees": len(best[2]), "roots": roots}
     return TreeSet("three-phase", graph, tuple(best[2]), best[0], facts)
 
 
@@ -106,7 +106,8 @@ def port_shares(problem: CollectiveProblem, graph: RateGraph, servers: Sequence[
                 if other == h:
                     continue
                 peers = [theirs[(place + i) % len(theirs)] for i in range(len(theirs))]
-                pair = next(((a, b) for p in peers if (a := switch_path(problem, graph, rank, p)) and (b := switch_path(problem, graph, p, rank))), None)
+                ways = ((switch_path(problem, graph, rank, p), switch_path(problem, graph, p, rank)) for p in peers)
+                pair = next(((a, b) for a, b in ways if a and b), None)
                 if pair is None:
                     routes.pop(rank, None)
                     break
@@ -114,10 +115,10 @@ def port_shares(problem: CollectiveProblem, graph: RateGraph, servers: Sequence[
         users: dict[tuple[int, int], set[int]] = {}
         for rank, paths in routes.items():
             for path in paths:
-                for hop in zip(path, path[1:], strict=False):
+                for hop in pairwise(path):
                     users.setdefault(hop, set()).add(rank)
         rate = {
-            rank: min(Fraction(graph.arcs[hop], len(users[hop])) for path in paths for hop in zip(path, path[1:], strict=False))
+            rank: min(Fraction(graph.arcs[hop], len(users[hop])) for path in paths for hop in pairwise(path))
             for rank, paths in routes.items()
         }  # fmt: skip
         total = sum(rate.values(), Fraction(0))

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import Disconnected, Unsupported
 from ...kernels.strength import pack_spanning_trees, strength
 from .blink_graph import canonical, path_edges
-from .blink_pack import Packing, Rooted, pack, two_way
+from .blink_pack import Packing, Rooted, pack
 from .forest_pack import Tree
 from .lower_trees import Part
 from .problem import CollectiveProblem
@@ -151,7 +151,6 @@ def _renamed(op: str, tree: Rooted, units: int, order: Sequence[int]) -> Chosen:
 
 def _exact_spanning(problem: CollectiveProblem, graph: RateGraph) -> Packing:
     """As many whole trees as the strength says, by matroid union, after scaling capacities by its denominator."""
-    allocation, _ = canonical(graph)
     numbers = {(u, v): r for (u, v), r in graph.arcs.items()}
     edges = {(u, v): min(r, numbers.get((v, u), 0)) for (u, v), r in numbers.items() if u < v}
     best = strength(graph.ranks, {pair: r for pair, r in edges.items() if r})
