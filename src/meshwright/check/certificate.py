@@ -9,6 +9,7 @@ from typing import Any
 from ..bound import Bound, fraction_of
 from ..fabric import Fabric
 from ..plan import TrainingLayout
+from .packing import packing_time
 from .verdict import Finding
 
 __all__ = ["check_bound"]
@@ -46,6 +47,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return _partition(data, fabric)
     if kind == "metric":
         return _metric(data, fabric)
+    if kind == "packing":
+        return packing_time(data, fabric)
     if kind == "latency":
         return _latency(data, fabric)
     if kind == "roofline":
