@@ -263,7 +263,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
     for name, decision in plan.decisions.items():
         if name.startswith("collective:"):
             for strategy in decision["strategy"].split("+"):
-                found.append((name, import_module(f".decide.collective.{strategy}", __package__).CITE))
+                where = ".msccl" if strategy == "msccl" else f".decide.collective.{strategy}"  # imported files, planners
+                found.append((name, import_module(where, __package__).CITE))
         elif name == "pipeline":
             module = import_module(f".decide.pipeline.{decision['strategy']}", __package__)
             found += [(name, module.CITE)] if hasattr(module, "CITE") else []

@@ -1,17 +1,25 @@
-"""Handing a schedule over: program -> MSCCL algorithm -> check, with other ways of writing it where one does not pass."""
+"""Handing schedules over: program -> MSCCL algorithm -> check, with other ways of writing it where one does not pass; and back, as plans."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from . import __version__
 from .check.msccl import check_msccl
 from .check.verdict import Verdict
+from .cost import Cost
+from .decide.collective.problem import CollectiveProblem
 from .errors import Unsupported
-from .msccl import MscclAlgo
+from .from_msccl import import_msccl
+from .msccl import CITE, MscclAlgo, collective_of
+from .plan import CycleEntry, Plan, Prediction
 from .program import Program
+from .program_hash import program_hash
 from .to_msccl import MscclOptions, lower_to_msccl
 
-__all__ = ["Handover", "export_msccl"]
+__all__ = ["Handover", "chunk_bytes_of", "export_msccl", "original_msccl", "plan_of_msccl"]
 
 
 _WAYS: tuple[dict[str, bool], ...] = (
@@ -67,3 +75,68 @@ def _more_telling(old: Unsupported | None, new: Unsupported) -> Unsupported:
     if old is not None and "needed" in old.data and "needed" not in new.data:
         return old
     return new
+
+
+# ---- plans from foreign files ------------------------------------------------------------------------------------------
+def plan_of_msccl(algo: MscclAlgo, text: str, problem: CollectiveProblem, *, source: str) -> Plan:
+    """A plan that carries out a foreign algorithm on a fabric, with bound and prediction. The file goes along (`text`), so that an unchanged
+    plan can be written back as it was: GPU, block, step and dependence numbers included.
+
+    Raises: Unsupported for another number of ranks or another operation than the problem's; CheckFailed for a wrong algorithm.
+    """
+    from .decide.collective.bounds import collective_bound
+    from .decide.collective.value import simulated_time_s
+    from .drive import check
+    from .io.fabric_document import fabric_document
+
+    if algo.ranks != len(problem.ranks):
+        raise Unsupported(f"{source} is for {algo.ranks} gpus, {len(problem.ranks)} devices are given", hint="choose with --devices")
+    if collective_of(algo) != problem.op:
+        raise Unsupported(f"{source} is a {algo.collective}, not a {problem.op}")
+    check_msccl(algo).raise_if_wrong()
+    in_place = algo.modes[0]
+    chunk_bytes = chunk_bytes_of(algo, problem.size_bytes, problem.element_bytes)
+    program = import_msccl(algo, in_place=in_place, chunk_bytes=chunk_bytes).program
+    time_s = simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
+    cost = Cost() if problem.transport is None else Cost(transport=problem.transport)
+    name = program_hash(program)
+    job = {
+        "op": problem.op, "ranks": list(problem.ranks), "size_bytes": problem.size_bytes, "root": problem.root,
+        "element_bytes": problem.element_bytes,
+    }  # fmt: skip
+    decision = {
+        "strategy": "msccl", "options": {"in_place": in_place, "chunk_bytes": chunk_bytes}, "notes": {"source": source, "xml": text},
+        "why": f"imported from {source}", "cite": [CITE.key],
+    }  # fmt: skip
+    plan = Plan(
+        kind="collective", job={"collective": job, "cost": msgspec.to_builtins(cost), "works": {}}, target_fabric=fabric_document(problem.fabric),
+        placement=problem.ranks, programs={name: program}, cycle=(CycleEntry(program=name),), decisions={f"collective:{problem.op}": decision},
+        bound=collective_bound(problem), prediction=Prediction(target_fabric=problem.fabric.name, time_s=time_s),
+        versions={"meshwright": __version__},
+    )  # fmt: skip
+    check(plan)
+    return plan
+
+
+def chunk_bytes_of(algo: MscclAlgo, size_bytes: int, element_bytes: int) -> int:
+    """Bytes of a chunk of a call of that size (padded to whole elements)."""
+    whole = algo.chunks_per_loop * (algo.ranks if collective_of(algo) in ("gather", "scatter") else 1)
+    elements = (size_bytes + element_bytes - 1) // element_bytes
+    return (elements + whole - 1) // whole * element_bytes
+
+
+def original_msccl(plan: Plan) -> MscclAlgo | None:
+    """The file that the plan was imported from, if its program is still what that file says.
+
+    Raises: FormatError when the plan carries something that is no MSCCL file.
+    """
+    from .io.msccl_xml import parse_msccl
+
+    for decision in plan.decisions.values():
+        notes, options = decision.get("notes", {}), decision.get("options", {})
+        if decision.get("strategy") == "msccl" and isinstance(notes.get("xml"), str):
+            algo = parse_msccl(notes["xml"].encode(), "the plan's MSCCL file")
+            made = import_msccl(algo, in_place=bool(options.get("in_place")), chunk_bytes=int(options.get("chunk_bytes", 4)))
+            if program_hash(made.program) == plan.cycle[0].program:
+                return algo
+    return None

@@ -1,0 +1,61 @@
+"""NCCL's tuner configuration, for `collective export --format nccl-tuner` and `collective import --format nccl-tuner`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..io.nccl_tuner import TunerRow
+
+__all__ = ["export_tuner", "import_tuner"]
+
+
+def export_tuner(args: argparse.Namespace) -> Result:
+    """Per size the algorithm and protocol that NCCL's model expects to be fastest on the fabric; NCCL keeps its number of channels."""
+    from ..decide.collective.nccl_model import choices, topology_of
+    from ..drive import read_fabric
+    from ..errors import UsageError
+    from ..io.nccl_tuner import COLLECTIVES, rows_of_choices, write_tuner
+    from .collective_nccl import sizes_of
+
+    if args.fabric is None:
+        raise UsageError("--format nccl-tuner needs --fabric", hint="e.g. --fabric dgx-h100:2")
+    if args.what not in COLLECTIVES.values():
+        raise UsageError(f"the tuner plugin knows no {args.what!r}", hint=f"one of {', '.join(COLLECTIVES.values())}")
+    fabric = read_fabric(args.fabric, args.devices)
+    names = [d.name for d in fabric.devices]
+    topology = topology_of(fabric, names)
+    found = [(size, best.algorithm.lower(), best.protocol.lower(), -1) for size, best in choices(topology, args.what, sizes_of(args.sizes))]
+    rows = rows_of_choices(args.what, found, nodes=topology.nodes, ranks=topology.ranks)
+    write_tuner(args.out, rows)
+    return Result(_document(args.out, rows), f"{args.out}: {len(rows)} ranges of sizes\n" + "\n".join(_lines(rows)))
+
+
+def import_tuner(path: str, where: str) -> Result:
+    """What a configuration says, in order."""
+    from ..io.nccl_tuner import read_tuner
+
+    rows = read_tuner(path)
+    return Result(_document(where, rows), "\n".join([f"{where}: {len(rows)} rows, the first that matches holds", *_lines(rows)]))
+
+
+def _document(where: str, rows: Sequence[TunerRow]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"schema": "meshwright.nccl-tuner", "version": 1, "format": "nccl-tuner", "file": where, "rows": [asdict(row) for row in rows]}
+
+
+def _lines(rows: Sequence[TunerRow]) -> list[str]:
+    from ..io.nccl_tuner import NO_LIMIT
+    from ..io.quantity import show_size
+
+    lines = []
+    for row in rows:
+        end = "any size" if row.max_bytes >= NO_LIMIT else show_size(row.max_bytes)
+        channels = f", {row.channels} channels" if row.channels > 0 else ""
+        lines.append(f"  {row.op} {show_size(row.min_bytes)} to {end}: {row.algorithm} {row.protocol}{channels}")
+    return lines
