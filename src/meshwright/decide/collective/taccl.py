@@ -58,7 +58,9 @@ MOST_MOVES = 4_000_000  # chunks · links beyond which nothing is tried
 MOST_TRANSFERS = 6_000  # of a schedule with instances
 SMALLEST_BYTES = 4096  # a chunk is not cut below
 MOST_INSTANCES = 16
-SIMULATED = 3  # candidates that the simulator decides between
+FEW_SOURCES = ("broadcast", "reduce", "scatter", "permute")  # no sender is derived for each rank: few ranks send
+MOST_WAYS = 8  # chunks that a broadcast's buffer is cut into
+SIMULATED = 8  # candidates that the simulator decides between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ class _Planner:
         assert options.sketch is None or isinstance(options.sketch, Sketch)
         self.problem, self.options, self.bound, self.sketch = problem, options, bound, options.sketch
         self.deadline = monotonic() + problem.time_limit_s
-        self.topology = logical_topology(problem.fabric, problem.ranks, self.sketch)
+        self.topology = logical_topology(problem.fabric, problem.ranks, self.sketch, rooted=problem.op in FEW_SOURCES)
         self.chunkup = options.chunkup or self._chunkup()
         self.chunks, self.per_buffer = chunks_of(problem, self.chunkup)
         if len(self.chunks) * len(self.topology.links) > MOST_MOVES:
@@ -123,10 +125,12 @@ class _Planner:
         self.notes: dict[str, Any] = {}
 
     def _chunkup(self) -> int:
-        """The sketch's, as long as chunks are whole elements."""
-        wanted = self.sketch.chunkup if self.sketch is not None else 1
-        blocks = 1 if self.problem.op in ("broadcast", "reduce", "permute") else len(self.problem.ranks)
-        return max(1, min(wanted, self.problem.size_bytes // self.problem.element_bytes // blocks))
+        """The sketch's as long as chunks are whole elements; without one, enough for a single large block to take several ways."""
+        whole = self.problem.op in ("broadcast", "reduce", "permute")
+        blocks = 1 if whole else len(self.problem.ranks)
+        if self.sketch is not None:
+            return max(1, min(self.sketch.chunkup, self.problem.size_bytes // self.problem.element_bytes // blocks))
+        return max(1, min(MOST_WAYS, len(self.problem.ranks), self.problem.size_bytes // SMALLEST_BYTES)) if whole else 1
 
     def chunk_bytes(self, instances: int) -> int:
         elements = -(-self.problem.size_bytes // self.problem.element_bytes)
@@ -228,16 +232,17 @@ class _Planner:
             phases, how = tuple(r for _, r in picked), tuple(h for h, _ in picked)
             if any(phases == other.phases for other in found):
                 continue
-            mine: list[_Candidate] = []
+            mine: list[list[_Candidate]] = []
             for instances in self._instances(sum(len(links) for phase in phases for links in phase)):
                 if mine and monotonic() > self.deadline - 0.6 * self.problem.time_limit_s:
                     break
                 transfers = self._transfers(problems, phases, instances)
                 timing = Timing.of(self.topology, self.chunk_bytes(instances), self.problem.transport)
-                mine.append(_Candidate(phases, how, instances, transfers, improved(transfers, timing, self._ties(transfers))))
-                if len(mine) > 2 and mine[-1].schedule.makespan_s >= 0.999 * mine[-3].schedule.makespan_s:
+                schedules = improved(transfers, timing, self._ties(transfers), self.deadline - 0.5 * self.problem.time_limit_s)
+                mine.append([_Candidate(phases, how, instances, transfers, s) for s in schedules])
+                if len(mine) > 2 and mine[-1][0].schedule.makespan_s >= 0.999 * mine[-3][0].schedule.makespan_s:
                     break
-            found += mine
+            found += [c for group in mine for c in group]
         return sorted(found, key=lambda c: (c.schedule.makespan_s, len(c.transfers)))
 
     def _instances(self, transfers: int) -> list[int]:
@@ -307,19 +312,33 @@ def _backwards(transfers: Sequence[Transfer]) -> list[Transfer]:
     return [Transfer(x.chunk, x.link, tuple(waiting[t]), adds=True) for t, x in enumerate(transfers)]
 
 
+def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:
+    """The better of the greedy routes and how long their schedule takes."""
+    tried = []
+    for rare in (False, True):
+        if rare and all(len(c.dests) == 1 for c in problem.chunks):
+            break
+        routes = greedy_routes(problem, deadline, rare=rare)
+        transfers = transfers_of(problem, routes)
+        tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
+        if len(transfers) > MOST_TRANSFERS:
+            break
+    horizon_s, _, routes = min(tried, key=lambda x: x[:2])
+    return routes, horizon_s
+
+
 @lru_cache(maxsize=64)
 def _routed(problem: RoutingProblem, seconds: float, nodes: int, binaries: int) -> tuple[tuple[str, Routes], ...]:
     """Routes to choose from, (how, routes): the integer program's and the greedy ones. Kept for the sizes to come; it depends on its arguments."""
-    greedy = greedy_routes(problem)
+    deadline = monotonic() + seconds
+    greedy, horizon_s = _greedy(problem, deadline)
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
     size = sum(map(len, problem.allowed)) / max(1, len(problem.group))
     if size > binaries or not nodes:
         return tuple(found)
-    transfers = transfers_of(problem, greedy)
-    horizon_s = improved(transfers, problem.timing, [0] * len(transfers)).makespan_s
     if horizon_s <= problem.floor_s * (1 + 1e-9):
         return (("greedy, at the bound", greedy),)
-    exact = route_exactly(problem, greedy, horizon_s, deadline=monotonic() + seconds, nodes=nodes)
+    exact = route_exactly(problem, greedy, horizon_s, deadline=deadline, nodes=nodes)
     if exact is None:
         return tuple(found)
     gap = exact.time_s / exact.floor_s - 1 if exact.floor_s > 0 else float("inf")

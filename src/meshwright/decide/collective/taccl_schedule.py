@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
+from time import monotonic
 
 from ...cost import Transport
 from .taccl_topology import LogicalTopology
@@ -168,22 +170,23 @@ def replay(transfers: Sequence[Transfer], timing: Timing, order: Sequence[int]) 
     return Schedule(tuple(start), tuple(end), tuple(order))
 
 
-def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int]) -> Schedule:
-    """The best of: TACCL's rule, the eager rule, and both improved by scheduling backwards and forwards in turns.
+def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], deadline: float = inf) -> list[Schedule]:
+    """TACCL's rule, the eager rule, and the better one improved by scheduling backwards and forwards in turns; the shortest first.
 
     Backwards: the reversed transfers on the same resources, those that ended last first; their ends are how urgent each transfer is, links'
     queues included (justification, as in resource-constrained project scheduling).
     """
     travel = remaining_s(transfers, timing)
     found = [list_schedule(transfers, timing, travel, eager=eager, tie=tie) for eager in (True, False)]
-    best = min(found, key=lambda s: s.makespan_s)
+    now = best = min(found, key=lambda s: s.makespan_s)
     after = successors(transfers)
     back = [Transfer(x.chunk, x.link, tuple(after[t]), x.adds) for t, x in enumerate(transfers)]
     held = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
     behind = tuple(tuple(delay - o - h for o, h in zip(offsets, holds, strict=True)) for delay, offsets, holds in held)
     mirrored = Timing(timing.resources, behind, timing.hold_s, timing.delay_s, timing.overhead_s)
-    now = best
     for _ in range(IMPROVEMENTS):
+        if monotonic() > deadline:
+            break
         backward = list_schedule(back, mirrored, now.end_s, tie=tie)
         now = list_schedule(transfers, timing, backward.end_s, tie=tie)
         other = list_schedule(transfers, timing, backward.end_s, eager=False, tie=tie)
@@ -191,4 +194,5 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int]) 
         if now.makespan_s >= best.makespan_s:
             break
         best = now
-    return best
+        found.append(now)
+    return sorted(found, key=lambda s: s.makespan_s)

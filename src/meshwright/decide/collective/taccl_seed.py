@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from math import inf
+from time import monotonic
 
+from ...errors import TimeLimit
 from .taccl_chunks import Chunk
 from .taccl_schedule import Timing, Transfer
 
@@ -149,8 +152,9 @@ class RoutingProblem:
 
 
 class _Greedy:
-    def __init__(self, problem: RoutingProblem, group: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+    def __init__(self, problem: RoutingProblem, group: Sequence[tuple[Sequence[int], Sequence[int]]], rare: bool) -> None:
         self.p, self.group = problem, group
+        self.dear_s = max((max(h) for h in problem.timing.hold_s), default=0.0) if rare else 0.0
         self.free: dict[int, float] = {}
         self.have = [{c.source: 0.0} for c in problem.chunks]
         self.entered: set[tuple[int, int]] = set()
@@ -196,7 +200,7 @@ class _Greedy:
     def key(self, c: int, i: int) -> tuple[float, float, int, int]:
         at = self.start_s(c, i)
         arrives = at + self.p.timing.delay_s[i]
-        return arrives + self.rest_s(c, self.p.links[i][1]), at, c, i
+        return arrives + self.rest_s(c, self.p.links[i][1]) + self.dear_s * len(self.have[c]), at, c, i
 
     def move(self, c: int, i: int) -> None:
         timing, (_, b, remote) = self.p.timing, self.p.links[i]
@@ -209,7 +213,7 @@ class _Greedy:
         if remote:
             self.entered.add((c, self.p.box[b]))
 
-    def run(self) -> Routes | None:
+    def run(self, deadline: float) -> Routes | None:
         heap: list[tuple[float, float, int, int]] = []
 
         def offer(c: int, rank: int) -> None:
@@ -219,7 +223,12 @@ class _Greedy:
 
         for c, chunk in enumerate(self.p.chunks):
             offer(c, chunk.source)
+        moves = 0
         while heap:
+            moves += 1
+            if moves % 4096 == 0 and monotonic() > deadline:
+                hint = "raise the time limit, or give a sketch with fewer links"
+                raise TimeLimit("time is up before every chunk had a route", where="taccl", hint=hint)
             found = heappop(heap)
             _, _, c, i = found
             if not self.possible(c, i):
@@ -240,13 +249,16 @@ class _Greedy:
         return tuple(tuple(r) for r in self.routes)
 
 
-def greedy_routes(problem: RoutingProblem) -> Routes:
-    """A first routing, symmetric if that works out."""
+def greedy_routes(problem: RoutingProblem, deadline: float = inf, *, rare: bool = False) -> Routes:
+    """A first routing, symmetric if that works out. `rare`: chunks that few ranks have go first, which suits many chunks of one source.
+
+    Raises: TimeLimit after `deadline` (monotonic seconds).
+    """
     group = problem.group
-    found = _Greedy(problem, group).run() if len(group) > 1 else None
+    found = _Greedy(problem, group, rare).run(deadline) if len(group) > 1 else None
     if found is None:
         one = [(range(len(problem.chunks)), range(len(problem.links)))]
-        found = _Greedy(problem, one).run()
+        found = _Greedy(problem, one, rare).run(deadline)
     assert found is not None, "every chunk can reach its destinations over allowed links"
     return found
 
