@@ -181,11 +181,11 @@ def test_auto_ranks_it_among_the_others(kind: Kind) -> None:
     for op in OPERATIONS:
         problem = CollectiveProblem.on(star(5), op, 1 << 16, transport=Transport(per_message_s=1e-4))
         try:
-            ranked = auto(problem, candidates=[*collective.CANDIDATES, kind()])
+            ranked = auto(problem, candidates=[collective.Ring(), collective.ForestColl(), kind()])
         except Unsupported:  # nobody has this operation
             continue
         times = [r.time_s for r in ranked if r.time_s is not None]
-        assert times == sorted(times) and len(ranked) == len(collective.CANDIDATES) + 1
+        assert times == sorted(times) and len(ranked) == 3
         planned_one |= any(r.plan is not None and r.plan.strategy == kind.__name__.lower() for r in ranked)
         assert ranked[0].why.startswith("fastest") and all("above the bound" in r.why for r in ranked if r.plan)
     assert planned_one, "a strategy without an operation"

@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 HELP = "the least time a collective can take on a fabric, with its proof"
 
+SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
 
-def problem_arguments(parser: argparse.ArgumentParser) -> None:
+
+def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     """What names a collective problem; shared by the commands of this noun."""
-    parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast or reduce")
+    parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, scatter, gather or permute")
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; rank i is the i-th of them")
-    parser.add_argument(
-        "--size", required=True, help="e.g. 1GiB; all-gather: the gathered result; reduce-scatter: one rank's whole input; otherwise the buffer"
-    )
-    parser.add_argument("--root", type=int, default=0, help="rank that a broadcast starts at or a reduce ends at (default 0)")
+    if sized:
+        parser.add_argument("--size", required=True, help=SIZE_HELP)
+        parser.add_argument("--shards", metavar="SIZES", help="what each rank owns, e.g. 4KiB,8KiB,0 (all-gather, reduce-scatter, scatter, gather)")
+    parser.add_argument("--root", type=int, default=0, help="rank that data starts from or ends at (default 0)")
+    parser.add_argument("--peers", metavar="RANKS", help="permute: the rank that each rank receives from, e.g. 1,2,0; -1 = none (default: a shift)")
     parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
 
 
@@ -30,19 +33,32 @@ def problem_of(args: argparse.Namespace, **more: object) -> CollectiveProblem:
     from ..decide.collective import CollectiveProblem
     from ..drive import read_fabric
 
-    size = _size_bytes(args.size)
     fabric = read_fabric(args.fabric, args.devices)
-    return CollectiveProblem.on(fabric, args.op, size, root=args.root, element_bytes=args.element_bytes, **more)
+    if getattr(args, "shards", None):
+        more["shard_bytes"] = tuple(size_bytes(part, "--shards") for part in args.shards.split(","))
+    if args.peers:
+        more["peers"] = _ranks(args.peers)
+    return CollectiveProblem.on(fabric, args.op, size_bytes(args.size), root=args.root, element_bytes=args.element_bytes, **more)
 
 
-def _size_bytes(text: str) -> int:
+def _ranks(text: str) -> tuple[int, ...]:
+    from ..errors import UsageError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"not a list of ranks: {text[:64]!r}", where="--peers", hint="e.g. --peers 1,2,0") from None
+
+
+def size_bytes(text: str, where: str = "--size") -> int:
+    """Bytes of `64MiB` or of a plain number. Raises UsageError."""
     from ..errors import UsageError
     from ..io.quantity import parse_size_bytes
 
     try:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else parse_size_bytes(text)
     except ValueError as error:
-        raise UsageError(str(error), where="--size", hint="e.g. --size 64MiB") from None
+        raise UsageError(str(error), where=where, hint=f"e.g. {where} 64MiB") from None
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

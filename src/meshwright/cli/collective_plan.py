@@ -19,7 +19,7 @@ HELP = "a schedule for a collective on a fabric"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
-    parser.add_argument("--strategy", default="auto", help="auto (default: the fastest in simulation), ring or forestcoll")
+    parser.add_argument("--strategy", default="auto", help="auto (default: the fastest in simulation) or a strategy's name")
     parser.add_argument("--trees", type=int, help="forestcoll: trees per root (default: chosen)")
     parser.add_argument("--pieces", type=int, help="pipeline pieces (ring: slices; default: chosen)")
     parser.add_argument("--seed", type=int, default=0)
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.collective import CANDIDATES, strategy
+    from ..decide.collective import default_candidates, strategy
     from ..drive import write_plan
     from ..drive_collective_job import plan_collective
     from ..errors import UsageError
@@ -39,9 +39,10 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None and not args.out.resolve().parent.is_dir():
         raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
-    listed: Sequence[CollectiveStrategy] = CANDIDATES if args.strategy == "auto" else [strategy(args.strategy)()]
+    listed: Sequence[CollectiveStrategy] = default_candidates() if args.strategy == "auto" else [strategy(args.strategy)()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
-    plan, ranked = plan_collective(problem, candidates=candidates)
+    each_s = args.time_limit / 4 if len(candidates) > 1 else args.time_limit
+    plan, ranked = plan_collective(problem, candidates=candidates, search=args.pieces is None, each_s=each_s)
     document, text = plan_document(problem, ranked), plan_line(problem, ranked)
     if args.out is not None:
         write_plan(args.out, plan)

@@ -12,10 +12,10 @@ from ..bound import Bound
 from ..decide.collective.problem import ROOTED, CollectiveProblem, Ranked, busbw_factor
 from ..io.quantity import show_rate, show_size, show_time
 
-__all__ = ["bound_document", "bound_line", "plan_document", "plan_line"]
+__all__ = ["bound_document", "bound_line", "bound_values", "head_of", "plan_document", "plan_line"]
 
 
-def _head(problem: CollectiveProblem) -> dict[str, Any]:
+def head_of(problem: CollectiveProblem) -> dict[str, Any]:
     head: dict[str, Any] = {
         "schema": "meshwright.collective",
         "version": 1,
@@ -33,7 +33,7 @@ def _head(problem: CollectiveProblem) -> dict[str, Any]:
     return head
 
 
-def _bound(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
+def bound_values(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
     algbw = problem.size_bytes / bound.exact if bound.exact else Fraction(0)
     return {
         "time_s": float(bound),
@@ -45,14 +45,14 @@ def _bound(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
 
 
 def bound_document(problem: CollectiveProblem, bound: Bound) -> dict[str, Any]:
-    return _head(problem) | {"bound": _bound(problem, bound)}
+    return head_of(problem) | {"bound": bound_values(problem, bound)}
 
 
 def plan_document(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> dict[str, Any]:
     """The fastest candidate, the bound, the ratio between them, and the other candidates with the reason why they lost."""
     best = ranked[0]
     assert best.plan is not None and best.time_s is not None
-    document = _head(problem)
+    document = head_of(problem)
     algbw = problem.size_bytes / best.time_s
     document |= {
         "strategy": best.strategy,
@@ -64,7 +64,8 @@ def plan_document(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> dict[
         "busbw_Bps": algbw * float(busbw_factor(problem.op, len(problem.ranks))),
     }
     if best.plan.bound is not None:
-        document |= {"ratio": best.time_s / float(best.plan.bound) if best.plan.bound.exact else None, "bound": _bound(problem, best.plan.bound)}
+        bound = best.plan.bound
+        document |= {"ratio": best.time_s / float(bound) if bound.exact else None, "bound": bound_values(problem, bound)}
     document["alternatives"] = [{"strategy": other.strategy, "time_s": other.time_s, "why": other.why} for other in ranked[1:]]
     return document
 

@@ -1,0 +1,63 @@
+"""`meshwright collective compare`: every strategy at every size, the bound, and the winner, in the columns of nccl-tests."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .collective_bound import SIZE_HELP, problem_arguments, problem_of, size_bytes
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..decide.collective import CollectiveStrategy
+
+HELP = "all strategies at all sizes: time, algbw, busbw, the bound and the winner"
+MOST_SIZES = 64
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    problem_arguments(parser, sized=False)
+    parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
+    parser.add_argument("--strategies", help="names separated by commas (default: all)")
+    parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
+    parser.add_argument("--time-limit", type=float, default=5.0, metavar="S", help="seconds for one strategy at one size (default 5)")
+    parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def sizes_of(text: str) -> list[int]:
+    """The sizes that `--sizes` names, in bytes. Raises UsageError."""
+    from ..errors import UsageError
+
+    if ":" not in text:
+        found = [size_bytes(part, "--sizes") for part in text.split(",")]
+    else:
+        parts = text.split(":")
+        factor = parts[2] if len(parts) == 3 else "2"
+        if len(parts) > 3 or not factor.isascii() or not factor.isdigit() or int(factor) < 2:
+            raise UsageError(f"not a range of sizes: {text[:64]!r}", where="--sizes", hint="FIRST:LAST or FIRST:LAST:FACTOR, e.g. 1KiB:1GiB:4")
+        size, last = size_bytes(parts[0], "--sizes"), size_bytes(parts[1], "--sizes")
+        if size < 1 or size > last:
+            raise UsageError(f"the range {text[:64]!r} is empty", where="--sizes", hint="the first size must be >= 1 B and not above the last")
+        found = []
+        while size <= last and len(found) <= MOST_SIZES:
+            found.append(size)
+            size *= int(factor)
+    if len(found) > MOST_SIZES:
+        raise UsageError(f"more than {MOST_SIZES} sizes", where="--sizes", hint="use a larger factor")
+    return found
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..decide.collective import default_candidates, name_of, strategy
+    from ..decide.collective.choice import sweep
+    from ..report.collective_sweep import sweep_document, sweep_text
+
+    sizes = sizes_of(args.sizes)
+    args.size = str(sizes[0])
+    problem = problem_of(args, seed=args.seed)
+    listed: list[CollectiveStrategy] = list(default_candidates())
+    if args.strategies:
+        listed = [strategy(name)() for name in args.strategies.split(",")]
+    rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=args.time_limit))
+    return Result(sweep_document(rows), sweep_text(rows, winners=args.winners))

@@ -1,0 +1,144 @@
+"""Choice between strategies: plan with each, simulate all by the same rules, rank; and find how finely to pipeline.
+
+`tuned` looks for the number of pieces in which the simulator finds the schedule fastest: from the strategy's own choice it doubles or halves
+while that gains. `auto` ranks by simulated time, ties by fewer steps, so it is never worse than the best candidate; `sweep` does it
+for many sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from time import monotonic
+
+import numpy as np
+
+from ...bound import Bound
+from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
+from .bounds import collective_bound
+from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .value import simulated_time_s
+
+__all__ = ["SweepRow", "rank", "sweep", "tuned"]
+
+PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts a message is cut; None = the strategy's choice
+MOST_PIECES = 1024
+WORTH = 0.998  # a finer or coarser cut must gain at least this much
+SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
+LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
+
+Name = Callable[[CollectiveStrategy], str]
+
+
+@dataclass(frozen=True)
+class _Tried:
+    plan: CollectivePlan
+    time_s: float
+
+    @property
+    def steps(self) -> int:
+        return self.plan.program.executed_steps
+
+
+def tuned(
+    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: float = float("inf")
+) -> tuple[CollectivePlan, float]:
+    """The candidate's plan in the number of pieces that simulates fastest, and its time in seconds.
+
+    With `search` off, or where the candidate says how many pieces it wants, its own plan. Raises: what the candidate's `plan` raises.
+    """
+    first = _try(candidate, problem)
+    option = next((f.name for f in fields(candidate) if f.name in PIECES and getattr(candidate, f.name) is None), "")  # type: ignore[arg-type]
+    chosen = first.plan.options.get(option)
+    if not search or not option or type(chosen) is not int or first.steps > LARGEST_SEARCH_STEPS:
+        return first.plan, first.time_s
+    best = first
+    for double in (True, False):
+        pieces, here = chosen, first
+        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MOST_PIECES and monotonic() < deadline:
+            try:
+                found = _try(replace(candidate, **{option: pieces}), problem)  # type: ignore[type-var]
+            except (Unsupported, UsageError, TimeLimit):  # finer than elements, or than the strategy allows
+                break
+            if found.plan.options.get(option) != pieces or found.time_s > here.time_s * WORTH:
+                break
+            here = found
+        if here.time_s < best.time_s:
+            best = here
+            break  # what gains in one direction does not gain in the other
+    return best.plan, best.time_s
+
+
+def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
+    plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
+    return _Tried(plan, simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport))
+
+
+def rank(
+    problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool, each_s: float = float("inf")
+) -> list[Ranked]:
+    """Candidates with a plan by time and then by steps, the refused after them with the reason.
+
+    Those that would start after the problem's time limit are refused, the first is always tried; one gets at most `each_s` seconds.
+    Raises: Infeasible (disconnected devices); MeshwrightError of the first candidate when none has a plan.
+    """
+    start = monotonic()
+    deadline = start + problem.time_limit_s
+    found: list[Ranked] = []
+    errors: list[MeshwrightError] = []
+    for number, candidate in enumerate(candidates):
+        left_s = deadline - monotonic()
+        if number and left_s <= 0:
+            found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why="not tried: time limit"))
+            continue
+        limit_s = min(each_s, left_s if number else problem.time_limit_s)
+        try:
+            plan, time_s = tuned(candidate, replace(problem, time_limit_s=limit_s), search=search, deadline=min(deadline, monotonic() + limit_s))
+        except Infeasible:
+            raise
+        except TimeLimit as error:
+            errors.append(error)
+            found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=f"time limit: {error}"))
+        except Unsupported as error:
+            errors.append(error)
+            found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=str(error)))
+        else:
+            found.append(Ranked(strategy=name(candidate), plan=plan, time_s=time_s, why=""))
+    if not any(r.plan for r in found):
+        raise errors[0]
+    return _explained(found)
+
+
+def _explained(entries: list[Ranked]) -> list[Ranked]:
+    planned = sorted((e for e in entries if e.time_s is not None), key=lambda e: e.time_s or 0.0)
+    tied = [e for e in planned if (e.time_s or 0.0) <= (planned[0].time_s or 0.0) * SAME]
+    winner = min(tied, key=lambda e: e.plan.program.executed_steps if e.plan else 0)
+    ranked = [winner, *(e for e in planned if e is not winner)]
+    best = winner.time_s or 0.0
+    out = []
+    for place, entry in enumerate(ranked):
+        assert entry.plan is not None and entry.time_s is not None
+        bound = float(entry.plan.bound) if entry.plan.bound else 0.0
+        above = f"{100 * (entry.time_s / bound - 1):.1f} % above the bound" if bound else "no bound"
+        slower = "fastest of the candidates" if place == 0 else f"{100 * (entry.time_s / best - 1):.1f} % slower than the fastest" if best else "tied"
+        out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=f"{slower}; {above}"))
+    return out + [e for e in entries if e.time_s is None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One size: the ranking, best first, and the bound."""
+
+    problem: CollectiveProblem
+    bound: Bound
+    ranked: tuple[Ranked, ...]
+
+
+def sweep(
+    problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool = True,
+    each_s: float = 5.0,
+) -> Iterator[SweepRow]:  # fmt: skip
+    """The ranking for every size in turn; `each_s`: most seconds of one candidate per size. Raises: as `rank`."""
+    for size in sizes:
+        at = replace(problem, size_bytes=size)
+        yield SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(rank(at, candidates, name, search=search, each_s=each_s)))
