@@ -45,6 +45,7 @@ def check_msccl(algo: MscclAlgo, *, limits: ExecutorLimits | None = None, run_co
     copies = sum(len(g.copies) for g in algo.gpus)
     if copies:
         notes.append(f"{copies} <copy> elements: " + ("made before the first step" if run_copies else "the executor ignores them"))
+    by_mode: dict[str, list[Finding]] = {}
     for in_place in algo.modes if not found else ():
         mode = guarded("executor", lambda: check_usage(algo, in_place))  # noqa: B023 called at once
         if not mode:
@@ -54,11 +55,24 @@ def check_msccl(algo: MscclAlgo, *, limits: ExecutorLimits | None = None, run_co
                 facts["smallest_fifo"] = max(facts.get("smallest_fifo") or 0, depth) or None
                 if mode:
                     break
-        word = "in place" if in_place else "out of place"
-        both = len(algo.modes) > 1
-        found += [replace(f, message=f"{word}: {f.message}" if both else f.message, witness={**f.witness, "mode": word}) for f in mode]
+        by_mode["in place" if in_place else "out of place"] = mode
+    found += _together(by_mode)
     facts["fifo"] = caps.depth
     return Verdict(findings=tuple(found), facts=facts, notes=tuple(dict.fromkeys(notes)))
+
+
+def _together(by_mode: dict[str, list[Finding]]) -> list[Finding]:
+    """The findings of all modes; those of one mode only say which."""
+    out: list[Finding] = []
+    for word, found in by_mode.items():
+        others = [f.message for other, more in by_mode.items() if other != word for f in more]
+        for f in found:
+            if f.message not in others:
+                text = f"{word}: {f.message}" if len(by_mode) > 1 else f.message
+                out.append(replace(f, message=text, witness={**f.witness, "mode": word}))
+            elif f.message not in [x.message for x in out]:
+                out.append(f)
+    return out
 
 
 def _batches(algo: MscclAlgo, caps: ExecutorLimits) -> list[int]:
@@ -79,7 +93,7 @@ def _judge(algo: MscclAlgo, in_place: bool, run_copies: bool, batch: int, fifo: 
     depth = 0
     if not any(f.check in ("wellformed", "format") for f in verdict.findings):
         depth = smallest_fifo(made.program, at_least_works=None if any(f.check == "deadlock" for f in verdict.findings) else fifo)
-    found = [_in_words_of_the_file(made, f) for f in verdict.findings]
+    found = [_in_words_of_the_file(algo, made, f) for f in verdict.findings]
     if depth and any(f.check == "deadlock" for f in found):
         found = [replace(f, message=f"{f.message}; it needs channels of depth {depth}", witness={**f.witness, "smallest_fifo": depth}) for f in found]
     return found, depth
@@ -109,15 +123,18 @@ def _place(made: ImportedMsccl, step: int) -> dict[str, int]:
     return place
 
 
-def _words(made: ImportedMsccl, step: int) -> str:
-    if int(made.block[step]) < 0:
-        return f"gpu {int(made.gpu[step])} copy {int(made.position[step])}"
-    return step_words(int(made.gpu[step]), int(made.block[step]), int(made.position[step]))
+def _words(algo: MscclAlgo, made: ImportedMsccl, step: int) -> str:
+    gpu, tb, position = int(made.gpu[step]), int(made.block[step]), int(made.position[step])
+    if tb < 0:
+        return f"gpu {gpu} copy {position}"
+    block = next(b for g in algo.gpus if g.id == gpu for b in g.blocks if b.id == tb)
+    s = block.steps[position]
+    return step_words(gpu, tb, position) + (f" [after step {s.deps} of tb {s.depid}]" if s.depid >= 0 else "")
 
 
-def _in_words_of_the_file(made: ImportedMsccl, f: Finding) -> Finding:
-    message = _STEP.sub(lambda m: _words(made, int(m[3])), f.message)
-    message = _RANK.sub(lambda m: f"gpu {m[1]}", message)
+def _in_words_of_the_file(algo: MscclAlgo, made: ImportedMsccl, f: Finding) -> Finding:
+    message = _STEP.sub(lambda m: _words(algo, made, int(m[3])), f.message)
+    message = _RANK.sub(lambda m: f"gpu {m[1]}", message).replace(" (iteration 0)", "").replace(" (iterations 0 and 0)", "")
     witness: dict[str, Any] = {k: v for k, v in f.witness.items() if k not in _OURS}
     steps = len(made.program.steps)
     if _is_step(f.witness, "step", steps):

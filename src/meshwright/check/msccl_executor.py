@@ -18,11 +18,17 @@ from .verdict import Finding
 __all__ = ["check_executor", "check_usage", "step_words"]
 
 SHOWN = 8  # findings of one kind
+_Port = tuple[int, int, int, MscclStep]  # gpu, block, position, step
 
 
 def step_words(gpu: int, block: int, position: int, step: MscclStep | None = None) -> str:
-    kind = f" ({step.type})" if step is not None else ""
-    return f"gpu {gpu} tb {block} step {position}{kind}"
+    """A step by its place and, if given, what it says: `gpu 0 tb 1 step 2 (rrc i3+ > o3, 2 chunks)`."""
+    place = f"gpu {gpu} tb {block} step {position}"
+    if step is None or step.type == "nop":
+        return place + (" (nop)" if step is not None else "")
+    src = f" {step.src_buffer}{step.src_offset}" if "X" in step.parts else ""
+    dst = f" > {step.dst_buffer}{step.dst_offset}" if "D" in step.parts else ""
+    return f"{place} ({step.type}{src}{dst}, {step.chunks} chunk{'s' * (step.chunks != 1)})"
 
 
 def _finding(message: str, *, gpu: int = -1, tb: int = -1, step: int = -1, **more: object) -> Finding:
@@ -33,7 +39,7 @@ def _finding(message: str, *, gpu: int = -1, tb: int = -1, step: int = -1, **mor
 def check_executor(algo: MscclAlgo, limits: ExecutorLimits | None = None) -> list[Finding]:
     """Findings of all rules, a few of each kind; stops after the first group that finds something, since later rules rely on it."""
     caps = limits or ExecutorLimits()
-    for group in ((_header, _gpus), (_blocks,), (_connections,), (_steps, _tables), (_messages, _dependences)):
+    for group in ((_header, _gpus), (_blocks,), (_connections, _steps, _tables), (_messages, _dependences)):
         found: list[Finding] = []
         for rule in group:
             found += _some(rule(algo, caps))
@@ -114,7 +120,7 @@ def _blocks(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
                 yield _finding(f"{where}: chan is {b.channel}, nchannels is {algo.channels}", gpu=g.id, tb=b.id, chan=b.channel)
             for k, s in enumerate(b.steps):
                 if s.number != k:
-                    text = f"{where}: its step {k} is numbered {s.number}; the executor counts steps in file order, and so do dependences"
+                    text = f"{where}: step {k} of {len(b.steps)} is numbered {s.number}; the executor counts in file order, and so do dependences"
                     yield _finding(text, gpu=g.id, tb=b.id, step=k, number=s.number)
                     break
         for k in range(len(seen)):
@@ -195,15 +201,15 @@ def _tables(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
 
 def _messages(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
     """The j-th send of a connection meets the j-th receive, and both say how many chunks it has."""
-    sends: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = {}
-    receives: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = {}
+    sends: dict[tuple[int, int, int], list[_Port]] = {}
+    receives: dict[tuple[int, int, int], list[_Port]] = {}
     for g in algo.gpus:
         for b in g.blocks:
             for k, s in enumerate(b.steps):
                 if "S" in s.parts:
-                    sends.setdefault((g.id, b.send, b.channel), []).append((g.id, b.id, k, s.chunks))
+                    sends.setdefault((g.id, b.send, b.channel), []).append((g.id, b.id, k, s))
                 if "R" in s.parts:
-                    receives.setdefault((b.recv, g.id, b.channel), []).append((g.id, b.id, k, s.chunks))
+                    receives.setdefault((b.recv, g.id, b.channel), []).append((g.id, b.id, k, s))
     for key in sorted(sends.keys() | receives.keys()):
         ours, theirs = sends.get(key, []), receives.get(key, [])
         route = f"gpu {key[0]} to gpu {key[1]} on channel {key[2]}"
@@ -211,13 +217,22 @@ def _messages(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
             if out is None or into is None:
                 here = into or out
                 what = "receives" if out is None else "sends"
-                text = f"{step_words(*here[:3])} {what} message {j} from {route}, which has {len(ours)} sends and {len(theirs)} receives"
+                text = f"{step_words(*here)} {what} message {j} from {route}, which has {len(ours)} sends and {len(theirs)} receives"
+                text += _first_difference(ours, theirs)
                 yield _finding(text, gpu=here[0], tb=here[1], step=here[2], chan=key[2], sends=len(ours), receives=len(theirs))
                 break
-            if out[3] != into[3]:
-                text = f"{step_words(*into[:3])} takes {into[3]} chunks as message {j} from {route}, {step_words(*out[:3])} sends {out[3]}"
+            if out[3].chunks != into[3].chunks:
+                text = f"{step_words(*into)} takes {into[3].chunks} chunks as message {j} from {route}, {step_words(*out)} sends {out[3].chunks}"
                 yield _finding(text, gpu=into[0], tb=into[1], step=into[2], chan=key[2], sender_tb=out[1], sender_step=out[2])
                 break
+
+
+def _first_difference(ours: list[_Port], theirs: list[_Port]) -> str:
+    """Where the two ends part, going by the destination that writers put into sends too."""
+    for j, (out, into) in enumerate(zip(ours, theirs, strict=False)):
+        if out[3].dst_offset != into[3].dst_offset:
+            return f"; the ends first name different chunks at message {j}: {step_words(*out)}, {step_words(*into)}"
+    return ""
 
 
 def _dependences(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
@@ -241,7 +256,11 @@ def _dependence(
         elif s.deps < 0:
             yield f"waits for tb {s.depid}, but deps is {s.deps}: that holds before anything has run"
         elif (s.depid, s.deps) in {w for row in rows for w in row.missing}:
-            yield f"waits for step {s.deps} of tb {s.depid}, where no step from {s.deps} on has hasdep: the flag is never set"
+            other = ids[s.depid].steps
+            flags = ", ".join(f"{j} ({x.type})" for j, x in enumerate(other) if x.hasdep) or "none"
+            yield (
+                f"waits for step {s.deps} of tb {s.depid}, which sets no flag from there on (it has {len(other)} steps, with hasdep: {flags})"
+            )
     if s.type == "nop":
         following = next((j for j in range(k + 1, len(b.steps)) if b.steps[j].type != "nop"), -1)
         if following < 0:
