@@ -33,7 +33,7 @@ from .bounds_latency import latency_bound
 from .problem import ROOTED, CollectiveProblem
 from .rates import RateGraph, rate_graph, worst_cut
 
-__all__ = ["bandwidth_bound", "collective_bound"]
+__all__ = ["bandwidth_bound", "collective_bound", "crossing_bytes"]
 
 MAX_WIDTHS = 16  # partitions tried by width; more distinct rates than this are sampled
 
@@ -77,7 +77,7 @@ def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     if op == "all-reduce":
         found = [_cut_bound(problem, graph, _narrowest(graph))]
         return found + [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
-    cuts = [cut for cut in _cuts_to_try(graph) if op == "all-to-all" or _crossing_bytes(problem, cut)]
+    cuts = [cut for cut in _cuts_to_try(graph) if op == "all-to-all" or crossing_bytes(problem, cut)]
     found = [_cut_bound(problem, graph, cut) for cut in cuts]
     flow = flow_bound(problem, graph) if op in ("all-to-all", "permute") else None
     return found + ([flow] if flow is not None else [])
@@ -95,7 +95,8 @@ def _cuts_to_try(graph: RateGraph) -> list[list[bool]]:
     return [cut for cut in cuts if graph.leaving(cut)]
 
 
-def _crossing_bytes(problem: CollectiveProblem, inside: Sequence[bool]) -> Fraction:
+def crossing_bytes(problem: CollectiveProblem, inside: Sequence[bool]) -> Fraction:
+    """Bytes that must leave a set of actors, whatever the algorithm; `inside[i]` for rank i (more entries are ignored)."""
     n, size = len(problem.ranks), Fraction(problem.size_bytes)
     ranks_inside = sum(map(bool, inside[:n]))
     if problem.op in ("all-gather", "gather", "reduce-scatter", "scatter"):
@@ -112,7 +113,7 @@ def _crossing_bytes(problem: CollectiveProblem, inside: Sequence[bool]) -> Fract
 def _cut_bound(problem: CollectiveProblem, graph: RateGraph, inside: Sequence[bool]) -> Bound:
     ranks_inside = sum(1 for r in range(graph.ranks) if inside[r])
     leaving = graph.leaving(inside) * graph.unit_Bps
-    crossing = _crossing_bytes(problem, inside)
+    crossing = crossing_bytes(problem, inside)
     return Bound(
         quantity=f"{problem.op} time",
         value=str(crossing / leaving),
