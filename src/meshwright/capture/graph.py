@@ -26,6 +26,7 @@ from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, operands, target_name, value_of
 from .opaque import measured_work
 from .resolve import user_location
+from .torch_private import uncompiled_graphs
 
 __all__ = ["METHODS", "capture", "executed_graph"]
 
@@ -52,12 +53,12 @@ def capture(
     for method in methods:
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
-    with _few_collections():
+    with _few_collections(), uncompiled_graphs():
         graph = _once(model, loss, batch_size, seed, methods)
     if not scalable:
         return graph
     try:
-        with _few_collections():
+        with _few_collections(), uncompiled_graphs():
             other = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
         scaling = scaling_between(graph, other)
     except MeshwrightError as error:
@@ -79,14 +80,21 @@ def executed_graph(traced: TracedForward) -> OpGraph:
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[None]:
-    """Tracing makes millions of objects that stay: looking through them for garbage again and again costs a tenth of the time."""
-    thresholds = gc.get_threshold()
+    """Tracing makes millions of objects that stay: looking through them for garbage again and again costs a tenth of the time.
+
+    What exists already (torch's modules are a million objects) is set aside, so that the collection at the end goes through what tracing made only.
+    """
+    thresholds, ours = gc.get_threshold(), not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
     gc.set_threshold(max(thresholds[0], 100_000), *thresholds[1:])
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
         gc.collect()
+        if ours:
+            gc.unfreeze()
 
 
 def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> OpGraph:

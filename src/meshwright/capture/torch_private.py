@@ -14,7 +14,7 @@ from torch import nn
 
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph",
-    "register_constants", "storage_key",
+    "register_constants", "storage_key", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -41,6 +41,13 @@ def fake_like(mode: Any, x: torch.Tensor, device: str = "cpu") -> torch.Tensor:
 def storage_key(x: torch.Tensor) -> int:
     """Equal for two tensors, fake or real, exactly if they share their storage (while both are alive)."""
     return int(x.untyped_storage()._cdata)
+
+
+def uncompiled_graphs() -> contextlib.AbstractContextManager[None]:
+    """While it lasts, tracing's many intermediate graph modules are turned into Python code at their first call only, which most never see."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    return _use_lazy_graph_module(True)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
