@@ -74,8 +74,8 @@ def strategy(name: str) -> type[CollectiveStrategy]:
 
 
 def default_candidates() -> tuple[CollectiveStrategy, ...]:
-    """What `auto` tries: every strategy with its own choices, and the ring both ways."""
-    return tuple(kind() for kind in STRATEGIES) + (Ring(bidirectional=True),)
+    """What `auto` tries: every strategy with its own choices, and the ring both ways; not `classic`, which chooses among others listed here."""
+    return tuple(kind() for kind in STRATEGIES if kind is not Classic) + (Ring(bidirectional=True),)
 
 
 def auto(

@@ -25,6 +25,8 @@ PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts 
 MOST_PIECES = 1024
 WORTH = 0.998  # a finer or coarser cut must gain at least this much
 SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
+HOPELESS = 2.0
+CLASS = 128  # sizes within this factor are one class to a strategy that ran out of time
 LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
 
 Name = Callable[[CollectiveStrategy], str]
@@ -41,13 +43,15 @@ class _Tried:
 
 
 def tuned(
-    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: float = float("inf")
+    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: float = float("inf"), rival_s: float = float("inf")
 ) -> tuple[CollectivePlan, float]:
     """The candidate's plan in the number of pieces that simulates fastest, and its time in seconds.
 
-    With `search` off, or where the candidate says how many pieces it wants, its own plan. Raises: what the candidate's `plan` raises.
+    With `search` off, where the candidate says how many pieces it wants, or where it is HOPELESS times slower than a rival, its own plan.
+    Raises: what the candidate's `plan` raises.
     """
     first = _try(candidate, problem)
+    search = search and first.time_s <= HOPELESS * rival_s
     option = next((f.name for f in fields(candidate) if f.name in PIECES and getattr(candidate, f.name) is None), "")  # type: ignore[arg-type]
     chosen = first.plan.options.get(option)
     if not search or not option or type(chosen) is not int or first.steps > LARGEST_SEARCH_STEPS:
@@ -85,6 +89,7 @@ def rank(
     start = monotonic()
     deadline = start + problem.time_limit_s
     found: list[Ranked] = []
+    best_s = float("inf")
     errors: list[MeshwrightError] = []
     for number, candidate in enumerate(candidates):
         left_s = deadline - monotonic()
@@ -93,7 +98,8 @@ def rank(
             continue
         limit_s = min(each_s, left_s if number else problem.time_limit_s)
         try:
-            plan, time_s = tuned(candidate, replace(problem, time_limit_s=limit_s), search=search, deadline=min(deadline, monotonic() + limit_s))
+            at = replace(problem, time_limit_s=limit_s)
+            plan, time_s = tuned(candidate, at, search=search, deadline=min(deadline, monotonic() + limit_s), rival_s=best_s)
         except Infeasible:
             raise
         except TimeLimit as error:
@@ -103,6 +109,7 @@ def rank(
             errors.append(error)
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=str(error)))
         else:
+            best_s = min(best_s, time_s)
             found.append(Ranked(strategy=name(candidate), plan=plan, time_s=time_s, why=""))
     if not any(r.plan for r in found):
         raise errors[0]
@@ -138,7 +145,19 @@ def sweep(
     problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool = True,
     each_s: float = 5.0,
 ) -> Iterator[SweepRow]:  # fmt: skip
-    """The ranking for every size in turn; `each_s`: most seconds of one candidate per size. Raises: as `rank`."""
+    """The ranking for every size in turn; `each_s`: most seconds of one candidate per size.
+
+    A candidate that finds nothing in time is not asked again for sizes of the same class (CLASS times the size at which it failed).
+    Raises: as `rank`.
+    """
+    late: dict[str, int] = {}
     for size in sizes:
         at = replace(problem, size_bytes=size)
-        yield SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(rank(at, candidates, name, search=search, each_s=each_s)))
+        asked = [c for c in candidates if not (name(c) in late and late[name(c)] <= size < late[name(c)] * CLASS)]
+        ranked = rank(at, asked, name, search=search, each_s=each_s)
+        for r in ranked:
+            if r.why.startswith("time limit"):
+                late[r.strategy] = size
+        skipped = [name(c) for c in candidates if c not in asked]
+        ranked += [Ranked(strategy=n, plan=None, time_s=None, why=f"time limit: nothing found at {late[n]} B") for n in skipped]
+        yield SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(ranked))

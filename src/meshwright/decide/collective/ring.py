@@ -27,6 +27,7 @@ from ...program import Fold, FoldAxis, Program
 from ...program_builder import ProgramBuilder, StepRef
 from .bounds import collective_bound
 from .lower_trees import contract
+from .memo import remember, with_chunk_bytes
 from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 
 __all__ = ["CITE", "DEVIATIONS", "Ring", "ring_order"]
@@ -75,18 +76,27 @@ class Ring:
         bound = collective_bound(problem)
         hops = _Hops(problem.fabric, problem.ranks)
         try:
-            order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
-            rings = _rings(problem, hops, order, self)
+            key = ("ring order", problem.ranks, problem.seed, repr(self))
+            order, rings, load, links = remember(problem.fabric, key, lambda: self._rings(problem, hops, rng))
         except Disconnected as error:  # a broadcast or reduce may be possible nevertheless: the bound found no cut without links
             text = f"a ring needs every rank to reach every other: {error.message}"
             raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
-        load, links = _load(hops, rings)
         slices = self.slices or _choose_slices(problem, load, len(rings))
         chosen = replace(self, slices=slices, rings=len(rings) // (2 if self.bidirectional else 1), order=order)
-        program = _Builder(problem, chosen, rings, slices).build()
+        builder = _Builder(problem, chosen, rings, slices)
+        shape = ("ring program", problem.op, problem.ranks, problem.root, repr(chosen))
+        program = with_chunk_bytes(remember(problem.fabric, shape, builder.build), builder.chunk_bytes)
         names = [problem.ranks[r] for r in rings[0]]
         notes = {"order": names, "rings": len(rings), "slices": slices, "bottleneck_s_per_byte": str(load), "links_used": links}
         return CollectivePlan(program=program, bound=bound, strategy="ring", options=options_of(chosen), notes=notes)
+
+    def _rings(
+        self, problem: CollectiveProblem, hops: _Hops, rng: np.random.Generator
+    ) -> tuple[tuple[int, ...], list[tuple[int, ...]], Fraction, int]:
+        """(rank order, rings, load of the busiest link, links used): nothing of it depends on the size."""
+        order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
+        rings = _rings(problem, hops, order, self)
+        return order, rings, *_load(hops, rings)
 
 
 # ---- rank order ------------------------------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""What is worth remembering between sizes: orders, trees and programs that depend on the fabric and the ranks, not on the bytes.
+
+The memory belongs to the fabric object, so it ends with it, and equal problems give equal answers with or without it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...fabric import Fabric
+from ...program import Program
+
+__all__ = ["remember", "with_chunk_bytes"]
+
+MOST_KEPT = 48  # per fabric; the least recently used goes first
+T = TypeVar("T")
+
+
+def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
+    """`make()`, or what it gave for this fabric and key before. Whatever is kept must not be changed by anyone."""
+    kept: OrderedDict[Hashable, Any] = fabric.__dict__.setdefault("_remembered", OrderedDict())
+    if key not in kept:
+        kept[key] = make()
+        while len(kept) > MOST_KEPT:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    found: T = kept[key]
+    return found
+
+
+def with_chunk_bytes(program: Program, chunk_bytes: int) -> Program:
+    """The same program for chunks of another size; all its buffers have chunks of one size."""
+    return replace(program, buffers=replace(program.buffers, chunk_bytes=np.full(len(program.buffers), chunk_bytes, np.int64)))
