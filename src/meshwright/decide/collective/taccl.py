@@ -56,10 +56,10 @@ DEVIATIONS = (
 )
 MOST_MOVES = 4_000_000  # chunks · links beyond which nothing is tried
 MOST_TRANSFERS = 6_000  # of a schedule with instances
-SMALLEST_BYTES = 4096  # a chunk is not cut below
+SMALLEST_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
 MOST_INSTANCES = 16
 FEW_SOURCES = ("broadcast", "reduce", "scatter", "permute")  # no sender is derived for each rank: few ranks send
-MOST_WAYS = 8  # chunks that a broadcast's buffer is cut into
+MOST_WAYS, SMALLEST_WAY_BYTES = 8, 4096  # chunks that a broadcast takes apart, and what is too small for it
 SIMULATED = 8  # candidates that the simulator decides between
 
 
@@ -130,7 +130,7 @@ class _Planner:
         blocks = 1 if whole else len(self.problem.ranks)
         if self.sketch is not None:
             return max(1, min(self.sketch.chunkup, self.problem.size_bytes // self.problem.element_bytes // blocks))
-        return max(1, min(MOST_WAYS, len(self.problem.ranks), self.problem.size_bytes // SMALLEST_BYTES)) if whole else 1
+        return max(1, min(MOST_WAYS, len(self.problem.ranks), self.problem.size_bytes // SMALLEST_WAY_BYTES)) if whole else 1
 
     def chunk_bytes(self, instances: int) -> int:
         elements = -(-self.problem.size_bytes // self.problem.element_bytes)
@@ -145,8 +145,8 @@ class _Planner:
 
     def plan(self) -> CollectivePlan:
         problems = [self._routing(t) for t in self._phases()]
-        seconds = self._seconds(len(problems))
-        choices = self._given(problems) or [list(_routed(p, seconds, self.options.nodes, self.options.binaries)) for p in problems]
+        limits = self._limits_s(len(problems))
+        choices = self._given(problems) or [list(_routed(p, limits, self.options.nodes, self.options.binaries)) for p in problems]
         candidates = self._candidates(problems, choices)
         best, program, runs, schedule = self._decide(candidates)
         routes = tuple(tuple(tuple(problems[i].links[k][:2] for k in links) for links in phase) for i, phase in enumerate(best.phases))
@@ -158,9 +158,10 @@ class _Planner:
         } | self.notes  # fmt: skip
         return CollectivePlan(program=program, bound=self.bound, strategy="taccl", options=options_of(chosen), notes=notes)
 
-    def _seconds(self, phases: int) -> float:
-        """Clock limit of one program: rounded, so that equal problems of neighbouring sizes are one."""
-        return round(min(self.options.solver_time_s, 0.4 * self.problem.time_limit_s / phases), 1)
+    def _limits_s(self, phases: int) -> tuple[float, float]:
+        """Clock limits of the routing of a phase, greedy and exact: the same for neighbouring sizes, so that they share what is found."""
+        share_s = self.problem.time_limit_s / phases
+        return 0.7 * share_s, min(self.options.solver_time_s, 0.4 * share_s)
 
     def _routing(self, topology: LogicalTopology) -> RoutingProblem:
         exact = self.problem.size_bytes / self.per_buffer / self.chunkup
@@ -314,31 +315,32 @@ def _backwards(transfers: Sequence[Transfer]) -> list[Transfer]:
 
 def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:
     """The better of the greedy routes and how long their schedule takes."""
-    tried = []
+    tried: list[tuple[float, bool, Routes]] = []
+    begin = monotonic()
     for rare in (False, True):
         if rare and all(len(c.dests) == 1 for c in problem.chunks):
             break
         routes = greedy_routes(problem, deadline, rare=rare)
         transfers = transfers_of(problem, routes)
         tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
-        if len(transfers) > MOST_TRANSFERS:
+        if len(transfers) > MOST_TRANSFERS or monotonic() > deadline - (deadline - begin) / 2:
             break
     horizon_s, _, routes = min(tried, key=lambda x: x[:2])
     return routes, horizon_s
 
 
 @lru_cache(maxsize=64)
-def _routed(problem: RoutingProblem, seconds: float, nodes: int, binaries: int) -> tuple[tuple[str, Routes], ...]:
+def _routed(problem: RoutingProblem, limits_s: tuple[float, float], nodes: int, binaries: int) -> tuple[tuple[str, Routes], ...]:
     """Routes to choose from, (how, routes): the integer program's and the greedy ones. Kept for the sizes to come; it depends on its arguments."""
-    deadline = monotonic() + seconds
-    greedy, horizon_s = _greedy(problem, deadline)
+    begin = monotonic()
+    greedy, horizon_s = _greedy(problem, begin + limits_s[0])
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
     size = sum(map(len, problem.allowed)) / max(1, len(problem.group))
     if size > binaries or not nodes:
         return tuple(found)
     if horizon_s <= problem.floor_s * (1 + 1e-9):
         return (("greedy, at the bound", greedy),)
-    exact = route_exactly(problem, greedy, horizon_s, deadline=deadline, nodes=nodes)
+    exact = route_exactly(problem, greedy, horizon_s, deadline=begin + limits_s[1], nodes=nodes)
     if exact is None:
         return tuple(found)
     gap = exact.time_s / exact.floor_s - 1 if exact.floor_s > 0 else float("inf")

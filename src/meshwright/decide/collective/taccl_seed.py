@@ -155,6 +155,7 @@ class _Greedy:
     def __init__(self, problem: RoutingProblem, group: Sequence[tuple[Sequence[int], Sequence[int]]], rare: bool) -> None:
         self.p, self.group = problem, group
         self.dear_s = max((max(h) for h in problem.timing.hold_s), default=0.0) if rare else 0.0
+        self.first = [min(g[c] for g, _ in group) for c in range(len(problem.chunks))]  # moves are offered for one chunk of its images
         self.free: dict[int, float] = {}
         self.have = [{c.source: 0.0} for c in problem.chunks]
         self.entered: set[tuple[int, int]] = set()
@@ -222,11 +223,12 @@ class _Greedy:
                     heappush(heap, self.key(c, i))
 
         for c, chunk in enumerate(self.p.chunks):
-            offer(c, chunk.source)
+            if self.first[c] == c:
+                offer(c, chunk.source)
         moves = 0
         while heap:
             moves += 1
-            if moves % 4096 == 0 and monotonic() > deadline:
+            if moves % 1024 == 0 and monotonic() > deadline:
                 hint = "raise the time limit, or give a sketch with fewer links"
                 raise TimeLimit("time is up before every chunk had a route", where="taccl", hint=hint)
             found = heappop(heap)
@@ -243,7 +245,8 @@ class _Greedy:
             for x, j in images:
                 self.move(x, j)
             for x, j in images:
-                offer(x, self.p.links[j][1])
+                if self.first[x] == x:
+                    offer(x, self.p.links[j][1])
         if any(not chunk.dests <= self.have[c].keys() for c, chunk in enumerate(self.p.chunks)):
             return None
         return tuple(tuple(r) for r in self.routes)
