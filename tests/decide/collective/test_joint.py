@@ -182,7 +182,7 @@ def test_eight_and_eight_dies_beat_reduce_scatter_plus_all_gather() -> None:
     fabric = load_fabric("mi250:2").subset(EIGHT_AND_EIGHT)
     problem = CollectiveProblem.on(fabric, "all-reduce", GIB)
     joint = Joint().plan(problem, rng=np.random.default_rng(0))
-    halves = ForestColl(pieces=joint.options["pieces"], max_pieces=128).plan(problem, rng=np.random.default_rng(0))
+    halves = ForestColl().plan(problem, rng=np.random.default_rng(0))
     times = [simulated_time_s(p.program, fabric, problem.ranks, None) for p in (joint, halves)]
     assert times[1] >= 1.2 * times[0]
     assert joint.notes["exact"] and Fraction(joint.notes["bandwidth_time_s"]) == Fraction(GIB, 128 * 10**9)
@@ -272,7 +272,7 @@ def test_refusals() -> None:
     fabric = load_fabric("two-islands")
     problem = CollectiveProblem.on(fabric, "all-reduce", 1 << 20)
     rng = np.random.default_rng(0)
-    for option in ("max_trees", "pieces", "max_pieces"):
+    for option in ("max_trees", "pieces", "max_pieces", "quantum", "depth"):
         with pytest.raises(UsageError, match=option):
             Joint(**{option: 0}).plan(problem, rng=rng)
     with pytest.raises(Unsupported, match="not broadcast"):

@@ -30,8 +30,8 @@ from .bounds import collective_bound
 from .forestcoll import ForestColl
 from .joint_exact import ExactDemand, exact_demand, packing_time
 from .joint_lp import Arc, Demand, Packing, PackingProblem, solve_packing
-from .joint_trees import DemandTrees, parts_of, trees_of
-from .lower_trees import Lowering, Part, lower_parts, tree_steps
+from .joint_trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
+from .lower_trees import Lowering, lower_parts, tree_steps
 from .problem import CollectivePlan, CollectiveProblem, options_of
 from .rates import RateGraph, rate_graph, worst_cut
 
@@ -53,6 +53,8 @@ DEVIATIONS = (
 )
 LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 SMALLEST_PIECE_BYTES = 4096
+ENOUGH_PIECES = 64  # batches of trees become finer before there are more pieces than this
+DEPTH = 4  # messages in flight on a channel of many pieces
 MOST_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
 SIMPLE, FINEST = 8, 24  # most units per narrowest link that rates are rounded down to
 MOST_UNITS = 24  # units tried
@@ -65,20 +67,24 @@ class Joint:
     max_trees: most trees per direction; the exact optimum is taken if it needs no more, else the best rounding of the rates that does not.
     pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
-    single: a channel for every tree; False: one for every batch of equal trees; None = single unless the program gets large.
+    quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
+        between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
+    depth: messages a channel may hold; None = enough to cover the latency of a hop, at most DEPTH.
     """
 
     max_trees: int = 256
     pieces: int | None = None
-    max_pieces: int = 128
+    max_pieces: int = 512
     unroll: bool | None = None
-    single: bool | None = None
+    quantum: int | None = None
     relay: bool | None = None
+    depth: int | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (another operation; rates beyond 63 bits), TimeLimit, UsageError (options)."""
-        for option, value in (("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
+        for option in ("max_trees", "pieces", "max_pieces", "quantum", "depth"):
+            value = getattr(self, option)
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="joint")
         deadline = monotonic() + problem.time_limit_s
@@ -91,22 +97,23 @@ class Joint:
         trees, stuck = self._trees(packed, packing, graph, deadline)
         if trees is None:
             return self._sequential(problem, stuck, relay, rng)
-        parts = _merged(parts_of(trees))
         units, ranks = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
-        pieces = self.pieces or choose_pieces(
-            problem, trees.height, float(time_s), most=min(self.max_pieces, MOST_STEPS // tree_steps(parts, ranks)), units=units
-        )  # fmt: skip
-        single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= MOST_STEPS
-        if single:
-            parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
+        wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
+        most = LARGE_STEPS if self.unroll else MOST_STEPS
+        parts = merged(parts_of(trees))
+        quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
+        parts = cut_parts(parts, quantum)
+        pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts, ranks)), 1).bit_length() - 1
         unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS
+        depth = self.depth or min(DEPTH, pieces)
         elements = -(-problem.size_bytes // problem.element_bytes)
         how = Lowering(
             fabric=problem.fabric, ranks=problem.ranks, names=graph.names, op=problem.op, root=problem.root, shards=1, units=units, pieces=pieces,
             unroll=unroll, chunk_bytes=-(-elements // (units * pieces)) * problem.element_bytes, name="joint all-reduce",
+            depth=depth,
         )  # fmt: skip
-        chosen = replace(self, pieces=pieces, unroll=unroll, single=single, relay=relay)
+        chosen = replace(self, pieces=pieces, unroll=unroll, quantum=quantum, relay=relay, depth=depth)
         notes = _notes(problem, graph, packed, packing, trees, pieces) | ({"stuck": stuck} if stuck else {})
         return CollectivePlan(program=lower_parts(parts, how), bound=bound, strategy="joint", options=options_of(chosen), notes=notes)
 
@@ -157,10 +164,12 @@ class Joint:
 
     def _sequential(self, problem: CollectiveProblem, stuck: list[Any], relay: bool, rng: np.random.Generator) -> CollectivePlan:
         """Reduce-scatter, then all-gather, where joint packing gave no whole trees; `notes["fallback"]` says why."""
-        sequential = ForestColl(pieces=self.pieces, max_pieces=self.max_pieces, unroll=self.unroll, single=self.single, relay=relay)
+        sequential = ForestColl(
+            pieces=self.pieces, max_pieces=self.max_pieces, unroll=self.unroll, quantum=self.quantum, relay=relay, depth=self.depth
+        )  # fmt: skip
         base = sequential.plan(problem, rng=rng)
         why = stuck[0]["message"] if stuck else f"the optimum needs more than {self.max_trees} trees, and so do the roundings of the rates"
-        chosen = replace(self, **{name: base.options[name] for name in ("pieces", "unroll", "single", "relay")})
+        chosen = replace(self, **{name: base.options[name] for name in ("pieces", "unroll", "quantum", "relay", "depth")})
         notes = {**base.notes, "fallback": why, "stuck": stuck}
         return CollectivePlan(program=base.program, bound=base.bound, strategy="joint", options=options_of(chosen), notes=notes)
 
@@ -202,17 +211,6 @@ def choose_pieces(problem: CollectiveProblem, hops: int, time_s: float, *, most:
 
 def _is_optimal(packed: PackingProblem, packing: Packing, exact: ExactDemand) -> bool:
     return float(packing_time(packed, [exact])) <= packing.time * (1 + 1e-9)
-
-
-def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbouring parts with the same pair of trees as one."""
-    out: list[Part] = []
-    for part in parts:
-        if out and out[-1].up is part.up and out[-1].down is part.down:
-            out[-1] = replace(out[-1], units=out[-1].units + part.units)
-        else:
-            out.append(part)
-    return out
 
 
 def _notes(problem: CollectiveProblem, graph: RateGraph, packed: PackingProblem, packing: Packing, trees: DemandTrees, pieces: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ and Jackson). Should a split stick, `Unsupported` says at which switch and carri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -16,9 +16,9 @@ from ...errors import CheckFailed, Unsupported
 from .forest_pack import DEFECT, Tree, pack_capacities
 from .joint_exact import ExactDemand
 from .joint_lp import Arc, PackingProblem
-from .lower_trees import Part
+from .lower_trees import Part, tree_steps
 
-__all__ = ["DemandTrees", "parts_of", "trees_of"]
+__all__ = ["DemandTrees", "cut_parts", "merged", "parts_of", "smallest_quantum", "trees_of"]
 
 
 @dataclass(frozen=True)
@@ -131,3 +131,27 @@ def _ends(trees: Sequence[Tree], root: int) -> list[tuple[Tree, int]]:
             end += tree.units
             out.append((tree, end))
     return out
+
+
+def merged(parts: Sequence[Part]) -> list[Part]:
+    """Neighbouring parts with the same pair of trees as one."""
+    out: list[Part] = []
+    for part in parts:
+        if out and out[-1].shard == part.shard and out[-1].up is part.up and out[-1].down is part.down:
+            out[-1] = replace(out[-1], units=out[-1].units + part.units)
+        else:
+            out.append(part)
+    return out
+
+
+def cut_parts(parts: Sequence[Part], quantum: int) -> list[Part]:
+    """Parts of at most `quantum` units."""
+    return [replace(p, first=p.first + i, units=min(quantum, p.units - i)) for p in parts for i in range(0, p.units, quantum)]
+
+
+def smallest_quantum(parts: Sequence[Part], ranks: int, most_steps: int) -> int:
+    """The smallest power of two for `cut_parts` that keeps the program to `most_steps` per piece, or the largest part."""
+    quantum, largest = 1, max(p.units for p in parts)
+    while quantum < largest and tree_steps(cut_parts(parts, quantum), ranks) > most_steps:
+        quantum *= 2
+    return quantum
