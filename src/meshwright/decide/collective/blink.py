@@ -65,7 +65,7 @@ class Blink:
         each with trees of its own); None = the fastest on the simulator.
     epsilon: step of the multiplicative weights. theta: share of the optimum's rate that few trees may give up.
     exact: pack undirected trees exactly (all-reduce on devices joined directly).
-    pieces: parts of a tree's share that follow each other; None = searched on the simulator, at most `max_pieces`.
+    parts: pieces of a tree's share that follow each other; None = searched on the simulator, at most `max_parts`.
     unroll: pieces as explicit chunks, or as iterations of repeated lanes; None = explicit unless the program gets large.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     switch_channel_s: time to start the slower channel (disabling peer access, say); above 0 no tree may mix the two.
@@ -75,8 +75,8 @@ class Blink:
     epsilon: float = 0.1
     theta: float = 0.05
     exact: bool = False
-    pieces: int | None = None
-    max_pieces: int = 512
+    parts: int | None = None
+    max_parts: int = 512
     unroll: bool | None = None
     relay: bool | None = None
     switch_channel_s: float = 0.0
@@ -106,12 +106,12 @@ class Blink:
         assert best is not None
         _, _, trees, pieces, program = best
         unroll = self.unroll if self.unroll is not None else bool((program.lanes.repeat == 1).all())
-        chosen = replace(self, form=trees.form, pieces=pieces, unroll=unroll, relay=relay)
+        chosen = replace(self, form=trees.form, parts=pieces, unroll=unroll, relay=relay)
         notes = {**trees.facts, "form": trees.form, "depth": trees.depth, "pieces": pieces, "rate_Bps": float(trees.rate_Bps), "forms_s": judged}
         return CollectivePlan(program=program, bound=bound, strategy="blink", options=options_of(chosen), notes=notes)
 
     def _require_sense(self) -> None:
-        for option, value in (("pieces", self.pieces), ("max_pieces", self.max_pieces)):
+        for option, value in (("parts", self.parts), ("max_parts", self.max_parts)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="blink")
         for option, share in (("epsilon", self.epsilon), ("theta", self.theta)):
@@ -171,15 +171,15 @@ class Blink:
             programs[pieces] = self._program(problem, trees, pieces)
             return simulated_time_s(programs[pieces], problem.fabric, problem.ranks, problem.transport)
 
-        if self.pieces is not None:
-            time_s = time_of(self.pieces)
-            return self.pieces, time_s, programs[self.pieces]
+        if self.parts is not None:
+            time_s = time_of(self.parts)
+            return self.parts, time_s, programs[self.parts]
         shards = len(problem.ranks) if per_root(problem.op) or problem.op in ("scatter", "gather") else 1
         units = sum(t.units for t in trees.trees)
         steps = max(1, _steps(problem, trees))
         most_steps = LARGE_STEPS if self.unroll else MOST_STEPS
         elements = problem.size_bytes // problem.element_bytes
-        most = min(self.max_pieces, max(1, most_steps // steps), max(1, elements // max(units, shards)))
+        most = min(self.max_parts, max(1, most_steps // steps), max(1, elements // max(units, shards)))
         pieces, time_s = fastest_count(time_of, most if trees.depth > 1 or problem.op == "all-reduce" else 1)
         return pieces, time_s, programs[pieces]
 
