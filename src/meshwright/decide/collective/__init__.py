@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 from ...cite import Cite
 from ...errors import UnknownName
+from .blink import CITE as BLINK_CITE
+from .blink import Blink
+from .blueconnect import CITE as BLUECONNECT_CITE
+from .blueconnect import BlueConnect
 from .bounds import collective_bound
 from .bruck import CITE as BRUCK_CITE
 from .bruck import Bruck
@@ -49,6 +53,8 @@ LISTED: dict[str, tuple[type[CollectiveStrategy], Cite]] = {
     "forestcoll": (ForestColl, FORESTCOLL_CITE),
     "joint": (Joint, JOINT_CITE),
     "taccl": (Taccl, TACCL_CITE),
+    "blink": (Blink, BLINK_CITE),
+    "blueconnect": (BlueConnect, BLUECONNECT_CITE),
     "doubletree": (DoubleTree, DOUBLE_TREE_CITE),
     "halvingdoubling": (HalvingDoubling, HALVING_DOUBLING_CITE),
     "recursivedoubling": (RecursiveDoubling, HALVING_DOUBLING_CITE),
