@@ -30,6 +30,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "bound"): ("collective_bound", "the least time a collective can take on a fabric, with its proof"),
     ("collective", "plan"): ("collective_plan", "a schedule for a collective on a fabric"),
     ("collective", "compare"): ("collective_compare", "all strategies at all sizes: time, algbw, busbw, the bound and the winner"),
+    ("collective", "order"): ("collective_order", "which host should play which rank, from probed or stated costs"),
     ("collective", "nccl"): ("collective_nccl", "what NCCL would choose for a collective, by its own model"),
     ("collective", "check"): ("collective_check", "prove a schedule right, or show where it is wrong; ours, MSCCL XML or MSCCL++ JSON"),
     ("collective", "export"): ("collective_export", "hand a schedule to MSCCL, MSCCL++ or NCCL"),

@@ -18,6 +18,8 @@ from .classic import CITE as CLASSIC_CITE
 from .classic import Classic
 from .classic_trees import CITE as ROOTED_TREE_CITE
 from .classic_trees import RootedTree
+from .cloudcollectives import CITE as CLOUDCOLLECTIVES_CITE
+from .cloudcollectives import CloudCollectives
 from .direct import CITE as DIRECT_CITE
 from .direct import Direct
 from .double_tree import CITE as DOUBLE_TREE_CITE
@@ -66,6 +68,7 @@ LISTED: dict[str, tuple[type[CollectiveStrategy], Cite]] = {
     "hierarchical": (Hierarchical, HIERARCHICAL_CITE),
     "classic": (Classic, CLASSIC_CITE),
     "nccl": (Nccl, NCCL_CITE),
+    "cloudcollectives": (CloudCollectives, CLOUDCOLLECTIVES_CITE),
 }
 STRATEGIES: tuple[type[CollectiveStrategy], ...] = tuple(kind for kind, _ in LISTED.values())
 CITES: dict[str, Cite] = {name: cite for name, (_, cite) in LISTED.items()}

@@ -1,0 +1,184 @@
+"""`meshwright collective order`: which host should play which rank, from a probe, a matrix file or a fabric."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..decide.collective.cloudcollectives import RankOrder
+    from ..decide.collective.cloudcollectives_cost import CostMatrix
+
+HELP = "which host should play which rank, from probed or stated costs"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", nargs="?", default="all-reduce", help="the collective that matters (default all-reduce)")
+    source = parser.add_argument_group("where the costs come from (one of these)")
+    source.add_argument("--fabric", help="FILE.toml or PRESET:n; with --devices in the order in which the ranks are now")
+    source.add_argument("--matrix", type=Path, help="a file written by --save-matrix")
+    source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help="an agent (`python -m meshwright.probe.rank_order_agent`); repeat")
+    source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
+    parser.add_argument("--devices", help="with --fabric: ranks in order, e.g. 0,4,1,5")
+    parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
+    parser.add_argument("--algorithm", default="ring", help="ring, halvingdoubling, recursivedoubling, bruck, doubletree, rootedtree, or best")
+    parser.add_argument("--sizes", default="64MiB", help="message sizes: A,B,C or FIRST:LAST in powers of two (default 64MiB)")
+    parser.add_argument("--first", help="endpoint that must stay rank 0 (checkpoint writer, rendezvous)")
+    parser.add_argument("--each-device", action="store_true", help="with --fabric: permute devices, not whole servers")
+    parser.add_argument("--budget", type=int, default=4000, help="orders tried at most per algorithm (default 4000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--echoes", type=int, default=100, help="round trips per pair and direction (default 100)")
+    parser.add_argument("--hostfile", type=Path, help="write the endpoints in rank order to this file")
+    parser.add_argument("--assignment", type=Path, help="write `name RANK=r` lines to this file")
+    parser.add_argument("--save-matrix", type=Path, help="write the costs to this file (JSON)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    import numpy as np
+
+    from ..decide.collective.cloudcollectives import best_choice, order_ranks
+    from ..decide.collective.cloudcollectives_cost import ALGORITHMS
+    from ..decide.collective.problem import OPERATIONS
+    from ..errors import UnknownName
+    from ..io.atomic import write_bytes
+    from .collective_nccl import sizes_of
+
+    if args.op not in OPERATIONS:
+        raise UnknownName(f"no collective {args.op!r}", hint=f"operations: {', '.join(OPERATIONS)}")
+    if args.algorithm not in (*ALGORITHMS, "best"):
+        raise UnknownName(f"no algorithm {args.algorithm!r}", hint=f"algorithms: {', '.join(ALGORITHMS)}, best")
+    sizes = sizes_of(args.sizes)
+    matrix = _matrix(args)
+    first = _first(matrix, args.first)
+    rows: list[RankOrder] = []
+    for size in sizes:
+        rng = np.random.default_rng(args.seed)
+        if args.algorithm == "best":
+            rows.append(best_choice(matrix, args.op, size, rng=rng, first=first, budget=args.budget)[0])
+        else:
+            rows.append(order_ranks(matrix, args.algorithm, args.op, size, rng=rng, first=first, budget=args.budget))
+    document: dict[str, Any] = {
+        "schema": "meshwright.rank-order", "version": 1, "op": args.op, "endpoints": list(matrix.names), "source": matrix.source, "seed": args.seed,
+        "groups": list(matrix.group), "matrix": matrix.to_document(), "rows": [row.to_json() for row in rows],
+    }  # fmt: skip
+    last = rows[-1]
+    written = []
+    for path, text in ((args.hostfile, last.hostfile()), (args.assignment, last.assignment()), (args.save_matrix, _json(matrix))):
+        if path is not None:
+            write_bytes(path, text.encode())
+            written.append(str(path))
+    return Result(document, _text(matrix, rows, written))
+
+
+def _json(matrix: CostMatrix) -> str:
+    import json
+
+    return json.dumps(matrix.to_document()) + "\n"
+
+
+def _matrix(args: argparse.Namespace) -> CostMatrix:
+    from ..decide.collective.cloudcollectives_cost import CostMatrix
+    from ..errors import UsageError
+
+    given = [name for name in ("fabric", "matrix", "probe", "probe_local") if getattr(args, name) is not None]
+    if len(given) != 1:
+        raise UsageError("name one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
+    if args.devices is not None and args.fabric is None:
+        raise UsageError("--devices needs --fabric", where="--devices")
+    if args.matrix is not None:
+        return _read(args.matrix)
+    if args.fabric is None:
+        return _probed(args)
+    from dataclasses import replace
+
+    from ..drive import read_fabric
+
+    fabric = read_fabric(args.fabric, None)
+    chosen = range(len(fabric.devices)) if args.devices is None else _numbers(args.devices, len(fabric.devices))
+    names = [fabric.devices[i].name for i in chosen]
+    if len(names) < 2:
+        raise UsageError("an order needs at least two devices", where="--devices")
+    matrix = CostMatrix.of_fabric(fabric, names)
+    alone = len(set(matrix.host)) == 1 or args.each_device
+    return replace(matrix, host=tuple(range(len(names)))) if alone else matrix
+
+
+def _numbers(text: str, count: int) -> list[int]:
+    """`0,4,1-3`: the order is kept. Raises UsageError."""
+    from ..errors import UsageError
+
+    found: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if not low.isdigit() or not (high or low).isdigit() or int(high or low) >= count or int(low) > int(high or low):
+            raise UsageError(f"{part!r} is no device of 0-{count - 1}", where="--devices", hint="e.g. --devices 0,4,1,5")
+        found += range(int(low), int(high or low) + 1)
+    if len(set(found)) < len(found):
+        raise UsageError(f"device {next(x for i, x in enumerate(found) if x in found[:i])} is named twice", where="--devices")
+    return found
+
+
+def _read(path: Path) -> CostMatrix:
+    import json
+
+    from ..decide.collective.cloudcollectives_cost import CostMatrix
+    from ..errors import FormatError
+    from ..io.strict_json import read_document, refuse_ambiguous
+
+    data = read_document(path, limit=256 << 20)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not JSON: {error}", where=path.name) from None
+    refuse_ambiguous(data, path.name)
+    if not isinstance(document, dict):
+        raise FormatError("must be an object", where=path.name)
+    try:
+        return CostMatrix.from_document(document)
+    except FormatError as error:
+        raise FormatError(error.message, where=f"{path.name}: {error.where}", hint="write it with --save-matrix") from None
+
+
+def _probed(args: argparse.Namespace) -> CostMatrix:
+    from ..errors import UsageError
+    from ..probe.rank_order import local_agents, parse_endpoint, probe
+
+    if args.probe_local is not None:
+        if not 2 <= args.probe_local <= 64:
+            raise UsageError(f"2 to 64 agents, got {args.probe_local}", where="--probe-local")
+        with local_agents(args.probe_local) as (endpoints, token):
+            return probe(endpoints, token, echoes=args.echoes).matrix
+    if args.token_file is None:
+        raise UsageError("--probe needs the agents' secret", where="--token-file", hint="the file that the agents were started with")
+    try:
+        token = args.token_file.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where="--token-file") from error
+    return probe([parse_endpoint(text) for text in args.probe], token, echoes=args.echoes).matrix
+
+
+def _first(matrix: CostMatrix, name: str | None) -> int | None:
+    from ..errors import UnknownName
+
+    if name is None:
+        return None
+    if name not in matrix.names:
+        raise UnknownName(f"no endpoint {name!r}", where="--first", hint=f"endpoints: {', '.join(matrix.names[:8])}")
+    return matrix.names.index(name)
+
+
+def _text(matrix: CostMatrix, rows: list[RankOrder], written: list[str]) -> str:
+    from ..io.quantity import show_size, show_time
+
+    proofs = {"exact": "nothing better exists", "bound": "the bound is reached", "": "best found"}
+    groups = len(set(matrix.group))
+    lines = [f"{len(matrix)} endpoints, {groups} group{'s' if groups != 1 else ''} ({matrix.source})"]
+    for row in rows:
+        times = f"{show_time(row.before.time_s)} as given, {show_time(row.after.time_s)} ordered ({row.gain:.2f}x), bound {show_time(row.bound_s)}"
+        lines.append(f"{row.op} {show_size(row.size_bytes)} {row.algorithm}: {times}; {row.verdict} ({proofs[row.proof]})")
+    lines.append("order: " + " ".join(matrix.names[i] for i in rows[-1].order))
+    lines += [f"written: {path}" for path in written]
+    return "\n".join(lines)
