@@ -82,6 +82,7 @@ class _Maker:
         self.into: dict[int, int] = {}
         self.connections: list[Connection] = []
         self.block_of: dict[int, int] = {}
+        self.joined: dict[int, tuple[Block, Block]] = {}  # joined block -> what it was made of
         self.result = Blocks(moves, [], self.connections)
 
     # ---- connections ---------------------------------------------------------------------------------------------------
@@ -212,8 +213,10 @@ class _Maker:
             self._join_two(r, s)
         self._renumber()
 
-    def _join_two(self, r: int, s: int) -> None:
+    def _join_two(self, r: int, s: int, *, keep: bool = False) -> None:
         one, two = self.result.blocks[r], self.result.blocks[s]
+        if not keep:
+            self.joined[id(one)] = (Block(one.rank, -1, one.recv, list(one.moves)), Block(two.rank, two.send, -1, list(two.moves)))
         one.send = two.send
         one.moves = sorted(one.moves + two.moves, key=lambda k: (self.moves[k].order, k))
         two.moves = []
@@ -251,7 +254,7 @@ class _Maker:
                 s = next((s for s in gives if left > most and tie(blocks[r].recv, blocks[s].send)), -1)
                 if s >= 0:
                     gives.remove(s)
-                    self._join_two(r, s)
+                    self._join_two(r, s, keep=True)
                     left -= 1
         self._renumber()
 
@@ -264,8 +267,12 @@ class _Maker:
         return one.parts in ("RD", "RXAD") and two.parts == "XS" and one.dst == two.src and one.count == two.count
 
     def fuse(self) -> None:
-        """A receipt and the sending of what it stored, with nothing between that matters, become one step."""
+        """A receipt and the sending of what it stored, with nothing between that matters, become one step.
+
+        Blocks that were joined for this and gain nothing are separated again: two blocks wait less than one.
+        """
         became: dict[int, int] = {}
+        apart: list[Block] = []
         for block in self.result.blocks:
             gone: set[int] = set()
             place = {k: j for j, k in enumerate(block.moves)}
@@ -283,6 +290,12 @@ class _Maker:
                 became[b] = a
                 gone.add(b)
             block.moves = [k for k in block.moves if k not in gone]
+            if not gone and id(block) in self.joined:
+                one, two = self.joined[id(block)]
+                block.send, block.moves = -1, one.moves
+                apart.append(two)
+        self.result.blocks += apart
+        self._renumber()
         for m in self.moves:
             m.after = sorted({became.get(d, d) for d in m.after})
         for b, a in became.items():
