@@ -18,20 +18,23 @@ from ...program_builder import ProgramBuilder
 
 __all__ = ["merge_programs"]
 
+UNROLL = "plan it with explicit pieces (unroll), or with equal numbers of pieces"
+
 
 def merge_programs(ranks: int, parts: Sequence[tuple[Program, Sequence[int]]], *, name: str) -> Program:
     """All parts side by side: rank r of a part is rank `members[r]` of the whole; the contracts follow in the order of the parts.
 
-    Raises: Unsupported for parts with folds, calls, compute, symbolic sizes or switch actors, or lanes that repeat (iterations of one
-    program are iterations of all of it, and another part has other iterations).
+    Raises: Unsupported for parts with folds, calls, compute, symbolic sizes or switch actors; and for parts whose lanes repeat unlike often,
+    because iterations are those of the whole program.
     """
     merge = _Merge()
+    repeats: set[int] = set()
     for part, members in parts:
-        if part.fold is not None or len(part.calls) or len(part.ops) or len(part.sizes) or part.switches or np.any(part.lanes.repeat > 1):
-            raise Unsupported(
-                f"{part.name or 'a program'} cannot run beside others: it folds, calls, computes, repeats or uses switches",
-                hint="plan it with explicit pieces (unroll)",
-            )
+        if part.fold is not None or len(part.calls) or len(part.ops) or len(part.sizes) or part.switches:
+            raise Unsupported(f"{part.name or 'a program'} cannot run beside others: it folds, calls, computes or uses switches", hint=UNROLL)
+        repeats |= set(np.unique(part.lanes.repeat).tolist())
+        if len(repeats) > 1:
+            raise Unsupported(f"lanes repeat {' and '.join(map(str, sorted(repeats)))} times: one program has one number of iterations", hint=UNROLL)
         merge.add(part, tuple(members))
     return merge.program(ranks, name)
 

@@ -35,7 +35,7 @@ from .lower_trees import Lowering, lower_parts, tree_steps
 from .problem import CollectivePlan, CollectiveProblem, options_of
 from .rates import RateGraph, rate_graph, worst_cut
 
-__all__ = ["CITE", "DEVIATIONS", "Joint", "choose_pieces", "packing_problem"]
+__all__ = ["CITE", "DEVIATIONS", "Joint", "choose_pieces", "packing_problem", "rate_units"]
 
 CITE = Cite(
     key="zhao2024forestcoll",
@@ -157,7 +157,7 @@ class Joint:
 
     def _programs(self, packed: PackingProblem, packing: Packing, deadline: float) -> Iterator[tuple[PackingProblem, Packing]]:
         yield packed, packing
-        for unit in _rate_units(sorted(set(packed.rate.values()))):
+        for unit in rate_units(sorted(set(packed.rate.values()))):
             coarse = replace(packed, rate={arc: int(rate // unit) for arc, rate in packed.rate.items()})
             yield coarse, solve_packing(coarse, what="joint packing", deadline=deadline)
         yield packed, solve_packing(packed, what="joint packing", deadline=deadline, even=False)
@@ -179,7 +179,7 @@ def packing_problem(graph: RateGraph) -> PackingProblem:
     return PackingProblem(graph.nodes, graph.arcs, (Demand(tuple(range(graph.ranks)), collect=True),), graph.mirrored)
 
 
-def _rate_units(rates: list[int]) -> list[Fraction]:
+def rate_units(rates: list[int]) -> list[Fraction]:
     """Units to round rates down to, coarsest first: simple parts of the narrowest link, and units each of which loses less than all coarser."""
     narrowest = rates[0]
     chosen = {Fraction(narrowest, j) for j in range(1, SIMPLE + 1)}

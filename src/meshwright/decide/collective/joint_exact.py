@@ -43,8 +43,9 @@ class ExactDemand:
 
 
 def packing_time(problem: PackingProblem, packed: Sequence[ExactDemand]) -> Fraction:
-    """The exact time of packed demands together: the largest load over rate."""
-    return max(sum((d.demand.size * d.load(arc) for d in packed), Fraction(0)) / rate for arc, rate in problem.rate.items())
+    """The exact time of packed demands together: the largest load over rate, background included."""
+    none = Fraction(0)
+    return max(sum((d.demand.size * d.load(arc) for d in packed), problem.background.get(arc, none)) / rate for arc, rate in problem.rate.items())
 
 
 def exact_demand(problem: PackingProblem, packing: Packing, number: int, *, most_units: int) -> Iterator[ExactDemand]:

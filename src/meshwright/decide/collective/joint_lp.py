@@ -3,7 +3,7 @@
 A demand has members (nodes), a size, and what it does: `spread` (every member's share reaches all members), `collect` (the mirror image: sums
 of everybody's contributions), or both (all-reduce, whose shares w[r] are free). In units of the demand's size, with sum w = 1:
 
-    minimise T  such that  sum over demands of size · (spread + collect) <= rate · T                      on every arc
+    minimise T  such that  background + sum over demands of size · (spread + collect) <= rate · T         on every arc
     spread: for every node set A that misses a member:  spread leaving A + sum of w[r], r not in A  >= 1
     collect: the same on the reversed graph
     at every node that is no member (a switch, a relay):  what enters equals what leaves, separately for spread and for collect
@@ -56,6 +56,7 @@ class PackingProblem:
     rate: dict[Arc, int]
     demands: tuple[Demand, ...]
     mirrored: bool = False
+    background: dict[Arc, Fraction] = field(default_factory=dict)  # loads that are there anyway, in sizes
 
     def arcs_of(self, demand: Demand) -> list[Arc]:
         """Arcs that a demand may use."""
@@ -170,7 +171,7 @@ class _Program:
                 for column in used:
                     if column is not None:
                         terms[column] = terms.get(column, 0.0) + share
-            self._row(-self.inf, 0.0, terms)
+            self._row(-self.inf, -float(self.problem.background.get((u, v), 0) / self.biggest), terms)
         for spread, collect in zip(self.spread, self.collect, strict=True) if self.even else ():
             for (u, v), c in (*spread.items(), *collect.items()):
                 self._row(-self.inf, 0.0, {c: 1.0, 2: -self.problem.rate[u, v] / self.top})
