@@ -6,6 +6,9 @@
 
 TORCH="torch==2.13.0"
 
+# The environment's modules keep their bytecode, whatever the caller's shell says: compiling torch's anew costs every process seconds.
+unset PYTHONDONTWRITEBYTECODE
+
 say() { printf '%s\n' "$*" >&2; }
 
 die() { # message, hint
@@ -47,7 +50,7 @@ prepare_environment() {
   if command -v flock >/dev/null 2>&1; then flock 9; fi # two at once: the second waits and finds it made
   wanted=$(fingerprint)
   python="$venv/bin/python"
-  if [ -e "$venv" ] && { [ -e "$venv/.incomplete" ] || ! "$python" -m pip --version >/dev/null 2>&1; }; then
+  if [ -e "$venv" ] && { [ -e "$venv/.incomplete" ] || ! "$python" -c 'import pip._internal' >/dev/null 2>&1; }; then
     say "The environment in .venv is not whole (an earlier set-up was interrupted?): making it again."
     rm -rf "$venv"
   fi
