@@ -7,8 +7,6 @@ views, and the first to ask writes the one error.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
 import sys
@@ -37,6 +35,7 @@ from .machine_use import MachineUseRecorder
 from .pacing import CpuQuota, Pacing, choose_pacing
 from .process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport, blob_get, blob_put
 from .rank import RankLink, RankOptions, fetch_setup, put_setup, run_rank
+from .torchrun_worker import tell_torchrun
 from .train import RunRequest, RunResult, commit, forward_graph, make_document, walk_orders
 from .worker import TerminationWatch, report_of
 
@@ -53,7 +52,7 @@ def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
     try:
         return _be_rank(plan, request)
     except MeshwrightError as error:
-        _tell_torchrun(error)
+        tell_torchrun(error)
         raise
 
 
@@ -169,7 +168,7 @@ class _ElasticRank:
                 error, speaks = self._blame(mine)
             except Exception:  # the store is gone: say what this rank knows
                 error, speaks = RankFailed(f"rank {self.rank} lost the others: {mine.message}", where=f"rank {self.rank}", data=_known(mine)), True
-            _tell_torchrun(error)
+            tell_torchrun(error)
             if not speaks:
                 os._exit(1)
             return error
@@ -208,21 +207,3 @@ class _ElasticRank:
 
 def _known(mine: FailureReport) -> dict[str, Any]:
     return {"rank": mine.rank, "step": mine.training_step, "peer": mine.peer}
-
-
-def _tell_torchrun(error: MeshwrightError) -> None:
-    """Write this worker's torchelastic error file, in the format of torch's `record` decorator.
-
-    The decorator itself would never see the error: the command line turns it into an exit code, and a rank that is told to end leaves at
-    once. torchrun's summary prints `py_callstack` as the traceback (or `<N/A>` without a file), so the typed error with rank, step and
-    peer stands there. Best effort: a folder that is gone must not hide the error itself.
-    """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    facts = [f"{key} {error.data[key]}" for key in ("rank", "step", "peer") if isinstance(error.data.get(key), int) and error.data[key] >= 0]
-    text = f"{type(error).__name__}: {error}" + (f" ({', '.join(facts)})" if facts else "")
-    stack = "\n".join([text, *([f"hint: {error.hint}"] if error.hint else []), *str(error.data.get("traceback", "")).splitlines()])
-    message = {"message": text, "errorCode": error.exit_code, "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))}}
-    with contextlib.suppress(OSError):
-        write_bytes(Path(path), json.dumps({"message": message}).encode())
