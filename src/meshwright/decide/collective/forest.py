@@ -26,6 +26,9 @@ from .rates import RateGraph, worst_cut
 
 __all__ = ["Forest", "Tree", "build_forest", "choose_trees", "smallest_stretch"]
 
+FEW_TREES = 8
+NEARLY = Fraction(995, 1000)
+SMALL_FOREST = 4096  # trees in all
 MAX_UNITS = 1 << 20  # shares that a message may be cut into
 
 
@@ -159,7 +162,8 @@ def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], dema
 def choose_trees(
     graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: float
 ) -> tuple[int, Fraction]:
-    """(k, U): as many trees as asked, or the exact optimum when it needs no more than `max_trees`, or the best of 1..max_trees.
+    """(k, U): as many trees as asked, or the fewest known that reach the optimum if they are no more than `max_trees`, or the best of
+    1..max_trees; the exact optimum also where that best falls short of NEARLY and the forest stays small.
 
     Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
     optimum is taken. Past `deadline` (monotonic seconds) the best k found so far is taken.
@@ -167,10 +171,18 @@ def choose_trees(
     if trees is not None:
         return trees, smallest_stretch(graph, weight, trees, optimum)
     k, stretch = exact_counts(graph, optimum)
-    if k <= max_trees:
-        return k, stretch
     best: tuple[int, Fraction] | None = None
-    for count in range(1, max_trees + 1):
+    for count in range(1, min(k - 1, max_trees, FEW_TREES) + 1):
+        found = count, smallest_stretch(graph, weight, count, optimum)
+        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, _capacities(graph, found[1])):
+            best = found
+            if found[1] == count * optimum:  # links with slack need not carry whole trees per unit of rate
+                return best
+        if best is not None and monotonic() > deadline:
+            return best
+    if k <= max_trees or (best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
+        return k, stretch
+    for count in range(FEW_TREES + 1, max_trees + 1):
         found = count, smallest_stretch(graph, weight, count, optimum)
         if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, _capacities(graph, found[1])):
             best = found

@@ -18,7 +18,7 @@ from time import monotonic
 
 from ...errors import TimeLimit, Unsupported
 from ...kernels.maxflow import FlowNetwork
-from .forest_pack import Path, Tree, pack_capacities
+from .forest_pack import Path, Tree, merged, pack_capacities
 from .forest_symmetry import Boxes, Shift
 from .rates import RateGraph
 
@@ -191,7 +191,7 @@ def alike_forest(
     taken = _assign(quotas, roots, count - 1)
     for root, ways in zip(roots, taken, strict=True):
         trees.append(_spun(shift, root, ways, stock))
-    return tuple(trees), shift
+    return merged(trees), shift
 
 
 def _quotas(graph: RateGraph, boxes: Boxes, capacities: Mapping[Arc, int], need: int) -> dict[tuple[Port, Port], int]:

@@ -10,7 +10,7 @@ from ...errors import CheckFailed
 from ...kernels.edgesplit import Split, remove_switches
 from ...kernels.treepack import TreeBatch, pack_trees
 
-__all__ = ["DEFECT", "Path", "Tree", "pack_capacities"]
+__all__ = ["DEFECT", "Path", "Tree", "merged", "pack_capacities"]
 
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
 Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
@@ -32,6 +32,15 @@ class Tree:
         for v in self.order[1:]:
             depth[v] = depth[self.parent[v]] + 1
         return max(depth.values())
+
+
+def merged(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """Equal trees counted together, in order of first appearance."""
+    units: dict[tuple[int, tuple[int, ...], tuple[int, ...], tuple[Path, ...]], int] = {}
+    for tree in trees:
+        key = tree.root, tree.parent, tree.order, tree.paths
+        units[key] = units.get(key, 0) + tree.units
+    return tuple(Tree(root, count, parent, order, paths) for (root, parent, order, paths), count in units.items())
 
 
 def pack_capacities(

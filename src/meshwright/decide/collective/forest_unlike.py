@@ -13,7 +13,7 @@ from itertools import pairwise
 from ...errors import Unsupported
 from ...kernels.maxflow import FlowNetwork
 from .forest_boxes import HINT, MAX_TREES, Growth, Port, Stock, pack_box, ports_of, require_time, spread
-from .forest_pack import Tree
+from .forest_pack import Tree, merged
 from .forest_symmetry import Boxes
 from .rates import RateGraph
 
@@ -84,7 +84,7 @@ class _Unlike:
                 if turn < len(row):
                     require_time(self.deadline)
                     found.append(self._grow(x, row[turn]))
-        return tuple(found)
+        return merged(found)
 
     def _spare(self, x: int) -> int:
         return self.budget[x] - self.unbuilt[x]

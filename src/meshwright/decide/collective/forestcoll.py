@@ -13,6 +13,7 @@ Cost: O(ranks) max-flows for the bound, O(splits · ranks) for switch removal, O
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd
@@ -47,9 +48,13 @@ DEVIATIONS = (
     "one tree is finished before the next is begun",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
-LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
+LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
-SMALLEST_PIECE_BYTES = 4096
+SMALLEST_PIECE_BYTES = 16384
+ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
+SMALL_RANKS = 64  # up to so many, several forests of one root are tried for their height
+MOST_LOW_TREES = 1024
+DEPTH = 4  # messages in flight on a channel of many pieces, so that a hop's latency overlaps with the pieces that follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +64,24 @@ class ForestColl:
     trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees.
     pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
-    single: a channel for every tree; False: one for every batch of equal trees, with fewer and larger messages, but links that share
-        their rate evenly between messages then let large batches lag; None = single unless the program gets large.
+    quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
+        between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
+    depth: messages a channel may hold; None = enough to cover the latency of a hop, at most DEPTH.
+    structure: try trees over servers before the general method; None = yes, and for one root the lower of both.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
     trees: int | None = None
     max_trees: int = 8
     pieces: int | None = None
-    max_pieces: int = 32
+    max_pieces: int = 1024
     unroll: bool | None = None
-    single: bool | None = None
+    quantum: int | None = None
     relay: bool | None = None
     fold: bool | None = None
+    depth: int | None = None
+    structure: bool | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -89,21 +98,24 @@ class ForestColl:
         if not fold:
             servers = 1
         parts, units = _parts(problem, forests, stored=fold)
-        pieces = self.pieces or self._choose_pieces(problem, forests, tree_steps(parts, ranks), servers, _shards(problem) * units)
-        single = self.single if self.single is not None else pieces * tree_steps(parts, ranks, single=True) <= LARGE_STEPS
-        if single:
-            parts = [Part(p.shard, p.first + i, 1, p.up, p.down) for p in parts for i in range(p.units)]
+        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // servers)
+        wanted = self.pieces or self._wanted_pieces(problem, forests, _shards(problem) * units)
+        quantum = self.quantum or _quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
+        parts = _cut(parts, quantum)
+        pieces = self.pieces or _power_of_two(min(wanted, most // tree_steps(parts, ranks)))
         unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS
-        program = lower_parts(parts, _lowering(problem, forests[0], units, pieces, unroll, servers))
+        depth = self.depth or min(DEPTH, pieces)
+        program = lower_parts(parts, _lowering(problem, forests[0], units, pieces, unroll, servers, depth))
         trees = forests[0].k if forests[0].k == forests[-1].k else None
-        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, single=single, relay=relay, fold=fold)
+        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=relay, fold=fold, depth=depth)
+        chosen = replace(chosen, structure=forests[0].method != "general")
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
 
-    def _choose_pieces(self, problem: CollectiveProblem, forests: list[Forest], steps: int, servers: int, parts: int) -> int:
+    def _wanted_pieces(self, problem: CollectiveProblem, forests: list[Forest], parts: int) -> int:
         """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
 
-        All trees share the links all the time, so a piece takes 1/pieces of the whole time. A piece shorter than the latency of a hop, or
-        than SMALLEST_PIECE_BYTES, gains nothing.
+        All trees share the links all the time, so a piece takes 1/pieces of the whole time. The pieces that a channel holds must outlast
+        the latency of a hop, and a piece smaller than SMALLEST_PIECE_BYTES gains nothing.
         """
         hops = sum(f.height for f in forests)
         if hops <= 1:
@@ -112,14 +124,13 @@ class ForestColl:
         time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (_shards(problem) * graph.unit_Bps))
         transport = problem.transport or Transport()
         overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-        most_steps = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // servers)
-        wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES, most_steps // steps)
+        wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
         if overhead_s > 0:
             wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
         latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
         if latency_s > 0:
-            wanted = min(wanted, int(time_s / latency_s))
-        return 1 << max(wanted, 1).bit_length() - 1
+            wanted = min(wanted, int(((self.depth or DEPTH) - 0.5) / 2 * time_s / latency_s))
+        return _power_of_two(wanted)
 
     def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
@@ -138,7 +149,10 @@ class ForestColl:
         weight = [int(r == problem.root) for r in range(n)] if problem.op in ("broadcast", "reduce") else [1] * n
 
         def build(of: RateGraph) -> Forest:
-            return build_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline)
+            if self.structure is not None or self.trees is not None or sum(weight) > 1 or n > SMALL_RANKS:
+                structure = True if self.structure is None else self.structure
+                return build_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, structure=structure)
+            return self._low(of, weight, deadline)
 
         if problem.op in ("all-gather", "broadcast"):
             return [build(graph)]
@@ -148,6 +162,20 @@ class ForestColl:
         return [up, up if graph.mirrored else build(graph)]
 
 
+    def _low(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
+        """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
+        best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
+        local = max(Counter(graph.group[: graph.ranks]).values())
+        for times in sorted({*range(1, 9), local - 1, graph.ranks - 1} - {0}):
+            for structure in (True, False):
+                if best.k * times > MOST_LOW_TREES or monotonic() > deadline:
+                    break
+                found = build_forest(graph, weight, trees=best.k * times, deadline=deadline, structure=structure)
+                if (-found.ratio, found.height, len(found.trees)) < (-best.ratio, best.height, len(best.trees)):
+                    best = found
+        return best
+
+
 def _servers(forests: list[Forest]) -> int:
     """Alike servers whose ranks are equal runs in order, in all forests; 1 = no such symmetry."""
     if any(f.symmetry is None or not f.symmetry.stride() for f in forests):
@@ -155,11 +183,12 @@ def _servers(forests: list[Forest]) -> int:
     return forests[0].symmetry.members if forests[0].symmetry else 1
 
 
-def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int) -> Lowering:
+def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
     elements, total = -(-problem.size_bytes // problem.element_bytes), _shards(problem) * units * pieces
     return Lowering(
         fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=_shards(problem), units=units,
-        pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}", servers=servers,
+        pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+        depth=depth, servers=servers,
     )  # fmt: skip
 
 
@@ -187,6 +216,25 @@ def _parts(problem: CollectiveProblem, forests: list[Forest], *, stored: bool) -
             first = border
     divisor = gcd(units, *(p.first for p in parts), *(p.units for p in parts))
     return [replace(p, first=p.first // divisor, units=p.units // divisor) for p in parts], units // divisor
+
+
+def _power_of_two(value: int) -> int:
+    """The largest power of two that is no more, at least 1."""
+    return int(1 << max(value, 1).bit_length() - 1)
+
+
+def _quantum(parts: list[Part], ranks: int, most_steps: int) -> int:
+    """The smallest most units per part (a power of two) with which the program keeps to `most_steps` per piece, if any does."""
+    quantum, largest = 1, max(p.units for p in parts)
+    while quantum < largest and tree_steps(_cut(parts, quantum), ranks) > most_steps:
+        quantum *= 2
+    return quantum
+
+
+def _cut(parts: list[Part], quantum: int) -> list[Part]:
+    return [
+        Part(p.shard, p.first + i, min(quantum, p.units - i), p.up, p.down) for p in parts for i in range(0, p.units, quantum)
+    ]
 
 
 def _segments(forest: Forest, units: int, *, stored: bool) -> dict[int, list[tuple[Tree, int]]]:

@@ -55,6 +55,7 @@ class Lowering:
     unroll: bool
     chunk_bytes: int
     name: str
+    depth: int = 2
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
 
     @property
@@ -65,10 +66,6 @@ class Lowering:
     @property
     def chunks(self) -> int:
         return self.shards * self.units * (self.pieces if self.unroll else 1)
-
-    @property
-    def depth(self) -> int:
-        return min(2, self.pieces)
 
     @property
     def repeat(self) -> int:
@@ -89,14 +86,17 @@ def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contrac
     )
 
 
-def tree_steps(parts: Sequence[Part], ranks: int, *, single: bool = False) -> int:
-    """Steps for one piece of the program, before it is built; `single`: every unit becomes a part of its own."""
+def tree_steps(parts: Sequence[Part], ranks: int) -> int:
+    """Steps for one piece of the program, before it is built."""
+    known: dict[int, int] = {}
     steps = 0
     for part in parts:
         for tree in (part.up, part.down):
-            if tree is not None:
-                extra = sum(max(0, c - 1) for c in _child_counts(tree, ranks))
-                steps += (ranks + extra) * (part.units if single else 1)
+            if tree is None:
+                continue
+            if id(tree) not in known:
+                known[id(tree)] = len(tree.order) + sum(max(0, c - 1) for c in _child_counts(tree, ranks))
+            steps += known[id(tree)]
     return steps
 
 
