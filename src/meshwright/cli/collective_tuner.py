@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["export_tuner", "import_tuner"]
 
+ALGORITHM_NAMES = {"nvlstree": "nvls_tree", "collnetdirect": "collnet_direct", "collnetchain": "collnet_chain"}  # NCCL's -> the plugin's
+
 
 def export_tuner(args: argparse.Namespace) -> Result:
     """Per size the algorithm and protocol that NCCL's model expects to be fastest on the fabric; NCCL keeps its number of channels."""
@@ -29,7 +31,10 @@ def export_tuner(args: argparse.Namespace) -> Result:
     fabric = read_fabric(args.fabric, args.devices)
     names = [d.name for d in fabric.devices]
     topology = topology_of(fabric, names)
-    found = [(size, best.algorithm.lower(), best.protocol.lower(), -1) for size, best in choices(topology, args.what, sizes_of(args.sizes))]
+    found = []
+    for size, best in choices(topology, args.what, sizes_of(args.sizes)):
+        name = best.algorithm.lower()
+        found.append((size, ALGORITHM_NAMES.get(name, name), best.protocol.lower(), -1))
     rows = rows_of_choices(args.what, found, nodes=topology.nodes, ranks=topology.ranks)
     write_tuner(args.out, rows)
     return Result(_document(args.out, rows), f"{args.out}: {len(rows)} ranges of sizes\n" + "\n".join(_lines(rows)))
