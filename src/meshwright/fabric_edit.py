@@ -19,7 +19,7 @@ from fractions import Fraction
 from .errors import Infeasible, UnknownName, UsageError
 from .fabric import Fabric, Link, Provenance
 
-__all__ = ["Part", "find_part", "is_port", "scaled", "with_one_more", "without"]
+__all__ = ["Part", "edited", "find_part", "is_port", "scaled", "with_one_more", "without"]
 
 MAX_NAME = 128
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -113,6 +113,12 @@ def _at(link: Link, factor: Fraction) -> Link:
     if rate < 1:
         raise UsageError(f"{link.src} -> {link.dst} would carry less than 1 byte/s", hint="a link that is down is named with --without")
     return replace(link, rate_Bps=rate)
+
+
+def edited(fabric: Fabric, down: Sequence[str], slow: Mapping[str, Fraction]) -> Fabric:
+    """The fabric without the parts `down` and with the parts `slow` at a fraction of their rate. Raises: as `without`, `scaled`."""
+    changed = scaled(fabric, slow) if slow else fabric
+    return without(changed, down) if down else changed
 
 
 # ---- one more ----------------------------------------------------------------------------------------------------------

@@ -89,10 +89,27 @@ def test_subset_round_trip(capsys, tmp_path):
     assert load_fabric(str(tmp_path / "stdout.json")) == expected
 
 
+def test_what_is_left(capsys, tmp_path):
+    path = str(tmp_path / "left.toml")
+    argv = ["fabric", "subset", "dgx-a100:2", "--devices", "0-3,8-11", "--without", "box0/nic2,box1/gpu3", "--degrade", "box0/nic1<->plane1=1/2", "--out"]
+    assert "7 devices, 19 switches" in run(capsys, *argv, path).out
+    fabric = load_fabric(path)
+    assert {x.rate_Bps for x in fabric.links if {x.src, x.dst} == {"box0/nic1", "plane1"}} == {12_500_000_000}
+    assert not any("nic2" in x.src and "box0" in x.src for x in fabric.links) and "box1/gpu3" not in fabric.actor_of
+    assert [n.what for n in fabric.provenance][-2:] == ["scaled", "taken out"]
+
+
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["subset", "laptop:4"], "the following arguments are required: --devices"),
+        (["subset", "laptop:4"], "nothing to leave out: --devices, --without or --degrade is needed"),
+        (["subset", "laptop:4", "--without", "cpu0,,cpu1"], "--without: an empty name in 'cpu0,,cpu1'"),
+        (["subset", "laptop:4", "--without", "cpu9"], "cpu9: fabric 'laptop:4' has no device, switch or server 'cpu9'"),
+        (["subset", "laptop:4", "--degrade", "cpu0"], "--degrade: not NAME=FRACTION, once each: 'cpu0'"),
+        (["subset", "laptop:4", "--degrade", "cpu0=fast"], "--degrade: not NAME=FRACTION"),
+        (["subset", "laptop:4", "--degrade", "cpu0=0.5,cpu0=0.5"], "--degrade: not NAME=FRACTION, once each"),
+        (["subset", "laptop:4", "--degrade", "cpu0=1/0"], "must be above 0 and below 1, got 1/0"),
+        (["subset", "laptop:4", "--degrade", "cpu0=1.5"], "--degrade cpu0: must be above 0 and below 1, got 1.5"),
         (["subset", "laptop:4", "--devices", "9"], "--devices: '9' is not a range of its devices"),
         (["subset", "laptop:4", "--devices", "0", "--out", "x.yaml"], "--out must end in .toml or .json"),
         (["subset", "laptop:4", "--devices", "0", "--out", "nowhere/x.toml"], "nowhere/x.toml: the folder"),

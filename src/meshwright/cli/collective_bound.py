@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from .fabric_subset import edit_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) ->
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, scatter, gather or permute")
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; rank i is the i-th of them")
+    edit_arguments(parser)
     if sized:
         parser.add_argument("--size", required=True, help=SIZE_HELP)
         parser.add_argument("--shards", metavar="SIZES", help="what each rank owns, e.g. 4KiB,8KiB,0 (all-gather, reduce-scatter, scatter, gather)")
@@ -32,8 +34,10 @@ def problem_of(args: argparse.Namespace, **more: object) -> CollectiveProblem:
     """The problem that the arguments name. Raises UsageError and what the fabric's reader raises."""
     from ..decide.collective import CollectiveProblem
     from ..drive import read_fabric
+    from ..fabric_edit import edited
+    from ..io.fabric_name import parts_down, parts_slow
 
-    fabric = read_fabric(args.fabric, args.devices)
+    fabric = edited(read_fabric(args.fabric, args.devices), parts_down(args.without), parts_slow(args.degrade))
     if getattr(args, "shards", None):
         more["shard_bytes"] = tuple(size_bytes(part, "--shards") for part in args.shards.split(","))
     if args.peers:
@@ -67,8 +71,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import collective_bound
+    from ..decide.collective.sensitivity import explain_bottleneck
     from ..report.collective_text import bound_document, bound_line
 
     problem = problem_of(args)
     bound = collective_bound(problem)
-    return Result(bound_document(problem, bound), bound_line(problem, bound))
+    lines, bottleneck = explain_bottleneck(problem, bound)
+    return Result(bound_document(problem, bound) | {"bottleneck": bottleneck}, "\n".join([bound_line(problem, bound), *lines]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from ..errors import UnknownName, UsageError
@@ -18,10 +19,11 @@ from ..presets import MAX_DEVICES, PRESETS, Chosen, Option, Preset
 from .fabric_toml import read_fabric_json, read_fabric_toml
 from .quantity import parse_flops, parse_rate_Bps, parse_size_bytes
 
-__all__ = ["load_fabric", "select_devices"]
+__all__ = ["load_fabric", "parts_down", "parts_slow", "select_devices"]
 
 _NUMBER = re.compile(r"\d{1,9}\Z")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z")
+_FRACTION = re.compile(r"\d{1,9}/\d{1,9}\Z|\d{0,9}\.?\d{1,9}\Z")
 _MOST = 9 * 10**18
 
 
@@ -126,6 +128,28 @@ def select_devices(fabric: Fabric, devices: str) -> Fabric:
     if len(chosen) == len(fabric.devices):
         return part
     return replace(part, name=f"{fabric.name[:64]}[{_ranges(sorted(chosen))}]")
+
+
+def parts_down(text: str | None) -> tuple[str, ...]:
+    """`"box0/nic3,box1"` -> the names. Raises: UsageError."""
+    names = tuple(part.strip() for part in text.split(",")) if text else ()
+    if not all(names):
+        raise UsageError(f"an empty name in {str(text)[:64]!r}", where="--without", hint="e.g. --without box0/nic3,box1/gpu5")
+    return names
+
+
+def parts_slow(text: str | None) -> dict[str, Fraction]:
+    """`"box0/nic3=0.5,box1=2/3"` -> name and fraction of its rate, above 0 and below 1. Raises: UsageError."""
+    found: dict[str, Fraction] = {}
+    for item in text.split(",") if text else ():
+        name, equals, value = (part.strip() for part in item.rpartition("="))
+        if not name or not equals or name in found or not _FRACTION.match(value):
+            raise UsageError(f"not NAME=FRACTION, once each: {item[:64]!r}", where="--degrade", hint="e.g. --degrade box0/nic3=0.5")
+        factor = Fraction(value) if not value.endswith("/0") else Fraction(0)
+        if not 0 < factor < 1:
+            raise UsageError(f"must be above 0 and below 1, got {value}", where=f"--degrade {name}", hint="a part that is down: --without")
+        found[name] = factor
+    return found
 
 
 def _no_device(fabric: Fabric, item: str) -> UnknownName:

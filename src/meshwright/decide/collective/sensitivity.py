@@ -26,6 +26,7 @@ from .problem import CollectiveProblem
 __all__ = ["Bottleneck", "explain_bottleneck", "find_bottleneck"]
 
 LIMIT_S = 10.0  # after this no further change is tried
+MOST_RANKS = 2048  # on larger fabrics no change is tried: each costs as much as the bound itself
 MOST_TIED = 4096  # alike places that are compared exactly
 MOST_CLASSES = 2  # kinds of links of which one more is tried
 
@@ -144,7 +145,7 @@ def explain_bottleneck(problem: CollectiveProblem, bound: Bound, *, time_limit_s
         some = ", ".join(list(place.tied)[:3]) + (", ..." if len(place.tied) > 3 else "")
         word = "the other parts" if bound.certificate.kind == "partition" else "just as tight"
         lines.append(f"  {word}: {len(place.tied)} ({some})")
-    changes, complete = _changes(problem, bound, place, time_limit_s)
+    changes, complete = _changes(problem, bound, place, time_limit_s if len(problem.ranks) <= MOST_RANKS else -1.0)
     for change in changes:
         if change["gain"] != "0" or not place.tied or "add" not in change["edit"]:  # elsewhere it is just as tight: nothing to say
             lines.append(f"  {change['what']}: {_percent(Fraction(change['gain']))}{change['then']}")
