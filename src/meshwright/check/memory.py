@@ -21,6 +21,7 @@ import numpy as np
 from ..fabric import Fabric
 from ..program import Kind, Part, Program, Space
 from .order import Addresses, Ints, Order, accesses
+from .staging import staging_bytes
 from .verdict import Finding
 
 __all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
@@ -30,7 +31,7 @@ FLOW_LIMIT = 60_000  # closure nodes of one actor
 
 @dataclass(frozen=True, kw_only=True)
 class WorstMemory:
-    """Per actor. `staging_bytes`: depth x message bytes of channels whose data cannot go straight into its buffer (see `_staging`)."""
+    """Per actor. `staging_bytes`: depth x message bytes of channels whose data cannot go straight into its buffer (see `staging`)."""
 
     peak_bytes: tuple[int, ...]
     staging_bytes: tuple[int, ...]
@@ -128,55 +129,8 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
         peaks[actor], exact[actor], held = _worst(order, life, of[actor])
         alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)
         steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
-    staging = _staging(p, order)
+    staging = staging_bytes(p, order)
     return WorstMemory(peak_bytes=tuple(peaks), staging_bytes=tuple(staging.tolist()), exact=tuple(exact), alive=tuple(alive), steps=tuple(steps))
-
-
-def _staging(p: Program, order: Order) -> Ints:
-    """Per actor: depth x the largest message of each channel that needs staging.
-
-    A receive's message is staged when it is added or only passed on, or when a step that touches its place may come after the receive is
-    posted: after the step begins (the first `depth` messages of a channel), else after the message `depth` before it was consumed.
-    """
-    size, s = p.message_bytes(), p.steps
-    largest = np.zeros(len(p.channels), np.int64)
-    single = ((s.parts & Part.RECV) != 0) & ((s.parts & Part.IN_SET) == 0)
-    through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))
-    np.maximum.at(largest, s.chan_in[through], size[through])
-    a, where = accesses(p), Addresses(p)
-    root, low, high = where.span(a.buffer, a.chunk, a.count, np.zeros(len(a.buffer), np.int64))
-    by = np.lexsort((low, root))
-    low, high, step = low[by], high[by], a.step[by]
-    bounds = np.searchsorted(root[by], np.arange(len(p.buffers) + 1))
-    widest = np.zeros(len(p.buffers), np.int64)
-    np.maximum.at(widest, root[by], high - low)
-    depth = p.channels.depth.tolist()
-    taken: list[list[int]] = [[] for _ in range(len(p.channels))]
-    for v in np.flatnonzero(single).tolist():
-        channel = int(s.chan_in[v])
-        taken[channel].append(v)
-        if size[v] <= largest[channel] or s.dst_buffer[v] < 0:
-            continue
-        credit = taken[channel][-1 - depth[channel]] if len(taken[channel]) > depth[channel] else -1
-        place = np.array([[s.dst_buffer[v]], [s.dst_chunk[v]], [s.count[v]], [0]], dtype=np.int64)
-        at, first, end = (int(x[0]) for x in where.span(*place))
-        begin, near = int(bounds[at]), low[bounds[at] : bounds[at + 1]]
-        lo, hi = begin + int(np.searchsorted(near, first - widest[at])), begin + int(np.searchsorted(near, end))
-        users = np.unique(step[lo:hi][high[lo:hi] > first])
-        if _any_between(order, users[(users != v) & (users != credit)], credit, v):
-            largest[channel] = size[v]
-    out = np.zeros(p.ranks + p.switches, np.int64)
-    np.add.at(out, p.channels.dst, largest * p.channels.depth)
-    return out
-
-
-def _any_between(order: Order, steps: Ints, credit: int, receive: int) -> bool:
-    """Whether any of the steps comes before the receive, and not before its credit (-1: none)."""
-    nodes = order.node(steps, 0)
-    early = order.before(nodes, np.full(len(nodes), int(order.node(np.array([receive]), 0)[0]), np.int64))
-    if credit >= 0:
-        early &= ~order.before(nodes, np.full(len(nodes), int(order.node(np.array([credit]), 0)[0]), np.int64))
-    return bool(early.any())
 
 
 def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bool, list[int]]:
