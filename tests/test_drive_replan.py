@@ -86,5 +86,6 @@ def test_command(capsys, tmp_path):
     assert document["whole"]["devices"] == 4 and document["bottleneck"]["where"] == "island0/cpu0"
     assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "lost: 25 % of the whole fabric's throughput; at best 37.5 MB/s instead of 50 MB/s" in out and "bottleneck: what island0/cpu0 can receive" in out
+    assert "lost: 25 % of the whole fabric's throughput; at best 37.5 MB/s instead of 50 MB/s" in out
+    assert "bottleneck: what island0/cpu0 can receive" in out
     assert main([*argv[:-2], "--out", "nowhere/plan.json"]) == 2

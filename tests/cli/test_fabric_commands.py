@@ -91,8 +91,8 @@ def test_subset_round_trip(capsys, tmp_path):
 
 def test_what_is_left(capsys, tmp_path):
     path = str(tmp_path / "left.toml")
-    argv = ["fabric", "subset", "dgx-a100:2", "--devices", "0-3,8-11", "--without", "box0/nic2,box1/gpu3", "--degrade", "box0/nic1<->plane1=1/2", "--out"]
-    assert "7 devices, 19 switches" in run(capsys, *argv, path).out
+    argv = ["fabric", "subset", "dgx-a100:2", "--devices", "0-3,8-11", "--without", "box0/nic2,box1/gpu3", "--degrade", "box0/nic1<->plane1=1/2"]
+    assert "7 devices, 19 switches" in run(capsys, *argv, "--out", path).out
     fabric = load_fabric(path)
     assert {x.rate_Bps for x in fabric.links if {x.src, x.dst} == {"box0/nic1", "plane1"}} == {12_500_000_000}
     assert not any("nic2" in x.src and "box0" in x.src for x in fabric.links) and "box1/gpu3" not in fabric.actor_of

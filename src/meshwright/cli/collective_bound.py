@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import collective_bound
-    from ..decide.collective.sensitivity import explain_bottleneck
+    from ..report.bottleneck_text import explain_bottleneck
     from ..report.collective_text import bound_document, bound_line
 
     problem = problem_of(args)

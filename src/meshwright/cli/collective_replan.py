@@ -30,12 +30,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import strategy
-    from ..decide.collective.sensitivity import explain_bottleneck
     from ..drive import write_plan
     from ..drive_replan import replan
     from ..errors import UsageError
     from ..io.fabric_name import parts_down, parts_slow
     from ..io.quantity import show_rate
+    from ..report.bottleneck_text import explain_bottleneck
     from ..report.collective_text import bound_document, plan_document, plan_line
 
     down, slow = parts_down(args.without), parts_slow(args.degrade)

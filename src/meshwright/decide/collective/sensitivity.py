@@ -1,16 +1,16 @@
-"""The bottleneck of a collective in plain words, and what would widen it.
+"""The bottleneck of a collective, and what would widen it.
 
 A bound's certificate names a set of actors and the links that leave it (`cut`, `partition`), or weighs links (`metric`, `packing`), or
-names two ranks (`latency`). Here that becomes sentences: whose links they are, how many other places are just as tight, and by how much
-the collective could run faster or slower if one were added or lost. Every such figure is the exact bound of the changed fabric against
-the bound of the given one, computed anew; what "one more" is stands in `meshwright.fabric_edit`.
+names two ranks (`latency`). Here that becomes facts that `meshwright.report.bottleneck_text` says in words: whose links they are, how many
+other places are just as tight, and by how much the collective could run faster or slower if one were added or lost. Every such figure is
+the exact bound of the changed fabric against the bound of the given one, computed anew; what "one more" is stands in
+`meshwright.fabric_edit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -19,11 +19,10 @@ from ...bound import Bound
 from ...errors import MeshwrightError
 from ...fabric import Fabric
 from ...fabric_edit import is_port, with_one_more, without
-from ...io.quantity import show_rate
 from .bounds import collective_bound, crossing_bytes
 from .problem import CollectiveProblem
 
-__all__ = ["Bottleneck", "explain_bottleneck", "find_bottleneck"]
+__all__ = ["Bottleneck", "bottleneck_facts", "find_bottleneck"]
 
 LIMIT_S = 10.0  # after this no further change is tried
 MOST_RANKS = 2048  # on larger fabrics no change is tried: each costs as much as the bound itself
@@ -124,44 +123,25 @@ def _tied(problem: CollectiveProblem, bound: Bound, where: str) -> dict[str, tup
     return found
 
 
-# ---- words -------------------------------------------------------------------------------------------------------------
-def explain_bottleneck(problem: CollectiveProblem, bound: Bound, *, time_limit_s: float = LIMIT_S) -> tuple[list[str], dict[str, Any]]:
-    """Lines for people and the same facts as data: where it is tight, and exactly what one more, one less or twice the rate would do.
+# ---- facts -------------------------------------------------------------------------------------------------------------
+def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, time_limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Where it is tight, and exactly what one more, one less or twice the rate would do; JSON-able.
 
-    Changes that cannot be tried within the limit are left out, and `complete` in the data is then false.
+    `changes`: for each, `what` was tried, the `edit`, its exact `gain` of throughput and what `then` is tight. Changes that cannot be tried
+    within the limit are left out, and `complete` is then false. (`meshwright.report.bottleneck_text` says it in words.)
     """
     place = find_bottleneck(problem, bound)
+    data = bound.certificate.data
     if place is None:
-        data = bound.certificate.data
-        if bound.certificate.kind == "latency":
-            line = f"bottleneck: latency from {data['from']} to {data['to']}; faster links would not help at this size"
-            return [line], {"kind": "latency", "from": data["from"], "to": data["to"], "complete": True, "changes": []}
-        return [], {"kind": bound.certificate.kind, "complete": True, "changes": []}
-    classes = _classes(problem.fabric, place.links)
-    total = sum(problem.fabric.links[i].rate_Bps for i in place.links)
-    what = "; ".join(f"{count} x {kind} at {show_rate(rate)} ({example})" for (kind, rate), (count, example) in classes.items())
-    lines = [f"bottleneck: {_head(place, bound)} {what}; {show_rate(total)} in all"]
-    if place.tied:
-        some = ", ".join(list(place.tied)[:3]) + (", ..." if len(place.tied) > 3 else "")
-        word = "the other parts" if bound.certificate.kind == "partition" else "just as tight"
-        lines.append(f"  {word}: {len(place.tied)} ({some})")
+        ends = {"from": data["from"], "to": data["to"]} if bound.certificate.kind == "latency" else {}
+        return {"kind": bound.certificate.kind, "complete": True, "changes": [], **ends}
+    fabric = problem.fabric
     changes, complete = _changes(problem, bound, place, time_limit_s if len(problem.ranks) <= MOST_RANKS else -1.0)
-    for change in changes:
-        if change["gain"] != "0" or not place.tied or "add" not in change["edit"]:  # elsewhere it is just as tight: nothing to say
-            lines.append(f"  {change['what']}: {_percent(Fraction(change['gain']))}{change['then']}")
-    links = [{"kind": k, "rate_Bps": r, "count": n} for (k, r), (n, _) in classes.items()]
-    return lines, {
-        "kind": bound.certificate.kind, "where": place.where, "outward": place.outward, "links": links, "rate_Bps": total,
-        "tied": list(place.tied), "changes": changes, "complete": complete,
+    links = [{"kind": k, "rate_Bps": r, "count": n, "example": e} for (k, r), (n, e) in _classes(fabric, place.links).items()]
+    return {
+        "kind": bound.certificate.kind, "where": place.where, "outward": place.outward, "links": links,
+        "rate_Bps": sum(fabric.links[i].rate_Bps for i in place.links), "tied": list(place.tied), "changes": changes, "complete": complete,
     }  # fmt: skip
-
-
-def _head(place: Bottleneck, bound: Bound) -> str:
-    if bound.certificate.kind == "partition":
-        return f"the links into {place.where} and {len(place.tied)} more parts:"
-    if bound.certificate.kind in ("metric", "packing"):
-        return f"{len(place.links)} links that together carry all routes:"
-    return f"what {place.where} can {'send' if place.outward else 'receive'}:"
 
 
 def _classes(fabric: Fabric, links: Sequence[int]) -> dict[tuple[str, int], tuple[int, str]]:
@@ -172,10 +152,6 @@ def _classes(fabric: Fabric, links: Sequence[int]) -> dict[tuple[str, int], tupl
         count, example = found.get((x.kind, x.rate_Bps), (0, f"{x.src} -> {x.dst}"))
         found[x.kind, x.rate_Bps] = count + 1, example
     return found
-
-
-def _percent(gain: Fraction) -> str:
-    return "no gain" if not gain else f"{'+' if gain > 0 else '-'}{abs(float(gain)) * 100:.3g} % throughput"
 
 
 # ---- changes -----------------------------------------------------------------------------------------------------------
@@ -245,7 +221,7 @@ def _called(one: Element, *, named: bool = False) -> str:
 
 
 def _all(one: Element, kind: tuple[str, int]) -> str:
-    return f"all NICs of {show_rate(kind[1])}" if isinstance(one, str) else f"all {kind[0]} links of {show_rate(kind[1])}"
+    return "all NICs like it" if isinstance(one, str) else f"all {kind[0]} links like it"
 
 
 def _twice(fabric: Fabric, one: Element, kind: tuple[str, int]) -> Fabric:
