@@ -48,6 +48,7 @@ PACKED = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 MOST_STEPS = 1_000_000  # executed steps
 ENOUGH_PIECES = 64
 DEPTH = 4
+COARSEST = 16  # background loads are rounded up to this part of the largest message, where exact ones need too many trees
 MOST_FINER = 16  # units of one group are cut into at most so many, to be as small as another's
 RELAY_GAIN = 0.98  # relays are used if they shorten the time below this share
 
@@ -103,6 +104,8 @@ class Groups:
         self, problem: GroupsProblem, graph: RateGraph, background: dict[Arc, Fraction], deadline: float
     ) -> tuple[PackingProblem, Packing, bool]:
         """The linear program and its optimum, with relays where they are needed, wanted, or shorten the time."""
+        if not any(_is_packed(group) for group in problem.groups):
+            raise Unsupported("no group's operation is packed in trees", hint=f"packed are {', '.join(PACKED)} with equal shards")
         found: list[tuple[PackingProblem, Packing, bool]] = []
         for relay in [False, True] if self.relay is None else [self.relay]:
             packed = packing_problem(problem, graph, relay=relay, background=background)
@@ -233,9 +236,14 @@ def _loads_of(problem: GroupsProblem, graph: RateGraph, own: dict[int, Collectiv
 
 
 def _programs(packed: PackingProblem, packing: Packing, deadline: float) -> Iterator[tuple[PackingProblem, Packing]]:
+    """The optimum; then optima of programs with rounder numbers: rates rounded down, background rounded up."""
     yield packed, packing
-    for unit in rate_units(sorted(set(packed.rate.values()))):
-        coarse = replace(packed, rate={arc: int(rate // unit) for arc, rate in packed.rate.items()})
+    grain = max(d.size for d in packed.demands) / COARSEST
+    around = {arc: -(-x // grain) * grain for arc, x in packed.background.items()}
+    units = rate_units(sorted(set(packed.rate.values())))
+    for unit in [Fraction(1), *units] if around else units:
+        rate = {arc: int(rate // unit) for arc, rate in packed.rate.items()}
+        coarse = replace(packed, rate=rate, background=around)
         yield coarse, solve_packing(coarse, what="packing of all groups", deadline=deadline)
     yield packed, solve_packing(packed, what="packing of all groups", deadline=deadline, even=False)
 
