@@ -24,7 +24,7 @@ from .forest_symmetry import Boxes, Shift, require_automorphism
 from .forest_unlike import unlike_forest
 from .rates import RateGraph, worst_cut
 
-__all__ = ["Forest", "Tree", "build_forest", "choose_trees", "smallest_stretch"]
+__all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "rounded_capacities", "smallest_stretch"]
 
 FEW_TREES = 8
 NEARLY = Fraction(995, 1000)
@@ -113,8 +113,8 @@ def exact_counts(graph: RateGraph, optimum: Fraction) -> tuple[int, Fraction]:
     return optimum.denominator // divisor, Fraction(optimum.numerator, divisor)
 
 
-def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: Fraction) -> Fraction:
-    """Smallest U such that capacities floor(U · b) let every rank receive k trees of every weight, exactly.
+def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: Fraction, sinks: Sequence[int] | None = None) -> Fraction:
+    """Smallest U such that capacities floor(U · b) let every rank (or all `sinks`) receive k trees of every weight, exactly.
 
     U only matters at multiples of 1/b, so the search runs over those: from k · optimum (never less) to k · optimum + 1/min b
     (always enough). Cost: O(log) sweeps.
@@ -127,10 +127,10 @@ def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: F
     def next_above(x: Fraction) -> Fraction:
         return min(Fraction(x.numerator * b // x.denominator + 1, b) for b in widths)
 
-    order = np.arange(graph.ranks, dtype=np.int32)
+    order = np.arange(graph.ranks, dtype=np.int32) if sinks is None else np.array(sinks, np.int32)
 
     def enough(stretch: Fraction) -> bool:
-        return _receives_all(graph, _capacities(graph, stretch), [k * w for w in weight], order)
+        return _receives_all(graph, rounded_capacities(graph, stretch), [k * w for w in weight], order)
 
     low = k * optimum
     if enough(low):
@@ -149,7 +149,8 @@ def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: F
             low = middle
 
 
-def _capacities(graph: RateGraph, stretch: Fraction) -> dict[tuple[int, int], int]:
+def rounded_capacities(graph: RateGraph, stretch: Fraction) -> dict[tuple[int, int], int]:
+    """Whole trees that every arc may carry: floor(stretch · rate), where that is any."""
     return {arc: c for arc, rate in graph.arcs.items() if (c := rate * stretch.numerator // stretch.denominator)}
 
 
@@ -160,8 +161,9 @@ def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], dema
 
 
 def choose_trees(
-    graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: float
-) -> tuple[int, Fraction]:
+    graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: float,
+    sinks: Sequence[int] | None = None,
+) -> tuple[int, Fraction]:  # fmt: skip
     """(k, U): as many trees as asked, or the fewest known that reach the optimum if they are no more than `max_trees`, or the best of
     1..max_trees; the exact optimum also where that best falls short of NEARLY and the forest stays small.
 
@@ -169,12 +171,12 @@ def choose_trees(
     optimum is taken. Past `deadline` (monotonic seconds) the best k found so far is taken.
     """
     if trees is not None:
-        return trees, smallest_stretch(graph, weight, trees, optimum)
+        return trees, smallest_stretch(graph, weight, trees, optimum, sinks)
     k, stretch = exact_counts(graph, optimum)
     best: tuple[int, Fraction] | None = None
     for count in range(1, min(k - 1, max_trees, FEW_TREES) + 1):
-        found = count, smallest_stretch(graph, weight, count, optimum)
-        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, _capacities(graph, found[1])):
+        found = count, smallest_stretch(graph, weight, count, optimum, sinks)
+        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
             best = found
             if found[1] == count * optimum:  # links with slack need not carry whole trees per unit of rate
                 return best
@@ -183,8 +185,8 @@ def choose_trees(
     if k <= max_trees or (best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
         return k, stretch
     for count in range(FEW_TREES + 1, max_trees + 1):
-        found = count, smallest_stretch(graph, weight, count, optimum)
-        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, _capacities(graph, found[1])):
+        found = count, smallest_stretch(graph, weight, count, optimum, sinks)
+        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
             best = found
         if best is not None and monotonic() > deadline:
             break
@@ -222,7 +224,7 @@ def build_forest(
     """
     optimum = worst_cut(graph, weight).ratio
     k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline)
-    capacities = _capacities(graph, stretch)
+    capacities = rounded_capacities(graph, stretch)
     forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
     if forest is None:
         demand = {r: k * w for r, w in enumerate(weight) if w}
@@ -271,6 +273,12 @@ def _require_sound(forest: Forest) -> None:
     wanted = [forest.k * w for w in forest.weight]
     if units != wanted:
         raise CheckFailed(f"trees per root are {units}, wanted {wanted}", hint=DEFECT)
+    require_loads(forest)
+
+
+def require_loads(forest: Forest) -> None:
+    """Raise CheckFailed if an arc carries more than stretch · rate."""
+    graph = forest.graph
     for (u, v), load in forest.load.items():
         rate = graph.arcs.get((u, v), 0)
         if load > forest.stretch * rate:

@@ -24,10 +24,12 @@ import numpy as np
 
 from ...cite import Cite
 from ...cost import Transport
-from ...errors import Disconnected, UsageError
+from ...errors import Disconnected, Unsupported, UsageError
 from ...program import MAX_EXECUTED_STEPS
 from ..collective.bounds import collective_bound
 from .forest import Forest, Tree, build_forest, common_units
+from .forest_paths import gather_forest
+from .forest_shards import shard_table, shard_weights
 from .lower_trees import Lowering, Part, lower_parts, tree_steps
 from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 from .rates import RateGraph, rate_graph
@@ -48,6 +50,7 @@ DEVIATIONS = (
     "one tree is finished before the next is begun",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
+OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
 SMALLEST_PIECE_BYTES = 16384
@@ -85,7 +88,7 @@ class ForestColl:
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
-        require_operation(problem, "forestcoll", ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"))
+        require_operation(problem, "forestcoll", OPERATIONS, uneven=True)
         for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
@@ -94,18 +97,23 @@ class ForestColl:
         forests, relay = self._forests(problem, deadline)
         ranks, servers = len(problem.ranks), _servers(forests)
         steps = sum(2 * f.distinct * ranks for f in forests)
-        fold = servers > 1 and (self.fold if self.fold is not None else steps > LARGE_STEPS)
+        weight, uneven = _weights(problem), problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1
+        fold = servers > 1 and not uneven and (self.fold if self.fold is not None else steps > LARGE_STEPS)
         if not fold:
             servers = 1
         parts, units = _parts(problem, forests, stored=fold)
         most = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // servers)
-        wanted = self.pieces or self._wanted_pieces(problem, forests, _shards(problem) * units)
+        wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weight) * units)
         quantum = self.quantum or _quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
         parts = _cut(parts, quantum)
         pieces = self.pieces or _power_of_two(min(wanted, most // tree_steps(parts, ranks)))
-        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS
+        unroll = uneven or (self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS)
         depth = self.depth or min(DEPTH, pieces)
-        program = lower_parts(parts, _lowering(problem, forests[0], units, pieces, unroll, servers, depth))
+        how = _lowering(problem, forests[0], units, pieces, unroll, servers, depth)
+        if uneven:
+            table = shard_table(problem, units * min(w for w in weight if w) * pieces)
+            how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
+        program = lower_parts(parts, how)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
         chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=relay, fold=fold, depth=depth)
         chosen = replace(chosen, structure=forests[0].method != "general")
@@ -121,7 +129,7 @@ class ForestColl:
         if hops <= 1:
             return 1
         graph = forests[0].graph
-        time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (_shards(problem) * graph.unit_Bps))
+        time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (sum(_weights(problem)) * graph.unit_Bps))
         transport = problem.transport or Transport()
         overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
         wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
@@ -145,8 +153,13 @@ class ForestColl:
         raise AssertionError("one of the tries returns or raises")
 
     def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: float) -> list[Forest]:
-        n = graph.ranks
-        weight = [int(r == problem.root) for r in range(n)] if problem.op in ("broadcast", "reduce") else [1] * n
+        n, weight = graph.ranks, _weights(problem)
+        if problem.op in ("scatter", "gather"):
+            turned = problem.op == "scatter"
+            way = graph.reversed() if turned else graph
+            if not sum(w for r, w in enumerate(weight) if r != problem.root):
+                raise Unsupported(f"the root of this {problem.op} owns everything: nothing is sent", hint="leave it out")
+            return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
 
         def build(of: RateGraph) -> Forest:
             if self.structure is not None or self.trees is not None or sum(weight) > 1 or n > SMALL_RANKS:
@@ -192,16 +205,24 @@ def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: in
     )  # fmt: skip
 
 
+def _weights(problem: CollectiveProblem) -> list[int]:
+    """Shares of data that every rank's trees carry."""
+    n = len(problem.ranks)
+    if problem.op in ("broadcast", "reduce"):
+        return [int(r == problem.root) for r in range(n)]
+    return shard_weights(problem) if problem.shard_bytes is not None else [1] * n
+
+
 def _shards(problem: CollectiveProblem) -> int:
     return 1 if problem.op in ("broadcast", "reduce") else len(problem.ranks)
 
 
 def _parts(problem: CollectiveProblem, forests: list[Forest], *, stored: bool) -> tuple[list[Part], int]:
     """Parts of every shard and units per shard, in the smallest whole numbers; `stored`: only of the first server's shards."""
-    up = None if problem.op in ("all-gather", "broadcast") else forests[0]
+    up = forests[0] if problem.op in ("all-reduce", "reduce-scatter", "reduce") else None
     down = None if problem.op in ("reduce-scatter", "reduce") else forests[-1]
     units = common_units(forests[0], forests[-1])
-    rows = {id(f): _segments(f, units, stored=stored) for f in forests}
+    rows = {id(f): _segments(f, units, stored=stored, by_end=problem.op == "scatter") for f in forests}
     parts: list[Part] = []
     for root in range(len(problem.ranks)):
         pair = [rows[id(forest)].get(root) if forest else None for forest in (up, down)]
@@ -237,11 +258,11 @@ def _cut(parts: list[Part], quantum: int) -> list[Part]:
     ]
 
 
-def _segments(forest: Forest, units: int, *, stored: bool) -> dict[int, list[tuple[Tree, int]]]:
-    """By root: (tree, end) of its trees, laid end to end over `units` units."""
+def _segments(forest: Forest, units: int, *, stored: bool, by_end: bool) -> dict[int, list[tuple[Tree, int]]]:
+    """By shard: (tree, end) of its trees, laid end to end over `units` units per weight. A shard is its root's, or a path's last rank's."""
     out: dict[int, list[tuple[Tree, int]]] = {}
     for tree in forest.trees if stored else forest.every_tree():
-        row = out.setdefault(tree.root, [])
+        row = out.setdefault(tree.order[-1] if by_end else tree.root, [])
         row.append((tree, (row[-1][1] if row else 0) + tree.units * (units // forest.k)))
     return out
 
@@ -249,7 +270,8 @@ def _segments(forest: Forest, units: int, *, stored: bool) -> dict[int, list[tup
 def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> dict[str, Any]:
     """`bandwidth_time_s`: the most loaded link at full rate, without padding; `halves_optimum_s`: sum of the halves' exact optima."""
     graph = forests[0].graph
-    shard = Fraction(problem.size_bytes, _shards(problem))
+    weight = _weights(problem)
+    shard = Fraction(problem.size_bytes, sum(weight))
     load: dict[tuple[int, int], Fraction] = {}
     for number, forest in enumerate(forests):
         climbs = problem.op in ("reduce-scatter", "reduce") or (problem.op == "all-reduce" and number == 0)
@@ -261,7 +283,8 @@ def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> di
     return {
         "trees_per_root": forests[0].k,
         "distinct_trees": sum(f.distinct for f in ({id(f): f for f in forests}.values())),
-        "height": max(f.height for f in forests),
+        "height": max((f.height for f in forests), default=0),
+        "weights": weight if len(set(weight)) > 1 else "equal",
         "pieces": pieces,
         "ranks": len(problem.ranks),
         "bandwidth_time_s": str(busiest),

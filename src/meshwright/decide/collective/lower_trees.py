@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from ...fabric import Fabric
 from ...program import Contract, Fold, FoldAxis, Program
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
 from .forest_pack import Tree
+from .forest_shards import ShardTable, shard_contract
 
 __all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
 
@@ -57,6 +59,8 @@ class Lowering:
     name: str
     depth: int = 2
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
+    table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
+    shard_units: tuple[int, ...] = ()
 
     @property
     def stored(self) -> int:
@@ -65,6 +69,8 @@ class Lowering:
 
     @property
     def chunks(self) -> int:
+        if self.table is not None:
+            return self.table.chunks
         return self.shards * self.units * (self.pieces if self.unroll else 1)
 
     @property
@@ -78,12 +84,11 @@ def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contrac
     own = chunks // n
     whole = tuple((b, 0, chunks) for b in buffers)
     block = tuple((b, r * own, own) for r, b in enumerate(buffers))
-    return Contract(
-        op=op,
-        inputs=block if op == "all-gather" else whole,
-        outputs=block if op == "reduce-scatter" else whole,
-        root=root if op in ("broadcast", "reduce") else -1,
-    )
+    inputs = block if op in ("all-gather", "gather") else whole
+    if op == "scatter":
+        inputs = tuple((b, 0, chunks if r == root else 0) for r, b in enumerate(buffers))
+    outputs = block if op in ("reduce-scatter", "scatter") else whole
+    return Contract(op=op, inputs=inputs, outputs=outputs, root=root if op in ("broadcast", "reduce", "scatter", "gather") else -1)
 
 
 def tree_steps(parts: Sequence[Part], ranks: int) -> int:
@@ -111,13 +116,16 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     """The program of all parts, running side by side."""
     n = len(how.ranks)
     b = ProgramBuilder(ranks=n, name=how.name)
-    role = {"all-gather": "output", "broadcast": "output"}.get(how.op, "input")
+    role = "output" if how.op in ("all-gather", "broadcast", "gather") else "input"
     for r in range(how.stored):
         b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}")
     routes = _Routes(how)
     for part in parts:
         _lower_part(b, part, how, routes)
-    promise = contract(how.op, list(range(n)), how.chunks, how.root)
+    if how.table is not None:
+        promise = shard_contract(how.op, list(range(n)), how.table, how.root)
+    else:
+        promise = contract(how.op, list(range(n)), how.chunks, how.root)
     if how.servers == 1:
         b.contract = promise
         return b.build()
@@ -170,6 +178,9 @@ class _Home:
         server = v // self.how.stored
         if server not in self.known:
             part, how = self.part, self.how
+            if how.table is not None:
+                self.known[server] = _uneven_spans(part, how, how.table)
+                return self.known[server]
             shard = (part.shard - server * how.stored) % how.shards if how.servers > 1 else part.shard
             if how.unroll:
                 base = (shard * how.units + part.first) * how.pieces
@@ -179,8 +190,19 @@ class _Home:
         return self.known[server]
 
 
+def _uneven_spans(part: Part, how: Lowering, table: ShardTable) -> list[tuple[int, int]]:
+    """The part's share of its shard's chunks, rounded at both borders, in at most `pieces` spans."""
+    start, count, units = table.start[part.shard], table.count[part.shard], how.shard_units[part.shard]
+    lo, hi = part.first * count // units, (part.first + part.units) * count // units
+    pieces = min(how.pieces, hi - lo)
+    borders = [lo + (hi - lo) * i // max(pieces, 1) for i in range(pieces + 1)]
+    return [(start + a, b - a) for a, b in pairwise(borders)]
+
+
 def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes) -> None:
     home = _Home(part, how)
+    if not home.spans(0):
+        return  # rounding left it nothing
     climbed: dict[int, list[StepRef]] = {}
     if part.up is not None:
         climbed = _climb(b, part.up, home, how, routes)
