@@ -29,6 +29,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
     ("collective", "bound"): ("collective_bound", "the least time a collective can take on a fabric, with its proof"),
     ("collective", "plan"): ("collective_plan", "a schedule for a collective on a fabric"),
+    ("collective", "groups"): ("collective_groups", "several collectives at once on one fabric, planned together"),
     ("collective", "replan"): ("collective_replan", "a new schedule when a NIC, GPU or link is down or slow, and what is lost"),
     ("collective", "compare"): ("collective_compare", "all strategies at all sizes: time, algbw, busbw, the bound and the winner"),
     ("collective", "order"): ("collective_order", "which host should play which rank, from probed or stated costs"),
