@@ -68,6 +68,7 @@ def test_operator_times_example_and_fields(tmp_path):
 PRINTED = {
     "capture", "citations", "collective", "completion", "error", "fabric-list", "fabric-show", "program-diff", "program-show", "program-stats",
     "run.dry", "train.compare", "train.plan", "version",
+    "nccl-prediction", "rank-order",
 }  # fmt: skip
 MODULES = {"testing", "run.worker"}  # names of modules and loggers in the same form
 
@@ -79,3 +80,12 @@ def test_every_schema_that_the_code_writes_is_on_the_page():
     assert {"cost", "operator-times", "plan", "recording"} <= written
     for name in sorted(written - PRINTED - MODULES):
         assert f"`meshwright.{name}`" in PAGE, name
+
+
+def test_rank_costs_are_as_the_page_says():
+    from meshwright.decide.collective.cloudcollectives_cost import CostMatrix
+
+    section = _section("Rank costs")
+    document = _example(section)
+    matrix = CostMatrix.from_document(document)
+    assert matrix.to_document() == document and all(f"`{field}" in section for field in document if field not in ("schema", "version", "source"))
