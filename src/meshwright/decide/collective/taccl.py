@@ -51,6 +51,7 @@ CITE = Cite(
 DEVIATIONS = (
     "HiGHS, relay cuts, identified symmetric variables, horizon from a greedy schedule",
     "latency delays but does not occupy links",
+    "neighbouring chunks are joined into messages inside boxes too",
     "an eager order and forward-backward improvement besides the paper's greedy order",
     "reductions are routed backwards on reversed links",
 )
@@ -72,7 +73,7 @@ class Taccl:
     instances: pipelined copies that every chunk is cut into after routing; None = chosen.
     binaries: largest routing program that is solved; larger ones keep the greedy routes. nodes: branch-and-bound nodes of each program.
     solver_time_s: clock limit of each program (a result at this limit may differ between runs; its routes are in the options).
-    merge: join neighbouring chunks into messages between boxes where that saves overhead; None = where it helps.
+    merge: join neighbouring chunks into one message where that saves overhead (None and True); False: never.
     routes: links (source, destination) of every chunk, reductions first; given = no routing. unroll: there is no other form.
     """
 
@@ -271,7 +272,22 @@ class _Planner:
             first = len(out)
             for x in transfers_of(problems[-1], phases[-1], instances):
                 out.append(replace(x, after=tuple(first + b for b in x.after) or tuple(sums.get(x.chunk, ()))))
+            if self.sketch is not None and self.sketch.enforce_ordering:
+                out[first:] = self._own_first(out, first, instances)
         return out
+
+    def _own_first(self, transfers: Sequence[Transfer], first: int, instances: int) -> list[Transfer]:
+        """On links between boxes, what a sender forwards goes behind its own."""
+        own: dict[int, list[int]] = {}
+        links = self.topology.links
+
+        def mine(x: Transfer) -> bool:
+            return self.chunks[x.chunk // instances].source == links[x.link].src
+
+        for t in range(first, len(transfers)):
+            if links[transfers[t].link].remote and mine(transfers[t]):
+                own.setdefault(transfers[t].link, []).append(t)
+        return [x if mine(x) else replace(x, behind=tuple(own.get(x.link, ()))) for x in transfers[first:]]
 
     # ---- the best, lowered ----
     def _decide(self, candidates: Sequence[_Candidate]) -> tuple[_Candidate, Program, Runs, Schedule]:
@@ -290,10 +306,9 @@ class _Planner:
         chunk_bytes = self.chunk_bytes(k)
         timing = Timing.of(self.topology, chunk_bytes, self.problem.transport)
         layout = Layout.of(self.problem, self.topology, self.chunks, self.per_buffer, self.chunkup, k, transfers, candidate.schedule.order)
-        several = max(self.topology.box) > 0
 
         def may_join(a: int, b: int) -> bool:
-            return (not several or self.topology.links[transfers[a].link].remote) and adjoining(layout, self.topology, transfers, a, b)
+            return adjoining(layout, self.topology, transfers, a, b)
 
         runs: Runs = [(t,) for t in candidate.schedule.order]
         schedule = candidate.schedule

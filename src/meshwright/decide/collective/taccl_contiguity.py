@@ -1,13 +1,14 @@
 """Stage 3: which transfers of a link travel as one message, and the exact times (TACCL, NSDI 2023, section 5.3).
 
 Routes and orders are fixed. Joining saves a message's overhead and costs pipelining: a run starts when its last chunk is there and arrives as a
-whole. At most WINDOW transfers that follow each other on all their resources, between boxes, with adjoining addresses. Without an overhead per
-message joining cannot gain, the times of the given order are exact as they are, and nothing is solved.
+whole. At most WINDOW transfers that follow each other on all their resources, with adjoining addresses; inside boxes too, unlike in the
+paper. Without an overhead per message joining cannot gain, the times of the given order are exact as they are, and nothing is solved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from time import monotonic
 
 import numpy as np
@@ -59,11 +60,9 @@ def join_runs(
     if len(joinable) <= MOST_BINARIES and monotonic() < deadline:
         tried += [found for found in [_solved(transfers, timing, schedule, joinable, times, deadline, nodes)] if found is not None]
     for runs in tried:
-        if not _in_order(transfers, runs):
-            continue
-        other = replay_runs(transfers, timing, runs)
-        if other.makespan_s < times.makespan_s:
-            best, times = runs, other
+        ordered = _in_order(transfers, timing, schedule, runs)
+        if ordered is not None and (other := replay_runs(transfers, timing, ordered)).makespan_s < times.makespan_s:
+            best, times = ordered, other
     return best, times
 
 
@@ -87,7 +86,7 @@ def _uniform(transfers: Sequence[Transfer], schedule: Schedule, joinable: dict[i
 
 
 def _runs(schedule: Schedule, joined: dict[int, int], length: int = WINDOW) -> Runs:
-    """Runs placed where their last member stands in the order (all of its data is there then)."""
+    """Transfers with those that they join, each run where its last member stands in the order."""
     run_of: dict[int, list[int]] = {}
     for t in schedule.order:
         p = joined.get(t)
@@ -99,10 +98,33 @@ def _runs(schedule: Schedule, joined: dict[int, int], length: int = WINDOW) -> R
     return [tuple(run_of[t]) for t in schedule.order if run_of[t][-1] == t]
 
 
-def _in_order(transfers: Sequence[Transfer], runs: Runs) -> bool:
-    """Whether every run comes after the runs that it waits for (moving runs to their last member may break that)."""
-    place = {t: i for i, run in enumerate(runs) for t in run}
-    return all(place[b] < place[t] for t, x in enumerate(transfers) for b in x.after)
+def _in_order(transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, runs: Runs) -> Runs | None:
+    """The runs so that each comes after what it waits for, resources serving in the schedule's order; None if they wait for each other."""
+    place = {t: i for i, t in enumerate(schedule.order)}
+    number = {t: i for i, run in enumerate(runs) for t in run}
+    before: list[set[int]] = [{number[b] for t in run for b in transfers[t].after} for run in runs]
+    last: dict[int, int] = {}
+    for i in sorted(range(len(runs)), key=lambda i: place[runs[i][0]]):
+        for r in timing.resources[transfers[runs[i][0]].link]:
+            if r in last:
+                before[i].add(last[r])
+            last[r] = i
+    behind: list[list[int]] = [[] for _ in runs]
+    for i, earlier in enumerate(before):
+        for j in earlier:
+            behind[j].append(i)
+    missing = [len(x) for x in before]
+    heap = [(place[runs[i][0]], i) for i, m in enumerate(missing) if not m]
+    heapify(heap)
+    out: Runs = []
+    while heap:
+        _, i = heappop(heap)
+        out.append(runs[i])
+        for j in behind[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                heappush(heap, (place[runs[j][0]], j))
+    return out if len(out) == len(runs) else None
 
 
 def _solved(
@@ -163,7 +185,4 @@ def _solved(
     except (TimeLimit, Infeasible):
         return None
     found = values(model)
-    moved = sorted(schedule.order, key=lambda t: (found[start[t]], first.start_s[t]))
-    place = {t: i for i, t in enumerate(moved)}
-    new = Schedule(first.start_s, first.end_s, tuple(sorted(schedule.order, key=place.__getitem__)))
-    return _runs(new, {t: p for t, p in joinable.items() if found[joined[t]] > 0.5})
+    return _runs(schedule, {t: p for t, p in joinable.items() if found[joined[t]] > 0.5})

@@ -172,24 +172,42 @@ class _Program:
 
     def _unavoidable(self) -> dict[int, float]:
         """Resources that some chunk must use, and the least travel still to go (in the box behind) after it, in units."""
-        found: dict[int, float] = {}
+        found: set[int] = set()
         for c in range(len(self.p.chunks)):
             for links in self._entries(c):
-                common = set.intersection(*(set(self.p.timing.resources[i]) for i in links))
-                for r in common:
-                    found.setdefault(r, 0.0)
-        for r in found:
-            found[r] = min(self._rest(c, i) for c, i in self.pairs if r in self.p.timing.resources[i])
-        return found
+                found |= set.intersection(*(set(self.p.timing.resources[i]) for i in links))
+        least: dict[int, float] = {}
+        for c, i in self.pairs:
+            needed = [r for r in self.p.timing.resources[i] if r in found]
+            rest = self._rest(c, i) if needed else 0.0
+            for r in needed:
+                least[r] = min(least.get(r, rest), rest)
+        return least
 
     def _rest(self, c: int, link: int) -> float:
         """Units from the arrival over `link` until the chunk can be everywhere that only this link leads to; 0 where others do too."""
         _, b, remote = self.p.links[link]
         if not self.p.relayed or not remote:
             return 0.0
-        if any(i != link and self.p.links[i][2] and self.p.box[self.p.links[i][1]] == self.p.box[b] for i in self.p.allowed[c]):
+        if self._ways_in(c)[self.p.box[b]] > 1:
             return 0.0
         return self._spread[b, frozenset(d for d in self.p.chunks[c].dests if self.p.box[d] == self.p.box[b])]
+
+    def _ways_in(self, c: int) -> dict[int, int]:
+        """Links between boxes that the chunk may take, by the box that they lead to."""
+        allowed = self.p.allowed[c]
+        if allowed not in self._ways:
+            counts: dict[int, int] = {}
+            for i in allowed:
+                _, b, remote = self.p.links[i]
+                if remote:
+                    counts[self.p.box[b]] = counts.get(self.p.box[b], 0) + 1
+            self._ways[allowed] = counts
+        return self._ways[allowed]
+
+    @cached_property
+    def _ways(self) -> dict[frozenset[int], dict[int, int]]:
+        return {}
 
     @cached_property
     def _spread(self) -> Any:

@@ -19,17 +19,22 @@ from .taccl_topology import LogicalTopology
 
 __all__ = ["Schedule", "Timing", "Transfer", "improved", "list_schedule", "replay"]
 
-IMPROVEMENTS = 6
+IMPROVEMENTS = 6  # rounds, two above MANY transfers
+MANY = 2000
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Chunk `chunk` over logical link `link`, after the transfers `after` (numbers in the same list) have arrived."""
+    """Chunk `chunk` over logical link `link`, after the transfers `after` (numbers in the same list) have arrived.
+
+    `behind`: transfers on the same link that go first (a sketch's ordering at senders).
+    """
 
     chunk: int
     link: int
     after: tuple[int, ...]
     adds: bool = False
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Timing:
             at, before, hold = 0.0, [], []
             alpha_s = x.latency_s if occupy_alpha else 0.0
             for number, k in enumerate(x.route):
-                before.append(at)
+                before.append(0.0 if occupy_alpha else at)
                 hold.append(chunk_bytes / links[k].rate_Bps + alpha_s + (handling_s if number == 0 else 0.0))
                 at += links[k].latency_s
             offsets.append(tuple(before))
@@ -115,7 +120,11 @@ def list_schedule(
     """
     rank = list(tie) if tie is not None else [0] * len(transfers)
     after = successors(transfers)
-    missing = [len(x.after) for x in transfers]
+    next_in_line: list[list[int]] = [[] for _ in transfers]
+    for t, x in enumerate(transfers):
+        for first in x.behind:
+            next_in_line[first].append(t)
+    missing = [len(x.after) + len(x.behind) for x in transfers]
     ready = [0.0] * len(transfers)
     start, end = [0.0] * len(transfers), [0.0] * len(transfers)
     free: dict[int, float] = {}
@@ -130,6 +139,11 @@ def list_schedule(
     def key(t: int) -> tuple[float, float, int, int]:
         at = earliest(t)
         return (at, -urgency[t], rank[t], t) if eager else (-urgency[t], at, rank[t], t)
+
+    def one_less(t: int) -> None:
+        missing[t] -= 1
+        if not missing[t]:
+            heappush(heap, key(t))
 
     heap = [key(t) for t, m in enumerate(missing) if not m]
     heapify(heap)
@@ -147,10 +161,10 @@ def list_schedule(
             free[r] = start[t] + offset + hold
         order.append(t)
         for s in after[t]:
-            missing[s] -= 1
             ready[s] = max(ready[s], end[t])
-            if not missing[s]:
-                heappush(heap, key(s))
+            one_less(s)
+        for s in next_in_line[t]:
+            one_less(s)
     return Schedule(tuple(start), tuple(end), tuple(order))
 
 
@@ -180,11 +194,15 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], 
     found = [list_schedule(transfers, timing, travel, eager=eager, tie=tie) for eager in (True, False)]
     now = best = min(found, key=lambda s: s.makespan_s)
     after = successors(transfers)
-    back = [Transfer(x.chunk, x.link, tuple(after[t]), x.adds) for t, x in enumerate(transfers)]
+    ahead: list[list[int]] = [[] for _ in transfers]
+    for t, x in enumerate(transfers):
+        for first in x.behind:
+            ahead[first].append(t)
+    back = [Transfer(x.chunk, x.link, tuple(after[t]), x.adds, tuple(ahead[t])) for t, x in enumerate(transfers)]
     held = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
     behind = tuple(tuple(delay - o - h for o, h in zip(offsets, holds, strict=True)) for delay, offsets, holds in held)
     mirrored = Timing(timing.resources, behind, timing.hold_s, timing.delay_s, timing.overhead_s)
-    for _ in range(IMPROVEMENTS):
+    for _ in range(IMPROVEMENTS if len(transfers) <= MANY else 2):
         if monotonic() > deadline:
             break
         backward = list_schedule(back, mirrored, now.end_s, tie=tie)

@@ -98,6 +98,16 @@ class RoutingProblem:
                 found |= {i for i in links if before[self.links[i][0]] + 1 + behind[self.links[i][1]] <= far}
         return frozenset(found)
 
+    @cached_property
+    def once(self) -> bool:
+        """Whether a chunk need not enter a box twice: every box is connected by its own links."""
+        local = [i for i, (_, _, remote) in enumerate(self.links) if not remote]
+        for box in range(max(self.box) + 1):
+            members = [r for r in range(self.ranks) if self.box[r] == box]
+            if any(not set(members) <= self._reach(r, local) for r in members):
+                return False
+        return True
+
     def _reach(self, source: int, links: Sequence[int]) -> set[int]:
         return {v for v, hops in enumerate(self._hops([source], links, forward=True)) if hops < self.ranks}
 
@@ -190,7 +200,7 @@ class _Greedy:
         a, b, remote = self.p.links[i]
         if a not in self.have[c] or b in self.have[c] or (self.single[c] and (self.place[c] != a or a in self.p.chunks[c].dests)):
             return False
-        return not (self.p.relayed and remote and (c, self.p.box[b]) in self.entered)
+        return not (remote and (c, self.p.box[b]) in self.entered and self.p.once)
 
     def start_s(self, c: int, i: int) -> float:
         timing, at = self.p.timing, self.have[c][self.p.links[i][0]]

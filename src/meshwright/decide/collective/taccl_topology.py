@@ -90,7 +90,7 @@ class LogicalTopology:
 
 
 def logical_topology(fabric: Fabric, ranks: Sequence[str], sketch: Sketch | None, *, rooted: bool = False) -> LogicalTopology:
-    """`rooted`: few ranks have all the data, so that no senders are derived for them.
+    """`rooted`: few ranks have all the data; without a sketch it may leave by any sender and pass through other boxes.
 
     Raises: Disconnected; UsageError when the sketch names links or GPUs that are not there, or does not fit the boxes.
     """
@@ -98,8 +98,8 @@ def logical_topology(fabric: Fabric, ranks: Sequence[str], sketch: Sketch | None
     links = builder.sketched(sketch) if sketch is not None else builder.derived()
     box_pairs = {(builder.box[x.src], builder.box[x.dst]) for x in links if x.remote}
     boxes = len(builder.boxes)
-    relayed = boxes > 1 and len(box_pairs) == boxes * (boxes - 1)
-    carriers = builder.carriers(sketch, links) if relayed and not (rooted and sketch is None) else (None,) * len(ranks)
+    relayed = boxes > 1 and len(box_pairs) == boxes * (boxes - 1) and (sketch is not None or not rooted)
+    carriers = builder.carriers(sketch, links) if relayed else (None,) * len(ranks)
     topology = LogicalTopology(fabric, tuple(ranks), builder.box, tuple(links), carriers, relayed)
     _require_reachable(topology, sketch)
     return topology
