@@ -26,7 +26,7 @@ from ...errors import Disconnected, Unsupported, UsageError
 from ...kernels.strength import strength
 from ...program import Program
 from .blink_blocks import block_steps, lower_blocks
-from .blink_chunks import fastest_count
+from .blink_chunks import fastest_count, in_pieces
 from .blink_phases import three_phase_set
 from .blink_sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, one_hop_set, one_tree_set, packed_set, parts_of, per_root
 from .bounds import collective_bound
@@ -93,19 +93,20 @@ class Blink:
                 hint="use --strategy forestcoll, or blueconnect", data={"ranks": len(problem.ranks)},
             )  # fmt: skip
         sets, relay = self._sets(problem)
-        best: tuple[float, int, TreeSet, int, Program] | None = None
+        best: tuple[float, int, TreeSet, int] | None = None
         judged: dict[str, float | None] = {}
         for trees in sorted(sets, key=lambda s: -s.rate_Bps):
             judged[trees.form] = None
             if best is not None and problem.size_bytes / trees.rate_Bps > best[0]:
                 continue  # its links alone take longer
-            pieces, time_s, program = self._chunked(problem, trees)
+            pieces, time_s, steps = self._chunked(problem, trees)
             judged[trees.form] = time_s
-            if best is None or (time_s, program.executed_steps) < best[:2]:
-                best = time_s, program.executed_steps, trees, pieces, program
+            if best is None or (time_s, steps) < best[:2]:
+                best = time_s, steps, trees, pieces
         assert best is not None
-        _, _, trees, pieces, program = best
-        unroll = self.unroll if self.unroll is not None else bool((program.lanes.repeat == 1).all())
+        _, _, trees, pieces = best
+        unroll = self.unroll if self.unroll is not None else pieces * _steps(problem, trees) <= LARGE_STEPS
+        program = self._program(problem, trees, pieces, unroll=unroll)
         chosen = replace(self, form=trees.form, parts=pieces, unroll=unroll, relay=relay)
         notes = {**trees.facts, "form": trees.form, "depth": trees.depth, "pieces": pieces, "rate_Bps": float(trees.rate_Bps), "forms_s": judged}
         return CollectivePlan(program=program, bound=bound, strategy="blink", options=options_of(chosen), notes=notes)
@@ -163,39 +164,52 @@ class Blink:
         return sets
 
     # ---- pieces and programs ----------------------------------------------------------------------------------------------
-    def _chunked(self, problem: CollectiveProblem, trees: TreeSet) -> tuple[int, float, Program]:
-        """(pieces, simulated seconds, program): as asked for, or the number of pieces that is fastest."""
-        programs: dict[int, Program] = {}
+    def _chunked(self, problem: CollectiveProblem, trees: TreeSet) -> tuple[int, float, int]:
+        """(pieces, simulated seconds, executed steps) as asked for, or in the number of pieces that is fastest.
+
+        Simulated with lanes that repeat: the same messages in the same order as written out.
+        """
+        steps: dict[int, int] = {}
+        twice: list[Program] = []
 
         def time_of(pieces: int) -> float:
-            programs[pieces] = self._program(problem, trees, pieces)
-            return simulated_time_s(programs[pieces], problem.fabric, problem.ranks, problem.transport)
+            if pieces < 2:
+                program = self._program(problem, trees, pieces, unroll=False)
+            else:
+                if not twice:
+                    twice.append(self._program(problem, trees, 2, unroll=False))
+                program = in_pieces(twice[0], pieces, _chunk_bytes(problem, trees, pieces))
+            steps[pieces] = program.executed_steps
+            return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
 
         if self.parts is not None:
             time_s = time_of(self.parts)
-            return self.parts, time_s, programs[self.parts]
+            return self.parts, time_s, steps[self.parts]
         shards = len(problem.ranks) if per_root(problem.op) or problem.op in ("scatter", "gather") else 1
         units = sum(t.units for t in trees.trees)
-        steps = max(1, _steps(problem, trees))
         most_steps = LARGE_STEPS if self.unroll else MOST_STEPS
         elements = problem.size_bytes // problem.element_bytes
-        most = min(self.max_parts, max(1, most_steps // steps), max(1, elements // max(units, shards)))
+        most = min(self.max_parts, max(1, most_steps // max(1, _steps(problem, trees))), max(1, elements // max(units, shards)))
         pieces, time_s = fastest_count(time_of, most if trees.depth > 1 or problem.op == "all-reduce" else 1)
-        return pieces, time_s, programs[pieces]
+        return pieces, time_s, steps[pieces]
 
-    def _program(self, problem: CollectiveProblem, trees: TreeSet, pieces: int) -> Program:
-        unroll = self.unroll if self.unroll is not None else pieces * _steps(problem, trees) <= LARGE_STEPS
+    def _program(self, problem: CollectiveProblem, trees: TreeSet, pieces: int, *, unroll: bool) -> Program:
         if problem.op in ("scatter", "gather"):
             return lower_blocks(problem, trees, pieces=pieces, unroll=unroll)
         parts, units = parts_of(problem, trees, single=trees.form != "channels")
         shards = len(problem.ranks) if per_root(problem.op) else 1
-        elements = -(-problem.size_bytes // problem.element_bytes)
-        chunk_bytes = -(-elements // (shards * units * pieces)) * problem.element_bytes
         how = Lowering(
             fabric=problem.fabric, ranks=problem.ranks, names=trees.graph.names, op=problem.op, root=problem.root, shards=shards, units=units,
-            pieces=pieces, unroll=unroll, chunk_bytes=chunk_bytes, name=f"blink {problem.op}",
+            pieces=pieces, unroll=unroll, chunk_bytes=_chunk_bytes(problem, trees, pieces), name=f"blink {problem.op}",
         )  # fmt: skip
         return lower_parts(parts, how)
+
+
+def _chunk_bytes(problem: CollectiveProblem, trees: TreeSet, pieces: int) -> int:
+    """Bytes of a chunk, whole elements: the message over shards or blocks, units and pieces, rounded up."""
+    units = sum(t.units for t in trees.trees)  # of all shards together, where ranks root their own
+    blocks = len(problem.ranks) if problem.op in ("scatter", "gather") else 1
+    return -(-(problem.size_bytes // problem.element_bytes) // (blocks * units * pieces)) * problem.element_bytes
 
 
 def _steps(problem: CollectiveProblem, trees: TreeSet) -> int:

@@ -36,6 +36,7 @@ MOST_COLUMNS = 160
 MOST_UNIT = 12  # smallest unit tried: 1/12 of a link
 MOST_BASE = 64
 MIP_NODES = 400
+MOST_ENTRIES = 16_000  # of the integer program's matrix; larger ones take too long, weights are rounded instead
 COUNTS = (4, 6, 8, 12, 16, 24, 32, 48)  # units tried when no unit of rate fits
 
 
@@ -215,7 +216,8 @@ def _few_trees(job: _Job, theta: float, optimum: float) -> tuple[list[tuple[_Col
     rates = [int(c) for c in job.capacity]
     common = int(np.gcd.reduce(np.array(rates, np.int64)))
     base = common if max(rates) // common <= MOST_BASE else min(rates)
-    for divisor in range(1, MOST_UNIT + 1):
+    small = sum(int(np.count_nonzero(c.usage)) for c in kept) <= MOST_ENTRIES
+    for divisor in range(1, MOST_UNIT + 1 if small else 1):
         if floor(optimum * divisor / base + 1e-6) * base / divisor < (1 - theta) * optimum:
             continue
         counts = _whole_counts(job, kept, np.floor(job.capacity * divisor / base + 1e-9), floor(optimum * divisor / base + 1e-6))

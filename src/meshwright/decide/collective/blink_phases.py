@@ -19,7 +19,7 @@ from itertools import pairwise
 from ...errors import Disconnected
 from .blink_graph import canonical
 from .blink_pack import pack
-from .blink_sets import Chosen, TreeSet, chosen_tree, set_rate, switch_path
+from .blink_sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
 from .problem import CollectiveProblem
 from .rates import RateGraph
 
@@ -152,7 +152,7 @@ def _units(problem: CollectiveProblem, graph: RateGraph, servers: list[_Local], 
         for local, pick, head in zip(servers, picks, heads, strict=True):
             _hang(local.trees[pick[0][unit]][0], head, down, up)
             if head != heads[adder]:
-                there, back = _between(problem, graph, heads[adder], head), _between(problem, graph, head, heads[adder])
+                there, back = own_path(problem, graph, heads[adder], head), own_path(problem, graph, head, heads[adder])
                 if there is None or back is None:
                     return None
                 down[head], up[head] = there, back
@@ -169,15 +169,3 @@ def _hang(paths: dict[tuple[int, int], Path], root: int, down: list[Path], up: l
                 seen.add(v)
                 down[v], up[v] = paths[u, v], paths[v, u]
                 todo.append(v)
-
-
-def _between(problem: CollectiveProblem, graph: RateGraph, u: int, v: int) -> Path | None:
-    """The fabric's route between two heads; None where it passes a device that is not in the graph."""
-    fabric = problem.fabric
-    number = {name: i for i, name in enumerate(graph.names)}
-    try:
-        links = fabric.route(fabric.actor_of[graph.names[u]], fabric.actor_of[graph.names[v]])
-    except Disconnected:
-        return None
-    names = [graph.names[u], *(fabric.links[x].dst for x in links)]
-    return tuple(number[name] for name in names) if all(name in number for name in names) else None

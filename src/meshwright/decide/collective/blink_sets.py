@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,10 @@ from .lower_trees import Part
 from .problem import CollectiveProblem
 from .rates import RateGraph, rate_graph, worst_cut
 
-__all__ = ["REVERSED", "SHAPE_OF", "Chosen", "TreeSet", "channel_graphs", "channel_set", "one_hop_set", "one_tree_set", "packed_set", "parts_of"]
+__all__ = [
+    "REVERSED", "SHAPE_OF", "Chosen", "TreeSet", "channel_graphs", "channel_set", "one_hop_set", "one_tree_set", "own_path", "packed_set", "parts_of",
+    "switch_path",
+]  # fmt: skip
 
 SHAPE_OF = {
     "broadcast": "broadcast", "reduce": "broadcast", "all-reduce": "all-reduce", "all-gather": "all-gather", "reduce-scatter": "all-gather",
@@ -90,20 +94,21 @@ def chosen_tree(root: int, units: int, down: Sequence[tuple[int, ...]], up: Sequ
 def set_rate(problem: CollectiveProblem, graph: RateGraph, trees: Sequence[Chosen]) -> Fraction:
     """Message bytes per second at which the busiest arc is full, exactly."""
     n, op = graph.ranks, problem.op
-    load: dict[tuple[int, int], Fraction] = {}
-    total = sum(t.units for t in trees)
+    blocks = op in ("scatter", "gather")
+    load: dict[tuple[int, int], int] = {}
     for t in trees:
         below = [1] * n
-        if op in ("scatter", "gather"):
+        if blocks:
             for v in reversed(t.order[1:]):
                 below[t.parent[v]] += below[v]
         for v in t.order[1:]:
-            share = Fraction(t.units * (below[v] if op in ("scatter", "gather") else 1), total * (n if op in ("scatter", "gather") else 1))
-            hops = [] if op in REVERSED else list(pairwise(t.down[v]))
-            hops += list(pairwise(t.up[v])) if op in (*REVERSED, "all-reduce") else []
-            for hop in hops:
-                load[hop] = load.get(hop, Fraction(0)) + share
-    return graph.unit_Bps / max(x / graph.arcs[hop] for hop, x in load.items())
+            amount = t.units * below[v]
+            for path, passed in ((t.down[v], op not in REVERSED), (t.up[v], op in (*REVERSED, "all-reduce"))):
+                if passed:
+                    for hop in pairwise(path):
+                        load[hop] = load.get(hop, 0) + amount
+    whole = sum(t.units for t in trees) * (n if blocks else 1)
+    return graph.unit_Bps * whole / max(Fraction(x, graph.arcs[hop]) for hop, x in load.items())
 
 
 # ---- packed trees ---------------------------------------------------------------------------------------------------------
@@ -191,16 +196,27 @@ def rooted_at(near: Sequence[Sequence[int]], root: int) -> Rooted:
 # ---- few hops ---------------------------------------------------------------------------------------------------------------
 def switch_path(problem: CollectiveProblem, graph: RateGraph, u: int, v: int) -> tuple[int, ...] | None:
     """The fabric's own route between two ranks in the graph's numbers; None if it passes a device."""
+    path = own_path(problem, graph, u, v)
+    if path is None or any(problem.fabric.actor_of[graph.names[x]] < len(problem.fabric.devices) for x in path[1:-1]):
+        return None
+    return path
+
+
+def own_path(problem: CollectiveProblem, graph: RateGraph, u: int, v: int) -> tuple[int, ...] | None:
+    """The fabric's own route between two ranks in the graph's numbers; None if it leaves the graph."""
     fabric = problem.fabric
-    number = {name: i for i, name in enumerate(graph.names)}
     try:
         links = fabric.route(fabric.actor_of[graph.names[u]], fabric.actor_of[graph.names[v]])
     except Disconnected:
         return None
+    number = _numbers(graph.names)
     names = [graph.names[u], *(fabric.links[x].dst for x in links)]
-    if any(fabric.actor_of[name] < len(fabric.devices) for name in names[1:-1]):
-        return None
-    return tuple(number[name] for name in names)
+    return tuple(number[name] for name in names) if all(name in number for name in names) else None
+
+
+@lru_cache(maxsize=8)
+def _numbers(names: tuple[str, ...]) -> dict[str, int]:
+    return {name: i for i, name in enumerate(names)}
 
 
 def one_hop_set(problem: CollectiveProblem, graph: RateGraph) -> TreeSet | None:

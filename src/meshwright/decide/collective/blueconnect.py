@@ -22,6 +22,7 @@ import numpy as np
 from ...cite import Cite
 from ...errors import Disconnected, Unsupported, UsageError
 from ...program import Program
+from .blink_chunks import in_pieces
 from .blink_phases import port_shares
 from .blueconnect_cost import CostTable, ranked_plans
 from .blueconnect_grid import GridPlan, grid_program, in_rank_order
@@ -204,17 +205,18 @@ class BlueConnect:
         most = min(self.max_parts, max(1, elements // len(problem.ranks)))
         spent = 0
         first: list[_Judged] = []
+        built: dict[_Candidate, Program] = {}
         for candidate in candidates:
             if first and (spent > SEARCH_STEPS or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
                 continue
-            first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most)))
+            first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most), built))
             spent += first[-1].built
         found = list(first)
         for start in sorted(first, key=lambda j: (j.time_s, j.built))[:2] if self.parts is None else []:
             for double in (True, False):
                 here = start
                 while spent <= SEARCH_STEPS and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
-                    trial = self._judge(problem, start.candidate, slices)
+                    trial = self._judge(problem, start.candidate, slices, built)
                     spent += trial.built
                     found.append(trial)
                     if trial.time_s >= here.time_s:
@@ -224,10 +226,16 @@ class BlueConnect:
                     break
         return min(found, key=lambda j: (j.time_s, j.steps)), found
 
-    def _judge(self, problem: CollectiveProblem, candidate: _Candidate, slices: int) -> _Judged:
+    def _judge(self, problem: CollectiveProblem, candidate: _Candidate, slices: int, built: dict[_Candidate, Program]) -> _Judged:
         """Simulated with lanes that repeat where that is the same program step by step (chunks lie slice by slice), else written out."""
-        alike = not in_rank_order(problem.op)
-        program = self._program(problem, candidate.plan, slices, False if alike else self.unroll)
+        if in_rank_order(problem.op):
+            program = self._program(problem, candidate.plan, slices, self.unroll)
+        elif slices == 1:
+            program = self._program(problem, candidate.plan, 1, False)
+        else:
+            twice = built.get(candidate) or built.setdefault(candidate, self._program(problem, candidate.plan, 2, False))
+            elements, chunks = problem.size_bytes // problem.element_bytes, int(twice.buffers.chunks[0])
+            program = in_pieces(twice, slices, -(-elements // (chunks * slices)) * problem.element_bytes)
         time_s = simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
         return _Judged(candidate, slices, time_s, program.executed_steps, len(program.steps))
 

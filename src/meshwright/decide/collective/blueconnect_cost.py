@@ -74,6 +74,7 @@ class CostTable:
         self.message_s = 2 * (transport.per_message_s + transport.per_step_s)
         self.byte_s = 2 * transport.per_byte_s
         self._stages: dict[tuple[object, ...], _Stage] = {}
+        self._stretches: dict[tuple[object, ...], list[int]] = {}
         self._routes: dict[tuple[int, int], tuple[NDArray[np.int64], float]] = {}
 
     def _route(self, a: int, b: int) -> tuple[NDArray[np.int64], float]:
@@ -118,43 +119,52 @@ class CostTable:
 
     def time_s(self, plan: GridPlan, slices: int = 1) -> float:
         """Predicted seconds. Operations that scatter and gather back pay each stage twice."""
+        return _pipelined(*self._profile(plan), slices)
+
+    def _profile(self, plan: GridPlan) -> tuple[list[float], list[float], float, int]:
+        """(latency of every stage, seconds its bytes take, seconds of the busiest link in all, times each stage is passed)."""
         problem, op = self.problem, self.problem.op
         size, ways = float(problem.size_bytes), HALVES.get(op, 1)
-        latency, first, slowest, n = 0.0, 0.0, 0.0, len(plan.grid)
-        busy = np.zeros(len(self.rate))
-        runs = [1.0] * len(plan.order) if not in_rank_order(op) else self._runs(plan)
+        busy, latencies, moving = np.zeros(len(self.rate)), [], []
+        runs = self._runs(plan) if in_rank_order(op) else [1] * len(plan.order)
         for i, stretch in enumerate(runs):
             stage = self.stage(plan, i, exchange=op == "all-to-all")
             length = size if op == "all-to-all" else size / prod(plan.factors[x] for x in plan.order[:i])
             k = plan.factors[plan.order[i]]
             extra = (stretch - 1) * self.message_s * (1 if plan.primitives[i] == "halving-doubling" else k - 1)
             extra += (stretch - 1) // STRANDS * stage.latency_s
-            bytes_s = length * float(stage.per_byte.max()) + length * (1 - 1 / k) * self.byte_s
-            alone = stage.latency_s + extra + bytes_s / slices
-            latency += ways * (stage.latency_s + extra)
-            first += ways * bytes_s / slices
-            slowest = max(slowest, alone)
+            latencies.append(stage.latency_s + extra)
+            moving.append(length * float(stage.per_byte.max()) + length * (1 - 1 / k) * self.byte_s)
             busy += ways * length * stage.per_byte
-        if n == 1 or slices == 1:
-            return latency + first
-        return latency + first + (slices - 1) * max(float(busy.max()) / slices, slowest)
+        return latencies, moving, float(busy.max()), ways
 
     def best(self, plan: GridPlan, most: int = 32) -> tuple[int, float]:
         """(slices, seconds) that the table likes best among powers of two up to `most`."""
+        profile = self._profile(plan)
         options = [1 << i for i in range(most.bit_length())]
-        return min(((slices, self.time_s(plan, slices)) for slices in options), key=lambda pair: (pair[1], pair[0]))
+        return min(((slices, _pipelined(*profile, slices)) for slices in options), key=lambda pair: (pair[1], pair[0]))
 
-    def _runs(self, plan: GridPlan) -> list[float]:
-        """Stretches per message of every stage, where blocks lie in rank order: counted on the first group."""
-        out = []
-        for i, j in enumerate(plan.order):
-            rest = [x for x in range(len(plan.factors)) if x not in plan.order[: i + 1]]
-            free = product(*(range(plan.factors[x]) for x in rest))
-            blocks = sorted(plan.grid[sum(d * plan.strides[x] for d, x in zip(digits, rest, strict=True))] for digits in free)
-            if self.problem.op == "all-to-all":
-                blocks = sorted(plan.grid[q] for q in range(len(plan.grid)) if plan.digit(q, j) == 0)
-            out.append(1.0 + sum(1 for a, b in pairwise(blocks) if b != a + 1))
-        return out
+    def _runs(self, plan: GridPlan) -> list[int]:
+        """Stretches per message of every stage, where blocks lie in rank order: counted on one message."""
+        key = (plan.grid, plan.factors, plan.order)
+        if key not in self._stretches:
+            out = []
+            for i, j in enumerate(plan.order):
+                rest = [x for x in range(len(plan.factors)) if x not in plan.order[: i + 1]]
+                if self.problem.op == "all-to-all":
+                    rest = [x for x in range(len(plan.factors)) if x != j]
+                free = product(*(range(plan.factors[x]) for x in rest))
+                blocks = sorted(plan.grid[sum(d * plan.strides[x] for d, x in zip(digits, rest, strict=True))] for digits in free)
+                out.append(1 + sum(1 for a, b in pairwise(blocks) if b != a + 1))
+            self._stretches[key] = out
+        return self._stretches[key]
+
+
+def _pipelined(latencies: Sequence[float], moving: Sequence[float], busiest_s: float, ways: int, slices: int) -> float:
+    """The first slice passes all stages; every further one is held up by the busiest link or by the slowest stage."""
+    first = ways * (sum(latencies) + sum(moving) / slices)
+    slowest = max(a + m / slices for a, m in zip(latencies, moving, strict=True))
+    return first + (slices - 1) * max(busiest_s / slices, slowest)
 
 
 # ---- plans ------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -30,7 +31,7 @@ class GridPlan:
     order: tuple[int, ...]
     primitives: tuple[str, ...]
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         return tuple(prod(self.factors[:j]) for j in range(len(self.factors)))
 
