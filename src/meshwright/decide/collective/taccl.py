@@ -56,11 +56,12 @@ DEVIATIONS = (
     "reductions are routed backwards on reversed links",
 )
 MOST_MOVES = 4_000_000  # chunks · links beyond which nothing is tried
-MOST_TRANSFERS = 6_000  # of a schedule with instances
+MOST_TRANSFERS = 4_000  # of a schedule with instances
 SMALLEST_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
 MOST_INSTANCES = 16
 FEW_SOURCES = ("broadcast", "reduce", "scatter", "permute")  # no sender is derived for each rank: few ranks send
 MOST_WAYS, SMALLEST_WAY_BYTES = 8, 4096  # chunks that a broadcast takes apart, and what is too small for it
+FAR = 1.1  # routes whose whole chunks take this much longer than others' are not pursued
 SIMULATED = 8  # candidates that the simulator decides between
 
 
@@ -242,7 +243,10 @@ class _Planner:
                 timing = Timing.of(self.topology, self.chunk_bytes(instances), self.problem.transport)
                 schedules = improved(transfers, timing, self._ties(transfers), self.deadline - 0.5 * self.problem.time_limit_s)
                 mine.append([_Candidate(phases, how, instances, transfers, s) for s in schedules])
-                if len(mine) > 2 and mine[-1][0].schedule.makespan_s >= 0.999 * mine[-3][0].schedule.makespan_s:
+                best_s = mine[-1][0].schedule.makespan_s
+                if found and len(mine) == 1 and best_s > FAR * found[0].schedule.makespan_s:
+                    break
+                if len(mine) > 2 and best_s >= 0.999 * mine[-3][0].schedule.makespan_s:
                     break
             found += [c for group in mine for c in group]
         return sorted(found, key=lambda c: (c.schedule.makespan_s, len(c.transfers)))

@@ -20,7 +20,7 @@ from .taccl_topology import LogicalTopology
 __all__ = ["Schedule", "Timing", "Transfer", "improved", "list_schedule", "replay"]
 
 IMPROVEMENTS = 6  # rounds, two above MANY transfers
-MANY = 2000
+MANY = 1000
 
 
 @dataclass(frozen=True)
