@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from . import __version__
 from .check.msccl import check_msccl
+from .check.mscclpp import check_mscclpp
 from .check.verdict import Verdict
 from .cost import Cost
 from .decide.collective.problem import CollectiveProblem
 from .errors import Unsupported
 from .from_msccl import import_msccl
 from .msccl import CITE, MscclAlgo, collective_of
+from .mscclpp import MscclppPlan
 from .plan import CycleEntry, Plan, Prediction
 from .program import Program
 from .program_hash import program_hash
 from .to_msccl import MscclOptions, lower_to_msccl
+from .to_mscclpp import to_mscclpp
 
-__all__ = ["Handover", "chunk_bytes_of", "export_msccl", "original_msccl", "plan_of_msccl"]
+__all__ = ["Handover", "chunk_bytes_of", "export_msccl", "export_mscclpp", "original_msccl", "plan_of_msccl"]
 
 
 _WAYS: tuple[dict[str, bool], ...] = (
@@ -67,6 +71,30 @@ def export_msccl(program: Program, options: MscclOptions | None = None, *, place
             text = f"written for MSCCL the schedule fails the {first.check} check: {first.message}"
             failed = _more_telling(failed, Unsupported(text, hint="the executor's channels and waits cannot say it", data={"limit": limit}))
     assert failed is not None, "there is a way to try"
+    raise failed
+
+
+def export_mscclpp(
+    program: Program, *, place: str = "auto", min_bytes: int = 0, max_bytes: int = 0, blocks: int = 108, server: Mapping[int, str] | None = None
+) -> MscclppPlan:
+    """A checked MSCCL++ plan of a program: its MSCCL algorithm with messages as puts. `server`: of every rank; by default all are on one.
+
+    place: `in`, `out`, or `auto`: out of place, else in place. Raises: Unsupported as `export_msccl`, and for operations without plans.
+    """
+    if place == "both":
+        raise Unsupported("an MSCCL++ plan is for calls in place or out of place, not for both", hint="use --place in or --place out")
+    failed: Unsupported | None = None
+    for where in ("out", "in") if place == "auto" else (place,):
+        try:
+            options = MscclOptions(min_bytes=min_bytes, max_bytes=max_bytes, blocks=blocks)
+            made = to_mscclpp(export_msccl(program, options, place=where).algo, in_place=where == "in", server=server)
+        except Unsupported as error:
+            failed = error
+            continue
+        verdict = check_mscclpp(made)
+        verdict.raise_if_wrong()
+        return made
+    assert failed is not None, "there is a place to try"
     raise failed
 
 

@@ -106,9 +106,13 @@ def _mscclpp(plan: Plan | None, program: Program, args: argparse.Namespace) -> R
     from ..drive_handover import export_mscclpp
     from ..io.mscclpp_json import write_mscclpp
 
+    server = None
+    if plan is not None:  # servers as the plan's fabric groups its devices: within one, memory channels; between, port channels
+        group = {d["name"]: d.get("group", "") for d in plan.target_fabric.get("devices", [])}
+        server = {rank: str(group.get(name, "")) for rank, name in enumerate(plan.placement)}
     made = export_mscclpp(
-        program, place=args.place, min_bytes=size_bytes(args.min_size, "--min-size"), max_bytes=size_bytes(args.max_size, "--max-size"),
-        blocks=args.blocks,
+        program, place=args.place, server=server, blocks=args.blocks, min_bytes=size_bytes(args.min_size, "--min-size"),
+        max_bytes=size_bytes(args.max_size, "--max-size"),
     )  # fmt: skip
     write_mscclpp(args.out, made)
     blocks = max((len(g.blocks) for g in made.gpus), default=0)
