@@ -20,7 +20,7 @@ from ...errors import CheckFailed, Unsupported
 from ...kernels.maxflow import FlowNetwork
 from .forest_boxes import alike_forest
 from .forest_pack import DEFECT, Tree, pack_capacities
-from .forest_symmetry import Boxes, Shift, require_automorphism
+from .forest_symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
 from .forest_unlike import unlike_forest
 from .rates import RateGraph, worst_cut
 
@@ -127,7 +127,7 @@ def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: F
     def next_above(x: Fraction) -> Fraction:
         return min(Fraction(x.numerator * b // x.denominator + 1, b) for b in widths)
 
-    order = np.arange(graph.ranks, dtype=np.int32) if sinks is None else np.array(sinks, np.int32)
+    order = np.array(sinks_of_each_kind(graph, weight) if sinks is None else sinks, np.int32)
 
     def enough(stretch: Fraction) -> bool:
         return _receives_all(graph, rounded_capacities(graph, stretch), [k * w for w in weight], order)

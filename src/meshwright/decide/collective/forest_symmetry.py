@@ -14,9 +14,10 @@ from functools import cached_property
 from ...errors import UnknownName, Unsupported
 from .rates import RateGraph
 
-__all__ = ["Boxes", "Shift", "named_permutation", "require_automorphism"]
+__all__ = ["Boxes", "Shift", "named_permutation", "require_automorphism", "sinks_of_each_kind"]
 
 Arc = tuple[int, int]
+FEW_RANKS = 128  # below it looking for symmetry costs more than it saves
 
 
 def require_automorphism(graph: RateGraph, goes_to: Sequence[int]) -> None:
@@ -107,6 +108,23 @@ class Boxes:
             (tuple(weight[v] for v in nodes[:n]), len(nodes), tuple(sorted(found)))
             for nodes, n, found in zip(self.members, self.ranks, links, strict=True)
         ]
+
+
+def sinks_of_each_kind(graph: RateGraph, weight: Sequence[int]) -> list[int]:
+    """Ranks of which every other rank is an image under a symmetry that keeps the weights: one server of each kind.
+
+    Swapping two servers that have equal signatures, position by position, is such a symmetry, since servers meet in outside nodes only.
+    """
+    if graph.ranks < FEW_RANKS:
+        return list(range(graph.ranks))
+    try:
+        boxes = Boxes.of(graph)
+    except Unsupported:
+        return list(range(graph.ranks))
+    first: dict[tuple[object, ...], int] = {}
+    for x, signature in enumerate(boxes.signature(graph, weight)):
+        first.setdefault(signature, x)
+    return [r for x in first.values() for r in boxes.members[x][: boxes.ranks[x]]]
 
 
 @dataclass(frozen=True)

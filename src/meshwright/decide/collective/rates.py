@@ -84,7 +84,13 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
     entering = [0] * graph.nodes
     for (_, v), rate in graph.arcs.items():
         entering[v] += rate
-    sinks = [v for v in (range(graph.ranks) if sinks is None else sinks) if total > weight[v]]
+    if sinks is None:
+        from .forest_symmetry import sinks_of_each_kind  # it builds on this module
+
+        kinds = sinks_of_each_kind(graph, weight)
+    else:
+        kinds = list(sinks)
+    sinks = [v for v in kinds if total > weight[v]]
     for v in sinks:
         if not entering[v]:
             raise _disconnected(graph, [u != v for u in range(graph.nodes)])
