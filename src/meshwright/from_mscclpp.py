@@ -332,11 +332,11 @@ class _Importer:
             self.note(lane.copy(src, dst, count, add=True))
         for ref in far:
             self._get(gpu, block, op, ref, dst, dst, count)
-        for ref in op.dst_buff[1:]:
-            if ref.buffer_id is None:
-                self.note(lane.copy(dst, self.local(gpu, ref), count))
+        for target in op.dst_buff[1:]:
+            if target.buffer_id is None:
+                self.note(lane.copy(dst, self.local(gpu, target), count))
             else:
-                peer, *there = self.remote(gpu, block, op, ref)
+                peer, *there = self.remote(gpu, block, op, target)
                 self._send(gpu.id, block.id, peer, str(op.channel_type), dst, (there[0], there[1]), count)
 
     # ---- waits ---------------------------------------------------------------------------------------------------------
