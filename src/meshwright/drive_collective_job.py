@@ -46,7 +46,7 @@ def plan_collective(
         kind="collective",
         job={"collective": job, "cost": msgspec.to_builtins(cost), "works": {}},
         target_fabric=fabric_document(problem.fabric),
-        placement=problem.ranks,
+        placement=(*problem.ranks, *best.plan.switches),
         programs={name: best.plan.program},
         cycle=(CycleEntry(program=name),),
         decisions={f"collective:{problem.op}": decision},

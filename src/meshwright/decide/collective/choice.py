@@ -75,7 +75,7 @@ def tuned(
 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
-    return _Tried(plan, simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport))
+    return _Tried(plan, simulated_time_s(plan.program, problem.fabric, (*problem.ranks, *plan.switches), problem.transport))
 
 
 def rank(

@@ -71,6 +71,7 @@ class Joint:
         between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     depth: messages a channel may hold; None = enough to cover the latency of a hop, at most DEPTH.
+    in_network: switches that add and copy take part (`innetwork`); such programs have switch actors, which only the simulator runs.
     """
 
     max_trees: int = 256
@@ -80,6 +81,7 @@ class Joint:
     quantum: int | None = None
     relay: bool | None = None
     depth: int | None = None
+    in_network: bool = False
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (another operation; rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -91,6 +93,8 @@ class Joint:
         bound = collective_bound(problem)
         if problem.op != "all-reduce":
             raise Unsupported(f"joint packing is for all-reduce, not {problem.op}", hint="use --strategy forestcoll")
+        if self.in_network:
+            return self._in_network(problem, rng)
         graph, relay = self._graph(problem)
         packed = packing_problem(graph)
         packing = solve_packing(packed, what="joint packing", deadline=deadline)
@@ -161,6 +165,16 @@ class Joint:
             coarse = replace(packed, rate={arc: int(rate // unit) for arc, rate in packed.rate.items()})
             yield coarse, solve_packing(coarse, what="joint packing", deadline=deadline)
         yield packed, solve_packing(packed, what="joint packing", deadline=deadline, even=False)
+
+    def _in_network(self, problem: CollectiveProblem, rng: np.random.Generator) -> CollectivePlan:
+        from .innetwork import InNetwork  # it needs this module's rules for pieces
+
+        own = InNetwork(
+            max_trees=self.max_trees, pieces=self.pieces, max_pieces=self.max_pieces, unroll=self.unroll, quantum=self.quantum, depth=self.depth
+        )  # fmt: skip
+        plan = own.plan(problem, rng=rng)
+        chosen = replace(self, **{name: plan.options[name] for name in ("pieces", "unroll", "quantum", "depth")})
+        return replace(plan, strategy="joint", options=options_of(chosen))
 
     def _sequential(self, problem: CollectiveProblem, stuck: list[Any], relay: bool, rng: np.random.Generator) -> CollectivePlan:
         """Reduce-scatter, then all-gather, where joint packing gave no whole trees; `notes["fallback"]` says why."""

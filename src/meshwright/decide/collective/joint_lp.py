@@ -6,7 +6,8 @@ of everybody's contributions), or both (all-reduce, whose shares w[r] are free).
     minimise T  such that  background + sum over demands of size · (spread + collect) <= rate · T         on every arc
     spread: for every node set A that misses a member:  spread leaving A + sum of w[r], r not in A  >= 1
     collect: the same on the reversed graph
-    at every node that is no member (a switch, a relay):  what enters equals what leaves, separately for spread and for collect
+    at every node that is no member (a switch, a relay):  what enters equals what leaves, separately for spread and for collect; without these
+    rows at switches that copy (spread) or add (collect) the optimum is only a limit: whole trees need not reach it
 
 Cut rows are added when a max-flow finds them violated. Where `mirrored` (every arc has a twin of equal rate and every demand is an all-reduce),
 collect is the reverse of spread: averaging a solution with its mirror image shows that nothing is lost.
@@ -48,6 +49,8 @@ class Demand:
     collect: bool = False
     weight: tuple[Fraction, ...] | None = None
     nodes: frozenset[int] | None = None  # nodes it may pass through besides its members; None = all
+    copying: frozenset[int] = frozenset()  # nodes that may send more than they receive when spreading (multicast)
+    adding: frozenset[int] = frozenset()  # nodes that may receive more than they send when collecting (aggregation)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class _Flow:
     weight: tuple[float, ...] | None
     first_weight: int  # column of the first share, if they are free
     column: dict[Arc, int]
+    unbalanced: frozenset[int]
     order: list[int] = field(default_factory=list)
 
     def network(self, nodes: int) -> FlowNetwork:
@@ -140,7 +144,7 @@ class _Program:
                 kept[-1].update({arc: self.columns + i for i, arc in enumerate(arcs)})
                 self.columns += len(arcs)
                 turned = {(v, u) if reverse else (u, v): c for (u, v), c in kept[-1].items()}
-                self.flows.append(_Flow(demand.members, fixed, first, turned, list(demand.members)))
+                self.flows.append(_Flow(demand.members, fixed, first, turned, demand.adding if reverse else demand.copying, list(demand.members)))
 
     def _add_columns(self) -> None:
         n = self.columns
@@ -185,7 +189,7 @@ class _Program:
                     self._row(-self.inf, 0.0, {first + i: 1.0, 1: -1.0})
 
     def _add_balances(self, flow: _Flow) -> int:
-        inside = set(flow.members)
+        inside = set(flow.members) | flow.unbalanced
         rows: dict[int, dict[int, float]] = {}
         for (u, v), column in flow.column.items():
             for node, sign in ((u, -1.0), (v, 1.0)):

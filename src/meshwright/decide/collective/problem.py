@@ -130,6 +130,7 @@ class CollectivePlan:
 
     `options`: the strategy's options with every automatic choice filled in; running the strategy with them gives the same program.
     `notes`: facts for the user (trees, height, rank order, pieces, ...), JSON-able.
+    `switches`: the fabric's switches that the program's switch actors run on, in order; () for programs of ranks alone.
     """
 
     program: Program
@@ -137,6 +138,7 @@ class CollectivePlan:
     strategy: str
     options: Mapping[str, Any]
     notes: Mapping[str, Any] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
 
 
 class CollectiveStrategy(Protocol):
