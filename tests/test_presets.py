@@ -51,6 +51,30 @@ def all_gather_inverse_rate(fabric):
         ("dgx-a100:4", "3/25"),
         ("mi250", "7/150"),
         ("mi250:2", "15/166"),
+        ("dgx1-p100", "7/80"),  # one GPU takes in seven shards over four links of 20
+        ("mi300x", "1/64"),  # seven over seven links of 64
+        ("hgx-b200", "7/900"),
+        ("gb200-nvl72", "71/900"),
+        ("dgx-h200:2", "3/100"),  # a GPU takes in 15 shards over 450 + 50; a box 8 over 400
+        ("h100-a100", "3/65"),  # a GPU of the A100 box takes in 15 over 300 + 25
+        ("dgx-h100:2?net=direct", "3/100"),
+        ("dgx-h100:2?net=trunk&trunk=100GB/s", "8/100"),
+        ("dgx-h100:4?net=trunk&oversubscription=2", "24/200"),
+        ("line:5", "4/1"),
+        ("ring:6", "5/2"),
+        ("star:5", "4/1"),
+        ("star-gpu:4", "3/1"),
+        ("fat-tree:3?oversubscription=2", "11/1"),  # 8 shards into a leaf over 2; 11 into a device over 1
+        ("fat-tree:3?leaf=8&oversubscription=8", "23/1"),  # 16 over 1; 23 into a device over 1
+        ("dragonfly:3", "23/1"),
+        ("dragonfly:2?trunk=100MB/s", "8/0.1"),
+        ("mesh:3", "8/2"),  # a corner
+        ("torus:3", "8/4"),
+        ("torus:3?dims=3", "26/6"),
+        ("mesh:2?dims=3", "7/3"),
+        ("hypercube:4", "15/4"),
+        ("lan:2", "3/0.0375"),  # a device on Wi-Fi
+        ("wan:3", "4/0.025"),
         ("two-islands", "2/0.025"),  # one island's two shards over the trunk of 0.025 GB/s
     ],
 )
@@ -63,7 +87,9 @@ SPECS = list(PRESETS) + [
     f"{name}:2{query}"
     for name, preset in PRESETS.items()
     for query in ["", *(f"?net={net}" for net in (preset.options["net"].choices if "net" in preset.options else ()))]
-] + ["mi250:2?nics=pair", "mi250:3?net=spine&oversubscription=2&nics=pair", "dgx2:2?sketch=1", "ndv2:3?sketch=1", "laptop:4?cores=2"]  # fmt: skip
+    if (name, query) != ("h100-a100", "?net=direct")  # four boxes
+] + ["mi250:2?nics=pair", "mi250:3?net=spine&oversubscription=2&nics=pair", "dgx2:2?sketch=1", "ndv2:3?sketch=1", "laptop:4?cores=2",
+     "h100-a100?net=direct", "mesh:3?dims=3", "torus:4?dims=3", "wan:4", "dgx-a100:3?net=trunk&trunk=30GB/s"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -72,7 +98,9 @@ def test_every_preset_is_sound(spec):
     fabric.require_connected()
     assert fabric.provenance and all(note.what and note.source for note in fabric.provenance)
     preset = PRESETS[fabric.name.partition(":")[0]]
-    per_group = {"laptop": len(fabric.devices), "two-islands": 2}.get(preset.name, preset.devices_per_unit)
+    one = ("line", "ring", "star", "star-gpu", "mesh", "torus", "hypercube", "lan")
+    sizes = {"laptop": len(fabric.devices), "two-islands": 2, "h100-a100": 8, "fat-tree": 4} | dict.fromkeys(one, 1)
+    per_group = sizes.get(preset.name, preset.devices_per_unit)
     assert {len(members) for members in fabric.groups.values()} == {per_group}
     for device in fabric.devices:
         assert device.memory_bytes > 0 and device.memory_bandwidth_Bps > 0 and set(device.flops) <= set(DTYPES) and "fp32" in device.flops
@@ -155,6 +183,11 @@ def test_the_example_file_is_the_preset():
         ("dgx2:2?sketch=yes", UsageError, "must be 0 or 1, got 'yes'", ""),
         ("laptop:2?cores=0", UsageError, "must be a whole number > 0", ""),
         ("dgx-h100:2?net=spine&oversubscription=999999999999", UsageError, "must be a whole number > 0", ""),
+        ("dgx-h100:3?net=direct", UsageError, "net=direct joins two boxes", "two boxes"),
+        ("torus:26?dims=3", UsageError, "26 makes more than 16384 devices", ""),
+        ("hypercube:15", UsageError, "15 makes more than 16384 devices", ""),
+        ("hypercube:999", UsageError, "a hypercube of dimension 999 has too many devices", "hypercube:4"),
+        ("fat-tree:2?leaf=16000", UsageError, "2 makes more than 16384 devices", ""),
         ("nowhere.toml", UsageError, "cannot read the fabric: No such file", "preset"),
         ("nowhere.json", UsageError, "cannot read the fabric", "preset"),
     ],
@@ -199,3 +232,36 @@ def test_a_wrong_file_is_a_format_error(tmp_path):
     (tmp_path / "f.json").write_text("{}")
     with pytest.raises(FormatError, match=r"f.json: schema: is missing"):
         load_fabric(str(tmp_path / "f.json"))
+
+
+def test_shapes():
+    found = {spec: load_fabric(spec) for spec in ("line:5", "ring:5", "mesh:3")}
+    degree = {spec: sorted(map(len, fabric.out_links)) for spec, fabric in found.items()}
+    assert degree == {"line:5": [1, 1, 2, 2, 2], "ring:5": [2] * 5, "mesh:3": [2, 2, 2, 2, 3, 3, 3, 3, 4]}
+    assert len(load_fabric("ring:2").links) == 2 and len(load_fabric("ring:1").links) == 0 and len(load_fabric("torus:2").links) == 8
+    for spec, same in (("torus:4?dims=2", nx.grid_graph([4, 4], periodic=True)), ("hypercube:4", nx.hypercube_graph(4)),
+                       ("mesh:3?dims=3", nx.grid_graph([3, 3, 3])), ("star-gpu:5", nx.star_graph(4))):  # fmt: skip
+        fabric = load_fabric(spec)
+        assert nx.is_isomorphic(nx.Graph(fabric.link_ends), same), spec
+
+
+def test_a_dragonfly_joins_every_two_groups_once():
+    fabric = load_fabric("dragonfly:6")
+    group = {s.name: s.group for s in fabric.switches}
+    between = [(group[x.src], group[x.dst]) for x in fabric.links if x.src in group and x.dst in group and group[x.src] != group[x.dst]]
+    assert len(between) == len(set(between)) == 6 * 5
+
+
+def test_direct_and_trunk():
+    direct = load_fabric("dgx-a100:2?net=direct")
+    assert {(x.src, x.dst) for x in direct.links if x.kind == "NET"} == {(f"box{b}/nic{i}", f"box{1 - b}/nic{i}") for b in range(2) for i in range(8)}
+    trunk = load_fabric("ndv2:3?net=trunk&trunk=5GB/s")
+    assert {x.rate_Bps for x in trunk.links if "core" in (x.src, x.dst)} == {5 * 10**9}
+    mixed = load_fabric("h100-a100?net=direct")
+    assert {x.rate_Bps for x in mixed.links if x.kind == "NET"} == {25 * 10**9}  # the slower end
+
+
+def test_the_p100_box_is_a_cube_of_quads():
+    fabric = load_fabric("dgx1-p100")
+    graph = nx.Graph(fabric.link_ends)
+    assert len(fabric.links) == 32 and set(dict(graph.degree).values()) == {4} and nx.diameter(graph) == 2

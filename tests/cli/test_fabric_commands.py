@@ -23,10 +23,12 @@ def test_list_names_every_preset_and_every_listed_option_works(capsys):
     for preset in document["presets"]:
         assert preset["name"] + ":n" in out
         plain = load_fabric(preset["name"] + ":2")
+        named = {option["name"] for option in preset["options"]}
         for option in preset["options"]:
             for text in option["choices"] or [value[option["kind"]]]:
-                query = f"{option['name']}={text}" + ("&net=spine" if option["name"] == "oversubscription" else "")
-                changed = load_fabric(f"{preset['name']}:2?{query}")
+                wiring = {"oversubscription": "&net=spine", "trunk": "&net=trunk"}.get(option["name"], "") if "net" in named else ""
+                query = f"{option['name']}={text}{wiring}"
+                changed = load_fabric(f"{preset['name']}:{1 if query == 'net=direct' and preset['name'] == 'h100-a100' else 2}?{query}")
                 if option["choices"] == [] and option["name"] != "cores":
                     assert (changed.devices, changed.links) != (plain.devices, plain.links), query
 

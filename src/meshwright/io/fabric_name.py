@@ -55,12 +55,19 @@ def _preset(spec: str) -> Fabric:
     if colon and not _NUMBER.match(size):
         raise UsageError(f"{name!r}: the number of {preset.unit} must be a whole number, got {size[:32]!r}", hint=f"e.g. {name}:{preset.default}")
     n = int(size) if colon else preset.default
-    most = MAX_DEVICES // preset.devices_per_unit
-    if not 1 <= n <= most:
-        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} must be between 1 and {most}, got {n}")
+    if not 1 <= n <= MAX_DEVICES:
+        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} must be between 1 and {_most(preset)}, got {n}")
     options = _options(preset, query) if question else {}
+    chosen = Chosen(**{k: value for k, (_, value) in options.items()})
+    if preset.devices_in(n, chosen) > MAX_DEVICES:
+        what = f"must be between 1 and {_most(preset)}, got {n}" if preset.devices_per_unit else f"{n} makes more than {MAX_DEVICES} devices"
+        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} {what}")
     suffix = "?" + "&".join(f"{k}={v}" for k, (v, _) in sorted(options.items())) if options else ""
-    return preset.build(n, f"{name}:{n}{suffix}", Chosen(**{k: value for k, (_, value) in options.items()}))
+    return preset.build(n, f"{name}:{n}{suffix}", chosen)
+
+
+def _most(preset: Preset) -> int:
+    return MAX_DEVICES // (preset.devices_per_unit or 1)
 
 
 def _options(preset: Preset, query: str) -> dict[str, tuple[str, Any]]:
