@@ -31,7 +31,8 @@ from meshwright.program import Part
 RNG = np.random.default_rng
 # everything but the ring, whose tests are in test_programs
 VARIANTS: list[Any] = [
-    HalvingDoubling(), HalvingDoubling(near=False), HalvingDoubling(near=True, pack=False), RecursiveDoubling(), Bruck(), Bruck(radix=3, pack=True),
+    HalvingDoubling(), HalvingDoubling(near=False), HalvingDoubling(near=True, pack=False), HalvingDoubling(radix=3),
+    HalvingDoubling(radix=4, near=False), RecursiveDoubling(), Bruck(), Bruck(radix=3, pack=True),
     Bruck(radix=4, pack=False), Pat(), Pat(aggregate=1), Pat(aggregate=2, pack=False), Direct(), Direct(shots=1), Direct(shots=2), DoubleTree(),
     DoubleTree(pieces=3), DoubleTree(pieces=3, unroll=False), RootedTree(), RootedTree(shape="chain", pieces=4), RootedTree(shape="k-ary", arity=3),
     ScatterAllGather(), ScatterAllGather(exchange="bruck"), Hierarchical(), Hierarchical(pieces=3),
@@ -174,6 +175,15 @@ def test_halving_and_doubling_take_their_textbook_time(n: int) -> None:
     for op in ("all-gather", "reduce-scatter"):
         for near in (False, True):
             assert time_s(HalvingDoubling(near=near), ideal(n, op, size)) == pytest.approx(log * ALPHA + (n - 1) / n * whole)
+
+
+@pytest.mark.parametrize(("n", "radix"), [(9, 3), (4, 4), (16, 4), (27, 3)])
+def test_larger_radixes_take_the_time_of_bcube(n: int, radix: int) -> None:
+    """log_r n stages of r - 1 messages at once, each as large as what a rank still has over r."""
+    size = 4 * 5040 * 16 * 27
+    stages = round(log2(n) / log2(radix))
+    book = 2 * stages * ALPHA + 2 * (n - 1) / n * size / RATE
+    assert time_s(HalvingDoubling(radix=radix), ideal(n, "all-reduce", size)) == pytest.approx(book)
 
 
 @pytest.mark.parametrize("n", [3, 5, 6, 7, 9, 13])
@@ -339,7 +349,8 @@ def test_small_messages_take_few_rounds_and_large_ones_many() -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        HalvingDoubling(order=(0, 0, 1)), Bruck(order="sideways"), Bruck(radix=1), Pat(aggregate=3), Pat(staging_bytes=1), Direct(shots=3),  # type: ignore[arg-type]
+        HalvingDoubling(order=(0, 0, 1)), HalvingDoubling(radix=1),
+        Bruck(order="sideways"), Bruck(radix=1), Pat(aggregate=3), Pat(staging_bytes=1), Direct(shots=3),  # type: ignore[arg-type]
         DoubleTree(pieces=0), RootedTree(arity=0), RootedTree(shape="bush"), ScatterAllGather(exchange="post"),  # type: ignore[arg-type]
         Hierarchical(groups=((0, 1),)), Hierarchical(pieces=0), Classic(algorithm="quantum"), Classic(algorithm="bruck", settings={"trees": 3}),
     ],

@@ -193,7 +193,7 @@ def test_a_shared_uplink_makes_crossings_cost(n: int) -> None:
     assert found.gain == pytest.approx(n / 2, rel=0.2) and found.verdict == "worth it" and found.proof
 
 
-@pytest.mark.parametrize("algorithm", ["halvingdoubling", "recursivedoubling", "doubletree"])
+@pytest.mark.parametrize("algorithm", ["halvingdoubling", "bcube", "recursivedoubling", "hierarchical", "doubletree"])
 def test_other_algorithms_gain_from_order_too(algorithm: str) -> None:
     matrix = two_racks(16, far=1e-5, uplink=1e8)
     found = order_ranks(matrix, algorithm, "all-reduce", 1 << 26, rng=RNG(0), budget=2000)
@@ -238,7 +238,8 @@ def test_the_best_algorithm_depends_on_the_size() -> None:
     matrix = matrix_of(1e-4 * (1 - np.eye(16)), np.full((16, 16), 1e-9))
     small = best_choice(matrix, "all-reduce", 64, rng=RNG(0), budget=50)
     large = best_choice(matrix, "all-reduce", 1 << 30, rng=RNG(0), budget=50)
-    assert small[0].algorithm == "recursivedoubling" and large[0].algorithm in ("halvingdoubling", "ring", "bruck", "doubletree")
+    assert small[0].algorithm in ("recursivedoubling", "bcube") and large[0].algorithm in ("halvingdoubling", "bcube", "ring", "bruck")
+    assert {o.algorithm for o in large} == set(ALGORITHMS)
     assert [o.after.time_s for o in large] == sorted(o.after.time_s for o in large)
 
 

@@ -26,10 +26,11 @@ from .bounds import collective_bound
 from .bruck import Bruck
 from .classic_trees import RootedTree
 from .cloudcollectives_bound import lower_bound, ring_sum_bound
-from .cloudcollectives_cost import ALGORITHMS, CostMatrix, Model, Objective, model_of
+from .cloudcollectives_cost import ALGORITHMS, BCUBE_RADIX, CostMatrix, Model, Objective, consecutive, model_of
 from .cloudcollectives_search import Search
 from .double_tree import DoubleTree
 from .halving_doubling import HalvingDoubling, RecursiveDoubling
+from .hierarchical import Hierarchical, servers_of
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
 from .ring import Ring
 from .value import simulated_time_s
@@ -159,7 +160,7 @@ def best_choice(
 class CloudCollectives:
     """Options.
 
-    algorithm: ring, halvingdoubling, recursivedoubling, bruck, doubletree or rootedtree; None = the one that is fastest in its best order.
+    algorithm: one of `cloudcollectives_cost.ALGORITHMS` (bcube: halving and doubling with radix 4); None = the fastest in its best order.
     order: rank -> position in the given ranks; None = searched.
     budget, restarts: orders evaluated at most, and annealing runs.
     keep_first: rank 0 stays rank 0.
@@ -196,7 +197,7 @@ class CloudCollectives:
         assert algorithm is not None
         best: tuple[float, tuple[int, ...], CollectivePlan] | None = None
         for order in dict.fromkeys(tuple(o) for o in orders if o is not None):
-            plan = _strategy(algorithm, order, self.unroll).plan(problem, rng=np.random.default_rng(problem.seed))
+            plan = _strategy(problem, algorithm, order, self.unroll).plan(problem, rng=np.random.default_rng(problem.seed))
             time_s = simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport)
             if best is None or time_s < best[0]:
                 best = (time_s, order, plan)
@@ -226,10 +227,12 @@ class CloudCollectives:
         )[0]  # fmt: skip
 
 
-def _strategy(algorithm: str, order: tuple[int, ...], unroll: bool) -> CollectiveStrategy:
+def _strategy(problem: CollectiveProblem, algorithm: str, order: tuple[int, ...], unroll: bool) -> CollectiveStrategy:
+    groups = tuple(tuple(order[p] for p in group) for group in consecutive([len(s) for s in servers_of(problem)]))
     kinds: dict[str, CollectiveStrategy] = {
         "ring": Ring(order=order, unroll=unroll), "halvingdoubling": HalvingDoubling(order=order),
-        "recursivedoubling": RecursiveDoubling(order=order), "bruck": Bruck(order=order),
+        "bcube": HalvingDoubling(order=order, radix=BCUBE_RADIX), "recursivedoubling": RecursiveDoubling(order=order), "bruck": Bruck(order=order),
+        "hierarchical": Hierarchical(groups=groups),
         "doubletree": DoubleTree(order=order, unroll=unroll), "rootedtree": RootedTree(order=order, unroll=unroll),
     }  # fmt: skip
     if algorithm not in kinds:

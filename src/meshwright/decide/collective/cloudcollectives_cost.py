@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,14 +25,16 @@ from .classic_rounds import Move, reverse
 from .classic_trees import tree_parents
 from .double_tree import double_parents, rooted_parents
 from .halving_doubling import doubling_rounds, halving_rounds, rabenseifner_rounds, whole_rounds
+from .hierarchical import leader_rounds
 from .scatter_allgather import ring_rounds
 
-__all__ = ["ALGORITHMS", "CostMatrix", "Model", "Objective", "model_of", "stages_of"]
+__all__ = ["ALGORITHMS", "BCUBE_RADIX", "CostMatrix", "Model", "Objective", "consecutive", "model_of", "stages_of"]
 
 F64 = NDArray[np.float64]
 SCHEMA, VERSION = "meshwright.rank-costs", 1
 MOST_NAMES = 4096
-ALGORITHMS = ("ring", "halvingdoubling", "recursivedoubling", "bruck", "doubletree", "rootedtree")
+ALGORITHMS = ("ring", "halvingdoubling", "bcube", "recursivedoubling", "bruck", "hierarchical", "doubletree", "rootedtree")
+BCUBE_RADIX = 4
 
 
 class Objective(NamedTuple):
@@ -165,13 +168,17 @@ class Tree:
     up: bool
 
 
-def _rounds(algorithm: str, op: str, n: int) -> tuple[list[list[Move]], int] | None:
-    """(rounds, blocks of the message), None where the algorithm has no such operation."""
-    if algorithm == "halvingdoubling":
+def _rounds(algorithm: str, op: str, n: int, sizes: Sequence[int]) -> tuple[list[list[Move]], int] | None:
+    """(rounds, blocks of the message), None where the algorithm has no such operation. `sizes`: of the groups of consecutive positions that a
+    hierarchy has."""
+    if algorithm in ("halvingdoubling", "bcube"):
+        radix = BCUBE_RADIX if algorithm == "bcube" else 2
         if op == "all-reduce":
-            return rabenseifner_rounds(n, near=True)
+            return rabenseifner_rounds(n, near=True, radix=radix)
         pick = {"all-gather": doubling_rounds, "reduce-scatter": halving_rounds}.get(op)
-        return (pick(n, near=False), n) if pick else None
+        return (pick(n, near=False, radix=radix), n) if pick else None
+    if algorithm == "hierarchical":
+        return (leader_rounds(consecutive(sizes), 0), len(sizes)) if op == "all-reduce" else None
     if algorithm == "recursivedoubling":
         return (whole_rounds(n), 1) if op == "all-reduce" else None
     if algorithm == "bruck" and op == "all-to-all":
@@ -183,9 +190,15 @@ def _rounds(algorithm: str, op: str, n: int) -> tuple[list[list[Move]], int] | N
     return {"all-gather": gather, "reduce-scatter": sums, "all-reduce": [*sums, *gather]}[op], n
 
 
-def stages_of(algorithm: str, op: str, n: int, size_bytes: int) -> list[Stage]:
+def consecutive(sizes: Sequence[int]) -> list[list[int]]:
+    """Groups of consecutive positions of these sizes."""
+    ends = [0, *accumulate(sizes)]
+    return [list(range(a, b)) for a, b in pairwise(ends)]
+
+
+def stages_of(algorithm: str, op: str, n: int, size_bytes: int, sizes: Sequence[int] = ()) -> list[Stage]:
     """The algorithm's rounds, equal ones counted. Raises: Unsupported."""
-    found = _rounds(algorithm, op, n)
+    found = _rounds(algorithm, op, n, sizes or (n,))
     if found is None:
         raise Unsupported(f"{algorithm} has no {op} to order ranks for", hint=f"algorithms: {', '.join(ALGORITHMS)}")
     rounds, blocks = found
@@ -303,4 +316,6 @@ def model_of(matrix: CostMatrix, algorithm: str, op: str, size_bytes: int, *, pi
     if algorithm in ("doubletree", "rootedtree"):
         trees = tuple(_trees(algorithm, op, n, size_bytes, pieces or min(16, max(1, size_bytes >> 16))))
         return Model(matrix, algorithm, op, size_bytes, (), trees, False)
-    return Model(matrix, algorithm, op, size_bytes, tuple(stages_of(algorithm, op, n, size_bytes)), (), algorithm in ("ring", "bruck"))
+    members = [matrix.group.count(g) for g in dict.fromkeys(matrix.group)]
+    stages = stages_of(algorithm, op, n, size_bytes, members)
+    return Model(matrix, algorithm, op, size_bytes, tuple(stages), (), algorithm in ("ring", "bruck"))

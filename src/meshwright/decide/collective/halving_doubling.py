@@ -4,7 +4,8 @@ Cite: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communic
 (ICCS 2004) for the all-reduce made of a reduce-scatter by halving and an all-gather by doubling.
 Left open by the paper: which partner comes first on a fabric with near and far ranks. Our answer: an option; by default the largest messages go
 to the nearest partners where blocks may be numbered freely (all-reduce), else blocks stay contiguous (far partners first).
-Deviations: what does not lie together is packed into a staging buffer; positions may be any order of the ranks.
+Deviations: what does not lie together is packed into a staging buffer; positions may be any order of the ranks; `radix` r generalises both to
+r - 1 partners per round, as BCube does (C. Guo and others, SIGCOMM 2009).
 Invariant: with p = 2^floor(log2 n) ranks in the core, each of log2 p rounds halves (doubles) what a rank still has to reduce (to get); the
 n - p ranks outside hand their data to a partner in the core before and get the result after.
 Cost: O(n log n) messages; 2 log2 p messages and 2 (p - 1) / p of the message per rank for an all-reduce, log2 p whole messages for
@@ -13,11 +14,14 @@ Cost: O(n log n) messages; 2 log2 p messages and 2 (p - 1) / p of the message pe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from ...cite import Cite
+from ...errors import UsageError
 from .bounds import collective_bound
 from .classic_contract import refuse
 from .classic_rounds import Area, Move, Order, plan_rounds, resolve_order
@@ -33,71 +37,92 @@ CITE = Cite(
     venue="International Journal of High Performance Computing Applications 19(1)",
     doi="10.1177/1094342005051521",
 )
-DEVIATIONS = ("scattered blocks are packed into a staging buffer", "any order of ranks")
+DEVIATIONS = ("scattered blocks are packed into a staging buffer", "any order of ranks", "any radix")
 OPS = ("all-reduce", "all-gather", "reduce-scatter")
 
 
 @dataclass(frozen=True)
 class _Core:
-    """The power of two of positions that exchange: core rank c plays position `at[c]` and stands for positions `members[c]`."""
+    """The power of `radix` of positions that exchange: core rank c plays position `at[c]` and stands for positions `members[c]`."""
 
     at: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    def of(n: int) -> _Core:
-        p = 1 << n.bit_length() - 1
-        extra = n - p  # the first 2 * extra positions are pairs (core, outside), so that blocks of a pair lie together
-        members = [(2 * c, 2 * c + 1) for c in range(extra)] + [(c + extra,) for c in range(extra, p)]
+    def of(n: int, radix: int = 2) -> _Core:
+        p = radix ** _digits(n, radix)
+        few, more = divmod(n, p)  # positions of a core rank lie together, so that their blocks do
+        starts = [c * few + min(c, more) for c in range(p + 1)]
+        members = [tuple(range(a, b)) for a, b in pairwise(starts)]
         return _Core(tuple(m[0] for m in members), tuple(members))
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """(position in the core, its partner outside)."""
-        return [(m[0], m[1]) for m in self.members if len(m) == 2]
+        """(position in the core, a partner outside)."""
+        return [(m[0], out) for m in self.members for out in m[1:]]
 
 
-def _distances(p: int, near: bool) -> list[int]:
-    """Distances of the halving rounds: the first exchanges half of everything."""
-    up = [1 << k for k in range(p.bit_length() - 1)]
+def _digits(n: int, radix: int) -> int:
+    """Largest k with radix^k <= n."""
+    k = 0
+    while radix ** (k + 1) <= n:
+        k += 1
+    return k
+
+
+def _weights(p: int, near: bool, radix: int) -> list[int]:
+    """Weights of the digits in which partners differ, round by round: the first exchanges most."""
+    up = [radix**k for k in range(_digits(p, radix))]
     return up if near else up[::-1]
 
 
-def _held(p: int, c: int, done: list[int]) -> list[int]:
-    """Core numbers that agree with c in the bits of the distances done."""
-    mask = sum(done)
-    return [x for x in range(p) if not (x ^ c) & mask]
+def _held(p: int, c: int, done: Sequence[int], radix: int) -> list[int]:
+    """Core numbers that agree with c in the digits done."""
+    return [x for x in range(p) if all(x // w % radix == c // w % radix for w in done)]
 
 
-def halving_rounds(n: int, *, near: bool) -> list[list[Move]]:
+def _partner(c: int, w: int, shift: int, radix: int) -> int:
+    """c with its digit of weight w moved on by `shift`."""
+    digit = c // w % radix
+    return c + ((digit + shift) % radix - digit) * w
+
+
+def halving_rounds(n: int, *, near: bool, radix: int = 2) -> list[list[Move]]:
     """Reduce-scatter: position i ends with the sum of block i."""
-    core = _Core.of(n)
+    core = _Core.of(n, radix)
     p, done, rounds = len(core.at), list[int](), list[list[Move]]()
     if core.pairs:
-        rounds.append([Move(out, into, tuple(range(n)), add=True) for into, out in core.pairs])
-    for d in _distances(p, near):
+        rounds.append([Move(out, into, tuple(range(n)), add=True, stream=out - into) for into, out in core.pairs])
+    for w in _weights(p, near, radix):
         step = []
         for c in range(p):
-            away = [x for x in _held(p, c, done) if (x ^ c) & d]
-            step.append(Move(core.at[c], core.at[c ^ d], _blocks(core, away), add=True))
+            held = _held(p, c, done, radix)
+            for shift in range(1, radix):
+                other = _partner(c, w, shift, radix)
+                away = [x for x in held if x // w % radix == other // w % radix]
+                step.append(Move(core.at[c], core.at[other], _blocks(core, away), add=True, stream=shift))
         rounds.append(step)
-        done.append(d)
+        done.append(w)
     if core.pairs:
-        rounds.append([Move(into, out, (out,)) for into, out in core.pairs])
+        rounds.append([Move(into, out, (out,), stream=out - into) for into, out in core.pairs])
     return rounds
 
 
-def doubling_rounds(n: int, *, near: bool) -> list[list[Move]]:
-    """All-gather, the mirror image of `halving_rounds`: `near` means that the last, largest exchange is with the nearest partner."""
-    core = _Core.of(n)
+def doubling_rounds(n: int, *, near: bool, radix: int = 2) -> list[list[Move]]:
+    """All-gather, the mirror image of `halving_rounds`: `near` means that the last, largest exchange is with the nearest partners."""
+    core = _Core.of(n, radix)
     p, rounds = len(core.at), list[list[Move]]()
     if core.pairs:
-        rounds.append([Move(out, into, (out,)) for into, out in core.pairs])
-    distances = _distances(p, near)
-    for k in reversed(range(len(distances))):
-        rounds.append([Move(core.at[c], core.at[c ^ distances[k]], _blocks(core, _held(p, c, distances[: k + 1]))) for c in range(p)])
+        rounds.append([Move(out, into, (out,), stream=out - into) for into, out in core.pairs])
+    weights = _weights(p, near, radix)
+    for k in reversed(range(len(weights))):
+        step = []
+        for c in range(p):
+            blocks = _blocks(core, _held(p, c, weights[: k + 1], radix))
+            step += [Move(core.at[c], core.at[_partner(c, weights[k], shift, radix)], blocks, stream=shift) for shift in range(1, radix)]
+        rounds.append(step)
     if core.pairs:
-        rounds.append([Move(into, out, tuple(b for b in range(n) if b != out)) for into, out in core.pairs])
+        rounds.append([Move(into, out, tuple(b for b in range(n) if b != out), stream=out - into) for into, out in core.pairs])
     return rounds
 
 
@@ -105,13 +130,13 @@ def _blocks(core: _Core, numbers: list[int]) -> tuple[int, ...]:
     return tuple(sorted(b for c in numbers for b in core.members[c]))
 
 
-def rabenseifner_rounds(n: int, *, near: bool) -> tuple[list[list[Move]], int]:
-    """All-reduce: (rounds, blocks). Core ranks only own blocks; those with near partners first are numbered by reversed bits, so that what is
+def rabenseifner_rounds(n: int, *, near: bool, radix: int = 2) -> tuple[list[list[Move]], int]:
+    """All-reduce: (rounds, blocks). Core ranks only own blocks; those with near partners first are numbered by reversed digits, so that what is
     exchanged always lies together."""
-    core = _Core.of(n)
+    core = _Core.of(n, radix)
     p = len(core.at)
-    bits = p.bit_length() - 1
-    label = [int(f"{c:0{bits}b}"[::-1], 2) if near and bits else c for c in range(p)]
+    weights = _weights(p, True, radix)
+    label = [sum(c // w % radix * turned for w, turned in zip(weights, reversed(weights), strict=True)) if near else c for c in range(p)]
     everything = tuple(range(p))
 
     def labelled(rounds: list[list[Move]]) -> list[list[Move]]:
@@ -119,10 +144,10 @@ def rabenseifner_rounds(n: int, *, near: bool) -> tuple[list[list[Move]], int]:
             [replace(m, src=core.at[m.src], dst=core.at[m.dst], blocks=tuple(sorted(label[b] for b in m.blocks))) for m in step] for step in rounds
         ]
 
-    rounds = [[Move(out, into, everything, add=True) for into, out in core.pairs]] if core.pairs else []
-    rounds += labelled(halving_rounds(p, near=near)) + labelled(doubling_rounds(p, near=near))
+    rounds = [[Move(out, into, everything, add=True, stream=out - into) for into, out in core.pairs]] if core.pairs else []
+    rounds += labelled(halving_rounds(p, near=near, radix=radix)) + labelled(doubling_rounds(p, near=near, radix=radix))
     if core.pairs:
-        rounds.append([Move(into, out, everything) for into, out in core.pairs])
+        rounds.append([Move(into, out, everything, stream=out - into) for into, out in core.pairs])
     return rounds, p
 
 
@@ -131,7 +156,7 @@ def whole_rounds(n: int) -> list[list[Move]]:
     core = _Core.of(n)
     p = len(core.at)
     rounds = [[Move(out, into, (0,), add=True) for into, out in core.pairs]] if core.pairs else []
-    rounds += [[Move(core.at[c], core.at[c ^ d], (0,), add=True) for c in range(p)] for d in _distances(p, True)]
+    rounds += [[Move(core.at[c], core.at[c ^ w], (0,), add=True) for c in range(p)] for w in _weights(p, True, 2)]
     if core.pairs:
         rounds.append([Move(into, out, (0,)) for into, out in core.pairs])
     return rounds
@@ -142,12 +167,14 @@ class HalvingDoubling:
     """Options.
 
     near: the largest messages go to the nearest partners; None = for all-reduce only (elsewhere blocks would have to be packed).
+    radix: r - 1 partners per round and log_r n rounds: r = 2 is Rabenseifner's algorithm, larger r that of BCube.
     order: `rank`, `servers` (ranks of a server together), or position -> rank.
     pack: scattered blocks become one message through a staging buffer; False = one message per stretch.
     unroll: there is no other form.
     """
 
     near: bool | None = None
+    radix: int = 2
     order: Order = "rank"
     pack: bool = True
     unroll: bool = True
@@ -157,13 +184,15 @@ class HalvingDoubling:
         bound, n = collective_bound(problem), len(problem.ranks)
         if problem.op not in OPS:
             raise refuse(problem, "halving and doubling", OPS)
+        if self.radix < 2:
+            raise UsageError(f"radix must be >= 2, got {self.radix}", where="halvingdoubling")
         near = problem.op == "all-reduce" if self.near is None else self.near
         order = resolve_order(problem, self.order, "halvingdoubling")
         if problem.op == "all-reduce":
-            rounds, blocks = rabenseifner_rounds(n, near=near)
+            rounds, blocks = rabenseifner_rounds(n, near=near, radix=self.radix)
             areas = {"data": Area("input", blocks)}
         else:
-            rounds = (doubling_rounds if problem.op == "all-gather" else halving_rounds)(n, near=near)
+            rounds = (doubling_rounds if problem.op == "all-gather" else halving_rounds)(n, near=near, radix=self.radix)
             areas = {"data": Area("output" if problem.op == "all-gather" else "input", n, by_rank=True)}
         chosen = replace(self, near=near, order=order)
         return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name="halvingdoubling", bound=bound)

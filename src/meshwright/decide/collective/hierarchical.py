@@ -25,7 +25,7 @@ from .classic_rounds import Area, Move, plan_rounds, reverse
 from .classic_trees import choose_pieces, require_pieces, tree_parents
 from .problem import CollectivePlan, CollectiveProblem
 
-__all__ = ["CITE", "DEVIATIONS", "Hierarchical", "servers_of"]
+__all__ = ["CITE", "DEVIATIONS", "Hierarchical", "leader_rounds", "servers_of"]
 
 CITE = Cite(
     key="karonis2000exploiting",
@@ -119,8 +119,8 @@ def _broadcast_rounds(groups: Groups, blocks: Sequence[int]) -> Rounds:
     return [*_in_stream(_down([leaders], None, blocks), 1), *_down(groups, None, blocks)]
 
 
-def _all_reduce_rounds(groups: Groups, first: int) -> Rounds:
-    """One piece: blocks first .. first + servers - 1."""
+def leader_rounds(groups: Groups, first: int) -> Rounds:
+    """One piece of an all-reduce: blocks first .. first + servers - 1 up to the leaders, around among them, and down."""
     leaders = [g[0] for g in groups]
     blocks = range(first, first + len(groups))
     down = _in_stream(_down(groups, None, blocks), 0)
@@ -221,7 +221,7 @@ def _tree(groups: Groups, n: int) -> list[int]:
 def _layout(op: str, groups: Groups, n: int, pieces: int) -> tuple[Rounds, dict[str, Area]]:
     if op == "all-reduce":
         count = len(groups)
-        return _overlapped([_all_reduce_rounds(groups, p * count) for p in range(pieces)]), {"data": Area("input", pieces * count)}
+        return _overlapped([leader_rounds(groups, p * count) for p in range(pieces)]), {"data": Area("input", pieces * count)}
     if op in ("broadcast", "reduce"):
         rounds = [_broadcast_rounds(groups, [p]) for p in range(pieces)]
         if op == "reduce":
