@@ -1,0 +1,187 @@
+"""Trees over servers: optimal, spanning, low; symmetries verified; what does not fit goes to the general method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, log2
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.decide.collective.forest import Forest, build_forest
+from meshwright.decide.collective.forest_symmetry import Boxes, Shift, named_permutation, require_automorphism, sinks_of_each_kind
+from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
+from meshwright.errors import TimeLimit, UnknownName, Unsupported
+from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric_name import load_fabric
+
+
+def cluster(boxes: int, gpus: int, inside: int, nic: int, *, rails: bool = False, missing: Mapping[int, int] | None = None) -> Fabric:
+    """Servers of GPUs on a switch, a NIC each, one network switch or one per rail; `missing[box]` NICs are left out from the top."""
+    devices, switches, links = [], [], []
+
+    def cable(a: str, b: str, rate: int) -> None:
+        links.extend([Link(src=a, dst=b, rate_Bps=rate), Link(src=b, dst=a, rate_Bps=rate)])
+
+    for x in range(boxes):
+        switches.append(Switch(name=f"b{x}/sw", group=f"b{x}"))
+        for i in range(gpus):
+            devices.append(Device(name=f"b{x}/g{i}", group=f"b{x}"))
+            cable(f"b{x}/g{i}", f"b{x}/sw", inside)
+            if i < gpus - (missing or {}).get(x, 0):
+                switches.append(Switch(name=f"b{x}/n{i}", group=f"b{x}"))
+                cable(f"b{x}/g{i}", f"b{x}/n{i}", nic)
+                cable(f"b{x}/n{i}", f"rail{i}" if rails else "net", nic)
+    switches += [Switch(name=f"rail{i}") for i in range(gpus)] if rails else [Switch(name="net")]
+    return Fabric(name="cluster", devices=tuple(devices), switches=tuple(switches), links=tuple(links))
+
+
+def graph_of(fabric: Fabric) -> RateGraph:
+    return rate_graph(fabric, [d.name for d in fabric.devices])
+
+
+def assert_sound(forest: Forest) -> None:
+    """All trees, images written out: spanning, over real links, k per weight, no link over stretch · rate."""
+    graph, load = forest.graph, dict[tuple[int, int], int]()
+    per_root = dict.fromkeys(range(graph.ranks), 0)
+    count = 0
+    for tree in forest.every_tree():
+        count += 1
+        per_root[tree.root] += tree.units
+        reached = {tree.root}
+        for v in tree.order[1:]:
+            path = tree.paths[v]
+            assert path[0] == tree.parent[v] and path[0] in reached and path[-1] == v and v not in reached
+            assert all(node >= graph.ranks for node in path[1:-1])
+            reached.add(v)
+            for hop in pairwise(path):
+                load[hop] = load.get(hop, 0) + tree.units
+        assert reached == set(range(graph.ranks))
+    assert count == forest.distinct
+    assert per_root == {r: forest.k * w for r, w in enumerate(forest.weight)}
+    assert load == forest.load
+    assert all(used <= forest.stretch * graph.arcs[hop] for hop, used in load.items())
+
+
+def exhaustive(graph: RateGraph, weight: list[int]) -> Fraction:
+    """The optimum asked of every rank, without symmetry."""
+    return worst_cut(graph, weight, sinks=list(range(graph.ranks))).ratio
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(1, 40), st.integers(1, 6), st.booleans(), st.integers(0, 1))
+def test_clusters_reach_the_optimum_whatever_is_missing(boxes: int, gpus: int, inside: int, nic: int, rails: bool, gone: int) -> None:
+    missing = {boxes - 1: gone} if gpus > 1 else {}
+    graph = graph_of(cluster(boxes, gpus, inside, nic, rails=rails, missing=missing))
+    forest = build_forest(graph, [1] * graph.ranks, max_trees=10**6)
+    assert forest.optimum == exhaustive(graph, [1] * graph.ranks)
+    assert forest.ratio == 1
+    assert_sound(forest)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 5), st.integers(1, 3), st.integers(1, 30), st.integers(1, 5), st.lists(st.integers(0, 3), min_size=15, max_size=15))
+def test_clusters_with_unlike_weights_reach_the_optimum(boxes: int, gpus: int, inside: int, nic: int, weights: list[int]) -> None:
+    graph = graph_of(cluster(boxes, gpus, inside, nic))
+    weight = [*weights[: graph.ranks - 1], 1]
+    forest = build_forest(graph, weight, max_trees=10**6)
+    assert forest.ratio == 1 and forest.optimum == exhaustive(graph, weight)
+    assert_sound(forest)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100:16", "dgx-h100:13", "dgx-a100:16", "dgx-h100:6?net=rails", "dgx-h100:8?net=spine"])
+def test_alike_servers_get_low_trees_of_one_server_and_their_images(name: str) -> None:
+    graph = graph_of(load_fabric(name))
+    forest = build_forest(graph, [1] * graph.ranks)
+    boxes = graph.ranks // 8
+    assert forest.method == "alike boxes" and len(forest.trees) * boxes == forest.distinct
+    assert forest.ratio == 1 and forest.height <= 2 * ceil(log2(boxes)) + 2
+    assert_sound(forest)
+    written_out = build_forest(graph, [1] * graph.ranks, symmetric=False)
+    assert written_out.symmetry is None and written_out.stretch == forest.stretch
+    assert_sound(written_out)
+
+
+def test_a_cluster_with_a_port_and_a_device_missing_is_optimal_and_low() -> None:
+    whole = load_fabric("dgx-h100:16")
+    gone = {"box3/nic5", "box7/gpu1", "box7/nic1"}
+    fabric = replace(
+        whole, devices=tuple(d for d in whole.devices if d.name not in gone), switches=tuple(s for s in whole.switches if s.name not in gone),
+        links=tuple(x for x in whole.links if x.src not in gone and x.dst not in gone),
+    )  # fmt: skip
+    graph = graph_of(fabric)
+    forest = build_forest(graph, [1] * graph.ranks)
+    assert forest.method == "unlike boxes" and forest.ratio == 1 and forest.height <= 10
+    assert_sound(forest)
+
+
+def test_ranks_numbered_across_servers_are_still_found_alike() -> None:
+    fabric = load_fabric("dgx-h100:4")
+    names = [d.name for d in fabric.devices]
+    graph = rate_graph(fabric, [names[(i * 8) % 32 + i // 4] for i in range(32)])
+    forest = build_forest(graph, [1] * 32)
+    assert forest.symmetry is not None and forest.symmetry.stride() == 0  # alike, but no equal runs of rank numbers
+    assert_sound(forest)
+
+
+@pytest.mark.parametrize("name", ["mi250:2", "dgx1-v100", "two-islands"])
+def test_what_does_not_decompose_takes_the_general_method(name: str) -> None:
+    graph = graph_of(load_fabric(name))
+    forest = build_forest(graph, [1] * graph.ranks, max_trees=100)
+    assert forest.method == "general" and forest.symmetry is None and forest.ratio == 1
+    assert_sound(forest)
+    direct = build_forest(graph_of(load_fabric("dgx-h100:4")), [1] * 32, trees=1, structure=False)
+    assert direct.method == "general"
+    assert_sound(direct)
+
+
+def test_one_server_of_each_kind_is_enough_for_the_cut() -> None:
+    fabric = cluster(40, 4, 9, 2, missing={7: 1, 30: 2})
+    graph = graph_of(fabric)
+    weight = [1] * graph.ranks
+    weight[20] = 3
+    assert len(sinks_of_each_kind(graph, weight)) == 4 * 4  # plain, one port less, two ports less, the heavy one
+    assert worst_cut(graph, weight).ratio == exhaustive(graph, weight)
+
+
+def test_symmetries_are_verified_link_by_link() -> None:
+    graph = graph_of(load_fabric("dgx-h100:3"))
+    shift = Shift(Boxes.of(graph))
+    require_automorphism(graph, shift.generator)
+    assert [shift.image(v, 3) for v in range(graph.nodes)] == list(range(graph.nodes))
+    swap = named_permutation(graph, {"box0/gpu0": "box0/gpu1", "box0/gpu1": "box0/gpu0"})
+    with pytest.raises(Unsupported, match="link box0/gpu. -> box0/nic. has 50000000000 B/s, its image"):
+        require_automorphism(graph, swap)
+    with pytest.raises(Unsupported, match="one to one"):
+        require_automorphism(graph, named_permutation(graph, {"box0/gpu0": "box0/gpu1"}))
+    with pytest.raises(Unsupported, match="which is none"):
+        require_automorphism(graph, named_permutation(graph, {"box0/gpu0": "box0/nic0", "box0/nic0": "box0/gpu0"}))
+    with pytest.raises(UnknownName, match="no device or switch"):
+        named_permutation(graph, {"box9/gpu0": "box0/gpu0"})
+
+
+def test_servers_joined_directly_or_alone_are_no_boxes() -> None:
+    with pytest.raises(Unsupported, match="only one server"):
+        Boxes.of(graph_of(load_fabric("dgx-h100")))
+    with pytest.raises(Unsupported, match="joined directly"):
+        Boxes.of(graph_of(load_fabric("two-islands")))
+
+
+def test_a_deadline_ends_structured_trees_too() -> None:
+    graph = graph_of(load_fabric("dgx-h100:4"))
+    with pytest.raises(TimeLimit):
+        build_forest(graph, [1] * 32, trees=1, deadline=0.0)
+
+
+def test_scales_of_a_thousand_devices() -> None:
+    """Trees of 128 servers, spanning and loads as the module itself requires; a tree taken at random is looked at here."""
+    graph = graph_of(load_fabric("dgx-h100:128"))
+    forest = build_forest(graph, [1] * 1024)
+    assert forest.stretch * 10**9 / graph.unit_Bps == Fraction(127, 50) and forest.height == 8
+    tree = forest.trees[int(np.random.default_rng(0).integers(len(forest.trees)))]
+    assert sorted(tree.order) == list(range(1024)) and sum(p < 0 for p in tree.parent) == 1
