@@ -283,8 +283,8 @@ class _Importer:
                 self.note(lane.copy(self.local(gpu, src), self.local(gpu, dst), count))
         elif op.name in ("put", "pws", "pwsf"):
             for src, ref in zip(op.src_buff, op.dst_buff, strict=False):
-                peer, *dst = self.remote(gpu, block, op, ref)
-                self._send(gpu.id, block.id, peer, str(op.channel_type), self.local(gpu, src), (dst[0], dst[1]), count)
+                peer, *there = self.remote(gpu, block, op, ref)
+                self._send(gpu.id, block.id, peer, str(op.channel_type), self.local(gpu, src), (there[0], there[1]), count)
             if op.name != "put":
                 for number in op.channel_ids:
                     self._signal(gpu, block, op, number)
@@ -330,8 +330,8 @@ class _Importer:
             self.note(lane.copy(own.pop(0), dst, count))
         for src in own:
             self.note(lane.copy(src, dst, count, add=True))
-        for ref in far:
-            self._get(gpu, block, op, ref, dst, dst, count)
+        for asked in far:
+            self._get(gpu, block, op, asked, dst, dst, count)
         for target in op.dst_buff[1:]:
             if target.buffer_id is None:
                 self.note(lane.copy(dst, self.local(gpu, target), count))

@@ -155,6 +155,8 @@ def _in_words_of_the_plan(made: ImportedMscclpp, f: Finding) -> Finding:
     message = _STEP.sub(lambda m: words(int(m[3])), f.message)
     message = re.sub(r"\brank (\d+)", r"gpu \1", message).replace(" (iteration 0)", "").replace(" (iterations 0 and 0)", "")
     witness: dict[str, Any] = {k: v for k, v in f.witness.items() if k not in (*_OURS, *_KEYS, "cycle")}
+    if isinstance(f.witness.get("rank"), int):
+        witness["gpu"] = f.witness["rank"]
     for key in _KEYS:
         value = f.witness.get(key, -1)
         if isinstance(value, int) and 0 <= value < len(made.gpu):
