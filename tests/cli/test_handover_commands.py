@@ -37,7 +37,7 @@ def test_a_right_file(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     code, out, _ = run(capsys, "collective", "check", ring, "--json")
     document = json.loads(out)
-    assert code == 0 and document["schema"] == "meshwright.collective-check" and document["format"] == "msccl" and document["status"] == "ok"
+    assert code == 0 and document["schema"] == "meshwright.collective-check" and document["format"] == "msccl-xml" and document["status"] == "ok"
     assert document["facts"]["smallest_fifo"] == 1 and document["op"] == "all-reduce" and document["findings"] == []
     code, out, _ = run(capsys, "collective", "check", ring.with_suffix(".json"))
     assert code == 0 and out.startswith("ring.json: all-reduce among 4 ranks: ok")
@@ -111,7 +111,7 @@ def test_wrong_uses(ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("import", ring, "--out", "x", "--fabric", "two-islands"), 2, "--fabric and --size go together"),
         (("import", ring, "--out", tmp_path / "x", "--fabric", "laptop:2", "--size", "4KiB"), 2, "is for 4 gpus, 2 devices are given"),
         (("import", plan, "--out", tmp_path / "x"), 1, "is a plan of meshwright already"),
-        (("export", plan, "--out", tmp_path / "x", "--fabric", "laptop:2"), 2, "mean nothing for msccl"),
+        (("export", plan, "--out", tmp_path / "x", "--fabric", "laptop:2"), 2, "mean nothing for msccl-xml"),
         (("export", plan, "--out", tmp_path / "x", "--blocks", "0"), 2, "must be >= 1"),
         (("export", plan, "--out", tmp_path / "x", "--min-size", "1MiB", "--max-size", "1KiB"), 2, "is below --min-size"),
         (("export", plan, "--out", tmp_path / "x", "--max-size", "big"), 2, "--max-size"),
@@ -136,3 +136,24 @@ def test_tuner_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert code == 0 and len(json.loads(out)["rows"]) == len(rows)
     conf.write_text("allreduce,0,1,rink,ll,-1,-1,-1\n")
     assert run(capsys, "collective", "import", conf, "--format", "nccl-tuner")[0] == 1
+
+
+def test_mscclpp_plans(ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, foreign = ring.with_suffix(".json"), tmp_path / "mscclpp.json"
+    code, out, _ = run(capsys, "collective", "export", plan, "--format", "mscclpp-json", "--out", foreign)
+    assert code == 0 and "allreduce for 4 gpus, out of place: 1 blocks per gpu; checked" in out
+    document = json.loads(foreign.read_text())
+    kinds = {c["channel_type"] for g in document["gpus"] for c in g["channels"]}
+    assert kinds == {"memory", "port"}  # two islands: within one by memory, between them over ports
+    code, out, _ = run(capsys, "collective", "check", foreign, "--json")
+    assert code == 0 and json.loads(out)["format"] == "mscclpp-json"
+    program = tmp_path / "program.json"
+    assert run(capsys, "collective", "import", foreign, "--out", program)[0] == 0
+    assert run(capsys, "collective", "check", program)[0] == 0
+    document["gpus"][0]["threadblocks"][0]["ops"].pop(3)
+    foreign.write_text(json.dumps(document))
+    code, out, _ = run(capsys, "collective", "check", foreign)
+    assert code == 4 and "gpu 0 tb 0 op" in out
+    assert run(capsys, "collective", "import", foreign, "--out", program)[0] == 4
+    code, _, err = run(capsys, "collective", "import", foreign, "--out", program, "--fabric", "two-islands", "--size", "64KiB")
+    assert code == 2 and "from MSCCL XML only" in err

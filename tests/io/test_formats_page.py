@@ -68,7 +68,7 @@ def test_operator_times_example_and_fields(tmp_path):
 PRINTED = {
     "capture", "citations", "collective", "completion", "error", "fabric-list", "fabric-show", "program-diff", "program-show", "program-stats",
     "run.dry", "train.compare", "train.plan", "version",
-    "nccl-prediction", "rank-order",
+    "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
 }  # fmt: skip
 MODULES = {"testing", "run.worker"}  # names of modules and loggers in the same form
 

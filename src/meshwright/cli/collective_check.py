@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
             raise UsageError(f"must be >= 1, got {value}", where=name)
     data, where = read_schedule(args.file)
     kind = kind_of(data, where)
-    verdict, facts = {"msccl": _msccl, "mscclpp": _mscclpp, "plan": _plan}[kind](data, where, args)
+    verdict, facts = {"msccl-xml": _msccl, "mscclpp-json": _mscclpp, "plan": _plan}[kind](data, where, args)
     document = {"schema": "meshwright.collective-check", "version": 1, "file": where, "format": kind, **facts, **verdict.to_json()}
     return Result(document, _text(where, facts, verdict), 0 if verdict.ok else 4)
 
@@ -46,14 +46,14 @@ def read_schedule(path: str) -> tuple[bytes, str]:
 
 
 def kind_of(data: bytes, where: str) -> str:
-    """"msccl", "mscclpp" or "plan", by the first characters. Raises: FormatError for anything else."""
+    """"msccl-xml", "mscclpp-json" or "plan", by the first characters. Raises: FormatError for anything else."""
     from ..errors import FormatError
 
     start = data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start[:1] == b"<" or start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "msccl"
+        return "msccl-xml"
     if start[:1] == b"{":
-        return "plan" if b'"schema"' in start[:256] else "mscclpp"
+        return "plan" if b'"schema"' in start[:256] else "mscclpp-json"
     raise FormatError("is neither XML nor JSON", where=where, hint="expected an MSCCL XML file, an MSCCL++ plan or a plan of meshwright")
 
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ..program import Program
 
 HELP = "hand a schedule to MSCCL, MSCCL++ or NCCL"
-EPILOG = """Formats: msccl, an XML file for MSCCL's executor (RCCL, or NCCL with the executor); mscclpp, an execution plan of MSCCL++;
+EPILOG = """Formats: msccl-xml, an XML file for MSCCL's executor (RCCL, or NCCL with the executor); mscclpp-json, an execution plan of MSCCL++;
 nccl-tuner, a configuration of NCCL's example tuner plugin: WHAT is then an operation, with --fabric and --sizes."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", help="a plan (see `meshwright collective plan --out`) or program; for nccl-tuner an operation")
-    parser.add_argument("--format", default="msccl", choices=("msccl", "mscclpp", "nccl-tuner"))
+    parser.add_argument("--format", default="msccl-xml", choices=("msccl-xml", "mscclpp-json", "nccl-tuner"))
     parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print)")
     parser.add_argument("--place", default="auto", choices=("auto", "in", "out", "both"), help="buffers of the call (default: both if possible)")
     parser.add_argument("--proto", default="Simple", choices=("Simple", "LL", "LL128"))
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.fabric is not None or args.devices is not None:
         raise UsageError(f"--fabric and --devices mean nothing for {args.format}: a plan names its fabric", hint="use them with --format nccl-tuner")
     plan, program = _read(args.what)
-    return (_msccl if args.format == "msccl" else _mscclpp)(plan, program, args)
+    return (_msccl if args.format == "msccl-xml" else _mscclpp)(plan, program, args)
 
 
 def _read(path: str) -> tuple[Plan | None, Program]:
@@ -87,7 +87,7 @@ def _msccl(plan: Plan | None, program: Program, args: argparse.Namespace) -> Res
     write_msccl(args.out, done.algo)
     algo, facts = done.algo, done.verdict.facts
     document: dict[str, Any] = {
-        "schema": "meshwright.collective-export", "version": 1, "format": "msccl", "file": args.out, "op": algo.collective, "ranks": algo.ranks,
+        "schema": "meshwright.collective-export", "version": 1, "format": "msccl-xml", "file": args.out, "op": algo.collective, "ranks": algo.ranks,
         "protocol": algo.protocol, "in_place": bool(algo.in_place), "out_of_place": bool(algo.out_of_place), "channels": algo.channels,
         "blocks_per_gpu": max((len(g.blocks) for g in algo.gpus), default=0), "chunks_per_loop": algo.chunks_per_loop,
         "steps_per_block": max((len(b.steps) for g in algo.gpus for b in g.blocks), default=0), "smallest_fifo": facts.get("smallest_fifo"),
@@ -117,7 +117,7 @@ def _mscclpp(plan: Plan | None, program: Program, args: argparse.Namespace) -> R
     write_mscclpp(args.out, made)
     blocks = max((len(g.blocks) for g in made.gpus), default=0)
     document = {
-        "schema": "meshwright.collective-export", "version": 1, "format": "mscclpp", "file": args.out, "op": made.collective,
+        "schema": "meshwright.collective-export", "version": 1, "format": "mscclpp-json", "file": args.out, "op": made.collective,
         "ranks": len(made.gpus), "protocol": made.protocol, "in_place": made.in_place, "blocks_per_gpu": blocks,
     }  # fmt: skip
     text = f"{args.out}: {made.collective} for {len(made.gpus)} gpus, {'in' if made.in_place else 'out of'} place: {blocks} blocks per gpu; checked"

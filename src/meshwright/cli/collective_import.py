@@ -15,7 +15,7 @@ A plan that is not changed is exported again as it was read."""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="schedule to read; `-` is standard input")
-    parser.add_argument("--format", default="auto", choices=("auto", "msccl", "mscclpp", "nccl-tuner"))
+    parser.add_argument("--format", default="auto", choices=("auto", "msccl-xml", "mscclpp-json", "nccl-tuner"))
     parser.add_argument("--out", "-o", help="plan or program to write (.json or .json.gz)")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, see `meshwright fabric list`")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; gpu i of the file is the i-th of them")
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> Result:
     kind = kind_of(data, where) if args.format == "auto" else args.format
     if kind == "plan":
         raise FormatError("is a plan of meshwright already", where=where, hint="see `meshwright program show`")
-    return (_msccl if kind == "msccl" else _mscclpp)(data, where, args)
+    return (_msccl if kind == "msccl-xml" else _mscclpp)(data, where, args)
 
 
 def _msccl(data: bytes, where: str, args: argparse.Namespace) -> Result:
@@ -55,7 +55,7 @@ def _msccl(data: bytes, where: str, args: argparse.Namespace) -> Result:
     check_msccl(algo).raise_if_wrong()
     op = collective_of(algo)
     document = {
-        "schema": "meshwright.collective-import", "version": 1, "format": "msccl", "file": where, "out": args.out, "op": op, "ranks": algo.ranks,
+        "schema": "meshwright.collective-import", "version": 1, "format": "msccl-xml", "file": where, "out": args.out, "op": op, "ranks": algo.ranks,
     }  # fmt: skip
     if args.fabric is None:
         program = import_msccl(algo, in_place=algo.modes[0]).program
@@ -94,7 +94,7 @@ def _mscclpp(data: bytes, where: str, args: argparse.Namespace) -> Result:
     program = import_mscclpp(foreign, root=args.root).program
     write_program(args.out, program)
     document = {
-        "schema": "meshwright.collective-import", "version": 1, "format": "mscclpp", "file": where, "out": args.out, "op": foreign.collective,
+        "schema": "meshwright.collective-import", "version": 1, "format": "mscclpp-json", "file": where, "out": args.out, "op": foreign.collective,
         "ranks": len(foreign.gpus), "steps": len(program.steps),
     }  # fmt: skip
     return Result(document, f"{where}: {foreign.collective} among {len(foreign.gpus)} ranks, {len(program.steps)} steps\nwritten: {args.out}")
