@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def test_auto_ranks_it_among_the_others(kind: Kind) -> None:
         except Unsupported:  # nobody has this operation
             continue
         times = [r.time_s for r in ranked if r.time_s is not None]
-        assert times == sorted(times) and len(ranked) == 3
+        assert all(later >= sooner * (1 - 1e-9) for sooner, later in pairwise(times)) and len(ranked) == 3  # ties go to fewer steps
         planned_one |= any(r.plan is not None and r.plan.strategy == kind.__name__.lower() for r in ranked)
         assert ranked[0].why.startswith("fastest") and all("above the bound" in r.why for r in ranked if r.plan)
     assert planned_one, "a strategy without an operation"

@@ -214,6 +214,20 @@ def test_no_gain_is_an_answer() -> None:
         assert found.verdict == "no gain possible" and found.proof == "bound" and found.evaluated == 0 and found.gain == 1
 
 
+def test_hosts_that_are_alike_need_no_search() -> None:
+    """Eight boxes on one switch: whatever the algorithm, all orders of boxes cost the same, and this is seen from the matrix."""
+    fabric = load_fabric("dgx-h100:4")
+    matrix = CostMatrix.of_fabric(fabric, [d.name for d in fabric.devices])
+    for algorithm in ALGORITHMS:
+        model = model_of(matrix, algorithm, "all-reduce", SIZE)
+        found = order_ranks(matrix, algorithm, "all-reduce", SIZE, rng=RNG(0))
+        assert found.proof and found.evaluated == 0 and found.verdict == "no gain possible"
+        boxes = RNG(1).permutation(4)
+        assert model([8 * int(b) + i for b in boxes for i in range(8)]).time_s == pytest.approx(model(range(32)).time_s)
+    slow = replace(matrix, alpha_s=matrix.alpha_s + np.where(np.arange(32) < 8, 1e-5, 0)[:, None] * (1 - np.eye(32)))
+    assert order_ranks(slow, "halvingdoubling", "all-reduce", SIZE, rng=RNG(0)).evaluated > 0
+
+
 def test_hosts_stay_together_and_the_first_rank_stays() -> None:
     matrix = replace(two_racks(12), host=tuple(i // 2 for i in range(12)))
     for first in (None, 0, 5):
@@ -239,7 +253,8 @@ def test_the_best_algorithm_depends_on_the_size() -> None:
     small = best_choice(matrix, "all-reduce", 64, rng=RNG(0), budget=50)
     large = best_choice(matrix, "all-reduce", 1 << 30, rng=RNG(0), budget=50)
     assert small[0].algorithm in ("recursivedoubling", "bcube") and large[0].algorithm in ("halvingdoubling", "bcube", "ring", "bruck")
-    assert {o.algorithm for o in large} == set(ALGORITHMS)
+    for name in set(ALGORITHMS) - {o.algorithm for o in large}:
+        assert lower_bound(model_of(matrix, name, "all-reduce", 1 << 30)) >= large[0].after.time_s
     assert [o.after.time_s for o in large] == sorted(o.after.time_s for o in large)
 
 

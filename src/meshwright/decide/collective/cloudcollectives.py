@@ -143,13 +143,19 @@ def _least_load(model: Model, found: Objective) -> bool:
 def best_choice(
     matrix: CostMatrix, op: str, size_bytes: int, *, rng: np.random.Generator, algorithms: Sequence[str] = ALGORITHMS, **more: Any
 ) -> list[RankOrder]:
-    """Every algorithm that has the operation, in its best order, fastest first (by the model; ties to the earlier name)."""
-    found = []
+    """The algorithms that have the operation, each in its best order, fastest first (by the model); those whose bound rules them out are left out."""
+    models: list[Model] = []
     for name in algorithms:
         try:
-            found.append(order_ranks(matrix, name, op, size_bytes, rng=rng, **more))
+            models.append(model_of(matrix, name, op, size_bytes))
         except Unsupported:
             continue
+    identity = range(len(matrix))
+    found: list[RankOrder] = []
+    for model in sorted(models, key=lambda m: m(identity).time_s):  # those that start well first, so that bounds rule the others out
+        if found and lower_bound(model) >= min(o.after.time_s for o in found):
+            continue
+        found.append(order_ranks(matrix, model.algorithm, op, size_bytes, rng=rng, **more))
     if not found:
         raise Unsupported(f"no algorithm to order ranks for a {op}", hint=f"algorithms: {', '.join(ALGORITHMS)}")
     return sorted(found, key=lambda o: o.after.time_s)

@@ -149,23 +149,32 @@ class CostMatrix:
 
 # ---- algorithms over positions ---------------------------------------------------------------------------------------------
 class Stage(NamedTuple):
-    """Messages from positions `src` to `dst` of `size_bytes` each, done `times` times."""
+    """Messages from positions `src` to `dst` of `size_bytes` each, done `times` times. `single`: nobody sends or receives two of them."""
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
     size_bytes: F64
     times: int
+    single: bool
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A pipelined tree: parent per position, bytes of a piece, pieces; `both` = up and down."""
+    """A pipelined tree: parent per position, bytes of a piece, pieces; `both` = up and down; `levels`: (positions, their parents), root's first."""
 
     parents: tuple[int, ...]
     piece_bytes: float
     pieces: int
     both: bool
     up: bool
+    levels: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
+
+    @staticmethod
+    def of(parents: Sequence[int], piece_bytes: float, pieces: int, op: str) -> Tree:
+        levels, front = [], [v for v, parent in enumerate(parents) if parent < 0]
+        while front := [v for v, parent in enumerate(parents) if parent in set(front)]:
+            levels.append((np.array(front, np.int64), np.array([parents[v] for v in front], np.int64)))
+        return Tree(tuple(parents), piece_bytes, pieces, op == "all-reduce", op == "reduce", tuple(levels))
 
 
 def _rounds(algorithm: str, op: str, n: int, sizes: Sequence[int]) -> tuple[list[list[Move]], int] | None:
@@ -210,7 +219,8 @@ def stages_of(algorithm: str, op: str, n: int, size_bytes: int, sizes: Sequence[
     out = []
     for key, times in counted.items():
         src, dst, size = zip(*key, strict=True)
-        out.append(Stage(np.array(src, np.int64), np.array(dst, np.int64), np.array(size, np.float64), times))
+        single = len(set(src)) == len(src) == len(set(dst))
+        out.append(Stage(np.array(src, np.int64), np.array(dst, np.int64), np.array(size, np.float64), times, single))
     return out
 
 
@@ -221,7 +231,7 @@ def _trees(algorithm: str, op: str, n: int, size_bytes: int, pieces: int) -> lis
     if algorithm == "doubletree":
         shapes = double_parents(n) if op == "all-reduce" else rooted_parents(n)
     each = size_bytes / len(shapes) / pieces
-    return [Tree(tuple(shape), each, pieces, op == "all-reduce", op == "reduce") for shape in shapes]
+    return [Tree.of(shape, each, pieces, op) for shape in shapes]
 
 
 @dataclass(frozen=True)
@@ -250,8 +260,8 @@ class Model:
         for stage in self.stages:
             src, dst = order[stage.src], order[stage.dst]
             alpha, flow = self.matrix.alpha_s[src, dst], stage.size_bytes * self.matrix.beta_s_per_byte[src, dst]
-            slowest = 0.0
-            for end in (src, dst):
+            slowest = float((alpha + flow).max()) if stage.single else 0.0
+            for end in () if stage.single else (src, dst):
                 latest = np.zeros(n)
                 np.maximum.at(latest, end, alpha)
                 slowest = max(slowest, float((latest + np.bincount(end, flow, n)).max()))
@@ -275,20 +285,18 @@ class Model:
             depth = 0.0
             for upward in (True, False) if tree.both else (tree.up,):
                 reach = np.zeros(n)
-                for v in _by_depth(tree.parents):
-                    parent = tree.parents[v]
-                    if parent < 0:
-                        continue
-                    a, b = (order[v], order[parent]) if upward else (order[parent], order[v])
+                for below, above in tree.levels:
+                    a, b = (order[below], order[above]) if upward else (order[above], order[below])
                     alpha, flow = self.matrix.alpha_s[a, b], tree.piece_bytes * self.matrix.beta_s_per_byte[a, b]
-                    reach[v] = reach[parent] + alpha + flow
-                    busy_out[a] += flow
-                    busy_in[b] += flow
-                    total += tree.pieces * float(alpha + flow)
-                    if groups[a] != groups[b]:
-                        leaving[0, groups[a]] += tree.piece_bytes
-                        leaving[1, groups[b]] += tree.piece_bytes
-                        load += tree.pieces
+                    reach[below] = reach[above] + alpha + flow
+                    busy_out += np.bincount(a, flow, n)
+                    busy_in += np.bincount(b, flow, n)
+                    total += tree.pieces * float((alpha + flow).sum())
+                    crossing = groups[a] != groups[b]
+                    if crossing.any():
+                        for side, end in enumerate((a, b)):
+                            leaving[side] += tree.piece_bytes * np.bincount(groups[end[crossing]], minlength=leaving.shape[1])
+                        load += tree.pieces * int(crossing.sum())
                 depth += float(reach.max())
             deepest = max(deepest, depth)
         pieces = self.trees[0].pieces
@@ -296,16 +304,6 @@ class Model:
         time_s = max(deepest + (pieces - 1) * max(float(busy_out.max()), float(busy_in.max()), shared), pieces * shared)
         known = bool(np.isfinite(self.matrix.capacity_Bps).any())
         return Objective(time_s, pieces * shared if known else load, total)
-
-
-def _by_depth(parents: Sequence[int]) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for v, parent in enumerate(parents):
-        children.setdefault(parent, []).append(v)
-    out = list(children[-1])
-    for v in out:
-        out.extend(children.get(v, []))
-    return out
 
 
 def model_of(matrix: CostMatrix, algorithm: str, op: str, size_bytes: int, *, pieces: int | None = None) -> Model:

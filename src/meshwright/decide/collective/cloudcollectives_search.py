@@ -140,7 +140,30 @@ class Search:
             self.best, self.order = found, order
         return found
 
+    def alike(self) -> bool:
+        """Whether any two hosts may be exchanged without a cost changing: then all orders cost the same.
+
+        Exchanges of neighbours generate all permutations, so those are what is tried.
+        """
+        matrix = self.model.matrix
+        if len({len(members) for members in self.hosts}) > 1:
+            return False
+        group, capacity = np.array(matrix.group), matrix.capacity_Bps
+        same_group = group[:, None] == group[None, :]
+        for a, b in pairwise(self.hosts):
+            swap = np.arange(len(matrix))
+            swap[a], swap[b] = b, a
+            square = np.ix_(swap, swap)
+            if not all((x == x[square]).all() for x in (matrix.alpha_s, matrix.beta_s_per_byte, same_group)):
+                return False
+            if (capacity[group] != capacity[group[swap]]).any():
+                return False
+        return True
+
     def run(self) -> None:
+        if self.order == self.identity and self.identity == self.expand(range(len(self.hosts))) and self.alike():
+            self.proof = "exact"
+            return
         count = len(self.hosts)
         pinned = self.first is not None or self.model.rotates
         orders = 1
