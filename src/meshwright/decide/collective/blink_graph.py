@@ -24,7 +24,7 @@ from .rates import RateGraph
 __all__ = ["Allocation", "canonical", "canonical_order", "path_edges"]
 
 MOST_PATHS = 4  # kept per ordered pair of ranks, and per source and switch on the way
-WORK_BUDGET = 400_000  # arcs looked at during one canonical numbering
+WORK_BUDGET = 60_000  # arcs looked at during one canonical numbering
 MOST_CANONICAL = 64  # nodes
 
 
