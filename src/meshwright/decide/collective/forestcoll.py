@@ -99,6 +99,8 @@ class ForestColl:
         steps = sum(2 * f.distinct * ranks for f in forests)
         weight, uneven = _weights(problem), problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1
         fold = servers > 1 and not uneven and (self.fold if self.fold is not None else steps > LARGE_STEPS)
+        if self.fold and not fold:
+            raise Unsupported("these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order", hint="leave fold out")
         if not fold:
             servers = 1
         parts, units = _parts(problem, forests, stored=fold)

@@ -1,0 +1,192 @@
+"""Folded collectives proved class by class: what the expanded form proves is proved, what is broken is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.check import check_program, whole
+from meshwright.check.folded import check_folded
+from meshwright.decide.collective import CollectiveProblem, ForestColl
+from meshwright.errors import FormatError, Unsupported
+from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric_name import load_fabric
+from meshwright.program import Part, Program
+from meshwright.program_fold import expand
+from meshwright.program_fold_find import fold
+from meshwright.program_fold_part import Lifted, part
+
+OPS = ("all-gather", "reduce-scatter", "all-reduce")
+
+
+def cluster(rails: bool = False) -> Fabric:
+    """Four servers of two devices."""
+    devices, switches, links = [], [Switch(name="net0"), Switch(name="net1")], []
+    for x in range(4):
+        devices += [Device(name=f"b{x}d{i}", group=f"b{x}") for i in range(2)]
+        switches += [Switch(name=f"b{x}sw", group=f"b{x}")]
+        for i in range(2):
+            for a, b, rate in ((f"b{x}d{i}", f"b{x}sw", 9000), (f"b{x}d{i}", f"net{i if rails else 0}", 1000)):
+                links += [Link(src=a, dst=b, rate_Bps=rate), Link(src=b, dst=a, rate_Bps=rate)]
+    return Fabric(name="cluster", devices=tuple(devices), switches=tuple(switches), links=tuple(links))
+
+
+def folded(op: str = "all-gather", fabric: Fabric | None = None, **options: object) -> Program:
+    problem = CollectiveProblem.on(fabric or cluster(), op, 1 << 12)
+    program = ForestColl(fold=True, trees=1, pieces=2, **options).plan(problem, rng=np.random.default_rng(0)).program  # type: ignore[arg-type]
+    assert program.fold is not None
+    return program
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+@pytest.mark.parametrize("op", OPS)
+def test_right_programs_are_proved_like_their_expanded_form(op: str, unroll: bool) -> None:
+    program = folded(op, unroll=unroll)
+    assert check_folded(program) == []
+    assert check_program(expand(program)).ok
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_parts_of_all_members_are_the_whole(op: str) -> None:
+    program = folded(op)
+    lifted = Lifted(program)
+    everything = part(lifted, [(lane, m) for m in range(4) for lane in range(len(program.lanes))])
+    whole_form = expand(program)
+    for name in ("kind", "parts", "count", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "after_ptr", "after_step"):
+        assert np.array_equal(getattr(everything.steps, name), getattr(whole_form.steps, name)), name
+    ends = []
+    for p in (everything, whole_form):
+        sends = p.steps.chan_out[(p.steps.parts & Part.SEND) != 0]
+        ends.append([(int(p.channels.src[c]), int(p.channels.dst[c])) for c in sends])
+    assert ends[0] == ends[1]
+    assert check_program(everything).ok
+    seen: dict[int, int] = {}
+    for lane in range(len(program.lanes)):
+        component = lifted.component(lane, 10**6)
+        assert component is not None
+        seen[lane] = len(component)
+        assert check_program(replace(part(lifted, component), contracts=())).ok
+    assert lifted.component(0, 1) is None and max(seen.values()) > 1
+
+
+def test_a_big_fold_is_proved_by_the_program_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "EXPAND_LIMIT", 10)
+    verdict = check_program(folded())
+    assert verdict.ok and any("class" in note or "every class" in note for note in verdict.notes)
+    broken = check_program(_steps(folded(), "src_chunk", lambda p: _first(p, Part.READ), 1))
+    assert broken.status == "wrong"
+    other = replace(folded(), contracts=())
+    left_open = check_program(other)
+    assert left_open.status == "unknown" and "not proved" in left_open.findings[0].message
+
+
+def _first(p: Program, flag: Part) -> int:
+    return int(np.flatnonzero((p.steps.parts & flag) != 0)[0])
+
+
+def _steps(p: Program, column: str, at: object, by: int) -> Program:
+    values = getattr(p.steps, column).copy()
+    values[at(p)] += by  # type: ignore[operator]
+    return replace(p, steps=replace(p.steps, **{column: values}))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("seed", range(4))
+def test_mutants_are_found_wherever_the_expanded_form_is_wrong(op: str, seed: int) -> None:
+    """Random damage to one stored step; the proof by classes must not call right what the whole form shows wrong."""
+    program = folded(op, cluster(rails=True)) if seed % 2 else folded(op)
+    rng = np.random.default_rng(seed)
+    for _ in range(6):
+        step = int(rng.integers(len(program.steps)))
+        s = program.steps
+        kind = int(rng.integers(4))
+        if kind == 0:
+            mutant = _steps(program, "dst_chunk" if s.dst_buffer[step] >= 0 else "src_chunk", lambda _, step=step: step, 1)
+        elif kind == 1:
+            parts = s.parts.copy()
+            parts[step] ^= int(Part.STORE)
+            mutant = replace(program, steps=replace(s, parts=parts))
+        elif kind == 2:
+            mutant = replace(program, steps=replace(s, after_ptr=np.zeros_like(s.after_ptr), after_step=s.after_step[:0], after_lag=s.after_lag[:0]))
+        else:
+            dst = program.channels.dst.copy()
+            dst[int(rng.integers(len(dst)))] += 1
+            mutant = replace(program, channels=replace(program.channels, dst=dst % program.ranks))
+        try:
+            plain = check_program(expand(mutant))
+        except (FormatError, Unsupported):  # what cannot be expanded is no program
+            continue
+        by_class = check_folded(mutant)
+        assert bool(by_class) == (plain.status == "wrong"), (kind, step, by_class, plain.findings)
+
+
+def test_cells_shared_by_two_components_are_a_race() -> None:
+    """Every shard's second copy is written over the first one's place: each component alone is fine."""
+    program = folded("all-gather")
+    s = program.steps
+    lane = program.lane_of_step()
+    own = np.flatnonzero(((s.parts & Part.RECV) != 0) & (lane == lane[_first(program, Part.RECV)]))
+    chunk = s.dst_chunk.copy()
+    chunk[own] = (chunk[own] + 1) % int(program.buffers.chunks[0])
+    found = check_folded(replace(program, steps=replace(s, dst_chunk=chunk)))
+    assert found and {f.check for f in found} <= {"races", "values"}
+
+
+def test_an_output_that_nobody_writes_is_found() -> None:
+    program = folded("all-gather")
+    lifted = Lifted(program)
+    gone = {lane for lane, _ in lifted.component(0, 10**6) or []}
+    keep = np.array([lane for lane in range(len(program.lanes)) if lane not in gone])
+    steps = np.concatenate([np.arange(program.lanes.start[x], program.lanes.end[x]) for x in keep])
+    width = (program.lanes.end - program.lanes.start)[keep]
+    end = np.cumsum(width).astype(np.int32)
+    kept = {name: getattr(program.lanes, name)[keep] for name in ("actor", "unit", "repeat", "role")}
+    lanes = replace(program.lanes, start=(end - width).astype(np.int32), end=end, **kept)
+    columns = {name: getattr(program.steps, name)[steps] for name in (
+        "kind", "parts", "op", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count", "size",
+    )}  # fmt: skip
+    number = {int(old): new for new, old in enumerate(steps)}
+    after = [[number[int(x)] for x in program.steps.after_step[program.steps.after_ptr[i] : program.steps.after_ptr[i + 1]]] for i in steps]
+    ptr = np.concatenate([[0], np.cumsum([len(x) for x in after])]).astype(np.int32)
+    flat = np.array([x for row in after for x in row], np.int32)
+    cut = replace(program.steps, after_ptr=ptr, after_step=flat, after_lag=np.zeros(len(flat), np.int32), **columns)
+    found = check_folded(replace(program, lanes=lanes, steps=cut))
+    assert found and all(f.check == "values" and "never written" in f.message for f in found)
+
+
+def test_a_contract_that_is_not_its_own_image_is_left_open() -> None:
+    program = folded("all-gather")
+    c = program.contracts[0]
+    swapped = (c.inputs[0], c.inputs[2], c.inputs[1], *c.inputs[3:])
+    with pytest.raises(Unsupported, match="images"):
+        check_folded(replace(program, contracts=(replace(c, inputs=swapped),)))
+    with pytest.raises(Unsupported, match="only all-gather"):
+        check_folded(replace(program, contracts=(replace(c, op="broadcast", root=0),)))
+    with pytest.raises(Unsupported, match="equal shares"):
+        check_folded(replace(program, contracts=(replace(c, outputs=((c.outputs[0][0], 0, 1), *c.outputs[1:])),)))
+
+
+def test_rings_hang_together_and_are_taken_whole() -> None:
+    """One component is its own image under every member."""
+    from meshwright.decide.collective import Ring
+
+    problem = CollectiveProblem.on(load_fabric("star:4"), "all-gather", 1 << 12)
+    program = fold(Ring().plan(problem, rng=np.random.default_rng(0)).program)
+    assert program is not None and program.fold is not None
+    assert check_folded(program) == []
+    s = program.steps
+    chunk = s.dst_chunk.copy()
+    chunk[_first(program, Part.STORE)] = (chunk[_first(program, Part.STORE)] + 1) % int(program.buffers.chunks[0])
+    assert check_folded(replace(program, steps=replace(s, dst_chunk=chunk)))
+
+
+def test_what_the_proof_does_not_cover_is_refused() -> None:
+    program = folded()
+    windowed = replace(program, buffers=replace(program.buffers, window=np.ones_like(program.buffers.window)))
+    with pytest.raises(Unsupported, match="used again"):
+        check_folded(windowed)
+    aliased = replace(program, buffers=replace(program.buffers, alias_of=np.zeros_like(program.buffers.alias_of)))
+    with pytest.raises(Unsupported, match="plain transfers"):
+        check_folded(aliased)
