@@ -15,7 +15,7 @@ __all__ = ["GATHERS", "IN_PLACE", "REDUCES", "Chunk", "chunks_of", "image_of_chu
 
 REDUCES = ("reduce-scatter", "all-reduce", "reduce")  # begin with a reduction
 GATHERS = ("all-gather", "all-reduce", "broadcast")  # end with copies to everyone
-IN_PLACE = (*REDUCES, "all-gather", "broadcast")  # one buffer per rank
+IN_PLACE = (*REDUCES, "all-gather", "broadcast", "scatter", "gather")  # one buffer per rank
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,8 @@ class Layout:
         if (rank, c) in self.slots:
             return rank, 2, self.slots[rank, c]
         if rank == chunk.source:
-            block = chunk.block % n if op == "all-to-all" else chunk.block if op == "scatter" else 0
-            return rank, 0, block * self.parts + part
-        block = chunk.block // n if op == "all-to-all" else chunk.block if op == "gather" else 0
-        return rank, 1, block * self.parts + part
+            return rank, 0, (chunk.block % n if op == "all-to-all" else 0) * self.parts + part
+        return rank, 1, (chunk.block // n if op == "all-to-all" else 0) * self.parts + part
 
 
 def adjoining(layout: Layout, topology: LogicalTopology, transfers: Sequence[Transfer], a: int, b: int) -> bool:
@@ -105,19 +103,17 @@ class _Lowering:
         self.readers: dict[Place, list[StepRef]] = {}
 
     def _buffers(self, chunk_bytes: int) -> dict[tuple[int, int], int]:
-        op, parts, n, root = self.layout.problem.op, self.layout.parts, self.n, self.layout.problem.root
+        op, parts, n = self.layout.problem.op, self.layout.parts, self.n
         found: dict[tuple[int, int], int] = {}
         if op in IN_PLACE:
-            role = "output" if op in ("all-gather", "broadcast") else "input"
+            role = "output" if op in ("all-gather", "broadcast", "gather") else "input"
             for r in range(n):
                 found[r, 0] = self.b.buffer(r, chunks=self.layout.per_buffer * parts, chunk_bytes=chunk_bytes, role=role, name=f"data:{r}")
             return found
-        whole = n * parts
+        whole = n * parts if op == "all-to-all" else parts
         for r in range(n):
-            into = whole if op == "all-to-all" or (op == "scatter" and r == root) else parts
-            out = whole if op == "all-to-all" or (op == "gather" and r == root) else parts
-            found[r, 0] = self.b.buffer(r, chunks=into, chunk_bytes=chunk_bytes, role="input", name=f"in:{r}")
-            found[r, 1] = self.b.buffer(r, chunks=out, chunk_bytes=chunk_bytes, role="output", name=f"out:{r}")
+            found[r, 0] = self.b.buffer(r, chunks=whole, chunk_bytes=chunk_bytes, role="input", name=f"in:{r}")
+            found[r, 1] = self.b.buffer(r, chunks=whole, chunk_bytes=chunk_bytes, role="output", name=f"out:{r}")
             if self.layout.scratch[r]:
                 found[r, 2] = self.b.buffer(r, chunks=self.layout.scratch[r], chunk_bytes=chunk_bytes, name=f"relay:{r}")
         return found
@@ -170,36 +166,28 @@ class _Lowering:
 
     def _own_blocks(self) -> None:
         """What a rank sends to itself is copied."""
-        op, parts, root = self.layout.problem.op, self.layout.parts, self.layout.problem.root
+        op, parts = self.layout.problem.op, self.layout.parts
         if op in IN_PLACE:
             return
         for r in range(self.n):
-            if op == "all-to-all":
-                here = there = r * parts
-            elif op == "scatter" and r == root:
-                here, there = r * parts, 0
-            elif op == "gather" and r == root:
-                here, there = 0, r * parts
-            elif op == "permute" and self.layout.problem.peers[r] == r:
-                here = there = 0
-            else:
-                continue
-            self.b.lane(r).copy((self.buffers[r, 0], here), (self.buffers[r, 1], there), parts)
+            if op == "all-to-all" or self.layout.problem.peers[r] == r:
+                at = r * parts if op == "all-to-all" else 0
+                self.b.lane(r).copy((self.buffers[r, 0], at), (self.buffers[r, 1], at), parts)
 
     def _contract(self) -> Contract:
         problem, parts, n = self.layout.problem, self.layout.parts, self.n
-        if problem.op in IN_PLACE:
-            return contract(problem.op, [self.buffers[r, 0] for r in range(n)], self.layout.per_buffer * parts, problem.root)
-        whole, root = n * parts, problem.root
-        into = [whole if problem.op == "all-to-all" else parts] * n
-        out = list(into)
+        own = [self.buffers[r, 0] for r in range(n)]
+        whole = tuple((b, 0, n * parts) for b in own)
+        block = tuple((b, r * parts, parts) for r, b in enumerate(own))
         if problem.op == "scatter":
-            into = [whole if r == root else 0 for r in range(n)]
+            root_only = tuple((b, 0, n * parts if r == problem.root else 0) for r, b in enumerate(own))
+            return Contract(op="scatter", inputs=root_only, outputs=block, root=problem.root)
         if problem.op == "gather":
-            out = [whole if r == root else 0 for r in range(n)]
-        if problem.op == "permute":
-            out = [parts if peer >= 0 else 0 for peer in problem.peers]
-        inputs = tuple((self.buffers[r, 0], 0, into[r]) for r in range(n))
+            return Contract(op="gather", inputs=block, outputs=whole, root=problem.root)
+        if problem.op in IN_PLACE:
+            return contract(problem.op, own, self.layout.per_buffer * parts, problem.root)
+        count = n * parts if problem.op == "all-to-all" else parts
+        out = [0 if problem.op == "permute" and problem.peers[r] < 0 else count for r in range(n)]
+        inputs = tuple((b, 0, count) for b in own)
         outputs = tuple((self.buffers[r, 1], 0, out[r]) for r in range(n))
-        rooted = root if problem.op in ("scatter", "gather") else -1
-        return Contract(op=problem.op, inputs=inputs, outputs=outputs, root=rooted, peers=problem.peers)
+        return Contract(op=problem.op, inputs=inputs, outputs=outputs, peers=problem.peers)
