@@ -74,7 +74,7 @@ class Joint:
     in_network: switches that add and copy take part (`innetwork`); such programs have switch actors, which only the simulator runs.
     """
 
-    max_trees: int = 256
+    max_trees: int = 512
     pieces: int | None = None
     max_pieces: int = 512
     unroll: bool | None = None
