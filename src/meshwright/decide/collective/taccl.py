@@ -62,7 +62,7 @@ MOST_INSTANCES = 16
 FEW_SOURCES = ("broadcast", "reduce", "scatter", "permute")  # no sender is derived for each rank: few ranks send
 MOST_WAYS, SMALLEST_WAY_BYTES = 8, 4096  # chunks that a broadcast takes apart, and what is too small for it
 FAR = 1.1  # routes whose whole chunks take this much longer than others' are not pursued
-SIMULATED = 8  # candidates that the simulator decides between
+SIMULATED = 5  # candidates that the simulator decides between
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 from time import monotonic
 
+import numpy as np
+
 from ...cost import Transport
+from ...kernels.list_schedule import Csr, ListProblem, place_items
 from .taccl_topology import LogicalTopology
 
 __all__ = ["Schedule", "Timing", "Transfer", "improved", "list_schedule", "replay"]
 
-IMPROVEMENTS = 6  # rounds, two above MANY transfers
-MANY = 1000
+IMPROVEMENTS = 6  # rounds
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,9 @@ class Schedule:
         return max(self.end_s, default=0.0)
 
 
-def successors(transfers: Sequence[Transfer]) -> list[list[int]]:
-    out: list[list[int]] = [[] for _ in transfers]
-    for t, x in enumerate(transfers):
-        for before in x.after:
-            out[before].append(t)
-    return out
-
-
 def remaining_s(transfers: Sequence[Transfer], timing: Timing) -> list[float]:
     """Travel time from the start of a transfer to the last leaf below it, on empty links."""
-    after = successors(transfers)
+    after = _turned([x.after for x in transfers])
     out = [0.0] * len(transfers)
     for t in reversed(_topological(transfers, after)):
         out[t] = timing.delay_s[transfers[t].link] + max((out[s] for s in after[t]), default=0.0)
@@ -118,54 +111,40 @@ def list_schedule(
     eager: next is the one that can start first, ties to the highest urgency; else the highest urgency among those whose chunk has been placed
     (TACCL's rule), even if it starts later. Then `tie`, then number.
     """
-    rank = list(tie) if tie is not None else [0] * len(transfers)
-    after = successors(transfers)
-    next_in_line: list[list[int]] = [[] for _ in transfers]
-    for t, x in enumerate(transfers):
-        for first in x.behind:
-            next_in_line[first].append(t)
-    missing = [len(x.after) + len(x.behind) for x in transfers]
-    ready = [0.0] * len(transfers)
-    start, end = [0.0] * len(transfers), [0.0] * len(transfers)
-    free: dict[int, float] = {}
-    order: list[int] = []
+    return _placed(_columns(transfers, timing), urgency, tie, eager)
 
-    def earliest(t: int) -> float:
-        link, at = transfers[t].link, ready[t]
-        for r, offset in zip(timing.resources[link], timing.offset_s[link], strict=True):
-            at = max(at, free.get(r, 0.0) - offset)
-        return at
 
-    def key(t: int) -> tuple[float, float, int, int]:
-        at = earliest(t)
-        return (at, -urgency[t], rank[t], t) if eager else (-urgency[t], at, rank[t], t)
+def _columns(transfers: Sequence[Transfer], timing: Timing, *, backwards: bool = False) -> ListProblem:
+    """The transfers as arrays; backwards: what was waited for waits, and holds are counted from the end."""
+    after: list[Sequence[int]] = [x.after for x in transfers]
+    behind: list[Sequence[int]] = [x.behind for x in transfers]
+    waiting, line = _turned(after), _turned(behind)
+    if backwards:
+        after, waiting, behind, line = waiting, after, line, behind
+    offsets = [o for row in timing.offset_s for o in row]
+    holds = [h for row in timing.hold_s for h in row]
+    if backwards:
+        rows = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
+        offsets = [delay - o - h for delay, row, held in rows for o, h in zip(row, held, strict=True)]
+    return ListProblem(
+        route=np.array([x.link for x in transfers], np.int64), resources=Csr.of(timing.resources), offset=np.array(offsets), hold=np.array(holds),
+        delay=np.array(timing.delay_s), after=Csr.of(waiting), behind=Csr.of(line),
+        waits=np.array([len(a) + len(b) for a, b in zip(after, behind, strict=True)], np.int64),
+    )  # fmt: skip
 
-    def one_less(t: int) -> None:
-        missing[t] -= 1
-        if not missing[t]:
-            heappush(heap, key(t))
 
-    heap = [key(t) for t, m in enumerate(missing) if not m]
-    heapify(heap)
-    while heap:
-        found = heappop(heap)
-        t = found[3]
-        now = key(t)
-        if now != found and heap and now > heap[0]:
-            heappush(heap, now)
-            continue
-        start[t] = now[0] if eager else now[1]
-        end[t] = start[t] + timing.delay_s[transfers[t].link]
-        link = transfers[t].link
-        for r, offset, hold in zip(timing.resources[link], timing.offset_s[link], timing.hold_s[link], strict=True):
-            free[r] = start[t] + offset + hold
-        order.append(t)
-        for s in after[t]:
-            ready[s] = max(ready[s], end[t])
-            one_less(s)
-        for s in next_in_line[t]:
-            one_less(s)
-    return Schedule(tuple(start), tuple(end), tuple(order))
+def _turned(lists: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    out: list[list[int]] = [[] for _ in lists]
+    for t, found in enumerate(lists):
+        for other in found:
+            out[other].append(t)
+    return list(out)
+
+
+def _placed(columns: ListProblem, urgency: Sequence[float], tie: Sequence[int] | None, eager: bool) -> Schedule:
+    ties = np.zeros(len(urgency), np.int64) if tie is None else np.array(tie[: len(urgency)], np.int64)
+    start, end, order = place_items(columns, np.array(urgency, np.float64), ties, eager=eager)
+    return Schedule(tuple(start.tolist()), tuple(end.tolist()), tuple(order.tolist()))
 
 
 def replay(transfers: Sequence[Transfer], timing: Timing, order: Sequence[int]) -> Schedule:
@@ -191,24 +170,14 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], 
     queues included (justification, as in resource-constrained project scheduling).
     """
     travel = remaining_s(transfers, timing)
-    found = [list_schedule(transfers, timing, travel, eager=eager, tie=tie) for eager in (True, False)]
+    forward, backward = _columns(transfers, timing), _columns(transfers, timing, backwards=True)
+    found = [_placed(forward, travel, tie, eager) for eager in (True, False)]
     now = best = min(found, key=lambda s: s.makespan_s)
-    after = successors(transfers)
-    ahead: list[list[int]] = [[] for _ in transfers]
-    for t, x in enumerate(transfers):
-        for first in x.behind:
-            ahead[first].append(t)
-    back = [Transfer(x.chunk, x.link, tuple(after[t]), x.adds, tuple(ahead[t])) for t, x in enumerate(transfers)]
-    held = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
-    behind = tuple(tuple(delay - o - h for o, h in zip(offsets, holds, strict=True)) for delay, offsets, holds in held)
-    mirrored = Timing(timing.resources, behind, timing.hold_s, timing.delay_s, timing.overhead_s)
-    for _ in range(IMPROVEMENTS if len(transfers) <= MANY else 2):
+    for _ in range(IMPROVEMENTS):
         if monotonic() > deadline:
             break
-        backward = list_schedule(back, mirrored, now.end_s, tie=tie)
-        now = list_schedule(transfers, timing, backward.end_s, tie=tie)
-        other = list_schedule(transfers, timing, backward.end_s, eager=False, tie=tie)
-        now = min(now, other, key=lambda s: s.makespan_s)
+        ends = _placed(backward, now.end_s, tie, True).end_s
+        now = min((_placed(forward, ends, tie, eager) for eager in (True, False)), key=lambda s: s.makespan_s)
         if now.makespan_s >= best.makespan_s:
             break
         best = now
