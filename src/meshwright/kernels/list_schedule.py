@@ -66,12 +66,12 @@ def _place(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     n = len(route)
     ready, free, missing = np.zeros(n), np.zeros(resource.max() + 1 if len(resource) else 1), waits.copy()
-    heap = [(0.0, 0.0, np.int64(0), np.int64(0))]
+    heap: Any = [(0.0, 0.0, np.int64(0), np.int64(0))]
     heap.clear()
     for t in range(n):
         if missing[t] == 0:
             at = _earliest(t, ready, route, ptr, resource, offset, free)
-            heappush(heap, (at, -urgency[t], tie[t], np.int64(t)) if eager else (-urgency[t], at, tie[t], np.int64(t)))  # type: ignore[misc]
+            heappush(heap, (at, -urgency[t], tie[t], np.int64(t)) if eager else (-urgency[t], at, tie[t], np.int64(t)))
     placed = 0
     while len(heap) > 0:
         found = heappop(heap)
@@ -97,7 +97,7 @@ def _place(  # type: ignore[no-untyped-def]
                 missing[s] -= 1
                 if missing[s] == 0:
                     at = _earliest(s, ready, route, ptr, resource, offset, free)
-                    heappush(heap, (at, -urgency[s], tie[s], s) if eager else (-urgency[s], at, tie[s], s))  # type: ignore[misc]
+                    heappush(heap, (at, -urgency[s], tie[s], s) if eager else (-urgency[s], at, tie[s], s))
     return placed
 
 

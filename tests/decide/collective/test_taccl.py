@@ -101,7 +101,7 @@ def small_problems(draw: st.DrawFn) -> CollectiveProblem:
     return CollectiveProblem.on(direct(n, arcs, latency_s), op, 12_000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=small_problems())
 def test_never_better_than_the_exhaustive_optimum_and_near_it(problem: CollectiveProblem) -> None:
     one = routing(problem, chunkup=1)
@@ -180,7 +180,7 @@ def test_the_simulator_agrees_with_the_schedule_on_direct_links(fabric: Fabric, 
     assert simulated(plan, problem) == pytest.approx(plan.notes["schedule_s"], rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(fabric=fabrics(min_devices=2, max_devices=6, shapes=("star", "islands")), op=st.sampled_from(OPERATIONS))
 def test_shared_ports_are_close(fabric: Fabric, op: str) -> None:
     """Where ports are shared, the simulator divides their rate between messages that the schedule lets wait: within 60 % on random fabrics."""
