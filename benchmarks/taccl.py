@@ -64,7 +64,8 @@ def published_fabric() -> Fabric:
 def fifteen(fabric: Fabric) -> Fabric:
     """TE-CCL's problem: the first GPU is a switch."""
     first = fabric.devices[0]
-    return Fabric(name="ndv2:2 (GPU 0 a switch)", devices=fabric.devices[1:], switches=(Switch(name=first.name, group=first.group),), links=fabric.links)
+    switch = Switch(name=first.name, group=first.group)
+    return Fabric(name="ndv2:2 (GPU 0 a switch)", devices=fabric.devices[1:], switches=(switch,), links=fabric.links)
 
 
 def routing_row(fabric: str, sketch: str, op: str, chunkup: int, size_bytes: int) -> dict[str, Any]:
