@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
 from typing import Any
 
@@ -22,11 +23,13 @@ from meshwright.decide.collective.halving_doubling import HalvingDoubling, Recur
 from meshwright.decide.collective.hierarchical import Hierarchical
 from meshwright.decide.collective.pat import Pat, pat_edges
 from meshwright.decide.collective.problem import SHARDED
+from meshwright.decide.collective.ring import Ring
 from meshwright.decide.collective.scatter_allgather import ScatterAllGather
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link
 from meshwright.program import Part
+from meshwright.program_hash import program_hash
 
 RNG = np.random.default_rng
 # everything but the ring, whose tests are in test_programs
@@ -90,7 +93,7 @@ def test_right_in_any_order_from_any_root(data: st.DataObject, n: int, op: str, 
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), n=st.integers(2, 7), op=st.sampled_from(SHARDED), which=st.sampled_from(VARIANTS))
+@given(data=st.data(), n=st.integers(2, 7), op=st.sampled_from(SHARDED), which=st.sampled_from([*VARIANTS, Ring(), Ring(slices=2)]))
 def test_uneven_shards_even_empty_ones(data: st.DataObject, n: int, op: str, which: Any) -> None:
     shards = data.draw(st.lists(st.sampled_from([0, 12, 24, 60]), min_size=n, max_size=n).filter(any))
     problem = CollectiveProblem.on(hub(n), op, sum(shards), shard_bytes=tuple(shards), root=data.draw(st.integers(0, n - 1)))
@@ -101,6 +104,30 @@ def test_uneven_shards_even_empty_ones(data: st.DataObject, n: int, op: str, whi
         held = plan.program.contract.outputs if op in ("reduce-scatter", "scatter") else plan.program.contract.inputs  # type: ignore[union-attr]
         if op != "scatter":
             assert [count * int(plan.program.buffers.chunk_bytes[b]) for b, _, count in held] == shards
+
+
+def test_a_ring_carries_uneven_shards_along_one_way_links() -> None:
+    devices = tuple(Device(name=f"d{i}") for i in range(4))
+    ring = Fabric(name="ring", devices=devices, links=tuple(Link(src=f"d{i}", dst=f"d{(i + 1) % 4}", rate_Bps=10**6) for i in range(4)))
+    for op in ("all-gather", "reduce-scatter"):
+        problem = CollectiveProblem.on(ring, op, 400, shard_bytes=(0, 40, 160, 200))
+        plan = plan_of(Ring(), problem)
+        assert plan is not None and (plan.options["slices"], plan.options["rings"]) == (1, 1)
+        assert_right(plan.program, problem, RNG(0))
+        assert all(dst == (src + 1) % 4 for src, dst in zip(plan.program.channels.src, plan.program.channels.dst, strict=True))
+        again = plan_of(Ring(**plan.options), problem)
+        assert again is not None and program_hash(again.program) == program_hash(plan.program)
+
+
+def test_a_program_remembered_from_another_size_is_the_one_built_afresh() -> None:
+    for strategy in VARIANTS:
+        for op in ("all-reduce", "all-gather", "all-to-all", "broadcast"):
+            first, second = (CollectiveProblem.on(hub(5, servers=2), op, size) for size in (1 << 16, 1 << 20))
+            warm, fresh = replace(second, fabric=first.fabric), second
+            if plan_of(strategy, first) is None:
+                continue
+            one, two = plan_of(strategy, warm), plan_of(strategy, fresh)
+            assert one is not None and two is not None and program_hash(one.program) == program_hash(two.program)
 
 
 def test_shards_without_a_common_size_are_refused() -> None:

@@ -26,6 +26,7 @@ from ...program import Program
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
 from .bounds import collective_bound
 from .classic_contract import block_chunks, classic_contract
+from .memo import remember, with_chunk_bytes
 from .problem import CollectivePlan, CollectiveProblem, options_of
 
 __all__ = ["Area", "Move", "Order", "Rounds", "lower", "plan_rounds", "resolve_order", "reverse"]
@@ -302,10 +303,19 @@ def plan_rounds(
     Raises: Disconnected; Unsupported when two ranks that must talk have no path.
     """
     bound = bound or collective_bound(problem)
-    placed = _placed(rounds, areas, order)
-    program = lower(problem, placed, areas, pack=pack, name=f"{name} {problem.op}")
+
+    def build() -> Program:
+        return lower(problem, _placed(rounds, areas, order), areas, pack=pack, name=f"{name} {problem.op}")
+
+    if problem.shard_bytes is None:  # the same program at every size, but for the bytes of a chunk
+        key = ("rounds", name, problem.op, problem.ranks, problem.root, problem.peers, pack, repr(strategy))
+        chunk_bytes = block_chunks(problem, {what: (area.blocks, area.by_rank) for what, area in areas.items()})[1]
+        program = with_chunk_bytes(remember(problem.fabric, key, build), chunk_bytes)
+    else:
+        program = build()
     require_paths(problem, program, name)
-    facts = {"rounds": len(rounds), "order": [problem.ranks[r] for r in order], "messages": sum(1 for step in placed for m in step if m.src != m.dst)}
+    messages = sum(1 for step in rounds for m in step if m.src != m.dst and m.blocks)
+    facts = {"rounds": len(rounds), "order": [problem.ranks[r] for r in order], "messages": messages}
     return CollectivePlan(program=program, bound=bound, strategy=name, options=options_of(strategy), notes=facts | dict(notes or {}))
 
 

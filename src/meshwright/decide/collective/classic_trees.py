@@ -26,6 +26,7 @@ from .bounds import collective_bound
 from .classic_contract import refuse
 from .classic_rounds import Area, Move, Order, plan_rounds, require_paths, resolve_order
 from .lower_trees import contract
+from .memo import remember, with_chunk_bytes
 from .problem import CollectivePlan, CollectiveProblem, options_of
 
 __all__ = ["CITE", "DEVIATIONS", "RootedTree", "binomial_scatter", "choose_pieces", "plan_trees", "require_pieces", "tree_parents"]
@@ -198,7 +199,11 @@ def plan_trees(
     bound: Bound,
 ) -> CollectivePlan:  # fmt: skip
     """The plan of trees given as parents per rank. Raises: Unsupported when an edge has no path."""
-    program = lower_parents(problem, trees, pieces=pieces, unroll=unroll, name=name)
+    key = ("trees", name, problem.op, problem.ranks, problem.root, pieces, unroll, tuple(map(tuple, trees)))
+    elements = -(-problem.size_bytes // problem.element_bytes)
+    chunk_bytes = -(-elements // (len(trees) * pieces)) * problem.element_bytes
+    program = remember(problem.fabric, key, lambda: lower_parents(problem, trees, pieces=pieces, unroll=unroll, name=name))
+    program = with_chunk_bytes(program, chunk_bytes)
     require_paths(problem, program, name)
     notes = {"height": max(max(_depths(p)) for p in trees), "pieces": pieces, "order": [problem.ranks[r] for r in order]}
     return CollectivePlan(program=program, bound=bound, strategy=name, options=options_of(strategy), notes=notes)

@@ -19,6 +19,7 @@ from time import monotonic
 
 import numpy as np
 
+from ...bound import Bound
 from ...cite import Cite
 from ...cost import Transport
 from ...errors import Disconnected, Unsupported, UsageError
@@ -26,9 +27,11 @@ from ...fabric import Fabric
 from ...program import Fold, FoldAxis, Program
 from ...program_builder import ProgramBuilder, StepRef
 from .bounds import collective_bound
+from .classic_rounds import Area, plan_rounds, reverse
 from .lower_trees import contract
 from .memo import remember, with_chunk_bytes
 from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from .scatter_allgather import ring_rounds
 
 __all__ = ["CITE", "DEVIATIONS", "Ring", "ring_order"]
 
@@ -66,7 +69,8 @@ class Ring:
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, UsageError (options), Unsupported (ranks that no ring joins, folding a ring that is not symmetric)."""
-        require_operation(problem, "ring", ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"))
+        plain = not (self.bidirectional or self.folded) and (self.slices or 1) == (self.rings or 1) == 1
+        require_operation(problem, "ring", ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"), uneven=plain)
         n = len(problem.ranks)
         for option, value in (("slices", self.slices), ("rings", self.rings)):
             if value is not None and value < 1:
@@ -81,6 +85,8 @@ class Ring:
         except Disconnected as error:  # a broadcast or reduce may be possible nevertheless: the bound found no cut without links
             text = f"a ring needs every rank to reach every other: {error.message}"
             raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
+        if problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1:
+            return self._uneven(problem, order, bound)
         slices = self.slices or _choose_slices(problem, load, len(rings))
         chosen = replace(self, slices=slices, rings=len(rings) // (2 if self.bidirectional else 1), order=order)
         builder = _Builder(problem, chosen, rings, slices)
@@ -89,6 +95,15 @@ class Ring:
         names = [problem.ranks[r] for r in rings[0]]
         notes = {"order": names, "rings": len(rings), "slices": slices, "bottleneck_s_per_byte": str(load), "links_used": links}
         return CollectivePlan(program=program, bound=bound, strategy="ring", options=options_of(chosen), notes=notes)
+
+    def _uneven(self, problem: CollectiveProblem, order: tuple[int, ...], bound: Bound) -> CollectivePlan:
+        """Shards of unlike sizes: one ring, one way, a shard per round."""
+        gathers = problem.op == "all-gather"
+        walk = order if gathers else (order[0], *reversed(order[1:]))  # backwards twice: sums travel the same way round
+        rounds = ring_rounds(len(order)) if gathers else reverse(ring_rounds(len(order)))
+        areas = {"data": Area("output" if gathers else "input", len(order), by_rank=True)}
+        chosen = replace(self, slices=1, rings=1, order=order)
+        return plan_rounds(problem, chosen, rounds, areas, order=walk, pack=False, name="ring", bound=bound)
 
     def _rings(
         self, problem: CollectiveProblem, hops: _Hops, rng: np.random.Generator
