@@ -134,6 +134,9 @@ def test_tuner_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert first_match(rows, "all-reduce", 1 << 20, nodes=3, ranks=16) is None
     code, out, _ = run(capsys, "collective", "import", conf, "--format", "nccl-tuner", "--json")
     assert code == 0 and len(json.loads(out)["rows"]) == len(rows)
+    words = ("--format", "nccl-tuner", "--fabric", "dgx1-v100", "--sizes", "1KiB,16MiB", "--by", "simulation", "--out", conf)
+    assert run(capsys, "collective", "export", "all-reduce", *words)[0] == 0
+    assert {row.algorithm for row in read_tuner(conf)} <= {"ring", "tree", "pat"}
     conf.write_text("allreduce,0,1,rink,ll,-1,-1,-1\n")
     assert run(capsys, "collective", "import", conf, "--format", "nccl-tuner")[0] == 1
 

@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, default=108, metavar="N", help="thread blocks a GPU can hold at once (default 108)")
     parser.add_argument("--fabric", help="nccl-tuner: FILE.toml or PRESET:n")
     parser.add_argument("--devices", help="nccl-tuner: use only these devices")
+    parser.add_argument("--by", default="model", choices=("model", "simulation"), help="nccl-tuner: choose by NCCL's own model, or by simulation")
     parser.add_argument("--sizes", default="1KiB:1GiB", help="nccl-tuner: FIRST:LAST in powers of two, or a list A,B,C")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..fabric import Fabric
     from ..io.nccl_tuner import TunerRow
 
 __all__ = ["export_tuner", "import_tuner"]
@@ -16,9 +17,17 @@ __all__ = ["export_tuner", "import_tuner"]
 ALGORITHM_NAMES = {"nvlstree": "nvls_tree", "collnetdirect": "collnet_direct", "collnetchain": "collnet_chain"}  # NCCL's -> the plugin's
 
 
+# NCCL's algorithm -> the strategy that plans the same exchange, for `--by simulation`
+SIMULATED = {"ring": "ring", "tree": "doubletree", "pat": "pat"}
+
+
 def export_tuner(args: argparse.Namespace) -> Result:
-    """Per size the algorithm and protocol that NCCL's model expects to be fastest on the fabric; NCCL keeps its number of channels."""
-    from ..decide.collective.nccl_model import choices, topology_of
+    """Per size an algorithm and a protocol; NCCL keeps its number of channels.
+
+    By `model`: what NCCL's own model expects to be fastest on the fabric. By `simulation`: the algorithm (ring, tree, PAT) whose schedule is
+    fastest on our simulator, which sees the fabric's links; the protocol is the model's best for it.
+    """
+    from ..decide.collective.nccl_model import choices, predict, topology_of
     from ..drive import read_fabric
     from ..errors import UsageError
     from ..io.nccl_tuner import COLLECTIVES, rows_of_choices, write_tuner
@@ -33,11 +42,34 @@ def export_tuner(args: argparse.Namespace) -> Result:
     topology = topology_of(fabric, names)
     found = []
     for size, best in choices(topology, args.what, sizes_of(args.sizes)):
+        if args.by == "simulation":
+            wanted = _fastest(fabric, args.what, size)
+            cells = [c for c in predict(topology, args.what, size) if c.algorithm == wanted and c.time_us is not None]
+            best = cells[0] if cells else best
         name = best.algorithm.lower()
         found.append((size, ALGORITHM_NAMES.get(name, name), best.protocol.lower(), -1))
     rows = rows_of_choices(args.what, found, nodes=topology.nodes, ranks=topology.ranks)
     write_tuner(args.out, rows)
     return Result(_document(args.out, rows), f"{args.out}: {len(rows)} ranges of sizes\n" + "\n".join(_lines(rows)))
+
+
+def _fastest(fabric: Fabric, op: str, size_bytes: int) -> str:
+    """The NCCL algorithm whose schedule takes the least simulated time."""
+    import numpy as np
+
+    from ..decide.collective import NAMES, CollectiveProblem
+    from ..decide.collective.value import simulated_time_s
+    from ..errors import Unsupported
+
+    problem = CollectiveProblem.on(fabric, op, -(-size_bytes // 4) * 4)
+    times = {}
+    for algorithm, strategy in SIMULATED.items():
+        try:
+            plan = NAMES[strategy]().plan(problem, rng=np.random.default_rng(0))
+        except Unsupported:
+            continue
+        times[algorithm] = simulated_time_s(plan.program, fabric, problem.ranks, None)
+    return min(times, key=lambda name: times[name])
 
 
 def import_tuner(path: str, where: str) -> Result:
