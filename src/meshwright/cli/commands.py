@@ -22,6 +22,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("fabric", "list"): ("fabric_list", "list the fabrics that ship with meshwright"),
     ("fabric", "show"): ("fabric_show", "show a fabric as a matrix of connections, or as SVG"),
     ("fabric", "subset"): ("fabric_subset", "write the part of a fabric that some devices form"),
+    ("fabric", "import"): ("fabric_import", "read a cluster from NCCL, nvidia-smi, DCGM, matrix or edge files"),
+    ("fabric", "lint"): ("fabric_lint", "look for what is wrong or unlikely in a fabric or a topology file"),
     ("train", "capture"): ("train_capture", "capture a PyTorch model as an operator graph"),
     ("train", "plan"): ("train_plan", "decide how to train a model on a fabric, and prove it"),
     ("train", "explain"): ("train_explain", "say why a plan was chosen, with the runners-up"),

@@ -1,0 +1,284 @@
+"""What is wrong or unlikely in a fabric, with the place and what to do about it.
+
+error     no collective can run, or it would run at a small part of what the machine can do
+warning   the fabric contradicts itself or its own kind: one server unlike the others, one direction unlike the other
+note      worth knowing; often right as it is
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import gcd
+from typing import Any, Literal
+
+from .fabric import Fabric
+from .fabric_edit import PCIE_KINDS, is_port
+
+__all__ = ["SEVERITIES", "Finding", "lint_fabric"]
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+SLOW_PCIE_Bps = 3_000_000_000  # gen 3 x4; a GPU or NIC behind less is as good as lost
+UNLIKELY = 8  # times slower than its neighbours
+EXACT_BITS = 62  # what the exact planner's integers hold
+MOST_OF_A_KIND = 8  # findings of one rule that are listed one by one
+_BUNDLE = re.compile(r"NV(\d{1,4})\Z")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`where` names the part (or file and line), `hint` says what to do; `rule` is stable, for scripts."""
+
+    severity: Severity
+    rule: str
+    where: str
+    message: str
+    hint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def lint_fabric(fabric: Fabric) -> list[Finding]:
+    """All findings, errors first; of one rule at most MOST_OF_A_KIND, the rest counted in a last one."""
+    found = [
+        f
+        for rule in (_connected, _slow_pcie, _directions, _nvlinks, _nics, _gpu_to_nic, _dangling, _parallel, _rates, _latencies, _facts)
+        for f in _capped(list(rule(fabric)))
+    ]
+    return sorted(found, key=lambda f: SEVERITIES.index(f.severity))
+
+
+def _capped(found: list[Finding]) -> list[Finding]:
+    if len(found) <= MOST_OF_A_KIND:
+        return found
+    first, rest = found[: MOST_OF_A_KIND - 1], found[MOST_OF_A_KIND - 1 :]
+    return [*first, Finding(first[0].severity, first[0].rule, rest[0].where, f"and {len(rest)} more like this", first[0].hint)]
+
+
+# ---- reachability ------------------------------------------------------------------------------------------------------
+def _connected(fabric: Fabric) -> Iterator[Finding]:
+    """Islands (nothing joins them) and one-way cuts, each by its devices."""
+    if not fabric.devices:
+        return
+    n = len(fabric.devices)
+    left = set(range(n))
+    islands: list[list[int]] = []
+    while left:
+        start = min(left)
+        reach = {a for a in fabric.reachable(start) if a < n}
+        island = [a for a in sorted(reach) if a == start or start in fabric.reachable(a)] if len(left) < 2048 else sorted(reach)
+        islands.append(island)
+        left -= set(island)
+        if len(islands) > 64:
+            break
+    if len(islands) < 2:
+        return
+    names = fabric.actor_names
+    for island in islands[1:]:
+        here, there = names[islands[0][0]], names[island[0]]
+        ways = [a for a, b in ((here, there), (there, here)) if fabric.actor_of[b] in fabric.reachable(fabric.actor_of[a])]
+        some = ", ".join(names[a] for a in island[:4]) + (f" and {len(island) - 4} more" if len(island) > 4 else "")
+        if ways:
+            yield Finding(
+                "error",
+                "one-way",
+                some,
+                f"data gets from {ways[0]} to {there if ways[0] == here else here}, but not back",
+                "add the links of the other direction",
+            )
+        else:
+            yield Finding("error", "island", some, f"no path from {here}, in either direction", "add links, or name a connected part with --devices")
+
+
+def _directions(fabric: Fabric) -> Iterator[Finding]:
+    total: dict[tuple[str, str], int] = {}
+    for x in fabric.links:
+        total[x.src, x.dst] = total.get((x.src, x.dst), 0) + x.rate_Bps
+    for (a, b), rate in total.items():
+        back = total.get((b, a), 0)
+        if not back:
+            yield Finding(
+                "warning", "one-way-link", f"{a} -> {b}", "has no link the other way", "cables carry both; add it, unless a sketch means it"
+            )
+        elif a < b and rate != back:
+            yield Finding("warning", "uneven-directions", f"{a} <-> {b}", f"{rate} B/s one way, {back} B/s the other", "give both the same rate")
+
+
+# ---- PCIe, NVLink, NICs ------------------------------------------------------------------------------------------------
+def _slow_pcie(fabric: Fabric) -> Iterator[Finding]:
+    """A placeholder bridge (2.5 GT/s x1 is 0.19 GB/s) in front of GPUs or NICs: everything behind it crawls."""
+    best = max((x.rate_Bps for x in fabric.links if x.kind in PCIE_KINDS), default=0)
+    seen: set[frozenset[str]] = set()
+    for x in fabric.links:
+        pair = frozenset((x.src, x.dst))
+        if x.kind not in PCIE_KINDS or pair in seen or x.rate_Bps > SLOW_PCIE_Bps or x.rate_Bps * UNLIKELY > best:
+            continue
+        seen.add(pair)
+        yield Finding(
+            "error",
+            "slow-pcie",
+            f"{x.src} <-> {x.dst}",
+            f"{x.rate_Bps / 1e9:.3g} GB/s where other PCIe links have {best / 1e9:.3g}",
+            "a placeholder bridge of a virtual machine, or a card that trained down: correct link_speed and link_width, or reseat it",
+        )
+
+
+def _nvlinks(fabric: Fabric) -> Iterator[Finding]:
+    """GPUs of one server whose NVLinks add up to something else than most: one cable or one driver short."""
+    total: dict[str, int] = {d.name: 0 for d in fabric.devices}
+    for x in fabric.links:
+        match = _BUNDLE.match(x.kind)
+        if match and x.src in total:
+            total[x.src] += int(match[1])
+    for group, members in fabric.groups.items():
+        counts = Counter(total[fabric.devices[i].name] for i in members)
+        usual, how_many = counts.most_common(1)[0]
+        if len(counts) < 2 or 2 * how_many <= len(members):
+            continue
+        for i in members:
+            name = fabric.devices[i].name
+            if total[name] != usual:
+                yield Finding(
+                    "warning" if total[name] else "error",
+                    "uneven-nvlinks",
+                    name,
+                    f"{total[name]} NVLinks; most of {group or 'the server'} have {usual}",
+                    "a lost link or a GPU that the topology dump missed: see `nvidia-smi nvlink --status`",
+                )
+
+
+def _ports(fabric: Fabric) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {g: [] for g in fabric.groups if g}
+    for s in fabric.switches:
+        if s.group in found and is_port(fabric, s.name):
+            found[s.group].append(s.name)
+    for group in found:  # devices that are on the network themselves
+        inside = {fabric.devices[i].name for i in fabric.groups[group]}
+        found[group] += sorted({x.src for x in fabric.links if x.src in inside and x.kind == "NET"})
+    return found
+
+
+def _nics(fabric: Fabric) -> Iterator[Finding]:
+    ports = _ports(fabric)
+    if len(ports) < 2:
+        return
+    usual = Counter(map(len, ports.values())).most_common(1)[0][0]
+    if not any(ports.values()):
+        return
+    for group, names in ports.items():
+        if len(names) < usual and any(s.group == group for s in fabric.switches) | bool(usual):
+            word = "no NIC" if not names else f"{len(names)} NICs"
+            yield Finding(
+                "error" if not names else "warning",
+                "missing-nic",
+                group,
+                f"{word}; most servers have {usual}",
+                "dump the topology while the network is in use, or check that the NIC is up",
+            )
+
+
+def _gpu_to_nic(fabric: Fabric) -> Iterator[Finding]:
+    """GPUs whose way to every NIC crosses another GPU or the link between sockets, where other GPUs do better."""
+    ports = _ports(fabric)
+    if len(fabric.devices) > 1024:
+        return
+    worst: dict[str, int] = {}
+    for group, names in ports.items():
+        targets = [fabric.actor_of[p] for p in names if fabric.actor_of[p] >= len(fabric.devices)]
+        if not targets:
+            continue
+        for i in fabric.groups[group]:
+            worst[fabric.devices[i].name] = min(_distance(fabric, i, t) for t in targets)
+    best = min(worst.values(), default=0)
+    for name, distance in worst.items():
+        if distance > best and distance >= 1:
+            how = "no path at all" if distance == 3 else "through another GPU" if distance == 2 else "between sockets (SYS)"
+            yield Finding(
+                "error" if distance == 3 else "note",
+                "far-nic",
+                name,
+                f"nearest NIC: {how}; other GPUs are closer",
+                "give it a NIC on its own PCIe switch, or expect its traffic to go through neighbours",
+            )
+
+
+def _distance(fabric: Fabric, device: int, port: int) -> int:
+    from .errors import Disconnected
+
+    try:
+        route = fabric.route(device, port)
+    except Disconnected:
+        return 3
+    if any(fabric.link_ends[x][0] < len(fabric.devices) for x in route[1:]):
+        return 2
+    return int(any(fabric.links[x].kind == "SYS" for x in route))
+
+
+# ---- shape and numbers -------------------------------------------------------------------------------------------------
+def _dangling(fabric: Fabric) -> Iterator[Finding]:
+    n = len(fabric.devices)
+    for number, switch in enumerate(fabric.switches):
+        links = len(fabric.out_links[n + number]) + len(fabric.in_links[n + number])
+        if not links:
+            yield Finding("note", "unused-switch", switch.name, "has no links", "leave it out")
+    for number, device in enumerate(fabric.devices):
+        if n > 1 and not fabric.out_links[number] and not fabric.in_links[number]:
+            yield Finding("error", "unlinked-device", device.name, "has no links", "add links, or leave it out")
+
+
+def _parallel(fabric: Fabric) -> Iterator[Finding]:
+    for (a, b, _), count in Counter((x.src, x.dst, x.kind) for x in fabric.links).items():
+        if count > 1:
+            yield Finding(
+                "note", "parallel-links", f"{a} -> {b}", f"{count} links side by side", "right for separate cables; a copy of a line otherwise"
+            )
+
+
+def _rates(fabric: Fabric) -> Iterator[Finding]:
+    """Exact planning scales rates to whole numbers without a common divisor; strange rates make them too long."""
+    if not fabric.links:
+        return
+    unit = gcd(*(x.rate_Bps for x in fabric.links))
+    total = sum(x.rate_Bps for x in fabric.links) // unit
+    bits = (total * max(1, len(fabric.devices))).bit_length()
+    if bits > EXACT_BITS:
+        odd = min(fabric.links, key=lambda x: gcd(x.rate_Bps, 1_000_000))
+        yield Finding(
+            "error",
+            "rates-too-long",
+            f"{odd.src} -> {odd.dst}",
+            f"the rates share no divisor above {unit} B/s; exact planning needs {bits} bits",
+            f"round {odd.rate_Bps} B/s to whole MB/s",
+        )
+    elif bits > 48:
+        yield Finding(
+            "note",
+            "rates-without-divisor",
+            fabric.name,
+            f"the rates share no divisor above {unit} B/s; exact planning needs {bits} bits",
+            "round them to whole MB/s: plans get few trees instead of thousands",
+        )
+
+
+def _latencies(fabric: Fabric) -> Iterator[Finding]:
+    net = [x for x in fabric.links if x.kind == "NET"]
+    if fabric.links and not any(x.latency_s or x.library_latency_s for x in fabric.links):
+        yield Finding("note", "no-latency", fabric.name, "no link has a latency", "small messages will look free; state or measure latencies")
+    elif net and not any(x.latency_s for x in net):
+        yield Finding("warning", "no-network-latency", f"{net[0].src} -> {net[0].dst}", "network links without a latency", "1.3 us per link is usual")
+
+
+def _facts(fabric: Fabric) -> Iterator[Finding]:
+    unknown = [d.name for d in fabric.devices if not d.memory_bytes or not d.flops]
+    if unknown:
+        yield Finding(
+            "note",
+            "unknown-device",
+            unknown[0],
+            f"memory or FLOP/s of {len(unknown)} devices unknown",
+            "collectives do not need them, training does: `fabric import --gpu h100`, or edit the file",
+        )
