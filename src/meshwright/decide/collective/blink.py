@@ -14,8 +14,10 @@ Cost: O(m log m / epsilon^2) cheapest trees per packing, an integer program over
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from ...program import Program
 from .blink_blocks import block_steps, lower_blocks
 from .blink_chunks import fastest_count, in_pieces
 from .blink_phases import three_phase_set
-from .blink_sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, one_hop_set, one_tree_set, packed_set, parts_of, per_root
+from .blink_sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, few_exact_trees, one_hop_set, one_tree_set, packed_set, parts_of, per_root
 from .bounds import collective_bound
 from .lower_trees import Lowering, lower_parts, tree_steps
 from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
@@ -64,7 +66,7 @@ class Blink:
     form: "trees" (packed), "one-hop", "one-tree", "three-phase" (all-reduce over several servers) or "channels" (device links and all others,
         each with trees of its own); None = the fastest on the simulator.
     epsilon: step of the multiplicative weights. theta: share of the optimum's rate that few trees may give up.
-    exact: pack undirected trees exactly (all-reduce on devices joined directly).
+    exact: pack undirected trees exactly (all-reduce on devices joined directly); None = both ways where few trees do it.
     parts: pieces of a tree's share that follow each other; None = searched on the simulator, at most `max_parts`.
     unroll: pieces as explicit chunks, or as iterations of repeated lanes; None = explicit unless the program gets large.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
@@ -74,7 +76,7 @@ class Blink:
     form: str | None = None
     epsilon: float = 0.1
     theta: float = 0.05
-    exact: bool = False
+    exact: bool | None = None
     parts: int | None = None
     max_parts: int = 512
     unroll: bool | None = None
@@ -92,22 +94,24 @@ class Blink:
                 f"packing trees by weights for {len(problem.ranks)} ranks takes too long, at most {MOST_RANKS}",
                 hint="use --strategy forestcoll, or blueconnect", data={"ranks": len(problem.ranks)},
             )  # fmt: skip
-        sets, relay = self._sets(problem)
+        deadline = monotonic() + problem.time_limit_s
+        sets, relay = self._sets(problem, deadline)
         best: tuple[float, int, TreeSet, int] | None = None
         judged: dict[str, float | None] = {}
         for trees in sorted(sets, key=lambda s: -s.rate_Bps):
-            judged[trees.form] = None
-            if best is not None and problem.size_bytes / trees.rate_Bps > best[0]:
-                continue  # its links alone take longer
+            name = trees.form + (", exact" if trees.exact else "")
+            judged[name] = None
+            if best is not None and (problem.size_bytes / trees.rate_Bps > best[0] or monotonic() > deadline):
+                continue  # its links alone take longer, or the time is up
             pieces, time_s, steps = self._chunked(problem, trees)
-            judged[trees.form] = time_s
+            judged[name] = time_s
             if best is None or (time_s, steps) < best[:2]:
                 best = time_s, steps, trees, pieces
         assert best is not None
         _, _, trees, pieces = best
         unroll = self.unroll if self.unroll is not None else pieces * _steps(problem, trees) <= LARGE_STEPS
         program = self._program(problem, trees, pieces, unroll=unroll)
-        chosen = replace(self, form=trees.form, parts=pieces, unroll=unroll, relay=relay)
+        chosen = replace(self, form=trees.form, exact=trees.exact, parts=pieces, unroll=unroll, relay=relay)
         notes = {**trees.facts, "form": trees.form, "depth": trees.depth, "pieces": pieces, "rate_Bps": float(trees.rate_Bps), "forms_s": judged}
         return CollectivePlan(program=program, bound=bound, strategy="blink", options=options_of(chosen), notes=notes)
 
@@ -124,36 +128,40 @@ class Blink:
             raise UsageError(f"switch_channel_s must be >= 0, got {self.switch_channel_s}", where="blink")
 
     # ---- sets of trees ----------------------------------------------------------------------------------------------------
-    def _sets(self, problem: CollectiveProblem) -> tuple[list[TreeSet], bool]:
+    def _sets(self, problem: CollectiveProblem, deadline: float) -> tuple[list[TreeSet], bool]:
         """All sets that apply (or the one asked for), and whether devices relay."""
         everyone = len(problem.ranks) == len(problem.fabric.devices)
         tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
         for relay in tries:
             try:
-                return self._sets_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), relay), relay
+                return self._sets_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), relay, deadline), relay
             except Disconnected as error:
                 if relay == tries[-1]:  # the bound found no cut, so only trees that need links both ways can fail
                     text = f"no tree of links that go both ways joins the ranks: {error.message}"
                     raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
         raise AssertionError("one of the tries returns or raises")
 
-    def _sets_on(self, problem: CollectiveProblem, graph: RateGraph, relay: bool) -> list[TreeSet]:
-        packing: dict[str, Any] = {"epsilon": self.epsilon, "theta": self.theta, "exact": self.exact}
+    def _sets_on(self, problem: CollectiveProblem, graph: RateGraph, relay: bool, deadline: float) -> list[TreeSet]:
+        """Cheap sets first; once the time is up, those not yet made are left out."""
+        packing: dict[str, Any] = {"epsilon": self.epsilon, "theta": self.theta}
         halves = channel_graphs(problem, relay=relay) if self.form in (None, "channels") or self.switch_channel_s else None
-        found: list[TreeSet | None] = []
-        if self.form in (None, "trees"):
-            fast_only = halves is not None and self.switch_channel_s > 0
-            found.append(packed_set(problem, halves[0] if fast_only and halves else graph, **packing))
-        if halves is not None and self.form in (None, "channels"):
-            fast, slow = (packed_set(problem, half, **packing) for half in halves)
-            found.append(channel_set(problem, fast, slow, self.switch_channel_s))
+        best = halves[0] if halves is not None and self.switch_channel_s > 0 else graph
+        exact = problem.op == "all-reduce" and few_exact_trees(best) if self.exact is None else self.exact
+        makers: list[tuple[str, Callable[[], TreeSet | None]]] = []
         if not self.exact:
-            if self.form in (None, "one-tree"):
-                found.append(one_tree_set(problem, graph))
-            if self.form in (None, "one-hop"):
-                found.append(one_hop_set(problem, graph))
-            if self.form in (None, "three-phase") and problem.op == "all-reduce":
-                found.append(three_phase_set(problem, graph, epsilon=self.epsilon, theta=self.theta))
+            makers.append(("one-tree", lambda: one_tree_set(problem, graph)))
+            makers.append(("one-hop", lambda: one_hop_set(problem, graph)))
+            makers.append(("trees", lambda: packed_set(problem, best, exact=False, **packing)))
+            if problem.op == "all-reduce":
+                makers.append(("three-phase", lambda: three_phase_set(problem, graph, **packing)))
+        if exact:
+            makers.append(("trees", lambda: packed_set(problem, best, exact=True, **packing)))
+        if halves is not None and not self.exact:
+            makers.append(("channels", lambda: self._channels(problem, halves)))
+        found: list[TreeSet | None] = []
+        for form, make in makers:
+            if self.form in (None, form) and not (any(found) and monotonic() > deadline):
+                found.append(make())
         sets = [s for s in found if s is not None]
         if not sets:
             raise Unsupported(
@@ -162,6 +170,10 @@ class Blink:
                 "join all ranks", data={"form": self.form},
             )  # fmt: skip
         return sets
+
+    def _channels(self, problem: CollectiveProblem, halves: tuple[RateGraph, RateGraph]) -> TreeSet | None:
+        fast, slow = (packed_set(problem, half, epsilon=self.epsilon, theta=self.theta, exact=False) for half in halves)
+        return channel_set(problem, fast, slow, self.switch_channel_s)
 
     # ---- pieces and programs ----------------------------------------------------------------------------------------------
     def _chunked(self, problem: CollectiveProblem, trees: TreeSet) -> tuple[int, float, int]:

@@ -23,8 +23,8 @@ from .problem import CollectiveProblem
 from .rates import RateGraph, rate_graph, worst_cut
 
 __all__ = [
-    "REVERSED", "SHAPE_OF", "Chosen", "TreeSet", "channel_graphs", "channel_set", "one_hop_set", "one_tree_set", "own_path", "packed_set", "parts_of",
-    "switch_path",
+    "REVERSED", "SHAPE_OF", "Chosen", "TreeSet", "channel_graphs", "channel_set", "few_exact_trees", "one_hop_set", "one_tree_set", "own_path",
+    "packed_set", "parts_of", "switch_path",
 ]  # fmt: skip
 
 SHAPE_OF = {
@@ -33,6 +33,7 @@ SHAPE_OF = {
 }  # fmt: skip
 REVERSED = ("reduce", "reduce-scatter", "gather")  # packed on the reversed graph, climbed
 MOST_EXACT_TREES = 4096
+FEW_TREES = 32
 MOST_GRAINS = 96
 FAST_KINDS = ("NV", "XGMI")
 
@@ -65,6 +66,7 @@ class TreeSet:
     trees: tuple[Chosen, ...]
     rate_Bps: Fraction
     facts: dict[str, Any]
+    exact: bool = False
 
     @property
     def depth(self) -> int:
@@ -137,7 +139,7 @@ def packed_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: float, 
         "trees": len(trees), "units": sum(packing.units) // (graph.ranks if per_root(op) else 1), "trees_before": packing.distinct,
         "optimum_Bps": float(packing.optimum) * graph.unit_Bps * (graph.ranks if per_root(op) else 1), "method": packing.method,
     }  # fmt: skip
-    return TreeSet(form, graph, trees, set_rate(problem, graph, trees), facts)
+    return TreeSet(form, graph, trees, set_rate(problem, graph, trees), facts, exact)
 
 
 def _renamed(op: str, tree: Rooted, units: int, order: Sequence[int]) -> Chosen:
@@ -154,18 +156,33 @@ def _renamed(op: str, tree: Rooted, units: int, order: Sequence[int]) -> Chosen:
     return chosen_tree(order[tree.root], units, down, up)
 
 
+def _undirected(graph: RateGraph) -> dict[tuple[int, int], int]:
+    """What the narrower direction of every pair carries."""
+    found = {(u, v): min(r, graph.arcs.get((v, u), 0)) for (u, v), r in graph.arcs.items() if u < v}
+    return {pair: r for pair, r in found.items() if r}
+
+
+def few_exact_trees(graph: RateGraph) -> bool:
+    """Whether an exact packing of undirected trees exists here and needs at most FEW_TREES of them."""
+    if graph.nodes > graph.ranks or graph.ranks > FEW_TREES:
+        return False
+    try:
+        return strength(graph.ranks, _undirected(graph)).ratio.numerator <= FEW_TREES
+    except Disconnected:
+        return False
+
+
 def _exact_spanning(problem: CollectiveProblem, graph: RateGraph) -> Packing:
     """As many whole trees as the strength says, by matroid union, after scaling capacities by its denominator."""
-    numbers = {(u, v): r for (u, v), r in graph.arcs.items()}
-    edges = {(u, v): min(r, numbers.get((v, u), 0)) for (u, v), r in numbers.items() if u < v}
-    best = strength(graph.ranks, {pair: r for pair, r in edges.items() if r})
+    edges = _undirected(graph)
+    best = strength(graph.ranks, edges)
     count, scale = best.ratio.numerator, best.ratio.denominator
     if count > MOST_EXACT_TREES:
         raise Unsupported(
             f"the exact packing needs {count} trees, more than {MOST_EXACT_TREES}",
             hint="give links rates with a larger common unit, or leave `exact` off", data={"trees": count},
         )  # fmt: skip
-    found = pack_spanning_trees(graph.ranks, {pair: r * scale for pair, r in edges.items() if r}, count)
+    found = pack_spanning_trees(graph.ranks, {pair: r * scale for pair, r in edges.items()}, count)
     trees = [_lowest(graph.ranks, pairs) for pairs, _ in found]
     return Packing(
         tuple(trees), tuple(copies for _, copies in found), best.ratio, float(best.ratio), len(found), float(best.ratio), "matroid union, exact"

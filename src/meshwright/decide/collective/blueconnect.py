@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -199,15 +200,16 @@ class BlueConnect:
     def _search(self, problem: CollectiveProblem, candidates: list[_Candidate]) -> tuple[_Judged, list[_Judged]]:
         """Simulate every candidate in the table's number of slices, then the two fastest in more and fewer. (best, all)
 
-        Stops when the steps built so far exceed SEARCH_STEPS; at least one candidate is always simulated.
+        Stops when the steps built so far exceed SEARCH_STEPS or the time is up; at least one candidate is always simulated.
         """
+        deadline = monotonic() + problem.time_limit_s
         elements = problem.size_bytes // problem.element_bytes
         most = min(self.max_parts, max(1, elements // len(problem.ranks)))
         spent = 0
         first: list[_Judged] = []
         built: dict[_Candidate, Program] = {}
         for candidate in candidates:
-            if first and (spent > SEARCH_STEPS or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
+            if first and (spent > SEARCH_STEPS or monotonic() > deadline or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
                 continue
             first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most), built))
             spent += first[-1].built
@@ -215,7 +217,7 @@ class BlueConnect:
         for start in sorted(first, key=lambda j: (j.time_s, j.built))[:2] if self.parts is None else []:
             for double in (True, False):
                 here = start
-                while spent <= SEARCH_STEPS and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
+                while spent <= SEARCH_STEPS and monotonic() < deadline and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
                     trial = self._judge(problem, start.candidate, slices, built)
                     spent += trial.built
                     found.append(trial)
