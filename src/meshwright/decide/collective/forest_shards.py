@@ -17,6 +17,7 @@ from .problem import CollectiveProblem
 __all__ = ["ShardTable", "shard_contract", "shard_table", "shard_weights"]
 
 MOST_WEIGHT = 4096  # units of weight in all
+FINE = 64  # chunks per part where parts are rounded
 MOST_CHUNKS = 1 << 20  # of one buffer
 
 
@@ -45,14 +46,14 @@ class ShardTable:
         return self.start[-1] + self.count[-1]
 
 
-def shard_table(problem: CollectiveProblem, wanted: int) -> ShardTable:
-    """Chunks that divide every shard, so small that the smallest shard has about `wanted` of them where whole elements and MOST_CHUNKS allow it.
+def shard_table(problem: CollectiveProblem, units: int, pieces: int) -> ShardTable:
+    """Chunks that divide every shard into `units` equal parts of `pieces` pieces per unit of weight, where whole elements and MOST_CHUNKS
+    allow it; else chunks so fine that rounding the parts to them hardly matters.
 
     Raises: Unsupported when the shards have too little in common.
     """
     shards = problem.shards
     common = gcd(*shards) // problem.element_bytes
-    smallest = min(s for s in shards if s) // problem.element_bytes
     total = sum(shards) // problem.element_bytes
     most = MOST_CHUNKS * common // total  # parts that `common` may be cut into
     if most < 1:
@@ -62,8 +63,10 @@ def shard_table(problem: CollectiveProblem, wanted: int) -> ShardTable:
             data={"common_bytes": common * problem.element_bytes},
         )
     divisors = sorted({d for i in range(1, isqrt(common) + 1) if common % i == 0 for d in (i, common // i)})
-    enough = [d for d in divisors if d * smallest >= wanted * common and d <= most]
-    cut = enough[0] if enough else max(d for d in divisors if d <= most)
+    divisors = [d for d in divisors if d <= most]
+    ways = ([d for d in divisors if d % (units * pieces) == 0], [d for d in divisors if d % units == 0 and d >= units * pieces],
+            [d for d in divisors if d >= FINE * units * pieces], divisors[-1:])  # fmt: skip
+    cut = next(way[0] for way in ways if way)
     count = tuple(s // problem.element_bytes * cut // common for s in shards)
     return ShardTable((0, *accumulate(count[:-1])), count, common // cut * problem.element_bytes)
 

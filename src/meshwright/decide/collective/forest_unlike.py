@@ -2,7 +2,8 @@
 
 Entries of every server are laid down first, so that its inside can be packed; exits are counted down while trees grow. In every round
 each server of the tree that has exits to spare feeds one more, those with the most to spare first, so heights grow with the
-logarithm of the number of servers. An exit is kept back for every tree that is still to leave its own server.
+logarithm of the number of servers; where there are fewer trees than servers, one feeds as many as it has exits. An exit is kept back for
+every tree that is still to leave its own server.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class _Unlike:
         self.units = [[k * weight[r] for r in nodes[:n]] for nodes, n in zip(boxes.members, boxes.ranks, strict=True)]
         self.unbuilt = [sum(units) for units in self.units]
         total = sum(self.unbuilt)
+        # Many trees: one more box per round, so that all run down their exits alike. Few: as many as there are, which is lowest.
+        self.children = 1 if total >= self.count else self.count
         self.position = {v: i for v, (_, i) in boxes.place.items()}
         by_box = _by_box(boxes, capacities)
         self.entries: list[dict[Port, int]] = []
@@ -99,21 +102,24 @@ class _Unlike:
         while waiting:
             before = len(waiting)
             for p in list(joined):
-                if not waiting:
-                    break
-                if self._spare(p) <= 0:
-                    continue
-                for i, x in enumerate(waiting):
-                    way = self._way(p, entry[p], x)
-                    if way is not None:
-                        self._feed(grown, p, way, x)
-                        entry[x] = way[1].rank
-                        joined.append(x)
-                        del waiting[i]
+                for _ in range(self.children):
+                    if not waiting or self._spare(p) <= 0 or not self._feed_one(grown, p, entry, joined, waiting):
                         break
             if len(waiting) == before:
                 raise Unsupported(f"no server has an exit left for the tree of {self.graph.names[root]}", hint=HINT)
         return grown.tree()
+
+    def _feed_one(self, grown: Growth, p: int, entry: dict[int, int], joined: list[int], waiting: list[int]) -> bool:
+        """Let box p feed the first waiting box that it can; whether there was one."""
+        for i, x in enumerate(waiting):
+            way = self._way(p, entry[p], x)
+            if way is not None:
+                self._feed(grown, p, way, x)
+                entry[x] = way[1].rank
+                joined.append(x)
+                del waiting[i]
+                return True
+        return False
 
     def _way(self, p: int, held: int, x: int) -> tuple[Port, Port] | None:
         """Exit and entry at one leaf: from the rank that has the data, straight to the same position, else where most is left."""

@@ -55,7 +55,7 @@ LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, u
 MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
 SMALLEST_PIECE_BYTES = 16384
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
-SMALL_RANKS = 64  # up to so many, several forests of one root are tried for their height
+SMALL_RANKS = 64  # up to so many, more forests of one root are tried for their height
 MOST_LOW_TREES = 1024
 DEPTH = 4  # messages in flight on a channel of many pieces, so that a hop's latency overlaps with the pieces that follow
 
@@ -113,7 +113,7 @@ class ForestColl:
         depth = self.depth or min(DEPTH, pieces)
         how = _lowering(problem, forests[0], units, pieces, unroll, servers, depth)
         if uneven:
-            table = shard_table(problem, units * min(w for w in weight if w) * pieces)
+            table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
         program = lower_parts(parts, how)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
@@ -155,7 +155,7 @@ class ForestColl:
         raise AssertionError("one of the tries returns or raises")
 
     def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: float) -> list[Forest]:
-        n, weight = graph.ranks, _weights(problem)
+        weight = _weights(problem)
         if problem.op in ("scatter", "gather"):
             turned = problem.op == "scatter"
             way = graph.reversed() if turned else graph
@@ -164,7 +164,7 @@ class ForestColl:
             return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
 
         def build(of: RateGraph) -> Forest:
-            if self.structure is not None or self.trees is not None or sum(weight) > 1 or n > SMALL_RANKS:
+            if self.structure is not None or self.trees is not None or sum(weight) > 1:
                 structure = True if self.structure is None else self.structure
                 return build_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, structure=structure)
             return self._low(of, weight, deadline)
@@ -181,8 +181,9 @@ class ForestColl:
         """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
         best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
         local = max(Counter(graph.group[: graph.ranks]).values())
-        for times in sorted({*range(1, 9), local - 1, graph.ranks - 1} - {0}):
-            for structure in (True, False):
+        small = graph.ranks <= SMALL_RANKS
+        for times in sorted({*(range(1, 9) if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small else ())} - {0}):
+            for structure in (True, False) if small else (True,) if best.method != "general" else ():
                 if best.k * times > MOST_LOW_TREES or monotonic() > deadline:
                     break
                 found = build_forest(graph, weight, trees=best.k * times, deadline=deadline, structure=structure)
