@@ -295,13 +295,20 @@ class _Planner:
 
     # ---- the best, lowered ----
     def _decide(self, candidates: Sequence[_Candidate]) -> tuple[_Candidate, Program, Runs, Schedule]:
+        """The fastest by simulation among about SIMULATED. All schedules of the same routes and instances are tried or none, so that the
+        routes and instances in the options decide the rest again."""
+        groups: dict[tuple[tuple[Routes, ...], int], list[_Candidate]] = {}
+        for candidate in candidates:
+            groups.setdefault((candidate.phases, candidate.instances), []).append(candidate)
         tried: list[tuple[float, int, _Candidate, Program, Runs, Schedule]] = []
-        for candidate in candidates[:SIMULATED]:
-            if tried and (monotonic() > self.deadline - 0.2 * self.problem.time_limit_s or len(candidate.transfers) > MOST_TRANSFERS):
+        for group in groups.values():
+            late = monotonic() > self.deadline - 0.2 * self.problem.time_limit_s
+            if tried and (late or len(tried) >= SIMULATED or len(group[0].transfers) > MOST_TRANSFERS):
                 break
-            program, runs, schedule = self._lowered(candidate)
-            time_s = simulated_time_s(program, self.problem.fabric, self.problem.ranks, self.problem.transport) if len(candidates) > 1 else 0.0
-            tried.append((time_s, len(tried), candidate, program, runs, schedule))
+            for candidate in group:
+                program, runs, schedule = self._lowered(candidate)
+                time_s = simulated_time_s(program, self.problem.fabric, self.problem.ranks, self.problem.transport) if len(candidates) > 1 else 0.0
+                tried.append((time_s, len(tried), candidate, program, runs, schedule))
         _, _, best, program, runs, schedule = min(tried, key=lambda x: x[:2])
         return best, program, runs, schedule
 

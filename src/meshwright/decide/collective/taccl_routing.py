@@ -191,7 +191,7 @@ class _Program:
             return 0.0
         if self._ways_in(c)[self.p.box[b]] > 1:
             return 0.0
-        return self._spread[b, frozenset(d for d in self.p.chunks[c].dests if self.p.box[d] == self.p.box[b])]
+        return float(self._spread[b, frozenset(d for d in self.p.chunks[c].dests if self.p.box[d] == self.p.box[b])])
 
     def _ways_in(self, c: int) -> dict[int, int]:
         """Links between boxes that the chunk may take, by the box that they lead to."""
