@@ -245,7 +245,7 @@ def mi250(n: int, name: str, chosen: Chosen) -> Fabric:
 
 
 # NVLinks between the eight P100s of a DGX-1: two quads, each fully connected, and one link between the quads per GPU.
-_P100_LINKS = ("01", "02", "03", "12", "13", "23", "45", "46", "47", "56", "57", "67", "04", "15", "26", "37")
+_P100_LINKS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (4, 5), (4, 6), (4, 7), (5, 6), (5, 7), (6, 7), (0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def dgx1_p100(n: int, name: str, chosen: Chosen) -> Fabric:
@@ -258,7 +258,7 @@ def dgx1_p100(n: int, name: str, chosen: Chosen) -> Fabric:
     for box in range(n):
         gpus = _gpus(parts, box, 8, P100, chosen.memory)
         for a, b in _P100_LINKS:
-            parts.cable(gpus[int(a)], gpus[int(b)], rate, NVLINK_S, "NV1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
+            parts.cable(gpus[a], gpus[b], rate, NVLINK_S, "NV1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
         if n > 1:
             ports.append(_nics(parts, box, 4))
             for i, gpu in enumerate(gpus):

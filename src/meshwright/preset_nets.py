@@ -240,8 +240,8 @@ def wan(n: int, name: str, chosen: Chosen) -> Fabric:
     wide = rate_note(parts, "rate between sites", chosen.trunk, 12_500_000, "100 Mbit/s, assumed")
     nodes = _nodes(parts, 2 * n, chosen, [f"site{i // 2}" for i in range(2 * n)])
     parts.switches += [Switch(name=f"site{i}/router", group=f"site{i}") for i in range(n)]
-    for i, a in enumerate(nodes):
-        parts.cable(a, f"site{i // 2}/router", local, 50e-6, "NET")
+    for i, node in enumerate(nodes):
+        parts.cable(node, f"site{i // 2}/router", local, 50e-6, "NET")
     for a in range(n):
         for b in range(a + 1, n):
             parts.cable(f"site{a}/router", f"site{b}/router", wide, min(0.1, 1e-3 * 10 ** (b - a - 1)), "NET")

@@ -69,6 +69,7 @@ PRINTED = {
     "capture", "citations", "collective", "completion", "error", "fabric-list", "fabric-show", "program-diff", "program-show", "program-stats",
     "run.dry", "train.compare", "train.plan", "version",
     "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
+    "collective-groups", "collective-sweep", "fabric-lint", "nccl-graphs",
 }  # fmt: skip
 MODULES = {"testing", "run.worker"}  # names of modules and loggers in the same form
 

@@ -31,7 +31,7 @@ def execute(program: Program, rng: np.random.Generator) -> dict[tuple[int, int, 
     iterations = int(lanes.repeat.max()) if len(lanes) else 1
     memory: dict[tuple[int, int, int], Value] = {}
     for rank, (buffer, first, count) in enumerate(contract.inputs):
-        if contract.op == "broadcast" and rank != contract.root:
+        if contract.op in ("broadcast", "scatter") and rank != contract.root:
             continue
         for i, j in product(range(iterations), range(count)):
             memory[buffer, i, first + j] = Counter({(rank, j, i): 1})
@@ -98,17 +98,25 @@ def assert_delivers(program: Program, rng: np.random.Generator) -> None:
     memory = execute(program, rng)
     iterations = int(program.lanes.repeat.max())
     n = program.ranks
+    given, taken = ([count for _, _, count in side] for side in (contract.inputs, contract.outputs))
+    owner = [(r, j) for r in range(n) for j in range(given[r])]  # of an all-gather's output chunks
     for rank, (buffer, first, count) in enumerate(contract.outputs):
-        if contract.op == "reduce" and rank != contract.root:
+        if (contract.op in ("reduce", "gather") and rank != contract.root) or (contract.op == "permute" and contract.peers[rank] < 0):
             continue
-        own = contract.inputs[0][2]
         for i, j in product(range(iterations), range(count)):
-            if contract.op == "all-gather":
-                wanted = Counter({(j // own, j % own, i): 1})
+            if contract.op in ("all-gather", "gather"):
+                wanted = Counter({(*owner[j], i): 1})
             elif contract.op == "broadcast":
                 wanted = Counter({(contract.root, j, i): 1})
+            elif contract.op == "scatter":
+                wanted = Counter({(contract.root, sum(taken[:rank]) + j, i): 1})
+            elif contract.op == "all-to-all":
+                block = count // n
+                wanted = Counter({(j // block, rank * block + j % block, i): 1})
+            elif contract.op == "permute":
+                wanted = Counter({(contract.peers[rank], j, i): 1})
             else:
-                origin = j + (rank * count if contract.op == "reduce-scatter" else 0)
+                origin = j + (sum(taken[:rank]) if contract.op == "reduce-scatter" else 0)
                 wanted = Counter({(r, origin, i): 1 for r in range(n)})
             assert memory.get((buffer, i, first + j)) == wanted, (contract.op, rank, i, j)
 

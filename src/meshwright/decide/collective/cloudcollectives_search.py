@@ -68,17 +68,17 @@ def ring_tour(d: F64, *, bottleneck: bool) -> list[int]:
     for j in range(n - 1):
         best[1 << j, j] = d[0, j + 1]
     inner = d[1:, 1:]
-    members = [np.flatnonzero([(mask >> j) & 1 for j in range(n - 1)]) for mask in range(full)]
+    members = [np.flatnonzero([(m >> j) & 1 for j in range(n - 1)]) for m in range(full)]
     for mask in range(1, full):
         if mask & (mask - 1) == 0:
             continue
-        for j in members[mask]:
-            before = mask ^ (1 << int(j))
+        for last in members[mask].tolist():
+            before = mask ^ (1 << last)
             rest = members[before]
-            step = inner[rest, j]
+            step = inner[rest, last]
             reach = np.maximum(best[before, rest], step) if bottleneck else best[before, rest] + step
             k = int(reach.argmin())
-            best[mask, j], came[mask, j] = reach[k], rest[k]
+            best[mask, last], came[mask, last] = reach[k], rest[k]
     back = d[1:, 0]
     close = np.maximum(best[full - 1], back) if bottleneck else best[full - 1] + back
     j, mask, tour = int(close.argmin()), full - 1, []

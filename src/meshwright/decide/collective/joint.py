@@ -56,7 +56,7 @@ SMALLEST_PIECE_BYTES = 4096
 ENOUGH_PIECES = 64  # batches of trees become finer before there are more pieces than this
 DEPTH = 4  # messages in flight on a channel of many pieces
 MOST_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
-SIMPLE, FINEST = 8, 24  # most units per narrowest link that rates are rounded down to
+SIMPLE, FINEST = 12, 24  # most units per narrowest link that rates are rounded down to
 MOST_UNITS = 24  # units tried
 
 
@@ -201,7 +201,7 @@ def rate_units(rates: list[int]) -> list[Fraction]:
     fine = {Fraction(rate, j) for rate in rates for j in range(rate // narrowest, FINEST * rate // narrowest + 1) if j}
     for unit in sorted((u for u in fine if u <= narrowest), reverse=True):
         loss = max(1 - unit * (rate // unit) / rate for rate in rates)
-        if loss < least:
+        if 0 < loss < least:
             chosen.add(unit)
             least = loss
     lossy = [u for u in chosen if any(rate % u for rate in rates)]
