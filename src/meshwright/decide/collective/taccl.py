@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -27,7 +28,7 @@ from ...cite import Cite
 from ...errors import Unsupported, UsageError
 from ...program import Program
 from ...sketch import Sketch, sketch_of
-from .bounds import collective_bound
+from .bounds import bandwidth_bound, collective_bound
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, options_of, require_operation
 from .taccl_chunks import REDUCES, chunks_of, image_of_chunks
 from .taccl_contiguity import Runs, join_runs
@@ -178,17 +179,17 @@ class _Planner:
             elif self.sketch is not None:
                 text = f"the {self.problem.op} is not symmetric under the sketch's offsets"
                 raise UsageError(text, where="sketch.symmetry", hint="leave symmetry_offsets out for operations with a root")
-        floor_s = self._floor_s() * size_class / exact
+        floor_s = self._floor_s(size_class)
         return RoutingProblem(
             len(self.problem.ranks), topology.box, tuple((x.src, x.dst, x.remote) for x in topology.links), topology.carriers, topology.relayed,
             tuple(self.chunks), timing, tuple(found), self._hints(topology), False, floor_s,
         )  # fmt: skip
 
-    def _floor_s(self) -> float:
-        """What no routing of a phase can beat, from bytes alone (so that it scales with the size)."""
+    def _floor_s(self, class_bytes: float) -> float:
+        """What no routing of a phase can beat, from bytes alone, for chunks of `class_bytes`; the same for all sizes of the class."""
         gather = replace(self.problem, op="all-gather") if self.problem.op == "all-reduce" else self.problem
-        bound = collective_bound(gather) if self.problem.op == "all-reduce" else self.bound
-        return float(bound) if bound.certificate.kind in ("cut", "partition") else 0.0
+        per_byte = bandwidth_bound(gather).exact / gather.size_bytes
+        return float(per_byte * Fraction(class_bytes) * self.per_buffer * self.chunkup)
 
     def _hints(self, topology: LogicalTopology) -> Hints:
         if self.sketch is None:
