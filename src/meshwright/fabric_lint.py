@@ -17,7 +17,7 @@ from typing import Any, Literal
 from .fabric import Fabric
 from .fabric_edit import PCIE_KINDS, is_port
 
-__all__ = ["SEVERITIES", "Finding", "lint_fabric"]
+__all__ = ["SEVERITIES", "Finding", "lint_fabric", "missing_nics", "nic_ports", "nvlink_counts", "slow_pcie_links", "uneven_totals"]
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -94,46 +94,67 @@ def _connected(fabric: Fabric) -> Iterator[Finding]:
             yield Finding("error", "island", some, f"no path from {here}, in either direction", "add links, or name a connected part with --devices")
 
 
-def _directions(fabric: Fabric) -> Iterator[Finding]:
+def uneven_totals(fabric: Fabric) -> dict[tuple[str, str], tuple[int, int]]:
+    """Pairs joined both ways at unlike rates -> bytes/s one way and back, parallel links added up."""
+    total = _totals(fabric)
+    return {(a, b): (rate, total[b, a]) for (a, b), rate in total.items() if a < b and total.get((b, a), rate) != rate}
+
+
+def _totals(fabric: Fabric) -> dict[tuple[str, str], int]:
     total: dict[tuple[str, str], int] = {}
     for x in fabric.links:
         total[x.src, x.dst] = total.get((x.src, x.dst), 0) + x.rate_Bps
-    for (a, b), rate in total.items():
-        back = total.get((b, a), 0)
-        if not back:
-            yield Finding(
-                "warning", "one-way-link", f"{a} -> {b}", "has no link the other way", "cables carry both; add it, unless a sketch means it"
-            )
-        elif a < b and rate != back:
-            yield Finding("warning", "uneven-directions", f"{a} <-> {b}", f"{rate} B/s one way, {back} B/s the other", "give both the same rate")
+    return total
+
+
+def _directions(fabric: Fabric) -> Iterator[Finding]:
+    total = _totals(fabric)
+    for a, b in total:
+        if (b, a) not in total:
+            hint = "cables carry both; add it, unless a sketch means it"
+            yield Finding("warning", "one-way-link", f"{a} -> {b}", "has no link the other way", hint)
+    for (a, b), (rate, back) in uneven_totals(fabric).items():
+        yield Finding("warning", "uneven-directions", f"{a} <-> {b}", f"{rate} B/s one way, {back} B/s the other", "give both the same rate")
 
 
 # ---- PCIe, NVLink, NICs ------------------------------------------------------------------------------------------------
+def slow_pcie_links(fabric: Fabric) -> tuple[frozenset[int], int]:
+    """Numbers of the PCIe links that are far below the others, and the rate of the fastest."""
+    best = max((x.rate_Bps for x in fabric.links if x.kind in PCIE_KINDS), default=0)
+    slow = (i for i, x in enumerate(fabric.links) if x.kind in PCIE_KINDS and x.rate_Bps <= SLOW_PCIE_Bps and x.rate_Bps * UNLIKELY <= best)
+    return frozenset(slow), best
+
+
 def _slow_pcie(fabric: Fabric) -> Iterator[Finding]:
     """A placeholder bridge (2.5 GT/s x1 is 0.19 GB/s) in front of GPUs or NICs: everything behind it crawls."""
-    best = max((x.rate_Bps for x in fabric.links if x.kind in PCIE_KINDS), default=0)
+    slow, best = slow_pcie_links(fabric)
     seen: set[frozenset[str]] = set()
-    for x in fabric.links:
-        pair = frozenset((x.src, x.dst))
-        if x.kind not in PCIE_KINDS or pair in seen or x.rate_Bps > SLOW_PCIE_Bps or x.rate_Bps * UNLIKELY > best:
+    for x in (fabric.links[i] for i in sorted(slow)):
+        if (pair := frozenset((x.src, x.dst))) in seen:
             continue
         seen.add(pair)
         yield Finding(
             "error",
             "slow-pcie",
             f"{x.src} <-> {x.dst}",
-            f"{x.rate_Bps / 1e9:.3g} GB/s where other PCIe links have {best / 1e9:.3g}",
+            f"{x.rate_Bps / 1e9:.2g} GB/s where other PCIe links have {best / 1e9:.3g}",
             "a placeholder bridge of a virtual machine, or a card that trained down: correct link_speed and link_width, or reseat it",
         )
 
 
-def _nvlinks(fabric: Fabric) -> Iterator[Finding]:
-    """GPUs of one server whose NVLinks add up to something else than most: one cable or one driver short."""
+def nvlink_counts(fabric: Fabric) -> dict[str, int]:
+    """NVLinks of every device, those to switches included."""
     total: dict[str, int] = {d.name: 0 for d in fabric.devices}
     for x in fabric.links:
         match = _BUNDLE.match(x.kind)
         if match and x.src in total:
             total[x.src] += int(match[1])
+    return total
+
+
+def _nvlinks(fabric: Fabric) -> Iterator[Finding]:
+    """GPUs of one server whose NVLinks add up to something else than most: one cable or one driver short."""
+    total = nvlink_counts(fabric)
     for group, members in fabric.groups.items():
         counts = Counter(total[fabric.devices[i].name] for i in members)
         usual, how_many = counts.most_common(1)[0]
@@ -151,7 +172,8 @@ def _nvlinks(fabric: Fabric) -> Iterator[Finding]:
                 )
 
 
-def _ports(fabric: Fabric) -> dict[str, list[str]]:
+def nic_ports(fabric: Fabric) -> dict[str, list[str]]:
+    """NICs of every server by name; of servers whose devices are on the network themselves, those devices."""
     found: dict[str, list[str]] = {g: [] for g in fabric.groups if g}
     for s in fabric.switches:
         if s.group in found and is_port(fabric, s.name):
@@ -162,28 +184,35 @@ def _ports(fabric: Fabric) -> dict[str, list[str]]:
     return found
 
 
+def missing_nics(fabric: Fabric) -> dict[str, tuple[int, int]]:
+    """Servers with fewer NICs than most servers of as many devices and NVLinks have -> NICs there, NICs usual."""
+    ports, links = nic_ports(fabric), nvlink_counts(fabric)
+    alike: dict[tuple[int, int], list[str]] = {}
+    for group in ports:
+        members = fabric.groups[group]
+        alike.setdefault((len(members), sum(links[fabric.devices[i].name] for i in members)), []).append(group)
+    found: dict[str, tuple[int, int]] = {}
+    for groups in alike.values():
+        counts = Counter(len(ports[g]) for g in groups)
+        usual = max(counts, key=lambda n: (counts[n], n))
+        found |= {g: (len(ports[g]), usual) for g in groups if len(ports[g]) < usual}
+    return found
+
+
 def _nics(fabric: Fabric) -> Iterator[Finding]:
-    ports = _ports(fabric)
-    if len(ports) < 2:
-        return
-    usual = Counter(map(len, ports.values())).most_common(1)[0][0]
-    if not any(ports.values()):
-        return
-    for group, names in ports.items():
-        if len(names) < usual and any(s.group == group for s in fabric.switches) | bool(usual):
-            word = "no NIC" if not names else f"{len(names)} NICs"
-            yield Finding(
-                "error" if not names else "warning",
-                "missing-nic",
-                group,
-                f"{word}; most servers have {usual}",
-                "dump the topology while the network is in use, or check that the NIC is up",
-            )
+    for group, (count, usual) in missing_nics(fabric).items():
+        yield Finding(
+            "warning" if count else "error",
+            "missing-nic",
+            group,
+            f"{count or 'no'} NIC{'s' if count > 1 else ''}; most servers like it have {usual}",
+            "dump the topology while the network is in use, or check that the NIC is up",
+        )
 
 
 def _gpu_to_nic(fabric: Fabric) -> Iterator[Finding]:
     """GPUs whose way to every NIC crosses another GPU or the link between sockets, where other GPUs do better."""
-    ports = _ports(fabric)
+    ports = nic_ports(fabric)
     if len(fabric.devices) > 1024:
         return
     worst: dict[str, int] = {}

@@ -92,34 +92,66 @@ class ForestColl:
         for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
-        deadline = monotonic() + problem.time_limit_s
         bound = collective_bound(problem)
-        forests, relay = self._forests(problem, deadline)
-        ranks, servers = len(problem.ranks), _servers(forests)
-        steps = sum(2 * f.distinct * ranks for f in forests)
-        weight, uneven = _weights(problem), problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1
-        fold = servers > 1 and not uneven and (self.fold if self.fold is not None else steps > LARGE_STEPS)
-        if self.fold and not fold:
-            raise Unsupported("these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order", hint="leave fold out")
-        if not fold:
-            servers = 1
-        parts, units = _parts(problem, forests, stored=fold)
-        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // servers)
+        ready = self._prepared(problem, monotonic() + problem.time_limit_s)
+        forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
+        ranks, weight, uneven = len(problem.ranks), weights_of(problem), is_uneven(problem)
+        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // ready.servers)
         wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weight) * units)
-        quantum = self.quantum or _quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
-        parts = _cut(parts, quantum)
-        pieces = self.pieces or _power_of_two(min(wanted, most // tree_steps(parts, ranks)))
-        unroll = uneven or (self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS)
+        quantum = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
+        parts, steps = ready.cut(quantum)
+        pieces = self.pieces or _power_of_two(min(wanted, most // steps))
+        unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
         depth = self.depth or min(DEPTH, pieces)
-        how = _lowering(problem, forests[0], units, pieces, unroll, servers, depth)
+        how = _lowering(problem, forests[0], units, pieces, unroll, ready.servers, depth)
         if uneven:
             table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
-        program = lower_parts(parts, how)
+            program = lower_parts(parts, how)
+        else:
+            program = self._program(problem, parts, how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
-        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=relay, fold=fold, depth=depth)
+        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth)
         chosen = replace(chosen, structure=forests[0].method != "general")
-        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, forests, pieces))
+        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, ready, pieces))
+
+    def _prepared(self, problem: CollectiveProblem, deadline: float) -> Prepared:
+        """Forests and parts, remembered between sizes. What the deadline may have cut short is not kept."""
+
+        def make() -> Prepared:
+            forests, relay = self._forests(problem, deadline)
+            servers = servers_of(forests)
+            steps = sum(2 * f.distinct * len(problem.ranks) for f in forests)
+            fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else steps > LARGE_STEPS)
+            if self.fold and not fold:
+                text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
+                raise Unsupported(text, hint="leave fold out")
+            parts, units = parts_of(problem, forests, stored=fold)
+            found = Prepared(forests, relay, servers if fold else 1, parts, units, len(problem.ranks))
+            if monotonic() > deadline:
+                raise Late(found)
+            return found
+
+        try:
+            return remember(problem.fabric, self._key(problem, "forests"), make)
+        except Late as late:
+            return late.found
+
+    def _key(self, problem: CollectiveProblem, what: str) -> tuple[Hashable, ...]:
+        """All that forests, parts and lanes depend on but sizes and pieces."""
+        weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
+        return "forestcoll", what, problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem), *(
+            self.trees, self.max_trees, self.structure, self.relay, self.fold
+        )  # fmt: skip
+
+    def _program(self, problem: CollectiveProblem, parts: list[Part], how: Lowering, quantum: int) -> Program:
+        """The lowered parts, remembered between sizes: how often lanes repeat and how long chunks are is written in afterwards."""
+        key = (*self._key(problem, "program"), quantum, how.unroll, how.pieces if how.unroll else 0, how.depth)
+        shape = how if how.unroll else replace(how, pieces=1)
+        program = with_chunk_bytes(remember(problem.fabric, key, lambda: lower_parts(parts, shape)), how.chunk_bytes)
+        if how.unroll:
+            return program
+        return replace(program, lanes=replace(program.lanes, repeat=np.full_like(program.lanes.repeat, how.repeat)))
 
     def _wanted_pieces(self, problem: CollectiveProblem, forests: list[Forest], parts: int) -> int:
         """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
@@ -131,7 +163,7 @@ class ForestColl:
         if hops <= 1:
             return 1
         graph = forests[0].graph
-        time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (sum(_weights(problem)) * graph.unit_Bps))
+        time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (sum(weights_of(problem)) * graph.unit_Bps))
         transport = problem.transport or Transport()
         overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
         wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
@@ -155,7 +187,7 @@ class ForestColl:
         raise AssertionError("one of the tries returns or raises")
 
     def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: float) -> list[Forest]:
-        weight = _weights(problem)
+        weight = weights_of(problem)
         if problem.op in ("scatter", "gather"):
             turned = problem.op == "scatter"
             way = graph.reversed() if turned else graph
@@ -192,54 +224,13 @@ class ForestColl:
         return best
 
 
-def _servers(forests: list[Forest]) -> int:
-    """Alike servers whose ranks are equal runs in order, in all forests; 1 = no such symmetry."""
-    if any(f.symmetry is None or not f.symmetry.stride() for f in forests):
-        return 1
-    return forests[0].symmetry.members if forests[0].symmetry else 1
-
-
 def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
-    elements, total = -(-problem.size_bytes // problem.element_bytes), _shards(problem) * units * pieces
+    elements, total = -(-problem.size_bytes // problem.element_bytes), shards_of(problem) * units * pieces
     return Lowering(
-        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=_shards(problem), units=units,
+        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=shards_of(problem), units=units,
         pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
         depth=depth, servers=servers,
     )  # fmt: skip
-
-
-def _weights(problem: CollectiveProblem) -> list[int]:
-    """Shares of data that every rank's trees carry."""
-    n = len(problem.ranks)
-    if problem.op in ("broadcast", "reduce"):
-        return [int(r == problem.root) for r in range(n)]
-    return shard_weights(problem) if problem.shard_bytes is not None else [1] * n
-
-
-def _shards(problem: CollectiveProblem) -> int:
-    return 1 if problem.op in ("broadcast", "reduce") else len(problem.ranks)
-
-
-def _parts(problem: CollectiveProblem, forests: list[Forest], *, stored: bool) -> tuple[list[Part], int]:
-    """Parts of every shard and units per shard, in the smallest whole numbers; `stored`: only of the first server's shards."""
-    up = forests[0] if problem.op in ("all-reduce", "reduce-scatter", "reduce") else None
-    down = None if problem.op in ("reduce-scatter", "reduce") else forests[-1]
-    units = common_units(forests[0], forests[-1])
-    rows = {id(f): _segments(f, units, stored=stored, by_end=problem.op == "scatter") for f in forests}
-    parts: list[Part] = []
-    for root in range(len(problem.ranks)):
-        pair = [rows[id(forest)].get(root) if forest else None for forest in (up, down)]
-        if not any(pair):
-            continue
-        shard = 0 if _shards(problem) == 1 else root
-        borders = sorted({end for row in pair if row for _, end in row})
-        first = 0
-        for border in borders:
-            one, two = (next(tree for tree, end in row if end >= border) if row else None for row in pair)
-            parts.append(Part(shard, first, border - first, one, two))
-            first = border
-    divisor = gcd(units, *(p.first for p in parts), *(p.units for p in parts))
-    return [replace(p, first=p.first // divisor, units=p.units // divisor) for p in parts], units // divisor
 
 
 def _power_of_two(value: int) -> int:
@@ -247,42 +238,10 @@ def _power_of_two(value: int) -> int:
     return int(1 << max(value, 1).bit_length() - 1)
 
 
-def _quantum(parts: list[Part], ranks: int, most_steps: int) -> int:
-    """The smallest most units per part (a power of two) with which the program keeps to `most_steps` per piece, if any does."""
-    quantum, largest = 1, max(p.units for p in parts)
-    while quantum < largest and tree_steps(_cut(parts, quantum), ranks) > most_steps:
-        quantum *= 2
-    return quantum
-
-
-def _cut(parts: list[Part], quantum: int) -> list[Part]:
-    return [
-        Part(p.shard, p.first + i, min(quantum, p.units - i), p.up, p.down) for p in parts for i in range(0, p.units, quantum)
-    ]
-
-
-def _segments(forest: Forest, units: int, *, stored: bool, by_end: bool) -> dict[int, list[tuple[Tree, int]]]:
-    """By shard: (tree, end) of its trees, laid end to end over `units` units per weight. A shard is its root's, or a path's last rank's."""
-    out: dict[int, list[tuple[Tree, int]]] = {}
-    for tree in forest.trees if stored else forest.every_tree():
-        row = out.setdefault(tree.order[-1] if by_end else tree.root, [])
-        row.append((tree, (row[-1][1] if row else 0) + tree.units * (units // forest.k)))
-    return out
-
-
-def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> dict[str, Any]:
+def _notes(problem: CollectiveProblem, ready: Prepared, pieces: int) -> dict[str, Any]:
     """`bandwidth_time_s`: the most loaded link at full rate, without padding; `halves_optimum_s`: sum of the halves' exact optima."""
-    graph = forests[0].graph
-    weight = _weights(problem)
+    forests, weight = ready.forests, weights_of(problem)
     shard = Fraction(problem.size_bytes, sum(weight))
-    load: dict[tuple[int, int], Fraction] = {}
-    for number, forest in enumerate(forests):
-        climbs = problem.op in ("reduce-scatter", "reduce") or (problem.op == "all-reduce" and number == 0)
-        for (u, v), trees in forest.load.items():
-            arc = (v, u) if climbs else (u, v)
-            load[arc] = load.get(arc, Fraction(0)) + Fraction(trees, forest.k)
-    rates = (forests[-1].graph if problem.op == "all-reduce" else graph.reversed() if problem.op in ("reduce-scatter", "reduce") else graph).arcs
-    busiest = max(used * shard / (rates[arc] * graph.unit_Bps) for arc, used in load.items())
     return {
         "trees_per_root": forests[0].k,
         "distinct_trees": sum(f.distinct for f in ({id(f): f for f in forests}.values())),
@@ -290,7 +249,7 @@ def _notes(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> di
         "weights": weight if len(set(weight)) > 1 else "equal",
         "pieces": pieces,
         "ranks": len(problem.ranks),
-        "bandwidth_time_s": str(busiest),
+        "bandwidth_time_s": str(shard * ready.fullest_link),
         "halves_optimum_s": str(sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))),
         "exact": all(f.stretch == f.k * f.optimum for f in forests),
         "ratio": str(sum(f.optimum / f.graph.unit_Bps for f in forests) / sum(f.stretch / f.k / f.graph.unit_Bps for f in forests)),
