@@ -28,11 +28,12 @@ from ...errors import Disconnected, Unsupported, UsageError
 from ...kernels.strength import strength
 from ...program import Program
 from .blink_blocks import block_steps, lower_blocks
-from .blink_chunks import fastest_count, in_pieces
+from .blink_chunks import fastest_count
 from .blink_phases import three_phase_set
 from .blink_sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, few_exact_trees, one_hop_set, one_tree_set, packed_set, parts_of, per_root
 from .bounds import collective_bound
 from .lower_trees import Lowering, lower_parts, tree_steps
+from .memo import in_pieces, remember
 from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 from .rates import RateGraph, rate_graph
 from .value import simulated_time_s
@@ -147,21 +148,23 @@ class Blink:
         halves = channel_graphs(problem, relay=relay) if self.form in (None, "channels") or self.switch_channel_s else None
         best = halves[0] if halves is not None and self.switch_channel_s > 0 else graph
         exact = problem.op == "all-reduce" and few_exact_trees(best) if self.exact is None else self.exact
-        makers: list[tuple[str, Callable[[], TreeSet | None]]] = []
+        key = "blink", problem.op, problem.ranks, problem.root, relay, self.epsilon, self.theta, self.switch_channel_s
+        makers: list[tuple[str, bool, Callable[[], TreeSet | None]]] = []  # (form, exact, what makes it)
         if not self.exact:
-            makers.append(("one-tree", lambda: one_tree_set(problem, graph)))
-            makers.append(("one-hop", lambda: one_hop_set(problem, graph)))
-            makers.append(("trees", lambda: packed_set(problem, best, exact=False, **packing)))
+            makers.append(("one-tree", False, lambda: one_tree_set(problem, graph)))
+            makers.append(("one-hop", False, lambda: one_hop_set(problem, graph)))
+            makers.append(("trees", False, lambda: packed_set(problem, best, exact=False, **packing)))
             if problem.op == "all-reduce":
-                makers.append(("three-phase", lambda: three_phase_set(problem, graph, **packing)))
+                makers.append(("three-phase", False, lambda: three_phase_set(problem, graph, **packing)))
         if exact:
-            makers.append(("trees", lambda: packed_set(problem, best, exact=True, **packing)))
+            makers.append(("trees", True, lambda: packed_set(problem, best, exact=True, **packing)))
         if halves is not None and not self.exact:
-            makers.append(("channels", lambda: self._channels(problem, halves)))
+            makers.append(("channels", False, lambda: self._channels(problem, halves)))
         found: list[TreeSet | None] = []
-        for form, make in makers:
+        for form, whole, make in makers:
             if self.form in (None, form) and not (any(found) and monotonic() > deadline):
-                found.append(make())
+                sized = problem.size_bytes if form == "channels" else 0  # how much each kind of links gets depends on the size
+                found.append(remember(problem.fabric, (*key, form, whole, sized), make))
         sets = [s for s in found if s is not None]
         if not sets:
             raise Unsupported(
@@ -172,7 +175,10 @@ class Blink:
         return sets
 
     def _channels(self, problem: CollectiveProblem, halves: tuple[RateGraph, RateGraph]) -> TreeSet | None:
-        fast, slow = (packed_set(problem, half, epsilon=self.epsilon, theta=self.theta, exact=False) for half in halves)
+        how: dict[str, Any] = {"epsilon": self.epsilon, "theta": self.theta, "exact": False}
+        key = "blink channel", problem.op, problem.ranks, problem.root, self.epsilon, self.theta
+        fast = remember(problem.fabric, (*key, "fast", halves[0].names), lambda: packed_set(problem, halves[0], **how))
+        slow = remember(problem.fabric, (*key, "slow", halves[1].names), lambda: packed_set(problem, halves[1], **how))
         return channel_set(problem, fast, slow, self.switch_channel_s)
 
     # ---- pieces and programs ----------------------------------------------------------------------------------------------
@@ -182,15 +188,9 @@ class Blink:
         Simulated with lanes that repeat: the same messages in the same order as written out.
         """
         steps: dict[int, int] = {}
-        twice: list[Program] = []
 
         def time_of(pieces: int) -> float:
-            if pieces < 2:
-                program = self._program(problem, trees, pieces, unroll=False)
-            else:
-                if not twice:
-                    twice.append(self._program(problem, trees, 2, unroll=False))
-                program = in_pieces(twice[0], pieces, _chunk_bytes(problem, trees, pieces))
+            program = self._program(problem, trees, pieces, unroll=False)
             steps[pieces] = program.executed_steps
             return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
 
@@ -206,15 +206,24 @@ class Blink:
         return pieces, time_s, steps[pieces]
 
     def _program(self, problem: CollectiveProblem, trees: TreeSet, pieces: int, *, unroll: bool) -> Program:
-        if problem.op in ("scatter", "gather"):
-            return lower_blocks(problem, trees, pieces=pieces, unroll=unroll)
-        parts, units = parts_of(problem, trees, single=trees.form != "channels")
-        shards = len(problem.ranks) if per_root(problem.op) else 1
-        how = Lowering(
-            fabric=problem.fabric, ranks=problem.ranks, names=trees.graph.names, op=problem.op, root=problem.root, shards=shards, units=units,
-            pieces=pieces, unroll=unroll, chunk_bytes=_chunk_bytes(problem, trees, pieces), name=f"blink {problem.op}",
-        )  # fmt: skip
-        return lower_parts(parts, how)
+        """Lowered once for all sizes; how often lanes repeat and how long chunks are is written in afterwards."""
+        shape = pieces if unroll else min(pieces, 2)
+        which = trees.graph.names, trees.form, trees.trees
+        key = "blink program", problem.op, problem.ranks, problem.root, problem.element_bytes, which, shape, unroll
+        program = remember(problem.fabric, key, lambda: _lowered(problem, trees, shape, unroll))
+        return in_pieces(program, 1 if unroll else pieces, _chunk_bytes(problem, trees, pieces))
+
+
+def _lowered(problem: CollectiveProblem, trees: TreeSet, pieces: int, unroll: bool) -> Program:
+    if problem.op in ("scatter", "gather"):
+        return lower_blocks(problem, trees, pieces=pieces, unroll=unroll)
+    parts, units = parts_of(problem, trees, single=trees.form != "channels")
+    shards = len(problem.ranks) if per_root(problem.op) else 1
+    how = Lowering(
+        fabric=problem.fabric, ranks=problem.ranks, names=trees.graph.names, op=problem.op, root=problem.root, shards=shards, units=units,
+        pieces=pieces, unroll=unroll, chunk_bytes=_chunk_bytes(problem, trees, pieces), name=f"blink {problem.op}",
+    )  # fmt: skip
+    return lower_parts(parts, how)
 
 
 def _chunk_bytes(problem: CollectiveProblem, trees: TreeSet, pieces: int) -> int:
@@ -225,6 +234,11 @@ def _chunk_bytes(problem: CollectiveProblem, trees: TreeSet, pieces: int) -> int
 
 
 def _steps(problem: CollectiveProblem, trees: TreeSet) -> int:
+    key = "blink steps", problem.op, problem.ranks, trees.form, trees.trees
+    return remember(problem.fabric, key, lambda: _counted(problem, trees))
+
+
+def _counted(problem: CollectiveProblem, trees: TreeSet) -> int:
     if problem.op in ("scatter", "gather"):
         return block_steps(trees)
     parts, _ = parts_of(problem, trees, single=trees.form != "channels")

@@ -8,20 +8,10 @@ and the neighbours; the published rule is `tuned_chunk_bytes`, for measured thro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
 
 from ...errors import UsageError
-from ...program import Program
 
-__all__ = ["fastest_count", "in_pieces", "tuned_chunk_bytes"]
-
-
-def in_pieces(program: Program, pieces: int, chunk_bytes: int) -> Program:
-    """The program, whose lanes all repeat, with another number of iterations and so another size of chunks."""
-    lanes = replace(program.lanes, repeat=np.full_like(program.lanes.repeat, pieces))
-    return replace(program, lanes=lanes, buffers=replace(program.buffers, chunk_bytes=np.full_like(program.buffers.chunk_bytes, chunk_bytes)))
+__all__ = ["fastest_count", "tuned_chunk_bytes"]
 
 
 def fastest_count(time_of: Callable[[int], float], most: int, *, patience: int = 2) -> tuple[int, float]:

@@ -23,7 +23,6 @@ import numpy as np
 from ...cite import Cite
 from ...errors import Disconnected, Unsupported, UsageError
 from ...program import Program
-from .blink_chunks import in_pieces
 from .blink_phases import port_shares
 from .blueconnect_cost import CostTable, ranked_plans
 from .blueconnect_grid import GridPlan, grid_program, in_rank_order
@@ -31,6 +30,7 @@ from .blueconnect_levels import Hierarchy, find_hierarchy, given_hierarchy
 from .blueconnect_overlay import OverlayPlan, overlay_program
 from .blueconnect_stages import PRIMITIVES, halves
 from .bounds import collective_bound
+from .memo import in_pieces, remember
 from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 from .rates import rate_graph
 from .ring import ring_order
@@ -155,7 +155,10 @@ class BlueConnect:
     # ---- candidates -------------------------------------------------------------------------------------------------------
     def _candidates(self, problem: CollectiveProblem, rng: np.random.Generator) -> list[_Candidate]:
         """What is worth simulating, with the table's prediction."""
-        hierarchy = given_hierarchy(problem, self.levels, self.grid) if self.levels else find_hierarchy(problem)
+        if self.levels:
+            hierarchy = given_hierarchy(problem, self.levels, self.grid)
+        else:
+            hierarchy = remember(problem.fabric, ("blueconnect hierarchy", problem.ranks), lambda: find_hierarchy(problem))
         overlaid = self._overlays(problem, hierarchy)
         if self.overlay:
             return overlaid
@@ -207,18 +210,17 @@ class BlueConnect:
         most = min(self.max_parts, max(1, elements // len(problem.ranks)))
         spent = 0
         first: list[_Judged] = []
-        built: dict[_Candidate, Program] = {}
         for candidate in candidates:
             if first and (spent > SEARCH_STEPS or monotonic() > deadline or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
                 continue
-            first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most), built))
+            first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most)))
             spent += first[-1].built
         found = list(first)
         for start in sorted(first, key=lambda j: (j.time_s, j.built))[:2] if self.parts is None else []:
             for double in (True, False):
                 here = start
                 while spent <= SEARCH_STEPS and monotonic() < deadline and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
-                    trial = self._judge(problem, start.candidate, slices, built)
+                    trial = self._judge(problem, start.candidate, slices)
                     spent += trial.built
                     found.append(trial)
                     if trial.time_s >= here.time_s:
@@ -228,28 +230,32 @@ class BlueConnect:
                     break
         return min(found, key=lambda j: (j.time_s, j.steps)), found
 
-    def _judge(self, problem: CollectiveProblem, candidate: _Candidate, slices: int, built: dict[_Candidate, Program]) -> _Judged:
+    def _judge(self, problem: CollectiveProblem, candidate: _Candidate, slices: int) -> _Judged:
         """Simulated with lanes that repeat where that is the same program step by step (chunks lie slice by slice), else written out."""
         if in_rank_order(problem.op):
             program = self._program(problem, candidate.plan, slices, self.unroll)
-        elif slices == 1:
-            program = self._program(problem, candidate.plan, 1, False)
         else:
-            twice = built.get(candidate) or built.setdefault(candidate, self._program(problem, candidate.plan, 2, False))
-            elements, chunks = problem.size_bytes // problem.element_bytes, int(twice.buffers.chunks[0])
-            program = in_pieces(twice, slices, -(-elements // (chunks * slices)) * problem.element_bytes)
+            program = self._lowered(problem, candidate.plan, slices, unroll=False)
         time_s = simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
         return _Judged(candidate, slices, time_s, program.executed_steps, len(program.steps))
 
     def _program(self, problem: CollectiveProblem, plan: GridPlan | OverlayPlan, slices: int, unroll: bool | None) -> Program:
         """The program; `unroll` None: written out unless that gets large."""
-        make: Any = grid_program if isinstance(plan, GridPlan) else overlay_program
         if unroll is None:
-            once: Program = make(problem, plan, slices=slices, unroll=False, reverse=self.reverse)
+            once = self._lowered(problem, plan, slices, unroll=False)
             if slices == 1 or once.executed_steps > LARGE_STEPS:
                 return once
-        made: Program = make(problem, plan, slices=slices, unroll=unroll is not False, reverse=self.reverse)
-        return made
+        return self._lowered(problem, plan, slices, unroll=unroll is not False)
+
+    def _lowered(self, problem: CollectiveProblem, plan: GridPlan | OverlayPlan, slices: int, *, unroll: bool) -> Program:
+        """Lowered once for all sizes; how often lanes repeat and how long chunks are is written in afterwards."""
+        make: Any = grid_program if isinstance(plan, GridPlan) else overlay_program
+        shape = slices if unroll else min(slices, 2)
+        key = "blueconnect program", problem.op, problem.ranks, problem.root, problem.element_bytes, plan, shape, unroll, self.reverse
+        program = remember(problem.fabric, key, lambda: make(problem, plan, slices=shape, unroll=unroll, reverse=self.reverse))
+        repeat = 1 if unroll else slices
+        elements, chunks = -(-problem.size_bytes // problem.element_bytes), int(program.buffers.chunks[0])
+        return in_pieces(program, repeat, -(-elements // (chunks * repeat)) * problem.element_bytes)
 
 
 def _ring_grid(problem: CollectiveProblem, hierarchy: Hierarchy, rng: np.random.Generator) -> tuple[int, ...] | None:

@@ -21,6 +21,7 @@ from .blueconnect_flow import STRANDS
 from .blueconnect_grid import GridPlan, in_rank_order
 from .blueconnect_levels import Hierarchy
 from .blueconnect_stages import PRIMITIVES, halves
+from .memo import remember
 from .problem import CollectiveProblem
 
 __all__ = ["CostTable", "Level", "factorisations", "ranked_plans"]
@@ -63,6 +64,10 @@ class _Stage:
     per_byte: NDArray[np.float64]
 
 
+_Route = tuple[NDArray[np.int64], float]
+_Caches = tuple[dict[tuple[object, ...], _Stage], dict[tuple[object, ...], list[int]], dict[tuple[int, int], _Route]]
+
+
 class CostTable:
     """Costs of the stages of one problem; kept by (grid, stride, size, primitive)."""
 
@@ -73,11 +78,11 @@ class CostTable:
         transport = problem.transport or Transport()
         self.message_s = 2 * (transport.per_message_s + transport.per_step_s)
         self.byte_s = 2 * transport.per_byte_s
-        self._stages: dict[tuple[object, ...], _Stage] = {}
-        self._stretches: dict[tuple[object, ...], list[int]] = {}
-        self._routes: dict[tuple[int, int], tuple[NDArray[np.int64], float]] = {}
+        key = "blueconnect costs", problem.ranks, transport, problem.op == "all-to-all"
+        caches: _Caches = remember(self.fabric, key, lambda: ({}, {}, {}))  # nothing in them depends on the size
+        self._stages, self._stretches, self._routes = caches
 
-    def _route(self, a: int, b: int) -> tuple[NDArray[np.int64], float]:
+    def _route(self, a: int, b: int) -> _Route:
         found = self._routes.get((a, b))
         if found is None:
             links = self.fabric.route(self.actor[a], self.actor[b])

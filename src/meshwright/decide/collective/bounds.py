@@ -30,6 +30,7 @@ from math import gcd
 from ...bound import Bound, Certificate
 from .bounds_flow import flow_bound
 from .bounds_latency import latency_bound
+from .memo import remember
 from .problem import ROOTED, CollectiveProblem
 from .rates import RateGraph, rate_graph, worst_cut
 
@@ -45,7 +46,8 @@ def collective_bound(problem: CollectiveProblem) -> Bound:
     compute, and for all-to-all and permute on fabrics small enough for `bounds_flow`.
     Raises: Disconnected; Unsupported when rates need more than 63 bits.
     """
-    return max([*_bandwidth_bounds(problem), latency_bound(problem)], key=lambda b: b.exact)
+    key = ("bound", problem.op, problem.ranks, problem.root, problem.size_bytes, problem.shard_bytes, problem.peers)
+    return remember(problem.fabric, key, lambda: max([*_bandwidth_bounds(problem), latency_bound(problem)], key=lambda b: b.exact))
 
 
 def bandwidth_bound(problem: CollectiveProblem) -> Bound:

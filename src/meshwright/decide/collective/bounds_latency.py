@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import lcm
 
 from ...bound import Bound, Certificate
+from .memo import remember
 from .problem import ROOTED, CollectiveProblem
 
 __all__ = ["latency_bound", "needs"]
@@ -38,6 +39,11 @@ def needs(problem: CollectiveProblem) -> list[tuple[int, list[int]]]:
 
 def latency_bound(problem: CollectiveProblem) -> Bound:
     """Largest latency between a rank and one that needs its data; zero where no link states a latency. Pairs that are not joined do not count."""
+    key = ("latency bound", problem.op, problem.ranks, problem.root, problem.shard_bytes, problem.peers)
+    return remember(problem.fabric, key, lambda: _latency_bound(problem))
+
+
+def _latency_bound(problem: CollectiveProblem) -> Bound:
     fabric = problem.fabric
     actor = [fabric.actor_of[name] for name in problem.ranks]
     links = fabric.links

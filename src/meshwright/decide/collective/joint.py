@@ -32,6 +32,7 @@ from .joint_exact import ExactDemand, exact_demand, packing_time
 from .joint_lp import Arc, Demand, Packing, PackingProblem, solve_packing
 from .joint_trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
 from .lower_trees import Lowering, lower_parts, tree_steps
+from .memo import in_pieces, remember
 from .problem import CollectivePlan, CollectiveProblem, options_of
 from .rates import RateGraph, rate_graph, worst_cut
 
@@ -95,10 +96,8 @@ class Joint:
             raise Unsupported(f"joint packing is for all-reduce, not {problem.op}", hint="use --strategy forestcoll")
         if self.in_network:
             return self._in_network(problem, rng)
-        graph, relay = self._graph(problem)
-        packed = packing_problem(graph)
-        packing = solve_packing(packed, what="joint packing", deadline=deadline)
-        trees, stuck = self._trees(packed, packing, graph, deadline)
+        key = "joint", problem.ranks, self.relay, self.max_trees
+        graph, relay, packed, packing, trees, stuck = remember(problem.fabric, key, lambda: self._packed(problem, deadline))
         if trees is None:
             return self._sequential(problem, stuck, relay, rng)
         units, ranks = trees.exact.units, graph.ranks
@@ -119,7 +118,20 @@ class Joint:
         )  # fmt: skip
         chosen = replace(self, pieces=pieces, unroll=unroll, quantum=quantum, relay=relay, depth=depth)
         notes = _notes(problem, graph, packed, packing, trees, pieces) | ({"stuck": stuck} if stuck else {})
-        return CollectivePlan(program=lower_parts(parts, how), bound=bound, strategy="joint", options=options_of(chosen), notes=notes)
+        shape = how if unroll else replace(how, pieces=1)
+        shaped = *key, quantum, unroll, shape.pieces, depth, problem.element_bytes
+        program = remember(problem.fabric, shaped, lambda: lower_parts(parts, shape))
+        program = in_pieces(program, how.repeat, how.chunk_bytes)
+        return CollectivePlan(program=program, bound=bound, strategy="joint", options=options_of(chosen), notes=notes)
+
+    def _packed(
+        self, problem: CollectiveProblem, deadline: float
+    ) -> tuple[RateGraph, bool, PackingProblem, Packing, DemandTrees | None, list[Any]]:
+        """What does not depend on the size: the graph, whether devices relay, the program, its optimum, its trees, and what stuck."""
+        graph, relay = self._graph(problem)
+        packed = packing_problem(graph)
+        packing = solve_packing(packed, what="joint packing", deadline=deadline)
+        return graph, relay, packed, packing, *self._trees(packed, packing, graph, deadline)
 
     def _graph(self, problem: CollectiveProblem) -> tuple[RateGraph, bool]:
         """The graph to plan on, and whether devices outside the collective forward."""

@@ -15,9 +15,10 @@ import numpy as np
 from ...fabric import Fabric
 from ...program import Program
 
-__all__ = ["remember", "with_chunk_bytes"]
+__all__ = ["in_pieces", "remember", "with_chunk_bytes"]
 
-MOST_KEPT = 48  # per fabric; the least recently used goes first
+MOST_KEPT = 512  # per fabric; the least recently used goes first
+MOST_STEPS = 4_000_000  # stored steps of all kept programs, about 100 bytes each
 T = TypeVar("T")
 
 
@@ -26,13 +27,23 @@ def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
     kept: OrderedDict[Hashable, Any] = fabric.__dict__.setdefault("_remembered", OrderedDict())
     if key not in kept:
         kept[key] = make()
-        while len(kept) > MOST_KEPT:
+        while len(kept) > 1 and (len(kept) > MOST_KEPT or sum(map(_steps, kept.values())) > MOST_STEPS):
             kept.popitem(last=False)
     kept.move_to_end(key)
     found: T = kept[key]
     return found
 
 
+def _steps(kept: Any) -> int:
+    return len(kept.steps) if isinstance(kept, Program) else 0
+
+
 def with_chunk_bytes(program: Program, chunk_bytes: int) -> Program:
     """The same program for chunks of another size; all its buffers have chunks of one size."""
     return replace(program, buffers=replace(program.buffers, chunk_bytes=np.full(len(program.buffers), chunk_bytes, np.int64)))
+
+
+def in_pieces(program: Program, pieces: int, chunk_bytes: int) -> Program:
+    """The program, whose lanes all repeat, with another number of iterations and so another size of chunks."""
+    lanes = replace(program.lanes, repeat=np.full_like(program.lanes.repeat, pieces))
+    return with_chunk_bytes(replace(program, lanes=lanes), chunk_bytes)
