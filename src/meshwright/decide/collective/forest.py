@@ -50,7 +50,7 @@ class Forest:
     symmetry: Shift | None = None
     method: str = "general"
 
-    @property
+    @cached_property
     def height(self) -> int:
         return max(tree.height for tree in self.trees)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import gcd
 from time import monotonic
 from typing import Any
 
@@ -27,11 +26,13 @@ from ...cost import Transport
 from ...errors import Disconnected, Unsupported, UsageError
 from ...program import MAX_EXECUTED_STEPS
 from ..collective.bounds import collective_bound
-from .forest import Forest, Tree, build_forest, common_units
+from .forest import Forest, build_forest
+from .forest_parts import Late, Prepared, is_uneven, parts_of, servers_of, shards_of, weights_of
 from .forest_paths import gather_forest
-from .forest_shards import shard_table, shard_weights
-from .lower_trees import Lowering, Part, lower_parts, tree_steps
-from .problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from .forest_shards import shard_table
+from .lower_trees import Lowering, lower_parts
+from .memo import remember
+from .problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
 from .rates import RateGraph, rate_graph
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
@@ -95,7 +96,7 @@ class ForestColl:
         bound = collective_bound(problem)
         ready = self._prepared(problem, monotonic() + problem.time_limit_s)
         forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
-        ranks, weight, uneven = len(problem.ranks), weights_of(problem), is_uneven(problem)
+        weight, uneven = weights_of(problem), is_uneven(problem)
         most = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // ready.servers)
         wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weight) * units)
         quantum = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
@@ -109,7 +110,7 @@ class ForestColl:
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
             program = lower_parts(parts, how)
         else:
-            program = self._program(problem, parts, how, quantum)
+            program = ready.program(how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
         chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth)
         chosen = replace(chosen, structure=forests[0].method != "general")
@@ -127,31 +128,17 @@ class ForestColl:
                 text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
                 raise Unsupported(text, hint="leave fold out")
             parts, units = parts_of(problem, forests, stored=fold)
-            found = Prepared(forests, relay, servers if fold else 1, parts, units, len(problem.ranks))
+            found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks))
             if monotonic() > deadline:
                 raise Late(found)
             return found
 
+        weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
+        asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem)
         try:
-            return remember(problem.fabric, self._key(problem, "forests"), make)
+            return remember(problem.fabric, ("forests", asked, self.trees, self.max_trees, self.structure, self.relay, self.fold), make)
         except Late as late:
             return late.found
-
-    def _key(self, problem: CollectiveProblem, what: str) -> tuple[Hashable, ...]:
-        """All that forests, parts and lanes depend on but sizes and pieces."""
-        weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
-        return "forestcoll", what, problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem), *(
-            self.trees, self.max_trees, self.structure, self.relay, self.fold
-        )  # fmt: skip
-
-    def _program(self, problem: CollectiveProblem, parts: list[Part], how: Lowering, quantum: int) -> Program:
-        """The lowered parts, remembered between sizes: how often lanes repeat and how long chunks are is written in afterwards."""
-        key = (*self._key(problem, "program"), quantum, how.unroll, how.pieces if how.unroll else 0, how.depth)
-        shape = how if how.unroll else replace(how, pieces=1)
-        program = with_chunk_bytes(remember(problem.fabric, key, lambda: lower_parts(parts, shape)), how.chunk_bytes)
-        if how.unroll:
-            return program
-        return replace(program, lanes=replace(program.lanes, repeat=np.full_like(program.lanes.repeat, how.repeat)))
 
     def _wanted_pieces(self, problem: CollectiveProblem, forests: list[Forest], parts: int) -> int:
         """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
@@ -227,9 +214,9 @@ class ForestColl:
 def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
     elements, total = -(-problem.size_bytes // problem.element_bytes), shards_of(problem) * units * pieces
     return Lowering(
-        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root, shards=shards_of(problem), units=units,
-        pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
-        depth=depth, servers=servers,
+        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root,
+        shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers,
+        chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
     )  # fmt: skip
 
 

@@ -1,0 +1,62 @@
+"""ForestColl's plans: what is remembered between sizes never shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, forestcoll
+from meshwright.io.fabric_name import load_fabric
+from meshwright.io.program_json import program_bytes
+
+SIZES = (256, 1 << 16, 1 << 23, 12_345_676, 1 << 26)
+
+
+def planned(problem: CollectiveProblem, **options: object) -> CollectivePlan:
+    return ForestColl(**options).plan(problem, rng=np.random.default_rng(0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["dgx-a100:2", "mi250:1", "two-islands", "dgx-h100:24"])
+def test_a_plan_remembered_from_another_size_is_the_one_built_afresh(name: str) -> None:
+    shared = load_fabric(name)
+    ops = ("all-gather", "all-reduce") if name == "dgx-h100:24" else ("all-gather", "all-reduce", "broadcast", "gather")
+    for op in ops:
+        for size in SIZES:
+            fresh = CollectiveProblem.on(replace(shared), op, size)
+            one, two = planned(replace(fresh, fabric=shared)), planned(fresh)
+            assert program_bytes(one.program) == program_bytes(two.program), (op, size)
+            assert (one.options, one.notes, one.bound) == (two.options, two.notes, two.bound), (op, size)
+
+
+def test_other_options_ranks_roots_and_shards_are_not_mixed_up() -> None:
+    shared = load_fabric("mi250:1")
+    some = tuple(d.name for d in shared.devices)[:6]
+    cases = [
+        ({}, {}), ({"trees": 2}, {}), ({"max_trees": 1}, {}), ({"structure": False}, {}), ({"relay": True}, {}), ({"quantum": 2}, {}),
+        ({"depth": 3, "pieces": 4}, {}), ({"unroll": False, "pieces": 4}, {}), ({"unroll": True, "pieces": 4}, {}),
+        ({}, {"op": "broadcast"}), ({}, {"op": "broadcast", "root": 3}), ({}, {"op": "reduce", "root": 3}), ({}, {"ranks": some[::-1]}),
+        ({}, {"op": "scatter", "shard_bytes": (4096, 8192, 0, 4096, 0, 1 << 20)}), ({}, {"shard_bytes": (4096, 8192, 0, 4096, 4, 1 << 20)}),
+        ({}, {"shard_bytes": (65536,) * 6}), ({}, {"element_bytes": 8}),
+    ]  # fmt: skip
+    for options, change in [*cases, *cases]:
+        size = sum(change.get("shard_bytes", (1 << 18,)))  # type: ignore[arg-type]
+        fields = {"op": "all-gather", "ranks": some, "size_bytes": size, **change}
+        one, two = (planned(CollectiveProblem(fabric=f, **fields), **options) for f in (shared, replace(shared)))  # type: ignore[arg-type]
+        assert program_bytes(one.program) == program_bytes(two.program), (options, change)
+        assert (one.options, one.notes, one.bound) == (two.options, two.notes, two.bound), (options, change)
+
+
+def test_forests_that_a_deadline_cut_short_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CollectiveProblem.on(load_fabric("dgx-a100:2"), "broadcast", 1 << 20)
+    with monkeypatch.context() as patched:
+        clock = count()
+        patched.setattr(forestcoll, "monotonic", lambda: 1e6 * next(clock))  # the second look at the clock is past any deadline
+        hurried = planned(replace(problem, time_limit_s=1e7))  # by then packing has ended, trees of one root are still compared
+        assert next(clock) > 2
+        cut = planned(problem)
+    unhurried, fresh = planned(problem), planned(replace(problem, fabric=replace(problem.fabric)))
+    assert program_bytes(unhurried.program) == program_bytes(fresh.program)
+    assert cut.notes["height"] >= fresh.notes["height"] and hurried.notes["height"] >= fresh.notes["height"]
