@@ -17,13 +17,32 @@ from typing import Any, Literal
 from .fabric import Fabric
 from .fabric_edit import PCIE_KINDS, is_port
 
-__all__ = ["SEVERITIES", "Finding", "lint_fabric", "missing_nics", "nic_ports", "nvlink_counts", "slow_pcie_links", "uneven_totals"]
+__all__ = ["RULES", "SEVERITIES", "Finding", "lint_fabric", "missing_nics", "nic_ports", "nvlink_counts", "slow_pcie_links", "uneven_totals"]
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+RULES = {  # what each looks for; docs/clusters.md lists them
+    "island": "devices that no path joins to the others, in either direction",
+    "one-way": "devices that data reaches but cannot leave, or leaves but cannot reach",
+    "unlinked-device": "a device without a link",
+    "slow-pcie": "a PCIe link far below the others: a placeholder bridge (2.5 GT/s x1), or a card that trained down",
+    "one-way-link": "a link without one back",
+    "uneven-directions": "a link whose way back has another rate",
+    "uneven-nvlinks": "a GPU with more or fewer NVLinks than most of its server",
+    "missing-nic": "a server with fewer NICs than most servers like it",
+    "far-nic": "a GPU that reaches a NIC only through another GPU or between sockets, where others do better",
+    "unused-switch": "a switch without links",
+    "parallel-links": "several links of a kind side by side: right for separate cables, else a line copied twice",
+    "rates-too-long": "rates with so small a common divisor that exact planning does not fit into 64 bits",
+    "rates-without-divisor": "rates with a small common divisor: plans get thousands of trees",
+    "no-latency": "no link has a latency",
+    "no-network-latency": "network links without latency beside others that have one",
+    "unknown-device": "devices without memory or FLOP/s, which training needs",
+}
 SLOW_PCIE_Bps = 3_000_000_000  # gen 3 x4; a GPU or NIC behind less is as good as lost
 UNLIKELY = 8  # times slower than its neighbours
 EXACT_BITS = 62  # what the exact planner's integers hold
+MOST_ISLANDS = 64
 MOST_OF_A_KIND = 8  # findings of one rule that are listed one by one
 _BUNDLE = re.compile(r"NV(\d{1,4})\Z")
 
@@ -62,36 +81,41 @@ def _capped(found: list[Finding]) -> list[Finding]:
 # ---- reachability ------------------------------------------------------------------------------------------------------
 def _connected(fabric: Fabric) -> Iterator[Finding]:
     """Islands (nothing joins them) and one-way cuts, each by its devices."""
-    if not fabric.devices:
-        return
-    n = len(fabric.devices)
-    left = set(range(n))
-    islands: list[list[int]] = []
-    while left:
-        start = min(left)
-        reach = {a for a in fabric.reachable(start) if a < n}
-        island = [a for a in sorted(reach) if a == start or start in fabric.reachable(a)] if len(left) < 2048 else sorted(reach)
-        islands.append(island)
-        left -= set(island)
-        if len(islands) > 64:
-            break
-    if len(islands) < 2:
-        return
-    names = fabric.actor_names
+    names, islands = fabric.actor_names, _islands(fabric)
     for island in islands[1:]:
-        here, there = names[islands[0][0]], names[island[0]]
-        ways = [a for a, b in ((here, there), (there, here)) if fabric.actor_of[b] in fabric.reachable(fabric.actor_of[a])]
+        home, there = islands[0][0], island[0]
+        ways = [(a, b) for a, b in ((home, there), (there, home)) if b in fabric.reachable(a)]
         some = ", ".join(names[a] for a in island[:4]) + (f" and {len(island) - 4} more" if len(island) > 4 else "")
         if ways:
-            yield Finding(
-                "error",
-                "one-way",
-                some,
-                f"data gets from {ways[0]} to {there if ways[0] == here else here}, but not back",
-                "add the links of the other direction",
-            )
+            message = f"data gets from {names[ways[0][0]]} to {names[ways[0][1]]}, but not back"
+            yield Finding("error", "one-way", some, message, "add the links of the other direction")
         else:
-            yield Finding("error", "island", some, f"no path from {here}, in either direction", "add links, or name a connected part with --devices")
+            hint = "add links, or name a connected part with --devices"
+            yield Finding("error", "island", some, f"no path from {names[home]}, in either direction", hint)
+
+
+def _islands(fabric: Fabric) -> list[list[int]]:
+    """Sets of devices that reach each other both ways, that of device 0 first; when there are very many, the first of them."""
+    left = set(range(len(fabric.devices)))
+    islands: list[list[int]] = []
+    while left and len(islands) <= MOST_ISLANDS:
+        start = min(left)
+        there, back = _reach(fabric, start, forward=True), _reach(fabric, start, forward=False)
+        islands.append(sorted(left & there & back))
+        left -= there & back
+    return islands
+
+
+def _reach(fabric: Fabric, start: int, *, forward: bool) -> set[int]:
+    """Actors that data gets to from `start`, or (backward) from which it gets there, through any actor."""
+    links, end = (fabric.out_links, 1) if forward else (fabric.in_links, 0)
+    seen, open_ends = {start}, [start]
+    while open_ends:
+        for link in links[open_ends.pop()]:
+            if (peer := fabric.link_ends[link][end]) not in seen:
+                seen.add(peer)
+                open_ends.append(peer)
+    return seen
 
 
 def uneven_totals(fabric: Fabric) -> dict[tuple[str, str], tuple[int, int]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ..errors import FormatError
-from ..fabric_lint import SEVERITIES, Finding, lint_fabric
 from .frame import Result
+
+if TYPE_CHECKING:
+    from ..drive_lint import Lint
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -28,37 +31,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from ..drive_lint import Lint
+    from ..fabric_lint import Finding
+
     try:
-        name, findings = _findings(args)
+        lint = _lint(args)
     except FormatError as error:  # a file that cannot be read is the first thing a linter should say
-        name, findings = args.fabric, [Finding("error", "format", error.where, error.message, error.hint)]
-    counts = {severity: sum(f.severity == severity for f in findings) for severity in SEVERITIES}
-    lines = [f"{f.severity}: {f.where}: {f.message} [{f.rule}]" + (f"\n  {f.hint}" if f.hint else "") for f in findings]
+        lint = Lint(args.fabric, [Finding("error", "format", error.where, error.message, error.hint)], [])
+    document = {"schema": "meshwright.fabric-lint", "version": 1, **lint.to_json()}
+    counts = document["counts"]
+    lines = [f"{f.severity}: {f.where}: {f.message} [{f.rule}]" + (f"\n  {f.hint}" if f.hint else "") for f in lint.findings]
+    lines += [cost.line() for cost in lint.costs]
     said = ", ".join(f"{count} {severity}{'s' if count != 1 else ''}" for severity, count in counts.items())
-    lines.append(f"{name}: {said}" if findings else f"{name}: nothing to say")
-    document = {"schema": "meshwright.fabric-lint", "version": 1, "fabric": name, "findings": [f.to_json() for f in findings], "counts": counts}
+    lines.append(f"{lint.name}: {said}" if lint.findings else f"{lint.name}: nothing to say")
     failed = counts["error"] or (args.strict and counts["warning"])
     return Result(document, "\n".join(lines), exit_code=1 if failed else 0)
 
 
-def _findings(args: argparse.Namespace) -> tuple[str, list[Finding]]:
-    from ..io.fabric_name import load_fabric, select_devices
+def _lint(args: argparse.Namespace) -> Lint:
+    from ..drive_lint import lint_known_fabric, lint_source
+    from ..io.fabric_import import read_source
+    from ..io.fabric_name import load_fabric
 
     if args.format == "auto" and args.fabric != "-" and not args.fabric.lower().endswith(ENDINGS) and not _foreign_json(args.fabric):
-        fabric = load_fabric(args.fabric, args.devices)
-        return fabric.name, lint_fabric(fabric)
-    from ..io.fabric_import import format_of, import_fabric, read_source
-    from ..io.nccl_lint import lint_nccl
-    from ..io.nccl_topology import parse_nccl_topology
-
-    source = read_source(args.fabric)
-    form = format_of(source) if args.format == "auto" else args.format
-    findings = lint_nccl(parse_nccl_topology(source.data, source.where)) if form == "nccl" else []
-    fabric = import_fabric([source], form=form)
-    known = {f.rule for f in findings}
-    part = fabric if args.devices is None else select_devices(fabric, args.devices)
-    findings += [f for f in lint_fabric(part) if f.rule not in known]  # said already, with the line
-    return source.where, sorted(findings, key=lambda f: SEVERITIES.index(f.severity))
+        return lint_known_fabric(load_fabric(args.fabric, args.devices))
+    return lint_source(read_source(args.fabric), args.format, args.devices)
 
 
 def _foreign_json(path: str) -> bool:

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
 
 from ..fabric_lint import MOST_OF_A_KIND, SEVERITIES, Finding
 from .nccl_fabric import _bus
 from .nccl_topology import NcclPci, NcclSystem
 
-__all__ = ["lint_nccl"]
+__all__ = ["NCCL_RULES", "lint_nccl", "repaired_nccl"]
 
+NCCL_RULES = {  # what each looks for; docs/clusters.md lists them
+    "slow-pcie": "a bridge, GPU or NIC below 3 GB/s, such as the placeholder of 2.5 GT/s x1 above a virtual machine's GPUs",
+    "unknown-speed": "a link_speed that NCCL does not know: it plans with gen 3",
+    "no-speed": "no link_speed: NCCL plans with gen 3",
+    "no-nic": "a file without a NIC: dumps hold NICs only where the network was used",
+    "no-net-speed": "a NIC of speed 0: NCCL counts 10 Gbit/s",
+    "net-twice": "a NIC that is there twice",
+    "no-nvlink": "GPUs that could have NVLinks and have none",
+    "uneven-nvlinks": "a GPU with more or fewer NVLinks than most",
+    "one-way-nvlink": "more NVLinks from one GPU to another than back",
+    "far-nic": "GPUs without a NIC under their own CPU, where others have one",
+    "no-gdr": "a NIC that cannot read a GPU's memory directly",
+}
 SLOW_Bps = 3_000_000_000
 
 
@@ -29,6 +43,27 @@ def lint_nccl(system: NcclSystem) -> list[Finding]:
     return sorted(found, key=lambda f: SEVERITIES.index(f.severity))
 
 
+def repaired_nccl(system: NcclSystem, rule: str) -> NcclSystem | None:
+    """The file with every finding of this rule put right, for saying what it costs; None for rules without a repair.
+
+    slow-pcie: as fast as the fastest PCIe device of the file, or gen 3 x16 where all are slow.
+    """
+    slow = [number for number, (_, pci) in enumerate(system.devices()) if pci.rate_Bps < SLOW_Bps and _behind(pci)]
+    if rule != "slow-pcie" or not slow:
+        return None
+    changed = deepcopy(system)
+    devices = [pci for _, pci in changed.devices()]
+    best = max(devices, key=lambda pci: pci.rate_Bps)
+    speed, width = (best.speed, best.width) if best.rate_Bps >= SLOW_Bps else ("8.0 GT/s PCIe", 16)
+    for number in slow:
+        devices[number].speed, devices[number].width = speed, width
+    return changed
+
+
+def _behind(pci: NcclPci) -> list[NcclPci]:
+    return [p for p in pci.walk() if p.is_gpu or p.is_nic]
+
+
 def _at(system: NcclSystem, line: int, what: str) -> str:
     return f"{system.where}: line {line}: {what}"
 
@@ -36,7 +71,7 @@ def _at(system: NcclSystem, line: int, what: str) -> str:
 def _speeds(system: NcclSystem) -> Iterator[Finding]:
     for _, pci in system.devices():
         where = _at(system, pci.line, f"<pci {pci.busid}>")
-        behind = [p for p in pci.walk() if p.is_gpu or p.is_nic]
+        behind = _behind(pci)
         if not behind:
             continue
         if pci.lane is None and pci.speed:
@@ -50,12 +85,13 @@ def _speeds(system: NcclSystem) -> Iterator[Finding]:
         elif pci.lane is None:
             yield Finding("note", "no-speed", where, "no link_speed; NCCL plans with PCIe gen 3", 'add link_speed="16.0 GT/s PCIe" link_width="16"')
         if pci.rate_Bps < SLOW_Bps:
+            many = f"{len(behind)} devices" if len(behind) > 1 else "the device"
             what = "bridge" if pci.below else "GPU" if pci.is_gpu else "NIC"
             yield Finding(
                 "error",
                 "slow-pcie",
                 where,
-                f"{what} at {pci.speed or 'no speed'} x{pci.width}: {pci.rate_Bps / 1e9:.2g} GB/s for {len(behind)} devices behind it",
+                f"{what} at {pci.speed or 'no speed'} x{pci.width}: {pci.rate_Bps / 1e9:.2g} GB/s for {many} {'behind' if pci.below else 'on'} it",
                 "a virtual machine's placeholder, or a card that trained down: write the real link_speed and link_width, or reseat the card",
             )
 
@@ -94,7 +130,7 @@ def _nvlinks(system: NcclSystem) -> Iterator[Finding]:
 
 def _back_links(system: NcclSystem) -> Iterator[Finding]:
     """GPU to GPU: as many links back."""
-    lines: dict[tuple[str, str], int] = {}
+    firsts: dict[tuple[str, str], tuple[int, str, str]] = {}  # line and ids as they are written
     counts: dict[tuple[str, str], int] = {}
     for _, pci in system.devices():
         for link in pci.gpu.links if pci.gpu is not None else ():
@@ -105,11 +141,13 @@ def _back_links(system: NcclSystem) -> Iterator[Finding]:
             ):
                 pair = _bus(pci.busid), _bus(link.target)
                 counts[pair] = counts.get(pair, 0) + link.count
-                lines.setdefault(pair, link.line)
+                firsts.setdefault(pair, (link.line, pci.busid, link.target))
     for (a, b), count in counts.items():
         if counts.get((b, a), 0) != count and (a < b or (b, a) not in counts):
-            message = f"{count} links to {b}, {counts.get((b, a), 0)} back"
-            yield Finding("warning", "one-way-nvlink", _at(system, lines[a, b], a), message, "links carry both directions: give both the same count")
+            line, here, there = firsts[a, b]
+            message = f"{count} links to {there}, {counts.get((b, a), 0)} back"
+            hint = "links carry both directions: give both the same count"
+            yield Finding("warning", "one-way-nvlink", _at(system, line, f"<pci {here}>"), message, hint)
 
 
 def _placement(system: NcclSystem) -> Iterator[Finding]:
