@@ -1,50 +1,48 @@
-"""TACCL: proof times of routing, plans of a two-box DGX-2 at all sizes, and our plans beside published ones under their link model.
+"""TACCL: proof times of routing, planning times, our plans beside published ones under their link model.
 
-Run: `python benchmarks/taccl.py` (prints one JSON document; raw output goes to benchmarks/results/taccl.json).
+Run: `python benchmarks/taccl.py [routing] [dgx2] [sweep] [published]` (no part = all, and raw output goes to benchmarks/results/taccl.json).
 Times of planning are processor seconds of this process. Times of schedules are simulated on the fabric named in the row.
 
 Published numbers (collective time in microseconds, whole output buffer 1 GB, 256 MB, ... 1 KB, decimal; null = none published), repository
 microsoft/TE-CCL: TACCL: teccl/examples/experiments_output/tables/individual_tables/TACCL_NDv2_2_chassis_{AllGather,AlltoAll}.csv; TE-CCL:
-`4-Collective_Finish_Time` of teccl/examples/{experiments,experiemnts}/output_provided/NDv2_output/2_chassis/*/*/*.json, from the files that
-we read (all-gather: Slow 1KB, Fast 4KB, 16KB, 64KB, 256KB; all-to-all: Fast 1KB, 4KB, Slow 16KB, 1GB; all-gather 1 GB from its published best rate,
-22.86 GB/s); null elsewhere. In those TE-CCL runs GPU 0 of the first box is a switch (node 0 is among the topology's switches): 15 GPUs
-exchange blocks of a sixteenth of the size. `published_15` rows solve that problem, on the same links, with a switch that only forwards; TE-CCL's
-times are compared with them. `published` rows are the 16-GPU problem, TACCL's times are compared with them.
-Where no TE-CCL time was read, `most_any_planner_could_gain` = ours over the certified bound says how much faster any planner could be.
+`4-Collective_Finish_Time` of teccl/examples/{experiments,experiemnts}/output_provided/NDv2_output/2_chassis/{AllGather,AlltoAll}/Fast/*.json (epochs
+of the fastest link; Slow for all-gather 1 KB and all-to-all 16 KB and 1 GB; all-gather 1 GB from its published best rate, 22.86 GB/s). In those
+TE-CCL runs GPU 0 of the first box is a switch (node 0 is among the topology's switches): 15 GPUs exchange blocks of a sixteenth of the size. The
+rows beside TE-CCL solve that problem, on the same links, with a switch that only forwards (TE-CCL's may copy); rows beside TACCL are the 16-GPU
+problem. Two rows per size: the best of all our strategies (what `auto` gives), and the taccl strategy alone.
 Link model: NVLink 50 (double) and 25 GB/s, 0.7 us; GPU 0 of a box to GPU 1 of the other 12.5 GB/s, 1.3 us.
 """
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from meshwright.check import check_program
-from meshwright.decide.collective import NAMES, CollectiveProblem, collective_bound
-from meshwright.decide.collective.taccl import Taccl, _Planner, _routed
+from meshwright.decide.collective import CollectiveProblem, collective_bound, default_candidates, name_of
+from meshwright.decide.collective.taccl import Taccl, _Planner
+from meshwright.decide.collective.taccl_class import Limits, routed
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_name import load_fabric
 from meshwright.sketch import sketch_of
 
-RESULTS = Path(__file__).parent / "results" / "taccl.json"
+PARTS = ("routing", "dgx2", "sweep", "published")
 SIZES = [10**9, 256 * 10**6, 64 * 10**6, 16 * 10**6, 4 * 10**6, 10**6, 256_000, 64_000, 16_000, 4_000, 1_000]
-NAMES_OF_SIZES = ["1GB", "256MB", "64MB", "16MB", "4MB", "1MB", "256KB", "64KB", "16KB", "4KB", "1KB"]
+NAMES_OF_SIZES = ["1 GB", "256 MB", "64 MB", "16 MB", "4 MB", "1 MB", "256 KB", "64 KB", "16 KB", "4 KB", "1 KB"]
 PUBLISHED: dict[str, dict[str, list[float | None]]] = {
     "all-gather": {
-        "taccl": [53766.7, 12494.6, 3133.2, None, 216.5, 62.15, 25.26, 13.08, 12.68, 11.85, 10.15875],
-        "te-ccl": [43744.5, None, None, None, None, None, 14.72, 6.08, 4.44, 4.185, 4.135],
+        "TACCL": [53766.7, 12494.6, 3133.2, None, 216.5, 62.15, 25.26, 13.08, 12.68, 11.85, 10.15875],
+        "TE-CCL": [43744.5, 11200.0, 2800.0, 700.0, 190.0, 48.75, 14.72, 6.08, 4.44, 4.185, 4.135],
     },
     "all-to-all": {
-        "taccl": [320049.4, 81964.2, 20532.0, 5164.4, 1324.2, 359.0, 115.72, 50.34, 35.76, 32.115, 36.799],
-        "te-ccl": [295000.0, None, None, None, None, None, None, None, 8.24, 4.6, 4.2385],
+        "TACCL": [320049.4, 81964.2, 20532.0, 5164.4, 1324.2, 359.0, 115.72, 50.34, 35.76, 32.115, 36.799],
+        "TE-CCL": [295000.0, 72640.0, 18160.0, 4540.0, 1155.0, 290.0, 77.12, 21.68, 8.24, 4.6, 4.2385],
     },
 }  # fmt: skip
 LINKS = ("02112000", "20120100", "11020020", "12200001", "20000211", "01002012", "00201102", "00011220")  # NVLinks between the GPUs of a box
@@ -68,20 +66,19 @@ def fifteen(fabric: Fabric) -> Fabric:
     return Fabric(name="ndv2:2 (GPU 0 a switch)", devices=fabric.devices[1:], switches=(switch,), links=fabric.links)
 
 
-def routing_row(fabric: str, sketch: str, op: str, chunkup: int, size_bytes: int) -> dict[str, Any]:
+def routing_row(boxes: int, op: str, chunkup: int, size_bytes: int, limit_s: float) -> dict[str, Any]:
     """Stage 1 alone: greedy routes, then the integer program until it is proven."""
-    problem = CollectiveProblem.on(load_fabric(fabric), op, size_bytes, time_limit_s=300)
-    options = Taccl(sketch=sketch_of(sketch), chunkup=chunkup)
+    problem = CollectiveProblem.on(load_fabric(f"ndv2:{boxes}?sketch=1"), op, size_bytes, time_limit_s=300)
+    sketch = sketch_of(f"ndv2-sk-1:{boxes}")
     start = time.process_time()
-    planner = _Planner(problem, options, collective_bound(problem))
-    routing = planner._routing(planner.topology)
-    how, _ = _routed(routing, (100.0, 100.0), 10**6, 10**6)[0]
+    planner = _Planner(problem, Taccl(sketch=sketch, chunkup=chunkup))
+    (routing,) = planner.routings()
+    how, _ = routed(routing, Limits(time.monotonic(), 300.0, 100.0, 10**6, 10**6, True))[0]
     cpu_s = time.process_time() - start
     variables = sum(map(len, routing.allowed)) // max(1, len(routing.group))
-    return {
-        "what": "routing", "fabric": fabric, "sketch": sketch, "op": op, "chunkup": chunkup, "size_bytes": size_bytes, "binaries": variables,
-        "cpu_s": cpu_s, "how": how,
-    }  # fmt: skip
+    what = f"routing of {op}, {chunkup} chunk(s) a block, {size_bytes} B, ndv2:{boxes} with sketch sk-1: {how}"
+    row = {"what": what, "value": cpu_s, "unit": "s (cpu)", "limit": limit_s, "binaries": variables, "how": how}
+    return row if "optimal" in how or "at the bound" in how else row | {"ratio": float("inf")}
 
 
 def plan_row(fabric: str, sketch: str | None, op: str, size_bytes: int) -> dict[str, Any]:
@@ -91,69 +88,105 @@ def plan_row(fabric: str, sketch: str | None, op: str, size_bytes: int) -> dict[
     cpu_s = time.process_time() - start
     assert plan.bound is not None and check_program(plan.program).ok
     time_s = simulated_time_s(plan.program, problem.fabric, problem.ranks, None)
+    where = fabric + (f" with {sketch}" if sketch else "")
     return {
-        "what": "plan", "fabric": fabric, "sketch": sketch, "op": op, "size_bytes": size_bytes, "cpu_s": cpu_s, "time_s": time_s,
-        "bound_s": float(plan.bound), "over_bound": time_s / float(plan.bound), "how": plan.notes["routing"], "instances": plan.notes["instances"],
+        "what": f"{op} of {size_bytes} B on {where}: time beside the bound", "value": time_s * 1e6, "unit": "us", "peer": float(plan.bound) * 1e6,
+        "planning_cpu_s": cpu_s, "how": plan.notes["routing"], "instances": plan.notes["instances"],
     }  # fmt: skip
 
 
-def union_row(fabric: Fabric, op: str, place: int, peer: str) -> dict[str, Any]:
+def dgx2_rows() -> list[dict[str, Any]]:
+    rows = []
+    for op in ("all-gather", "all-to-all", "all-reduce"):
+        mine = [plan_row("dgx2:2", None, op, size) for size in SIZES]
+        spent_s = sum(r["planning_cpu_s"] for r in mine)
+        rows.append({"what": f"{op} plans at all {len(SIZES)} sizes, dgx2:2 (32 GPUs)", "value": spent_s, "unit": "s (cpu)", "limit": 180.0})
+        rows += mine
+    rows += [plan_row("dgx2:2?sketch=1", "dgx2-sk-1:2", "all-gather", size) for size in SIZES[:3]]
+    rows += [plan_row("dgx2:2", "dgx2-sk-2:2", "all-gather", size) for size in SIZES[-3:]]
+    return rows
+
+
+def sweep_rows(op: str) -> list[dict[str, Any]]:
+    """21 sizes on one fabric object, as `collective compare` asks for them."""
+    fabric = load_fabric("dgx-h100:8")
+    first, again = [], []
+    seen = set()
+    for exponent in range(10, 31):
+        problem = CollectiveProblem.on(fabric, op, 1 << exponent, time_limit_s=5.0)
+        start = time.process_time()
+        Taccl().plan(problem, rng=np.random.default_rng(0))
+        spent_s = time.process_time() - start
+        size_class = _Planner(problem, Taccl()).size_class()
+        (again if size_class in seen else first).append(spent_s)
+        seen.add(size_class)
+    where = f"{op} on dgx-h100:8, 1 KiB to 1 GiB"
+    return [
+        {"what": f"{where}: planning the first of a size class, at most", "value": max(first), "unit": "s (cpu)", "limit": 3.0},
+        {"what": f"{where}: planning a further size of a class, at most", "value": max(again), "unit": "s (cpu)", "limit": 0.25},
+        {"what": f"{where}: planning all 21 sizes in {len(first)} classes", "value": sum(first) + sum(again), "unit": "s (cpu)"},
+    ]
+
+
+def published_rows(fabric: Fabric, op: str, place: int, peer: str) -> list[dict[str, Any]]:
     """All strategies on one size; the fastest in simulation beside the published times."""
     ranks = len(fabric.devices)
-    size_bytes = SIZES[place] if ranks == 16 else round(SIZES[place] / 16 * ranks / 4) * 4
-    problem = CollectiveProblem.on(fabric, op, size_bytes, time_limit_s=60)
+    size_bytes = SIZES[place] // 16 * ranks  # the published blocks are sixteenths; they need not be whole words
+    element = 1 if SIZES[place] // 16 % 4 or (op == "all-to-all" and size_bytes // ranks % 4) else 4
+    problem = CollectiveProblem.on(fabric, op, size_bytes, time_limit_s=60, element_bytes=element)
     times: dict[str, float] = {}
     refused: dict[str, str] = {}
-    bound_s = float(collective_bound(problem))
-    tries: dict[str, Any] = {name: kind() for name, kind in NAMES.items()}
-    if op == "all-gather":
-        tries["taccl chunkup 4"] = Taccl(chunkup=4)
-        tries["forestcoll 512 pieces"] = NAMES["forestcoll"](pieces=512, max_pieces=512)  # type: ignore[call-arg]
-    for name, strategy in tries.items():
+    bound_us = float(collective_bound(problem)) * 1e6
+    for strategy in default_candidates():
+        name = name_of(strategy)
         try:
             plan = strategy.plan(problem, rng=np.random.default_rng(0))
-            times[name] = simulated_time_s(plan.program, fabric, problem.ranks, None)
+            assert check_program(plan.program).ok
+            times[name] = simulated_time_s(plan.program, fabric, problem.ranks, None) * 1e6
         except MeshwrightError as error:
             refused[name] = str(error)
-    best = min(times, key=times.__getitem__)
-    best_us, taccl_us, given = times[best] * 1e6, times["taccl"] * 1e6, PUBLISHED[op][peer][place]
-    return {
-        "what": "published" if ranks == 16 else "published_15", "op": op, "size": NAMES_OF_SIZES[place], "best": best, "best_us": best_us,
-        "taccl_us": taccl_us, "bound_us": bound_s * 1e6, "most_any_planner_could_gain": times[best] / bound_s, "peer": peer, "peer_us": given,
-        "peer_over_best": None if given is None else given / best_us, "peer_over_our_taccl": None if given is None else given / taccl_us,
-        "all_us": {k: v * 1e6 for k, v in sorted(times.items(), key=lambda x: x[1])}, "refused": refused,
-    }  # fmt: skip
+    best, given = min(times, key=times.__getitem__), PUBLISHED[op][peer][place]
+    rows = []
+    for who, value in ((f"best of all ({best})", times[best]), ("taccl alone", times["taccl"])):
+        row: dict[str, Any] = {
+            "what": f"{op} {NAMES_OF_SIZES[place]}, NDv2 x2, {ranks} GPUs, beside {peer}: {who}", "value": value, "unit": "us", "bound_us": bound_us,
+            "over_bound": value / bound_us,
+        }  # fmt: skip
+        rows.append(row | ({} if given is None else {"peer": given, "ratio": round(value / given, 6)}))
+    rows[0] |= {"all_us": dict(sorted(times.items(), key=lambda x: x[1])), "refused": refused}
+    return rows
 
 
-def main(parts: list[str]) -> None:
+def collected(parts: list[str]) -> list[dict[str, Any]]:
     plan_row("two-islands", None, "all-gather", 1 << 20)  # compiles
     rows: list[dict[str, Any]] = []
     if "routing" in parts:
         for size in (10**9, 10**6, 1000):
-            rows += [routing_row("ndv2:2?sketch=1", "ndv2-sk-1:2", op, 1, size) for op in ("all-gather", "all-to-all")]
-            rows.append(routing_row("ndv2:2?sketch=1", "ndv2-sk-1:2", "all-gather", 2, size))
-            rows.append(routing_row("ndv2:4?sketch=1", "ndv2-sk-1:4", "all-gather", 1, size))
-            print(rows[-4:], file=sys.stderr)
+            rows += [routing_row(2, op, 1, size, 2.0) for op in ("all-gather", "all-to-all")]
+            rows += [routing_row(2, "all-gather", 2, size, 2.0)]
+            rows += [routing_row(4, op, 1, size, 60.0) for op in ("all-gather", "all-to-all")]
     if "dgx2" in parts:
-        for op in ("all-gather", "all-to-all", "all-reduce"):
-            for size in SIZES:
-                rows.append(plan_row("dgx2:2", None, op, size))
-                print(rows[-1], file=sys.stderr)
-        rows += [plan_row("dgx2:2?sketch=1", "dgx2-sk-1:2", "all-gather", size) for size in SIZES[:3]]
-        rows += [plan_row("dgx2:2", "dgx2-sk-2:2", "all-gather", size) for size in SIZES[-3:]]
+        rows += dgx2_rows()
+    if "sweep" in parts:
+        rows += [row for op in ("all-reduce", "all-gather", "all-to-all") for row in sweep_rows(op)]
     if "published" in parts:
-        for fabric, peer in ((published_fabric(), "taccl"), (fifteen(published_fabric()), "te-ccl")):
-            for op in PUBLISHED:
-                for place in range(len(SIZES)):
-                    rows.append(union_row(fabric, op, place, peer))
-                    print({k: v for k, v in rows[-1].items() if k not in ("refused", "all_us")}, file=sys.stderr)
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "taccl", "python": platform.python_version(), "rows": rows}
-    text = json.dumps(document, indent=1)
-    if len(parts) == 3:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(text + "\n")
-    print(text)
+        for fabric, peer in ((published_fabric(), "TACCL"), (fifteen(published_fabric()), "TE-CCL")):
+            found = [row for op in PUBLISHED for place in range(len(SIZES)) for row in published_rows(fabric, op, place, peer)]
+            for who in ("best of all", "taccl alone"):
+                worst = max(r["ratio"] for r in found if "ratio" in r and who in r["what"])
+                rows.append({"what": f"worst of all sizes beside {peer}: {who}", "value": worst, "unit": "ratio", "limit": 1.0})
+            rows += found
+    return rows
+
+
+def main(parts: list[str]) -> None:
+    rows = collected(parts or list(PARTS))
+    for row in rows:
+        ratio = row.get("ratio", row["value"] / row["limit"] if "limit" in row else row["value"] / row["peer"] if "peer" in row else None)
+        print(f"{row['what']:<110} {row['value']:12.6g} {row['unit']:<8} {'' if ratio is None else f'{ratio:.4f}'}")
+    if not parts:
+        machine.record("taccl", rows)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["routing", "dgx2", "published"])
+    main(sys.argv[1:])

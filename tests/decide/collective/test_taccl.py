@@ -16,10 +16,13 @@ from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem, Taccl
 from meshwright.decide.collective.problem import ROOTED
 from meshwright.decide.collective.taccl import _Planner
+from meshwright.decide.collective.taccl_class import Limits, picked
+from meshwright.decide.collective.taccl_class import routed as routes_of
 from meshwright.decide.collective.taccl_contiguity import join_runs, replay_runs
 from meshwright.decide.collective.taccl_routing import route_exactly
 from meshwright.decide.collective.taccl_schedule import Schedule, Timing, Transfer, improved, list_schedule, replay
 from meshwright.decide.collective.taccl_seed import RoutingProblem, greedy_routes, transfers_of
+from meshwright.decide.collective.taccl_setup import SizeClass, given_routes, joint_transfers
 from meshwright.decide.collective.taccl_topology import default_symmetries, logical_topology
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, TimeLimit, Unsupported, UsageError
@@ -46,10 +49,7 @@ def simulated(plan: CollectivePlan, problem: CollectiveProblem) -> float:
 
 
 def routing(problem: CollectiveProblem, **options: Any) -> RoutingProblem:
-    from meshwright.decide.collective.bounds import collective_bound
-
-    planner = _Planner(problem, Taccl(**options), collective_bound(problem))
-    return planner._routing(planner._phases()[0])
+    return _Planner(problem, Taccl(**options)).routings()[0]
 
 
 def direct(n: int, arcs: dict[tuple[int, int], int], latency_s: float = 0.0, group: tuple[str, ...] = ()) -> Fabric:
@@ -286,9 +286,9 @@ def test_senders_carry_what_the_sketch_gives_them_own_first() -> None:
         out = [(a, b) for a, b in route if a // 4 != b // 4]
         sender = rank // 4 * 4 + (1 if rank % 4 < 2 else 3)
         assert out == [(sender, (sender + 4) % 8 - 1)]
-    planner = _Planner(problem, Taccl(sketch=SWITCHED, instances=1, routes=plan.options["routes"]), plan.bound)
-    one = planner._routing(planner.topology)
-    transfers = planner._transfers([one], [planner._given([one])[0][0][1]], 1)
+    planner = _Planner(problem, Taccl(sketch=SWITCHED))
+    (one,) = planner.routings()
+    transfers = joint_transfers(planner.setup, [one], given_routes([one], plan.options["routes"]), 1)
     for schedule in improved(transfers, one.timing, [0] * len(transfers)):
         for t in schedule.order:
             assert all(schedule.start_s[own] <= schedule.start_s[t] for own in transfers[t].behind)
@@ -422,14 +422,65 @@ def test_routes_in_the_options_give_the_same_program() -> None:
     assert program_hash(again.program) == program_hash(plan.program) and again.notes["routing"] == ["given", "given"]
 
 
-def test_neighbouring_sizes_share_their_routes() -> None:
-    from meshwright.decide.collective.taccl import _routed
+def test_neighbouring_sizes_share_their_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    routed: list[float] = []
 
-    before = _routed.cache_info()
+    def counted(problem: RoutingProblem, limits: Limits) -> Any:
+        routed.append(problem.floor_s)
+        return routes_of(problem, limits)
+
+    monkeypatch.setattr("meshwright.decide.collective.taccl.routed", counted)
+    fabric = two_boxes()
     for size in (8 * 40_000, 8 * 44_000, 8 * 48_000):
-        planned(CollectiveProblem.on(two_boxes(), "all-gather", size), instances=1)
-    after = _routed.cache_info()
-    assert after.misses - before.misses <= 1 and after.hits - before.hits >= 2
+        planned(CollectiveProblem.on(fabric, "all-gather", size))
+    assert len(routed) == 1
+    planned(CollectiveProblem.on(fabric, "all-gather", 8 * 640_000))
+    assert len(routed) == 2
+    far = replace(fabric, links=tuple(replace(x, latency_s=1e-3) for x in fabric.links))
+    small = [planned(CollectiveProblem.on(far, "all-gather", 8 * size)) for size in (4, 60, 400)]
+    assert len(routed) == 3 and len({str(p.options["routes"]) for p in small}) == 1, "what is all latency is one class"
+    planned(CollectiveProblem.on(two_boxes(), "all-gather", 8 * 40_000))
+    assert len(routed) == 4, "another fabric object remembers nothing"
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    fabric=fabrics(min_devices=2, max_devices=5), op=st.sampled_from(OPERATIONS), sizes=st.permutations([4, 60, 4000, 5000]),
+    transport=st.sampled_from([None, Transport(per_message_s=1e-5)]),
+)  # fmt: skip
+def test_what_was_planned_before_changes_nothing(fabric: Fabric, op: str, sizes: list[int], transport: Transport | None) -> None:
+    """A plan after other sizes, and after another operation, is the plan of a fabric that has seen nothing."""
+    for size in sizes:
+        problem = CollectiveProblem.on(fabric, op, size, transport=transport)
+        other = replace(problem, fabric=replace(fabric))
+        assert other.fabric is not fabric
+        one, two = planned(problem), planned(other)
+        assert program_hash(one.program) == program_hash(two.program)
+        assert one.options == two.options and one.notes == two.notes
+
+
+@pytest.mark.parametrize("op", ["all-reduce", "all-gather", "all-to-all"])
+def test_one_class_is_as_good_for_its_other_sizes(op: str) -> None:
+    """Sizes that share a class: the schedule time is within a quarter of what the same strategy plans with the class to itself."""
+    fabric = two_boxes()
+    for size in (8 * 8000, 8 * 15_000, 8 * 28_000):
+        problem = CollectiveProblem.on(fabric, op, size)
+        time_s = simulated(planned(problem), problem)
+        planner = _Planner(problem, Taccl())
+        own = SizeClass(planner.setup.exact_bytes(size), 1.0)
+        planner.size_class = lambda own=own: own  # type: ignore[method-assign]
+        alone = min(simulated_time_s(picked([k], planner.setup, size, None)[1], fabric, problem.ranks, None) for k in planner.kept())
+        assert time_s <= 1.25 * alone
+
+
+def test_a_reduction_takes_the_gathers_routes_where_links_are_alike_both_ways() -> None:
+    alike = load_fabric("dgx1-v100")
+    slow = replace(alike, links=(replace(alike.links[0], rate_Bps=10**9), *alike.links[1:]))
+    for fabric, mirrored in ((alike, True), (slow, False), (two_boxes(), False)):  # there, ranks that send between boxes do not receive
+        problem = CollectiveProblem.on(fabric, "all-reduce", 8 * 40_000)
+        assert _Planner(problem, Taccl()).setup.mirrored == mirrored
+    reductions, gathers = planned(CollectiveProblem.on(alike, "all-reduce", 8 * 40_000)).options["routes"]
+    assert reductions == gathers
 
 
 def test_options_that_make_no_sense() -> None:
@@ -453,9 +504,9 @@ def test_what_is_not_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Unsupported) as found:
             Taccl(**options).plan(refused_problem, rng=np.random.default_rng(0))
         assert found.value.hint
-    monkeypatch.setattr("meshwright.decide.collective.taccl.MOST_MOVES", 10)
+    monkeypatch.setattr("meshwright.decide.collective.taccl_setup.MOST_MOVES", 10)
     with pytest.raises(Unsupported, match="too many to route"):
-        Taccl().plan(problem, rng=np.random.default_rng(0))
+        Taccl().plan(replace(problem, fabric=two_boxes()), rng=np.random.default_rng(0))
 
 
 def test_the_limit_on_a_large_problem_is_a_typed_error_or_a_plan() -> None:

@@ -46,9 +46,13 @@ def replay_runs(transfers: Sequence[Transfer], timing: Timing, runs: Sequence[Se
 
 
 def join_runs(
-    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, may_join: Callable[[int, int], bool], *, deadline: float, nodes: int
-) -> tuple[Runs, Schedule]:
-    """The runs with the earliest end that are found, and their times; all single where joining does not help."""
+    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, may_join: Callable[[int, int], bool], *, deadline: float, nodes: int,
+    gap: float = 1e-6,
+) -> tuple[Runs, Schedule]:  # fmt: skip
+    """The runs with the earliest end that are found, and their times; all single where joining does not help.
+
+    Runs of equal length are always tried, the integer program with `nodes` > 0, to within `gap`.
+    """
     best: Runs = [(t,) for t in schedule.order]
     times = replay_runs(transfers, timing, best)
     if timing.overhead_s <= 0:
@@ -57,8 +61,9 @@ def join_runs(
     if not joinable:
         return best, times
     tried = [_uniform(transfers, schedule, joinable, length) for length in range(2, WINDOW + 1)]
-    if len(joinable) <= MOST_BINARIES and monotonic() < deadline:
-        tried += [found for found in [_solved(transfers, timing, schedule, joinable, times, deadline, nodes)] if found is not None]
+    if nodes and len(joinable) <= MOST_BINARIES and monotonic() < deadline:
+        solved = _solved(transfers, timing, schedule, joinable, times, deadline, nodes, gap)
+        tried += [solved] if solved is not None else []
     for runs in tried:
         ordered = _in_order(transfers, timing, schedule, runs)
         if ordered is not None and (other := replay_runs(transfers, timing, ordered)).makespan_s < times.makespan_s:
@@ -128,8 +133,9 @@ def _in_order(transfers: Sequence[Transfer], timing: Timing, schedule: Schedule,
 
 
 def _solved(
-    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, joinable: dict[int, int], first: Schedule, deadline: float, nodes: int
-) -> Runs | None:
+    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, joinable: dict[int, int], first: Schedule, deadline: float, nodes: int,
+    gap: float,
+) -> Runs | None:  # fmt: skip
     """The integer program: joined[t], start, end and position in the run of every transfer."""
     n, unit = len(transfers), first.makespan_s / SCALE
     start, end, position = range(n), range(n, 2 * n), range(2 * n, 3 * n)
@@ -167,7 +173,7 @@ def _solved(
             rows.append(({start[t]: 1.0, start[p]: -1.0, y: big}, -inf, big))
             rows.append(({end[p]: 1.0, end[t]: -1.0, y: -big}, -big, inf))
             rows.append(({position[t]: 1.0, position[p]: -1.0, y: -float(WINDOW)}, 1.0 - WINDOW, inf))
-    model = solver(mip_rel_gap=1e-6, mip_max_nodes=nodes, random_seed=1)
+    model = solver(mip_rel_gap=gap, mip_max_nodes=nodes, random_seed=1)
     model.addVars(makespan + 1, low, high)
     model.changeColCost(makespan, 1.0)
     import highspy

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -46,26 +48,6 @@ def route_exactly(problem: RoutingProblem, first: Routes, horizon_s: float, *, d
     return _Program(problem, horizon_s).solve(first, deadline, nodes)
 
 
-def _orbits(items: Sequence[tuple[int, int]], maps: Iterable[Any]) -> list[int]:
-    """Number of the orbit of every item under maps (item -> item); items are closed under them."""
-    number = {item: i for i, item in enumerate(items)}
-    root = list(range(len(items)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for image in maps:
-        for item, i in number.items():
-            a, b = find(i), find(number[image(item)])
-            if a != b:
-                root[max(a, b)] = min(a, b)
-    names: dict[int, int] = {}
-    return [names.setdefault(find(i), len(names)) for i in range(len(items))]
-
-
 @dataclass
 class _Rows:
     """Rows `low <= sum(value · variable) <= high`, in HiGHS's compressed form."""
@@ -97,20 +79,11 @@ class _Program:
         self.p = p = problem
         self.unit_s = horizon_s / SCALE
         self.inf = float("inf")
-        self.pairs = [(c, i) for c, links in enumerate(p.allowed) for i in sorted(links)]
-        moved = _orbits(self.pairs, [lambda t, gc=gc, gk=gk: (gc[t[0]], gk[t[1]]) for gc, gk, _, _ in p.symmetries])
-        self.x = {pair: moved[i] for i, pair in enumerate(self.pairs)}
-        self.binaries = max(moved, default=-1) + 1
-        visited = sorted({(c, p.links[i][1]) for c, i in self.pairs})
-        stays = _orbits(visited, [lambda t, gc=gc, gr=gr: (gc[t[0]], gr[t[1]]) for gc, _, _, gr in p.symmetries])
-        self.start = {item: self.binaries + stays[i] for i, item in enumerate(visited)}
-        self.time = self.binaries + max(stays, default=-1) + 1
+        orbits = p.orbits
+        self.pairs, self.x, self.binaries, self.representatives = orbits.pairs, orbits.x, orbits.moves, orbits.representatives
+        self.start = {item: self.binaries + i for item, i in orbits.start.items()}
+        self.time = self.binaries + orbits.stays
         self.columns = self.time + 1
-        whole = _orbits([(c, 0) for c in range(len(p.chunks))], [lambda t, gc=gc: (gc[t[0]], 0) for gc, _, _, _ in p.symmetries])
-        first: dict[int, int] = {}
-        for c, orbit in enumerate(whole):
-            first.setdefault(orbit, c)
-        self.representatives = sorted(first.values())
         self.soonest = {c: [x / self.unit_s for x in p.distance_s(c)] for c in self.representatives}
         self.delay = [x / self.unit_s for x in p.timing.delay_s]
         self.hold = [[x / self.unit_s for x in row] for row in p.timing.hold_s]
@@ -216,14 +189,21 @@ class _Program:
         class Spread(dict[tuple[int, frozenset[int]], float]):
             def __missing__(self, key: tuple[int, frozenset[int]]) -> float:
                 begin, dests = key
-                out = {begin: 0.0}
-                for _ in range(problem.ranks):
-                    for i, (a, b, remote) in enumerate(problem.links):
-                        if not remote and a in out and out[a] + delay[i] < out.get(b, float("inf")):
-                            out[b] = out[a] + delay[i]
-                self[key] = max((out.get(d, 0.0) for d in dests), default=0.0)
+                if begin not in reach:
+                    out = {begin: 0.0}
+                    heap = [(0.0, begin)]
+                    while heap:
+                        at, v = heappop(heap)
+                        for i in problem.leaving[v] if at <= out[v] else ():
+                            _, b, remote = problem.links[i]
+                            if not remote and at + delay[i] < out.get(b, inf):
+                                out[b] = at + delay[i]
+                                heappush(heap, (out[b], b))
+                    reach[begin] = out
+                self[key] = max((reach[begin].get(d, 0.0) for d in dests), default=0.0)
                 return self[key]
 
+        reach: dict[int, dict[int, float]] = {}
         return Spread()
 
     def _entries(self, c: int) -> list[list[int]]:

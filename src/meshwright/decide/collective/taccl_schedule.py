@@ -9,7 +9,7 @@ TACCL's own accounting.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
@@ -84,18 +84,19 @@ class Schedule:
 
 def remaining_s(transfers: Sequence[Transfer], timing: Timing) -> list[float]:
     """Travel time from the start of a transfer to the last leaf below it, on empty links."""
-    after = _turned([x.after for x in transfers])
-    out = [0.0] * len(transfers)
-    for t in reversed(_topological(transfers, after)):
-        out[t] = timing.delay_s[transfers[t].link] + max((out[s] for s in after[t]), default=0.0)
+    out = [timing.delay_s[x.link] for x in transfers]
+    for t in reversed(_topological(transfers)):
+        for b in transfers[t].after:
+            out[b] = max(out[b], timing.delay_s[transfers[b].link] + out[t])
     return out
 
 
-def _topological(transfers: Sequence[Transfer], after: Sequence[Sequence[int]]) -> list[int]:
-    missing = [len(x.after) for x in transfers]
+def _topological(transfers: Sequence[Transfer]) -> list[int]:
+    waiting = _turned(_lists([x.after for x in transfers]))
+    missing, ptr, values = [len(x.after) for x in transfers], waiting.ptr.tolist(), waiting.values.tolist()
     ready = [t for t, m in enumerate(missing) if not m]
     for t in ready:
-        for s in after[t]:
+        for s in values[ptr[t] : ptr[t + 1]]:
             missing[s] -= 1
             if not missing[s]:
                 ready.append(s)
@@ -111,34 +112,36 @@ def list_schedule(
     eager: next is the one that can start first, ties to the highest urgency; else the highest urgency among those whose chunk has been placed
     (TACCL's rule), even if it starts later. Then `tie`, then number.
     """
-    return _placed(_columns(transfers, timing), urgency, tie, eager)
+    return _placed(_columns(transfers, timing)[0], urgency, tie, eager)
 
 
-def _columns(transfers: Sequence[Transfer], timing: Timing, *, backwards: bool = False) -> ListProblem:
-    """The transfers as arrays; backwards: what was waited for waits, and holds are counted from the end."""
-    after: list[Sequence[int]] = [x.after for x in transfers]
-    behind: list[Sequence[int]] = [x.behind for x in transfers]
+def _columns(transfers: Sequence[Transfer], timing: Timing) -> tuple[ListProblem, ListProblem]:
+    """The transfers as arrays; and backwards: what was waited for waits, and holds are counted from the end."""
+    after, behind = _lists([x.after for x in transfers]), _lists([x.behind for x in transfers])
     waiting, line = _turned(after), _turned(behind)
-    if backwards:
-        after, waiting, behind, line = waiting, after, line, behind
-    offsets = [o for row in timing.offset_s for o in row]
-    holds = [h for row in timing.hold_s for h in row]
-    if backwards:
-        rows = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
-        offsets = [delay - o - h for delay, row, held in rows for o, h in zip(row, held, strict=True)]
-    return ListProblem(
-        route=np.array([x.link for x in transfers], np.int64), resources=Csr.of(timing.resources), offset=np.array(offsets), hold=np.array(holds),
-        delay=np.array(timing.delay_s), after=Csr.of(waiting), behind=Csr.of(line),
-        waits=np.array([len(a) + len(b) for a, b in zip(after, behind, strict=True)], np.int64),
+    rows = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
+    ends = np.array([delay - o - h for delay, row, held in rows for o, h in zip(row, held, strict=True)])
+    forward = ListProblem(
+        route=np.array([x.link for x in transfers], np.int64), resources=Csr.of(timing.resources),
+        offset=np.array([o for row in timing.offset_s for o in row]), hold=np.array([h for row in timing.hold_s for h in row]),
+        delay=np.array(timing.delay_s), after=waiting, behind=line, waits=np.diff(after.ptr) + np.diff(behind.ptr),
     )  # fmt: skip
+    return forward, replace(forward, offset=ends, after=after, behind=behind, waits=np.diff(waiting.ptr) + np.diff(line.ptr))
 
 
-def _turned(lists: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    out: list[list[int]] = [[] for _ in lists]
-    for t, found in enumerate(lists):
-        for other in found:
-            out[other].append(t)
-    return list(out)
+def _lists(lists: Sequence[Sequence[int]]) -> Csr:
+    if not any(lists):
+        return Csr(np.zeros(len(lists) + 1, np.int64), np.zeros(0, np.int64))
+    return Csr.of(lists)
+
+
+def _turned(lists: Csr) -> Csr:
+    """For every item, the lists that it is in."""
+    n = len(lists.ptr) - 1
+    ptr = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(lists.values, minlength=n), out=ptr[1:])
+    owner = np.repeat(np.arange(n), np.diff(lists.ptr))
+    return Csr(ptr, owner[np.argsort(lists.values, kind="stable")])
 
 
 def _placed(columns: ListProblem, urgency: Sequence[float], tie: Sequence[int] | None, eager: bool) -> Schedule:
@@ -167,10 +170,10 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], 
     """TACCL's rule, the eager rule, and the better one improved by scheduling backwards and forwards in turns; the shortest first.
 
     Backwards: the reversed transfers on the same resources, those that ended last first; their ends are how urgent each transfer is, links'
-    queues included (justification, as in resource-constrained project scheduling).
+    queues included (justification, as in resource-constrained project scheduling). Orders with the same times count once.
     """
     travel = remaining_s(transfers, timing)
-    forward, backward = _columns(transfers, timing), _columns(transfers, timing, backwards=True)
+    forward, backward = _columns(transfers, timing)
     found = [_placed(forward, travel, tie, eager) for eager in (True, False)]
     now = best = min(found, key=lambda s: s.makespan_s)
     for _ in range(IMPROVEMENTS):
@@ -182,4 +185,7 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], 
             break
         best = now
         found.append(now)
-    return sorted(found, key=lambda s: s.makespan_s)
+    unlike: dict[tuple[float, ...], Schedule] = {}
+    for schedule in found:
+        unlike.setdefault(schedule.start_s, schedule)
+    return sorted(unlike.values(), key=lambda s: s.makespan_s)

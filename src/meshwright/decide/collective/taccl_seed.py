@@ -6,21 +6,73 @@ are busy with the moves made before. A chunk enters another box once. Under symm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 from time import monotonic
+from typing import Any, Generic, TypeVar
 
 from ...errors import TimeLimit
 from .taccl_chunks import Chunk
 from .taccl_schedule import Timing, Transfer
 
-__all__ = ["Hints", "RoutingProblem", "greedy_routes", "transfers_of"]
+__all__ = ["Hints", "Orbits", "RoutingProblem", "greedy_routes", "transfers_of"]
 
 MOST_GROUP = 128  # symmetries (closure) that a greedy move is copied to
 Routes = tuple[tuple[int, ...], ...]  # links of every chunk, each after the one that brings the chunk to its source
+T = TypeVar("T")
+
+
+class _Sizeless(Generic[T]):
+    """A property made once for a routing problem and all that `RoutingProblem.at` derives from it."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make, self.__doc__ = make, make.__doc__
+
+    def __get__(self, problem: RoutingProblem, owner: type[RoutingProblem] | None = None) -> T:
+        home: RoutingProblem = problem.__dict__.get("_home", problem)
+        kept: dict[str, Any] = home.__dict__.setdefault("_made", {})
+        name = self.make.__name__
+        if name not in kept:
+            kept[name] = self.make(home)
+        found: T = kept[name]
+        return found
+
+
+@dataclass(frozen=True)
+class Orbits:
+    """What symmetries make equal. `x[chunk, link]`, `start[chunk, rank]`: number of the orbit, counted from 0 each (`moves`, `stays` of them).
+
+    `pairs`: all (chunk, link) that are allowed; `representatives`: the first chunk of every orbit.
+    """
+
+    pairs: list[tuple[int, int]]
+    x: dict[tuple[int, int], int]
+    moves: int
+    start: dict[tuple[int, int], int]
+    stays: int
+    representatives: list[int]
+
+
+def _numbered(items: Sequence[tuple[int, int]], maps: Iterable[Callable[[tuple[int, int]], tuple[int, int]]]) -> list[int]:
+    """Number of the orbit of every item under maps (item -> item); items are closed under them."""
+    number = {item: i for i, item in enumerate(items)}
+    root = list(range(len(items)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for image in maps:
+        for item, i in number.items():
+            a, b = find(i), find(number[image(item)])
+            if a != b:
+                root[max(a, b)] = min(a, b)
+    names: dict[int, int] = {}
+    return [names.setdefault(find(i), len(names)) for i in range(len(items))]
 
 
 @dataclass(frozen=True)
@@ -52,14 +104,39 @@ class RoutingProblem:
     shortest: bool = False
     floor_s: float = 0.0
 
-    @cached_property
+    def at(self, timing: Timing, floor_s: float) -> RoutingProblem:
+        """The same problem for chunks of another size; what does not depend on it is made once for all of them."""
+        other = replace(self, timing=timing, floor_s=floor_s)
+        other.__dict__["_home"] = self.__dict__.get("_home", self)
+        return other
+
+    @_Sizeless
+    def link_of(self) -> dict[tuple[int, int], int]:
+        return {(a, b): i for i, (a, b, _) in enumerate(self.links)}
+
+    @_Sizeless
+    def orbits(self) -> Orbits:
+        pairs = [(c, i) for c, links in enumerate(self.allowed) for i in sorted(links)]
+        moved = _numbered(pairs, [lambda t, gc=gc, gk=gk: (gc[t[0]], gk[t[1]]) for gc, gk, _, _ in self.symmetries])
+        visited = sorted({(c, self.links[i][1]) for c, i in pairs})
+        stays = _numbered(visited, [lambda t, gc=gc, gr=gr: (gc[t[0]], gr[t[1]]) for gc, _, _, gr in self.symmetries])
+        whole = _numbered([(c, 0) for c in range(len(self.chunks))], [lambda t, gc=gc: (gc[t[0]], 0) for gc, _, _, _ in self.symmetries])
+        first: dict[int, int] = {}
+        for c, orbit in enumerate(whole):
+            first.setdefault(orbit, c)
+        return Orbits(
+            pairs, dict(zip(pairs, moved, strict=True)), max(moved, default=-1) + 1, dict(zip(visited, stays, strict=True)),
+            max(stays, default=-1) + 1, sorted(first.values()),
+        )  # fmt: skip
+
+    @_Sizeless
     def leaving(self) -> list[list[int]]:
         out: list[list[int]] = [[] for _ in range(self.ranks)]
         for i, (a, _, _) in enumerate(self.links):
             out[a].append(i)
         return out
 
-    @cached_property
+    @_Sizeless
     def allowed(self) -> tuple[frozenset[int], ...]:
         """Links that each chunk may take (stage 0)."""
         known: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
@@ -98,7 +175,7 @@ class RoutingProblem:
                 found |= {i for i in links if before[self.links[i][0]] + 1 + behind[self.links[i][1]] <= far}
         return frozenset(found)
 
-    @cached_property
+    @_Sizeless
     def once(self) -> bool:
         """Whether a chunk need not enter a box twice: every box is connected by its own links."""
         local = [i for i, (_, _, remote) in enumerate(self.links) if not remote]
@@ -128,7 +205,7 @@ class RoutingProblem:
                     todo.append(w)
         return out
 
-    @cached_property
+    @_Sizeless
     def group(self) -> list[tuple[Sequence[int], Sequence[int]]]:
         """(chunk, link) permutations of the group that the symmetries generate, the identity first; [] when it is larger than MOST_GROUP."""
         one = (tuple(range(len(self.chunks))), tuple(range(len(self.links))))
