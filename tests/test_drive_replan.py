@@ -24,7 +24,7 @@ def test_a_nic_is_down():
     found = replan(problem("dgx-h100:8"), ["box3/nic2"], {})
     assert found.lost == Fraction(1, 8)  # 7 of the 8 NICs of one box are left
     names = [r.strategy for r in found.ranked]
-    assert "AlikeForestColl" in names and all(r.plan is not None and r.plan.notes["ratio"] == "1" for r in found.ranked)
+    assert "forestcoll on alike servers" in names and all(r.plan is not None and r.plan.notes["ratio"] == "1" for r in found.ranked)
     assert fabric_of(found.plan).name == "dgx-h100:8 without box3/nic2" and found.plan.bound is not None
     assert found.plan.bound.exact == found.now_bound.exact
     check(found.plan)  # once more, from outside
@@ -33,7 +33,7 @@ def test_a_nic_is_down():
 def test_a_slow_nic_and_an_all_reduce():
     found = replan(problem("dgx-h100:6", "all-reduce"), [], {"box1/nic2": Fraction(1, 2)})
     assert 0 < found.lost < Fraction(1, 8)
-    alike = next(r for r in found.ranked if r.strategy == "AlikeForestColl")
+    alike = next(r for r in found.ranked if r.strategy == "forestcoll on alike servers")
     assert alike.plan is not None and str(alike.plan.notes["planned_on"]).startswith("dgx-h100:6 with box0/nic2 at 1/2")
 
 

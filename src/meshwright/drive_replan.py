@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,9 @@ from .plan import Plan
 
 __all__ = ["AlikeForestColl", "Replan", "levelled", "reduced_problem", "replan"]
 
-MOST_UNLIKE = 256  # ranks up to which unlike servers are planned for without being asked
+MOST_BESIDE = 32  # ranks up to which unlike servers are planned for beside alike ones
+MOST_UNLIKE = 256  # ranks up to which they get as many trees as the optimum needs
+CALLED = {"AlikeForestColl": "forestcoll on alike servers", "OneTreeForestColl": "forestcoll with one tree per root"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +115,19 @@ class AlikeForestColl:
         return replace(found, bound=now, notes={**found.notes, "planned_on": level.name})
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneTreeForestColl(ForestColl):
+    """ForestColl with one tree per root: a little below the optimum, with few steps, so that many pieces fit."""
+
+    trees: int | None = 1
+
+
 def replan(problem: CollectiveProblem, down: Sequence[str], slow: Mapping[str, Fraction], *, candidates: Sequence[CollectiveStrategy] = ()) -> Replan:
     """Plans `problem` for its fabric without the parts `down` and with the parts `slow` at a fraction of their rate.
 
-    Candidates default to the levelled fabric's ForestColl, and ForestColl as it is where that is needed (above MOST_UNLIKE ranks: only
-    where levelling does not apply). Raises: Disconnected naming the cut where what is left does not hang together; as `edited`,
-    `reduced_problem`, `plan_collective`.
+    Candidates default to the levelled fabric's ForestColl; where that does not apply, ForestColl with trees at the optimum and with one tree per
+    root (above MOST_UNLIKE ranks the latter alone): fewer trees leave steps for more pieces, which a large fabric gains more from.
+    Raises: Disconnected naming the cut where what is left does not hang together; as `edited`, `reduced_problem`, `plan_collective`.
     """
     if not down and not slow:
         raise UsageError("nothing is down or slow", hint="name parts with --without or --degrade")
@@ -135,10 +143,11 @@ def _plan(
 ) -> tuple[Plan, list[Ranked]]:
     if given:
         return plan_collective(now, candidates=given)
-    alike: Any = AlikeForestColl(down=tuple(down), slow=tuple((name, str(x)) for name, x in slow.items()), whole=problem.fabric)
+    alike = AlikeForestColl(down=tuple(down), slow=tuple((name, str(x)) for name, x in slow.items()), whole=problem.fabric)
+    ranks = len(now.ranks)
     try:
-        return plan_collective(now, candidates=[alike] if len(now.ranks) > MOST_UNLIKE else [alike, ForestColl()])
+        plan, ranked = plan_collective(now, candidates=[alike] if ranks > MOST_BESIDE else [alike, ForestColl()])
     except Unsupported:
-        return plan_collective(now, candidates=[ForestColl()])
-
-
+        one_tree = OneTreeForestColl()
+        plan, ranked = plan_collective(now, candidates=[ForestColl(), one_tree] if ranks <= MOST_UNLIKE else [one_tree])
+    return plan, [replace(r, strategy=CALLED.get(r.strategy, r.strategy)) for r in ranked]

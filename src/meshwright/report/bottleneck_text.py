@@ -20,12 +20,12 @@ def explain_bottleneck(problem: CollectiveProblem, bound: Bound, *, time_limit_s
 
 
 def bottleneck_lines(facts: dict[str, Any]) -> list[str]:
-    """`bottleneck: what box0 can receive: 8 x NET at 50 GB/s (ib -> box0/nic0); ...` and a line per change."""
+    """`bottleneck: what box0 can receive: 8 NICs at 50 GB/s (ib -> box0/nic0); ...` and a line per change."""
     if facts["kind"] == "latency":
         return [f"bottleneck: latency from {facts['from']} to {facts['to']}; faster links would not help at this size"]
     if "links" not in facts:
         return []
-    what = "; ".join(f"{x['count']} x {x['kind']} at {show_rate(x['rate_Bps'])} ({x['example']})" for x in facts["links"])
+    what = " and ".join(_links(x) for x in facts["links"])
     lines = [f"bottleneck: {_head(facts)} {what}; {show_rate(facts['rate_Bps'])} in all"]
     tied = facts["tied"]
     if tied:
@@ -35,6 +35,12 @@ def bottleneck_lines(facts: dict[str, Any]) -> list[str]:
         if change["gain"] != "0" or not tied or "add" not in change["edit"]:  # elsewhere it is just as tight: nothing to say
             lines.append(f"  {change['what']}: {_percent(Fraction(change['gain']))}{change['then']}")
     return lines
+
+
+def _links(x: dict[str, Any]) -> str:
+    nics = f"{x['nics']} NIC{'s' if x['nics'] > 1 else ''}"
+    what = f"{x['count']} x {x['kind']}" if not x["nics"] else nics if x["nics"] == x["count"] else f"{x['count']} links of {nics}"
+    return f"{what} at {show_rate(x['rate_Bps'])} ({x['example']})"
 
 
 def _head(facts: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ def gains(data) -> dict[str, Fraction]:
 
 def test_eight_nics_of_a_box():
     lines, data = explained("dgx-h100:16", "all-gather")
-    assert lines[0] == "bottleneck: what box0 can receive: 8 x PIX at 50 GB/s (box0/nic0 -> box0/gpu0); 400 GB/s in all"
+    assert lines[0] == "bottleneck: what box0 can receive: 8 NICs at 50 GB/s (box0/nic0 -> box0/gpu0); 400 GB/s in all"
     assert lines[1] == "  just as tight: 15 (box1, box2, box3, ...)"
     found = gains(data)
     assert found["one more NIC like box0/nic7, and one at each of the 15 others"] == Fraction(1, 8)
@@ -54,7 +54,7 @@ def test_parts_of_an_all_reduce():
     found = gains(data)
     assert found["one more NIC like box0/nic7 at box0 alone"] == Fraction(1, 32)
     assert found["one more NIC like box0/nic7, and one at each of the 3 others"] == Fraction(1, 8)
-    assert lines[0].startswith("bottleneck: the links into box0 and 3 more parts: 32 x NET at 50 GB/s")
+    assert lines[0].startswith("bottleneck: the links into box0 and 3 more parts: 32 NICs at 50 GB/s")
 
 
 def test_a_trunk_is_one_element_from_both_ends():

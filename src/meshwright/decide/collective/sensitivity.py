@@ -137,7 +137,8 @@ def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, time_limit_s: 
         return {"kind": bound.certificate.kind, "complete": True, "changes": [], **ends}
     fabric = problem.fabric
     changes, complete = _changes(problem, bound, place, time_limit_s if len(problem.ranks) <= MOST_RANKS else -1.0)
-    links = [{"kind": k, "rate_Bps": r, "count": n, "example": e} for (k, r), (n, e) in _classes(fabric, place.links).items()]
+    links = [{"kind": k, "rate_Bps": r, "count": n, "example": e, "nics": _nics(fabric, place.links, (k, r))}
+             for (k, r), (n, e) in _classes(fabric, place.links).items()]  # fmt: skip
     return {
         "kind": bound.certificate.kind, "where": place.where, "outward": place.outward, "links": links,
         "rate_Bps": sum(fabric.links[i].rate_Bps for i in place.links), "tied": list(place.tied), "changes": changes, "complete": complete,
@@ -152,6 +153,12 @@ def _classes(fabric: Fabric, links: Sequence[int]) -> dict[tuple[str, int], tupl
         count, example = found.get((x.kind, x.rate_Bps), (0, f"{x.src} -> {x.dst}"))
         found[x.kind, x.rate_Bps] = count + 1, example
     return found
+
+
+def _nics(fabric: Fabric, links: Sequence[int], kind: tuple[str, int]) -> int:
+    """How many NICs the links of a class lead through; 0 unless every one does."""
+    ends = [[name for name in (fabric.links[i].src, fabric.links[i].dst) if is_port(fabric, name)] for i in links if _class(fabric, i) == kind]
+    return len({name for names in ends for name in names[:1]}) if all(ends) else 0
 
 
 # ---- changes -----------------------------------------------------------------------------------------------------------
