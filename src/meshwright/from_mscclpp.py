@@ -268,8 +268,8 @@ class _Importer:
     def _flush(self, gpu: MscclppGpu, block: MscclppBlock) -> None:
         after = []
         for (g, t, _, kind), (_, sender, _) in self.agents.items():
-            if (g, t, kind) == (gpu.id, block.id, "port") and sender.steps:
-                after.append(StepRef(sender.number, len(sender.steps) - 1))
+            if (g, t, kind) == (gpu.id, block.id, "port") and len(sender):
+                after.append(sender.last)
         self.note(self.lanes[gpu.id, block.id].nop(after=after))
 
     def _data(self, gpu: MscclppGpu, block: MscclppBlock, op: MscclppOp) -> None:
@@ -359,4 +359,4 @@ class _Importer:
                             self._edge(leaves, arrived)
 
     def _edge(self, step: StepRef, on: StepRef) -> None:
-        self.all_lanes[step.lane].steps[step.position].after.append((on, 0))
+        self.all_lanes[step.lane].wait(step.position, on)

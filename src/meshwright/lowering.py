@@ -357,10 +357,8 @@ class _Lowering:
         """Deaths of saved values, activations and gradients; sends and local sums have been added where they were made."""
         position = {key: i for i, key in enumerate(r.stage.segments)}
         steps: dict[tuple[str, str, int], StepRef] = {}
-        for i, step in enumerate(r.compute.steps):
-            if step.op >= 0 and step.kind == 0:
-                name, graph, mb = self.b.op_key(step.op)
-                steps[name, graph, mb] = StepRef(r.compute.number, i)
+        for i, op in r.compute.ops():
+            steps[self.b.op_key(op)] = StepRef(r.compute.number, i)
         for name, buffer in r.buffers.items():
             kind, _, rest = name.partition(":")
             if kind == "saved":

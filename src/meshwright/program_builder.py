@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -37,14 +39,15 @@ from .program import (
 
 __all__ = ["LaneBuilder", "ProgramBuilder", "StepRef"]
 
-NO_PART = Part(0)
 Range = tuple[int, int, int]  # (buffer, first chunk, count)
 
-_PARTS = tuple(Part(bits) for bits in range(128))  # RECV, READ, ADD, STORE, SEND, IN_SET, OUT_SET from the lowest bit; joining flags is slow
+COLUMNS = ("kind", "parts", "op", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count", "size")
+_COMPUTE, _TRANSFER, _CALL, _NOP = int(Kind.COMPUTE), int(Kind.TRANSFER), int(Kind.CALL), int(Kind.NOP)
+_SEND, _RECV = int(Part.READ | Part.SEND), int(Part.RECV | Part.STORE)
+_RECV_ADD, _RECV_SEND = int(Part.RECV | Part.READ | Part.ADD | Part.STORE), int(Part.RECV | Part.STORE | Part.SEND)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRef:
+class StepRef(NamedTuple):
     """A step not yet numbered: lane and position in it."""
 
     lane: int
@@ -54,63 +57,74 @@ class StepRef:
 After = Iterable["StepRef | tuple[StepRef, int]"]
 
 
-@dataclass(slots=True)
-class _Step:
-    kind: Kind
-    parts: Part = NO_PART
-    op: int = -1
-    chan_in: int = -1
-    chan_out: int = -1
-    src: tuple[int, int] = (-1, 0)
-    dst: tuple[int, int] = (-1, 0)
-    count: int = 0
-    size: int = -1
-    after: list[tuple[StepRef, int]] = field(default_factory=list)
-
-
 class LaneBuilder:
     """Appends steps to one lane; every method returns the step's reference, to be used in other steps' `after`."""
 
+    __slots__ = ("actor", "cells", "edges", "number", "repeat", "role", "unit")
+
     def __init__(self, number: int, actor: int, unit: int, repeat: int, role: Role) -> None:
         self.number, self.actor, self.unit, self.repeat, self.role = number, actor, unit, repeat, role
-        self.steps: list[_Step] = []
+        self.cells: list[int] = []  # COLUMNS of one step after the other
+        self.edges: list[tuple[int, int, int, int]] = []  # (position, lane and position waited for, lag)
 
-    def add(self, step: _Step, after: After) -> StepRef:
-        step.after = [item if isinstance(item, tuple) else (item, 0) for item in after]
-        self.steps.append(step)
-        return StepRef(self.number, len(self.steps) - 1)
+    def __len__(self) -> int:
+        return len(self.cells) // len(COLUMNS)
+
+    @property
+    def last(self) -> StepRef:
+        """The step added last."""
+        return StepRef(self.number, len(self) - 1)
+
+    def ops(self) -> Iterator[tuple[int, int]]:
+        """(position, op) of every compute step."""
+        return ((i, self.cells[j + 2]) for i, j in enumerate(range(0, len(self.cells), len(COLUMNS))) if self.cells[j] == _COMPUTE)
+
+    def add(self, cells: tuple[int, ...], after: After) -> StepRef:
+        """A step given by its COLUMNS."""
+        position = len(self.cells) // len(COLUMNS)
+        self.cells += cells
+        for item in after:
+            self.wait(position, item)
+        return StepRef(self.number, position)
+
+    def wait(self, position: int, on: StepRef | tuple[StepRef, int]) -> None:
+        """Let a step wait for another, given with or without a lag."""
+        if type(on) is StepRef:
+            self.edges.append((position, on[0], on[1], 0))
+        else:
+            ref, lag = cast("tuple[StepRef, int]", on)
+            self.edges.append((position, ref[0], ref[1], lag))
 
     def compute(self, op: int, *, after: After = ()) -> StepRef:
-        return self.add(_Step(Kind.COMPUTE, op=op), after)
+        return self.add((_COMPUTE, 0, op, -1, -1, -1, 0, -1, 0, 0, -1), after)
 
     def call(self, call: int, *, after: After = ()) -> StepRef:
-        return self.add(_Step(Kind.CALL, op=call), after)
+        return self.add((_CALL, 0, call, -1, -1, -1, 0, -1, 0, 0, -1), after)
 
     def nop(self, *, after: After = ()) -> StepRef:
-        return self.add(_Step(Kind.NOP), after)
+        return self.add((_NOP, 0, -1, -1, -1, -1, 0, -1, 0, 0, -1), after)
 
     def transfer(
         self, *, recv: int = -1, send: int = -1, src: tuple[int, int] = (-1, 0), dst: tuple[int, int] = (-1, 0), count: int = 1,
         add: bool = False, store: bool = False, size: int = -1, in_set: bool = False, out_set: bool = False, after: After = (),
     ) -> StepRef:  # fmt: skip
         """The general transfer: parts follow from which arguments are given; `src` given means READ."""
-        bits = (recv >= 0) | (src[0] >= 0) << 1 | add << 2 | store << 3 | (send >= 0) << 4 | in_set << 5 | out_set << 6
-        parts = _PARTS[bits]
-        return self.add(_Step(Kind.TRANSFER, parts, chan_in=recv, chan_out=send, src=src, dst=dst, count=count, size=size), after)
+        parts = (recv >= 0) | (src[0] >= 0) << 1 | add << 2 | store << 3 | (send >= 0) << 4 | in_set << 5 | out_set << 6  # as in Part
+        return self.add((_TRANSFER, parts, -1, recv, send, *src, *dst, count, size), after)
 
     def send(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
-        return self.transfer(send=channel, src=(buffer, chunk), count=count, after=after)
+        return self.add((_TRANSFER, _SEND, -1, -1, channel, buffer, chunk, -1, 0, count, -1), after)
 
     def recv(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
-        return self.transfer(recv=channel, dst=(buffer, chunk), count=count, store=True, after=after)
+        return self.add((_TRANSFER, _RECV, -1, channel, -1, -1, 0, buffer, chunk, count, -1), after)
 
     def recv_add(self, channel: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
         """Receive and add into place: R X A D with source and destination the same chunks."""
-        return self.transfer(recv=channel, src=(buffer, chunk), dst=(buffer, chunk), count=count, add=True, store=True, after=after)
+        return self.add((_TRANSFER, _RECV_ADD, -1, channel, -1, buffer, chunk, buffer, chunk, count, -1), after)
 
     def recv_send(self, channel: int, out: int, buffer: int, chunk: int, count: int = 1, *, after: After = ()) -> StepRef:
         """Receive, store and pass on (rcs)."""
-        return self.transfer(recv=channel, send=out, dst=(buffer, chunk), count=count, store=True, after=after)
+        return self.add((_TRANSFER, _RECV_SEND, -1, channel, out, -1, 0, buffer, chunk, count, -1), after)
 
     def recv_add_send(self, channel: int, out: int, buffer: int, chunk: int, count: int = 1, *, keep: bool = False, after: After = ()) -> StepRef:
         """Receive, add the local chunks, pass the sum on (rrs); `keep` also stores it in place (rrcs)."""
@@ -228,16 +242,13 @@ class ProgramBuilder:
         return len(self._calls) - 1
 
     def build(self, *, validate: bool = True) -> Program:
-        lengths = [len(lane.steps) for lane in self._lanes]
+        lengths = [len(lane) for lane in self._lanes]
         starts = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
 
         def number(ref: StepRef) -> int:
             return int(starts[ref.lane]) + ref.position
 
-        steps = [s for lane in self._lanes for s in lane.steps]
-        ptr = np.zeros(len(steps) + 1, np.int32)
-        np.cumsum([len(s.after) for s in steps], out=ptr[1:])
         names = sorted({callee for _, callee, _ in self._calls})
         where = {callee: i for i, callee in enumerate(names)}
 
@@ -258,14 +269,7 @@ class ProgramBuilder:
                 actor=i32(x.actor for x in lanes), unit=i32(x.unit for x in lanes), repeat=i32(x.repeat for x in lanes),
                 role=i32(x.role for x in lanes), start=i32(starts[:-1]), end=i32(starts[1:]),
             ),
-            steps=Steps(
-                kind=i32(s.kind for s in steps), parts=i32(s.parts for s in steps), op=i32(s.op for s in steps),
-                chan_in=i32(s.chan_in for s in steps), chan_out=i32(s.chan_out for s in steps),
-                src_buffer=i32(s.src[0] for s in steps), src_chunk=i32(s.src[1] for s in steps),
-                dst_buffer=i32(s.dst[0] for s in steps), dst_chunk=i32(s.dst[1] for s in steps),
-                count=i32(s.count for s in steps), size=i32(s.size for s in steps),
-                after_ptr=ptr, after_step=i32(number(r) for s in steps for r, _ in s.after), after_lag=i32(lag for s in steps for _, lag in s.after),
-            ),
+            steps=self._steps(starts),
             channels=Channels(
                 src=i32(c[0] for c in self._channels), dst=i32(c[1] for c in self._channels), tag=i32(c[2] for c in self._channels),
                 depth=i32(c[3] for c in self._channels), route=i32(c[4] for c in self._channels),
@@ -298,3 +302,16 @@ class ProgramBuilder:
         if validate:
             program.validate()
         return program
+
+    def _steps(self, starts: np.ndarray) -> Steps:
+        """All lanes' steps as columns, `starts[i]` the number of lane i's first."""
+        total, width = int(starts[-1]), len(COLUMNS)
+        flat = np.fromiter(chain.from_iterable(lane.cells for lane in self._lanes), np.int32, count=total * width).reshape(total, width)
+        columns = {name: np.ascontiguousarray(flat[:, i]) for i, name in enumerate(COLUMNS)}
+        edges = np.fromiter(chain.from_iterable(edge for lane in self._lanes for edge in lane.edges), np.int64).reshape(-1, 4)
+        at = np.repeat(starts[:-1], [len(lane.edges) for lane in self._lanes]) + edges[:, 0]
+        order = np.argsort(at, kind="stable")  # edges may have been added late
+        ptr = np.zeros(total + 1, np.int32)
+        np.cumsum(np.bincount(at, minlength=total), out=ptr[1:])
+        on = (starts[edges[:, 1]] + edges[:, 2])[order]
+        return Steps(**columns, after_ptr=ptr, after_step=on.astype(np.int32), after_lag=edges[order, 3].astype(np.int32))

@@ -57,10 +57,10 @@ def random_program(seed: int, *, max_repeat: int = 4, max_messages: int = 7, win
     for _ in range(rng.randint(0, 2)):  # edges the other way round: where cycles come from
         (r1, one), (r2, two) = rng.choice(refs or [(0, StepRef(0, 0))]), rng.choice(refs or [(1, StepRef(0, 0))])
         if r1 == r2 and one.lane != two.lane:
-            b._lanes[one.lane].steps[one.position].after.append((two, rng.choice([0, 1])))
+            b._lanes[one.lane].wait(one.position, (two, rng.choice([0, 1])))
     if rng.random() < 0.3 and refs:
         rank, ref = rng.choice(refs)
         once = b.lane(rank)
         first = once.copy((buffers[rank][0], 0), (buffers[rank][1], 0))
-        b._lanes[ref.lane].steps[ref.position].after.append((first, 0))
+        b._lanes[ref.lane].wait(ref.position, first)
     return b.build()
