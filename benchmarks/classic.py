@@ -35,16 +35,16 @@ def textbook_s(name: str, op: str, n: int, size: int) -> float | None:
     share = (n - 1) / n * whole
     return {
         ("ring", "all-reduce"): 2 * (n - 1) * ALPHA_S + 2 * share,
-        ("halvingdoubling", "all-reduce"): 2 * log * ALPHA_S + 2 * share,
-        ("recursivedoubling", "all-reduce"): log * (ALPHA_S + whole),
+        ("halving-doubling", "all-reduce"): 2 * log * ALPHA_S + 2 * share,
+        ("recursive-doubling", "all-reduce"): log * (ALPHA_S + whole),
         ("direct", "all-reduce"): 2 * ALPHA_S + 2 * share,
         ("bruck", "all-gather"): log * ALPHA_S + share,
         ("pat", "all-gather"): log * ALPHA_S + share,
-        ("halvingdoubling", "all-gather"): log * ALPHA_S + share,
+        ("halving-doubling", "all-gather"): log * ALPHA_S + share,
         ("direct", "all-gather"): ALPHA_S + share,
         ("direct", "all-to-all"): ALPHA_S + share,
         ("bruck", "all-to-all"): log * (ALPHA_S + whole / 2),
-        ("rootedtree", "broadcast"): log * (ALPHA_S + whole),
+        ("rooted-tree", "broadcast"): log * (ALPHA_S + whole),
     }.get((name, op))
 
 
@@ -63,7 +63,7 @@ def textbook_rows() -> list[dict[str, Any]]:
             for name in ALGORITHMS:
                 size = 1 << 22
                 book = textbook_s(name, op, n, size)
-                options: dict[str, Any] = {"pieces": 1} if name == "rootedtree" else {"pack": True} if name == "bruck" else {}
+                options: dict[str, Any] = {"pieces": 1} if name == "rooted-tree" else {"pack": True} if name == "bruck" else {}
                 if name == "direct" and op == "all-reduce":
                     options = {"shots": 2}
                 took = simulated(name, options, CollectiveProblem.on(hub(n), op, size)) if book is not None else None

@@ -38,11 +38,11 @@ RESULTS = Path(__file__).parent / "results" / "handover.json"
 SIZE = 1 << 20
 PER_OPERATOR = 3
 SEEDS = 25
-WIDE = ("ring", "forestcoll", "doubletree", "halvingdoubling", "direct", "hierarchical", "pat")  # on the bigger fabrics
+WIDE = ("ring", "forestcoll", "double-tree", "halving-doubling", "direct", "hierarchical", "pat")  # on the bigger fabrics
 SCHEDULES = [
     ("two-islands", op, name)
     for op, names in (
-        ("all-reduce", ("ring", "forestcoll", "doubletree", "halvingdoubling", "direct", "hierarchical")),
+        ("all-reduce", ("ring", "forestcoll", "double-tree", "halving-doubling", "direct", "hierarchical")),
         ("all-gather", ("ring", "forestcoll", "bruck", "pat")),
         ("reduce-scatter", ("ring", "direct")),
         ("broadcast", ("ring", "forestcoll")),

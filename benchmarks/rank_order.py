@@ -39,7 +39,7 @@ def racks(hosts: int, count: int, seed: int) -> CostMatrix:
 def search_rows() -> list[dict[str, Any]]:
     rows = []
     for hosts, count in ((8, 2), (12, 3), (32, 4), (64, 4)):
-        for algorithm in ("ring", "halvingdoubling", "doubletree"):
+        for algorithm in ("ring", "halving-doubling", "double-tree"):
             matrix = racks(hosts, count, 1)
             start = time.process_time()
             found = order_ranks(matrix, algorithm, "all-reduce", SIZE, rng=np.random.default_rng(0))
@@ -57,7 +57,7 @@ def simulated_rows() -> list[dict[str, Any]]:
     rows = []
     for devices in (4, 8):
         fabric = load_fabric(f"two-islands:{devices}")
-        for algorithm in ("ring", "halvingdoubling", "doubletree"):
+        for algorithm in ("ring", "halving-doubling", "double-tree"):
             ranks = tuple(fabric.devices[i].name for i in np.random.default_rng(3).permutation(len(fabric.devices)))
             problem = CollectiveProblem(fabric=fabric, op="all-reduce", ranks=ranks, size_bytes=1 << 22)
             times = []

@@ -117,7 +117,8 @@ def test_two_parameters_of_one_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"null", b"{}", b"{", b'{"schema": "meshwright.graph"}', b"\xff\xfe", b"[" * 100_000, b"\x1f\x8b", gzip.compress(b"{}", mtime=0)[:-3]],
+    [b"", b"[]", b"null", b"{}", b"{", b'{"schema": "meshwright.graph"}', b"\xff\xfe", b"[" * 100_000, b"\x1f\x8b",
+     gzip.compress(b"{}", mtime=0)[:-3]],
 )
 def test_what_is_not_a_graph(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "g.json").write_bytes(data)

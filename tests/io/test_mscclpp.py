@@ -30,7 +30,7 @@ def program_of(name: str, op: str) -> Any:
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
-@pytest.mark.parametrize("name", ["ring", "forestcoll", "doubletree", "halvingdoubling", "direct", "bruck", "pat", "hierarchical"])
+@pytest.mark.parametrize("name", ["ring", "forestcoll", "double-tree", "halving-doubling", "direct", "bruck", "pat", "hierarchical"])
 def test_every_exported_plan_replays(name: str, op: str) -> None:
     try:
         program = program_of(name, op)

@@ -15,7 +15,7 @@ from meshwright.run.collective import CollectiveRank, callable_form
 from meshwright.run.transport import TaggedTransport
 
 ALGORITHMS = (
-    "doubletree", "halvingdoubling", "recursivedoubling", "bruck", "pat", "direct", "rootedtree", "scatterallgather", "hierarchical",
+    "double-tree", "halving-doubling", "recursive-doubling", "bruck", "pat", "direct", "rooted-tree", "scatter-all-gather", "hierarchical",
     "cloudcollectives",
 )  # fmt: skip
 

@@ -20,7 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
     parser.add_argument("--strategies", help="names separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
-    parser.add_argument("--time-limit", type=float, default=5.0, metavar="S", help="seconds for one strategy at one size (default 5)")
+    parser.add_argument("--time-limit", type=float, default=5.0, metavar="S", help="seconds for one strategy per size class (default 5)")
+    parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
     parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -50,7 +51,7 @@ def sizes_of(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import default_candidates, name_of, strategy
-    from ..decide.collective.choice import sweep
+    from ..decide.collective.sweep import sweep
     from ..report.collective_sweep import sweep_document, sweep_text
 
     sizes = sizes_of(args.sizes)
@@ -59,5 +60,5 @@ def run(args: argparse.Namespace) -> Result:
     listed: list[CollectiveStrategy] = list(default_candidates())
     if args.strategies:
         listed = [strategy(name)() for name in args.strategies.split(",")]
-    rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=args.time_limit))
+    rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=args.time_limit, every=args.every_size))
     return Result(sweep_document(rows), sweep_text(rows, winners=args.winners))

@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
     parser.add_argument("--devices", help="with --fabric: ranks in order, e.g. 0,4,1,5")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
-    names = "ring, halvingdoubling, bcube, recursivedoubling, bruck, hierarchical, doubletree, rootedtree"
+    names = "ring, halving-doubling, bcube, recursive-doubling, bruck, hierarchical, double-tree, rooted-tree"
     parser.add_argument("--algorithm", default="ring", help=f"{names}, or best (default ring)")
     parser.add_argument("--sizes", default="64MiB", help="message sizes: A,B,C or FIRST:LAST in powers of two (default 64MiB)")
     parser.add_argument("--first", help="endpoint that must stay rank 0 (checkpoint writer, rendezvous)")

@@ -18,7 +18,7 @@ ALGORITHM_NAMES = {"nvlstree": "nvls_tree", "collnetdirect": "collnet_direct", "
 
 
 # NCCL's algorithm -> the strategy that plans the same exchange, for `--by simulation`
-SIMULATED = {"ring": "ring", "tree": "doubletree", "pat": "pat"}
+SIMULATED = {"ring": "ring", "tree": "double-tree", "pat": "pat"}
 
 
 def export_tuner(args: argparse.Namespace) -> Result:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..decide.collective.choice import SweepRow
 from ..decide.collective.problem import Ranked, busbw_factor
+from ..decide.collective.sweep import SweepRow
 from ..io.quantity import show_size, show_time
 from .collective_text import bound_values, head_of
 
 __all__ = ["sweep_document", "sweep_text"]
 
-HEAD = f"{'size':>9}  {'strategy':<18} {'time':>9}  {'algbw':>8}  {'busbw':>8}  {'x bound':>7}"
+HEAD = f"{'size':>8}  {'strategy':<20} {'time':>9}  {'algbw':>8}  {'busbw':>8}  {'x bound':>7}"
 
 
 def sweep_document(rows: Sequence[SweepRow]) -> dict[str, Any]:
@@ -20,9 +20,12 @@ def sweep_document(rows: Sequence[SweepRow]) -> dict[str, Any]:
     document = head_of(rows[0].problem) | {"schema": "meshwright.collective-sweep", "version": 1}
     del document["size_bytes"]
     document["sizes"] = [
-        {"size_bytes": row.problem.size_bytes, "bound": bound_values(row.problem, row.bound), "strategies": [_entry(row, r) for r in row.ranked]}
+        {
+            "size_bytes": row.problem.size_bytes, "planned": row.planned, "bound": bound_values(row.problem, row.bound),
+            "strategies": [_entry(row, r) for r in row.ranked],
+        }
         for row in rows
-    ]
+    ]  # fmt: skip
     return document
 
 
@@ -54,17 +57,21 @@ def sweep_text(rows: Sequence[SweepRow], *, winners: bool) -> str:
                 if said == "refused":
                     refused.setdefault(r.strategy, r.why)
                     continue
-                lines.append(f"{size:>9}    {r.strategy:<16} {said:>9}")
+                lines.append(f"{size:>8}    {r.strategy:<18} {said:>9}")
                 continue
             algbw = row.problem.size_bytes / r.time_s / 1e9 if r.time_s else 0.0
             ratio = f"{r.time_s / float(row.bound):7.2f}" if row.bound.exact else "      -"
             star = "*" if place == 0 else " "
-            lines.append(f"{size:>9}  {star} {r.strategy:<16} {show_time(r.time_s):>9}  {algbw:8.4g}  {algbw * factor:8.4g}  {ratio}")
+            lines.append(f"{size:>8}  {star} {r.strategy:<18} {show_time(r.time_s):>9}  {algbw:8.4g}  {algbw * factor:8.4g}  {ratio}")
         if not winners:
             algbw = row.problem.size_bytes / float(row.bound) / 1e9 if row.bound.exact else 0.0
             time, kind = show_time(float(row.bound)), row.bound.certificate.kind
-            lines.append(f"{'':>9}    {'bound':<16} {time:>9}  {algbw:8.4g}  {algbw * factor:8.4g}  {kind:>7}")
+            lines.append(f"{'':>8}    {'bound':<18} {time:>9}  {algbw:8.4g}  {algbw * factor:8.4g}  {kind:>7}")
     lines += [f"{name}: {why}" for name, why in refused.items()]
+    planned = [row for row in rows if row.planned]
+    if len(planned) < len(rows):
+        lines.append(f"planned at {', '.join(_size(row.problem.size_bytes) for row in planned)}; between them these plans, cut for the size")
+        lines.append("(the fastest planned afresh); --every-size plans each one")
     return "\n".join(lines)
 
 

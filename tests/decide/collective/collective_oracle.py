@@ -60,8 +60,9 @@ def execute(program: Program, rng: np.random.Generator) -> dict[tuple[int, int, 
                 assert len(received) == step.count
             local = [memory[c] for c in cells(*step.src, step.count, iteration)] if Part.READ in step.parts else None
             if Part.ADD in step.parts:
-                assert received is not None and local is not None
-                value = [a + b for a, b in zip(received, local, strict=True)]
+                assert local is not None
+                other = received if received is not None else [memory[c] for c in cells(*step.dst, step.count, iteration)]
+                value = [a + b for a, b in zip(other, local, strict=True)]
             else:
                 value = received if received is not None else local
             assert value is not None

@@ -369,7 +369,7 @@ def test_small_messages_take_few_rounds_and_large_ones_many() -> None:
         assert plan is not None
         return str(plan.notes["algorithm"])
 
-    assert name(64) in ("recursivedoubling", "direct") and name(1 << 26) in ("halvingdoubling", "bruck", "ring", "direct")
+    assert name(64) in ("recursive-doubling", "direct") and name(1 << 26) in ("halving-doubling", "bruck", "ring", "direct")
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_a_shared_uplink_makes_crossings_cost(n: int) -> None:
     assert found.gain == pytest.approx(n / 2, rel=0.2) and found.verdict == "worth it" and found.proof
 
 
-@pytest.mark.parametrize("algorithm", ["halvingdoubling", "bcube", "recursivedoubling", "hierarchical", "doubletree"])
+@pytest.mark.parametrize("algorithm", ["halving-doubling", "bcube", "recursive-doubling", "hierarchical", "double-tree"])
 def test_other_algorithms_gain_from_order_too(algorithm: str) -> None:
     matrix = two_racks(16, far=1e-5, uplink=1e8)
     found = order_ranks(matrix, algorithm, "all-reduce", 1 << 26, rng=RNG(0), budget=2000)
@@ -202,14 +202,14 @@ def test_other_algorithms_gain_from_order_too(algorithm: str) -> None:
 
 def test_halving_with_near_partners_first_puts_racks_in_blocks_of_two() -> None:
     matrix = two_racks(8, far=1e-5, uplink=1e8)
-    found = order_ranks(matrix, "halvingdoubling", "all-reduce", 1 << 26, rng=RNG(0), budget=8000)
+    found = order_ranks(matrix, "halving-doubling", "all-reduce", 1 << 26, rng=RNG(0), budget=8000)
     blocks = [matrix.group[i] for i in found.order]
     assert blocks == sorted(blocks) or blocks == sorted(blocks, reverse=True)  # only the smallest exchange leaves a rack
 
 
 def test_no_gain_is_an_answer() -> None:
     uniform = matrix_of(1e-4 * (1 - np.eye(20)))
-    for algorithm in ("ring", "halvingdoubling", "recursivedoubling", "bruck"):
+    for algorithm in ("ring", "halving-doubling", "recursive-doubling", "bruck"):
         found = order_ranks(uniform, algorithm, "all-reduce", SIZE, rng=RNG(0))
         assert found.verdict == "no gain possible" and found.proof == "bound" and found.evaluated == 0 and found.gain == 1
 
@@ -225,7 +225,7 @@ def test_hosts_that_are_alike_need_no_search() -> None:
         boxes = RNG(1).permutation(4)
         assert model([8 * int(b) + i for b in boxes for i in range(8)]).time_s == pytest.approx(model(range(32)).time_s)
     slow = replace(matrix, alpha_s=matrix.alpha_s + np.where(np.arange(32) < 8, 1e-5, 0)[:, None] * (1 - np.eye(32)))
-    assert order_ranks(slow, "halvingdoubling", "all-reduce", SIZE, rng=RNG(0)).evaluated > 0
+    assert order_ranks(slow, "halving-doubling", "all-reduce", SIZE, rng=RNG(0)).evaluated > 0
 
 
 def test_hosts_stay_together_and_the_first_rank_stays() -> None:
@@ -239,7 +239,7 @@ def test_hosts_stay_together_and_the_first_rank_stays() -> None:
 
 def test_equal_seeds_give_equal_orders_and_text_forms_agree() -> None:
     matrix = random_matrix(3, 20, groups=3)
-    one, two = (order_ranks(matrix, "halvingdoubling", "all-reduce", SIZE, rng=RNG(7), budget=600) for _ in range(2))
+    one, two = (order_ranks(matrix, "halving-doubling", "all-reduce", SIZE, rng=RNG(7), budget=600) for _ in range(2))
     assert one == two
     assert one.hostfile().split() == [matrix.names[i] for i in one.order]
     for line in one.assignment().splitlines():
@@ -252,7 +252,7 @@ def test_the_best_algorithm_depends_on_the_size() -> None:
     matrix = matrix_of(1e-4 * (1 - np.eye(16)), np.full((16, 16), 1e-9))
     small = best_choice(matrix, "all-reduce", 64, rng=RNG(0), budget=50)
     large = best_choice(matrix, "all-reduce", 1 << 30, rng=RNG(0), budget=50)
-    assert small[0].algorithm in ("recursivedoubling", "bcube") and large[0].algorithm in ("halvingdoubling", "bcube", "ring", "bruck")
+    assert small[0].algorithm in ("recursive-doubling", "bcube") and large[0].algorithm in ("halving-doubling", "bcube", "ring", "bruck")
     for name in set(ALGORITHMS) - {o.algorithm for o in large}:
         assert lower_bound(model_of(matrix, name, "all-reduce", 1 << 30)) >= large[0].after.time_s
     assert [o.after.time_s for o in large] == sorted(o.after.time_s for o in large)
@@ -321,7 +321,7 @@ def test_the_strategy_is_right_and_not_slower_than_the_given_order(algorithm: st
 def test_keeping_the_first_rank_is_an_option() -> None:
     fabric, ranks = scattered("two-islands:3", 2)
     problem = CollectiveProblem(fabric=fabric, op="all-reduce", ranks=ranks, size_bytes=1 << 16)
-    plan = CloudCollectives(algorithm="halvingdoubling", keep_first=True, hosts=False, budget=300).plan(problem, rng=RNG(0))
+    plan = CloudCollectives(algorithm="halving-doubling", keep_first=True, hosts=False, budget=300).plan(problem, rng=RNG(0))
     assert plan.options["order"][0] == 0
 
 

@@ -1,32 +1,28 @@
 """Choice between strategies: plan with each, simulate all by the same rules, rank; and find how finely to pipeline.
 
 `tuned` looks for the number of pieces in which the simulator finds the schedule fastest: from the strategy's own choice it doubles or halves
-while that gains. `auto` ranks by simulated time, ties by fewer steps, so it is never worse than the best candidate; `sweep` does it
-for many sizes.
+while that gains. `auto` ranks by simulated time, ties by fewer steps, so it is never worse than the best candidate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from time import monotonic
 
 import numpy as np
 
-from ...bound import Bound
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
-from .bounds import collective_bound
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .value import simulated_time_s
 
-__all__ = ["SweepRow", "rank", "sweep", "tuned"]
+__all__ = ["explained", "rank", "tuned"]
 
 PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts a message is cut; None = the strategy's choice
 MOST_PIECES = 1024
 WORTH = 0.998  # a finer or coarser cut must gain at least this much
 SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
-HOPELESS = 2.0
-CLASS = 128  # sizes within this factor are one class to a strategy that ran out of time
+HOPELESS = 2.0  # times slower than the fastest: no search for another cut
 LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
 
 Name = Callable[[CollectiveStrategy], str]
@@ -43,18 +39,20 @@ class _Tried:
 
 
 def tuned(
-    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: float = float("inf"), rival_s: float = float("inf")
+    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: float = float("inf")
 ) -> tuple[CollectivePlan, float]:
     """The candidate's plan in the number of pieces that simulates fastest, and its time in seconds.
 
-    With `search` off, where the candidate says how many pieces it wants, or where it is HOPELESS times slower than a rival, its own plan.
-    Raises: what the candidate's `plan` raises.
+    With `search` off, or where the candidate says how many pieces it wants, its own plan. Raises: what the candidate's `plan` raises.
     """
     first = _try(candidate, problem)
-    search = search and first.time_s <= HOPELESS * rival_s
+    return _searched(candidate, problem, first, deadline) if search else (first.plan, first.time_s)
+
+
+def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: _Tried, deadline: float) -> tuple[CollectivePlan, float]:
     option = next((f.name for f in fields(candidate) if f.name in PIECES and getattr(candidate, f.name) is None), "")  # type: ignore[arg-type]
     chosen = first.plan.options.get(option)
-    if not search or not option or type(chosen) is not int or first.steps > LARGEST_SEARCH_STEPS:
+    if not option or type(chosen) is not int or first.steps > LARGEST_SEARCH_STEPS:
         return first.plan, first.time_s
     best = first
     for double in (True, False):
@@ -86,10 +84,9 @@ def rank(
     Those that would start after the problem's time limit are refused, the first is always tried; one gets at most `each_s` seconds.
     Raises: Infeasible (disconnected devices); MeshwrightError of the first candidate when none has a plan.
     """
-    start = monotonic()
-    deadline = start + problem.time_limit_s
+    deadline = monotonic() + problem.time_limit_s
     found: list[Ranked] = []
-    best_s = float("inf")
+    planned: list[tuple[int, CollectiveStrategy, _Tried, float]] = []  # place, candidate, its own plan, seconds it has left
     errors: list[MeshwrightError] = []
     for number, candidate in enumerate(candidates):
         left_s = deadline - monotonic()
@@ -97,9 +94,9 @@ def rank(
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why="not tried: time limit"))
             continue
         limit_s = min(each_s, left_s if number else problem.time_limit_s)
+        begin = monotonic()
         try:
-            at = replace(problem, time_limit_s=limit_s)
-            plan, time_s = tuned(candidate, at, search=search, deadline=min(deadline, monotonic() + limit_s), rival_s=best_s)
+            first = _try(candidate, replace(problem, time_limit_s=limit_s))
         except Infeasible:
             raise
         except TimeLimit as error:
@@ -109,14 +106,21 @@ def rank(
             errors.append(error)
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=str(error)))
         else:
-            best_s = min(best_s, time_s)
-            found.append(Ranked(strategy=name(candidate), plan=plan, time_s=time_s, why=""))
+            planned.append((number, candidate, first, each_s - (monotonic() - begin)))
+            found.append(Ranked(strategy=name(candidate), plan=first.plan, time_s=first.time_s, why=""))
+    best_s = min((first.time_s for _, _, first, _ in planned), default=0.0)
+    for number, candidate, first, left_s in planned if search else []:
+        left_s = min(left_s, deadline - monotonic())
+        if first.time_s <= HOPELESS * best_s and left_s > 0:
+            plan, time_s = _searched(candidate, replace(problem, time_limit_s=left_s), first, monotonic() + left_s)
+            found[number] = replace(found[number], plan=plan, time_s=time_s)
     if not any(r.plan for r in found):
         raise errors[0]
-    return _explained(found)
+    return explained(found)
 
 
-def _explained(entries: list[Ranked]) -> list[Ranked]:
+def explained(entries: Sequence[Ranked]) -> list[Ranked]:
+    """Best first (ties by fewer steps), those without a plan last, each with how far it is from the fastest and from the bound."""
     planned = sorted((e for e in entries if e.time_s is not None), key=lambda e: e.time_s or 0.0)
     tied = [e for e in planned if (e.time_s or 0.0) <= (planned[0].time_s or 0.0) * SAME]
     winner = min(tied, key=lambda e: e.plan.program.executed_steps if e.plan else 0)
@@ -130,34 +134,3 @@ def _explained(entries: list[Ranked]) -> list[Ranked]:
         slower = "fastest of the candidates" if place == 0 else f"{100 * (entry.time_s / best - 1):.1f} % slower than the fastest" if best else "tied"
         out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=f"{slower}; {above}"))
     return out + [e for e in entries if e.time_s is None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRow:
-    """One size: the ranking, best first, and the bound."""
-
-    problem: CollectiveProblem
-    bound: Bound
-    ranked: tuple[Ranked, ...]
-
-
-def sweep(
-    problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool = True,
-    each_s: float = 5.0,
-) -> Iterator[SweepRow]:  # fmt: skip
-    """The ranking for every size in turn; `each_s`: most seconds of one candidate per size.
-
-    A candidate that finds nothing in time is not asked again for sizes of the same class (CLASS times the size at which it failed).
-    Raises: as `rank`.
-    """
-    late: dict[str, int] = {}
-    for size in sizes:
-        at = replace(problem, size_bytes=size)
-        asked = [c for c in candidates if not (name(c) in late and late[name(c)] <= size < late[name(c)] * CLASS)]
-        ranked = rank(at, asked, name, search=search, each_s=each_s)
-        for r in ranked:
-            if r.why.startswith("time limit"):
-                late[r.strategy] = size
-        skipped = [name(c) for c in candidates if c not in asked]
-        ranked += [Ranked(strategy=n, plan=None, time_s=None, why=f"time limit: nothing found at {late[n]} B") for n in skipped]
-        yield SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(ranked))

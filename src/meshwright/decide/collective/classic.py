@@ -40,26 +40,26 @@ CITE = Cite(key=THAKUR.key, title=THAKUR.title, authors=THAKUR.authors, year=THA
 DEVIATIONS = ("simulation instead of fixed thresholds", "rank orders as given and server by server")
 MOST_MESSAGES = 40_000  # algorithms with n (n - 1) messages are left out beyond this
 ALGORITHMS: dict[str, type[CollectiveStrategy]] = {
-    "ring": Ring, "doubletree": DoubleTree, "halvingdoubling": HalvingDoubling, "recursivedoubling": RecursiveDoubling, "bruck": Bruck, "pat": Pat,
-    "direct": Direct, "rootedtree": RootedTree, "scatterallgather": ScatterAllGather, "hierarchical": Hierarchical,
+    "ring": Ring, "double-tree": DoubleTree, "halving-doubling": HalvingDoubling, "recursive-doubling": RecursiveDoubling, "bruck": Bruck, "pat": Pat,
+    "direct": Direct, "rooted-tree": RootedTree, "scatter-all-gather": ScatterAllGather, "hierarchical": Hierarchical,
 }  # fmt: skip
 BY_OPERATION: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "all-reduce": (
-        ("ring", {}), ("halvingdoubling", {}), ("recursivedoubling", {}), ("doubletree", {}), ("direct", {}), ("bruck", {}), ("hierarchical", {}),
+        ("ring", {}), ("halving-doubling", {}), ("recursive-doubling", {}), ("double-tree", {}), ("direct", {}), ("bruck", {}), ("hierarchical", {}),
     ),
-    "all-gather": (("ring", {}), ("halvingdoubling", {}), ("bruck", {}), ("direct", {}), ("pat", {}), ("hierarchical", {})),
-    "reduce-scatter": (("ring", {}), ("halvingdoubling", {}), ("bruck", {}), ("direct", {}), ("pat", {}), ("hierarchical", {})),
+    "all-gather": (("ring", {}), ("halving-doubling", {}), ("bruck", {}), ("direct", {}), ("pat", {}), ("hierarchical", {})),
+    "reduce-scatter": (("ring", {}), ("halving-doubling", {}), ("bruck", {}), ("direct", {}), ("pat", {}), ("hierarchical", {})),
     "broadcast": (
-        ("ring", {}), ("rootedtree", {}), ("doubletree", {}), ("scatterallgather", {}),
-        ("scatterallgather", {"exchange": "bruck"}), ("hierarchical", {}),
+        ("ring", {}), ("rooted-tree", {}), ("double-tree", {}), ("scatter-all-gather", {}),
+        ("scatter-all-gather", {"exchange": "bruck"}), ("hierarchical", {}),
     ),
     "reduce": (
-        ("ring", {}), ("rootedtree", {}), ("doubletree", {}), ("scatterallgather", {}),
-        ("scatterallgather", {"exchange": "bruck"}), ("hierarchical", {}),
+        ("ring", {}), ("rooted-tree", {}), ("double-tree", {}), ("scatter-all-gather", {}),
+        ("scatter-all-gather", {"exchange": "bruck"}), ("hierarchical", {}),
     ),
     "all-to-all": (("direct", {}), ("bruck", {}), ("hierarchical", {})),
-    "scatter": (("direct", {}), ("rootedtree", {}), ("hierarchical", {})),
-    "gather": (("direct", {}), ("rootedtree", {}), ("hierarchical", {})),
+    "scatter": (("direct", {}), ("rooted-tree", {}), ("hierarchical", {})),
+    "gather": (("direct", {}), ("rooted-tree", {}), ("hierarchical", {})),
     "permute": (("direct", {}),),
 }  # fmt: skip
 

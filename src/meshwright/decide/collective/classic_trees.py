@@ -228,12 +228,12 @@ class RootedTree:
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Broadcast, reduce, all-reduce; scatter and gather (binomial). Raises: Disconnected, Unsupported, UsageError (options)."""
         bound, n = collective_bound(problem), len(problem.ranks)
-        require_pieces(self.pieces, "rootedtree")
+        require_pieces(self.pieces, "rooted-tree")
         if self.shape not in ("binomial", "k-ary", "chain") or self.arity < 1:
-            raise UsageError(f"shape must be binomial, k-ary or chain and arity >= 1, got {self.shape}, {self.arity}", where="rootedtree")
+            raise UsageError(f"shape must be binomial, k-ary or chain and arity >= 1, got {self.shape}, {self.arity}", where="rooted-tree")
         if problem.op not in OPS:
             raise refuse(problem, "a rooted tree", OPS)
-        order = list(resolve_order(problem, self.order, "rootedtree"))
+        order = list(resolve_order(problem, self.order, "rooted-tree"))
         start = order.index(problem.root if problem.op != "all-reduce" else order[0])
         placed = order[start:] + order[:start]
         if problem.op in ("scatter", "gather"):
@@ -242,7 +242,7 @@ class RootedTree:
         parents = [placed[shape[at]] if shape[at] >= 0 else -1 for at in (placed.index(r) for r in range(n))]
         pieces = self.pieces or choose_pieces(problem, [parents])
         chosen = replace(self, pieces=pieces, order=tuple(order))
-        return plan_trees(problem, chosen, [parents], pieces=pieces, unroll=self.unroll, name="rootedtree", order=placed, bound=bound)
+        return plan_trees(problem, chosen, [parents], pieces=pieces, unroll=self.unroll, name="rooted-tree", order=placed, bound=bound)
 
     def _blocks(self, problem: CollectiveProblem, order: list[int], placed: list[int], bound: Bound) -> CollectivePlan:
         if self.shape != "binomial" or (self.pieces or 1) > 1:
@@ -252,4 +252,4 @@ class RootedTree:
             rounds = [[replace(m, src=m.dst, dst=m.src) for m in step] for step in reversed(rounds)]
         areas = {"data": Area("input" if problem.op == "scatter" else "output", len(placed), by_rank=True)}
         chosen = replace(self, pieces=1, order=tuple(order))
-        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=True, name="rootedtree", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=True, name="rooted-tree", bound=bound)

@@ -236,10 +236,10 @@ class CloudCollectives:
 def _strategy(problem: CollectiveProblem, algorithm: str, order: tuple[int, ...], unroll: bool) -> CollectiveStrategy:
     groups = tuple(tuple(order[p] for p in group) for group in consecutive([len(s) for s in servers_of(problem)]))
     kinds: dict[str, CollectiveStrategy] = {
-        "ring": Ring(order=order, unroll=unroll), "halvingdoubling": HalvingDoubling(order=order),
-        "bcube": HalvingDoubling(order=order, radix=BCUBE_RADIX), "recursivedoubling": RecursiveDoubling(order=order), "bruck": Bruck(order=order),
+        "ring": Ring(order=order, unroll=unroll), "halving-doubling": HalvingDoubling(order=order),
+        "bcube": HalvingDoubling(order=order, radix=BCUBE_RADIX), "recursive-doubling": RecursiveDoubling(order=order), "bruck": Bruck(order=order),
         "hierarchical": Hierarchical(groups=groups),
-        "doubletree": DoubleTree(order=order, unroll=unroll), "rootedtree": RootedTree(order=order, unroll=unroll),
+        "double-tree": DoubleTree(order=order, unroll=unroll), "rooted-tree": RootedTree(order=order, unroll=unroll),
     }  # fmt: skip
     if algorithm not in kinds:
         raise UsageError(f"no algorithm {algorithm!r}", where="cloudcollectives", hint=f"one of {', '.join(kinds)}")

@@ -33,7 +33,7 @@ __all__ = ["ALGORITHMS", "BCUBE_RADIX", "CostMatrix", "Model", "Objective", "con
 F64 = NDArray[np.float64]
 SCHEMA, VERSION = "meshwright.rank-costs", 1
 MOST_NAMES = 4096
-ALGORITHMS = ("ring", "halvingdoubling", "bcube", "recursivedoubling", "bruck", "hierarchical", "doubletree", "rootedtree")
+ALGORITHMS = ("ring", "halving-doubling", "bcube", "recursive-doubling", "bruck", "hierarchical", "double-tree", "rooted-tree")
 BCUBE_RADIX = 4
 
 
@@ -180,7 +180,7 @@ class Tree:
 def _rounds(algorithm: str, op: str, n: int, sizes: Sequence[int]) -> tuple[list[list[Move]], int] | None:
     """(rounds, blocks of the message), None where the algorithm has no such operation. `sizes`: of the groups of consecutive positions that a
     hierarchy has."""
-    if algorithm in ("halvingdoubling", "bcube"):
+    if algorithm in ("halving-doubling", "bcube"):
         radix = BCUBE_RADIX if algorithm == "bcube" else 2
         if op == "all-reduce":
             return rabenseifner_rounds(n, near=True, radix=radix)
@@ -188,7 +188,7 @@ def _rounds(algorithm: str, op: str, n: int, sizes: Sequence[int]) -> tuple[list
         return (pick(n, near=False, radix=radix), n) if pick else None
     if algorithm == "hierarchical":
         return (leader_rounds(consecutive(sizes), 0), len(sizes)) if op == "all-reduce" else None
-    if algorithm == "recursivedoubling":
+    if algorithm == "recursive-doubling":
         return (whole_rounds(n), 1) if op == "all-reduce" else None
     if algorithm == "bruck" and op == "all-to-all":
         return all_to_all_rounds(n), n
@@ -228,7 +228,7 @@ def _trees(algorithm: str, op: str, n: int, size_bytes: int, pieces: int) -> lis
     if op not in ("all-reduce", "broadcast", "reduce"):
         raise Unsupported(f"{algorithm} has no {op} to order ranks for", hint=f"algorithms: {', '.join(ALGORITHMS)}")
     shapes: Sequence[Sequence[int]] = [tree_parents(n, "binomial")]
-    if algorithm == "doubletree":
+    if algorithm == "double-tree":
         shapes = double_parents(n) if op == "all-reduce" else rooted_parents(n)
     each = size_bytes / len(shapes) / pieces
     return [Tree.of(shape, each, pieces, op) for shape in shapes]
@@ -311,7 +311,7 @@ def model_of(matrix: CostMatrix, algorithm: str, op: str, size_bytes: int, *, pi
     n = len(matrix)
     if algorithm not in ALGORITHMS:
         raise Unsupported(f"no cost model for {algorithm!r}", hint=f"algorithms: {', '.join(ALGORITHMS)}")
-    if algorithm in ("doubletree", "rootedtree"):
+    if algorithm in ("double-tree", "rooted-tree"):
         trees = tuple(_trees(algorithm, op, n, size_bytes, pieces or min(16, max(1, size_bytes >> 16))))
         return Model(matrix, algorithm, op, size_bytes, (), trees, False)
     members = [matrix.group.count(g) for g in dict.fromkeys(matrix.group)]

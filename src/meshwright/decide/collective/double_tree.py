@@ -79,10 +79,10 @@ class DoubleTree:
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """All-reduce, broadcast, reduce. Raises: Disconnected, Unsupported, UsageError (options)."""
         bound, n = collective_bound(problem), len(problem.ranks)
-        require_pieces(self.pieces, "doubletree")
+        require_pieces(self.pieces, "double-tree")
         if problem.op not in OPS:
             raise refuse(problem, "the double binary tree", OPS)
-        order = list(resolve_order(problem, self.order, "doubletree"))
+        order = list(resolve_order(problem, self.order, "double-tree"))
         placed = order
         if problem.op != "all-reduce":
             start = order.index(problem.root)
@@ -92,4 +92,4 @@ class DoubleTree:
         parents = [[tree[placed.index(r)] for r in range(n)] for tree in trees]
         pieces = self.pieces or choose_pieces(problem, parents)
         chosen = replace(self, pieces=pieces, order=tuple(order))
-        return plan_trees(problem, chosen, parents, pieces=pieces, unroll=self.unroll, name="doubletree", order=placed, bound=bound)
+        return plan_trees(problem, chosen, parents, pieces=pieces, unroll=self.unroll, name="double-tree", order=placed, bound=bound)

@@ -185,9 +185,9 @@ class HalvingDoubling:
         if problem.op not in OPS:
             raise refuse(problem, "halving and doubling", OPS)
         if self.radix < 2:
-            raise UsageError(f"radix must be >= 2, got {self.radix}", where="halvingdoubling")
+            raise UsageError(f"radix must be >= 2, got {self.radix}", where="halving-doubling")
         near = problem.op == "all-reduce" if self.near is None else self.near
-        order = resolve_order(problem, self.order, "halvingdoubling")
+        order = resolve_order(problem, self.order, "halving-doubling")
         if problem.op == "all-reduce":
             rounds, blocks = rabenseifner_rounds(n, near=near, radix=self.radix)
             areas = {"data": Area("input", blocks)}
@@ -195,7 +195,7 @@ class HalvingDoubling:
             rounds = (doubling_rounds if problem.op == "all-gather" else halving_rounds)(n, near=near, radix=self.radix)
             areas = {"data": Area("output" if problem.op == "all-gather" else "input", n, by_rank=True)}
         chosen = replace(self, near=near, order=order)
-        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name="halvingdoubling", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name="halving-doubling", bound=bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ class RecursiveDoubling:
         bound = collective_bound(problem)
         if problem.op != "all-reduce":
             raise refuse(problem, "recursive doubling", ("all-reduce",))
-        order = resolve_order(problem, self.order, "recursivedoubling")
+        order = resolve_order(problem, self.order, "recursive-doubling")
         rounds = whole_rounds(len(problem.ranks))
         areas = {"data": Area("input", 1)}
-        return plan_rounds(problem, replace(self, order=order), rounds, areas, order=order, pack=False, name="recursivedoubling", bound=bound)
+        return plan_rounds(problem, replace(self, order=order), rounds, areas, order=order, pack=False, name="recursive-doubling", bound=bound)

@@ -58,6 +58,7 @@ ENOUGH_PIECES = 64  # batches of trees become finer before there are more pieces
 DEPTH = 4  # messages in flight on a channel of many pieces
 MOST_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
 SIMPLE, FINEST = 12, 24  # most units per narrowest link that rates are rounded down to
+STEPS_PER_SECOND = 60_000  # of the time limit: many flows that share links take that long to simulate
 MOST_UNITS = 24  # units tried
 
 
@@ -103,7 +104,7 @@ class Joint:
         units, ranks = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most = LARGE_STEPS if self.unroll else MOST_STEPS
+        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, int(STEPS_PER_SECOND * problem.time_limit_s))
         parts = merged(parts_of(trees))
         quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
         parts = cut_parts(parts, quantum)

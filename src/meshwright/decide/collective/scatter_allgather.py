@@ -55,10 +55,10 @@ class ScatterAllGather:
         """Broadcast and reduce. Raises: Disconnected, Unsupported, UsageError (options)."""
         bound, n = collective_bound(problem), len(problem.ranks)
         if self.exchange not in ("ring", "bruck"):
-            raise UsageError(f"exchange must be ring or bruck, got {self.exchange!r}", where="scatterallgather")
+            raise UsageError(f"exchange must be ring or bruck, got {self.exchange!r}", where="scatter-all-gather")
         if problem.op not in OPS:
             raise refuse(problem, "scatter and all-gather", OPS)
-        order = list(resolve_order(problem, self.order, "scatterallgather"))
+        order = list(resolve_order(problem, self.order, "scatter-all-gather"))
         start = order.index(problem.root)
         placed = order[start:] + order[:start]
         gather = ring_rounds(n) if self.exchange == "ring" else all_gather_rounds(n)
@@ -69,4 +69,4 @@ class ScatterAllGather:
             rounds = [*reverse(gather), *([replace(m, src=m.dst, dst=m.src) for m in step] for step in reversed(first))]
         areas = {"data": Area("output" if problem.op == "broadcast" else "input", n)}
         chosen = replace(self, order=tuple(order))
-        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name="scatterallgather", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name="scatter-all-gather", bound=bound)

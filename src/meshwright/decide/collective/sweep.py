@@ -1,0 +1,140 @@
+"""Strategies over many sizes: planned at some, and at those between with the neighbours' plans, cut for the size and simulated.
+
+A schedule is a pattern of messages; another size changes how long they are. So every strategy plans at the first and last size and at sizes at
+most CLASS times apart (one size class per plan, as solvers need time); at a size between two of them each strategy has the better of both
+neighbours' schedules, exactly resized, and the fastest strategy plans afresh. Times are simulated at every size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import numpy as np
+
+from ...bound import Bound
+from ...errors import MeshwrightError
+from .bounds import collective_bound
+from .choice import Name, explained, rank, tuned
+from .memo import with_chunk_bytes
+from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .value import simulated_time_s
+
+__all__ = ["SweepRow", "planned_sizes", "resized", "sweep"]
+
+CLASS = 16  # sizes planned at are at most this factor apart
+FEW = 4  # so few sizes are all planned at
+HEAVY = 50_000  # executed steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """One size: the ranking, best first, and the bound. `planned`: every strategy planned at this very size."""
+
+    problem: CollectiveProblem
+    bound: Bound
+    ranked: tuple[Ranked, ...]
+    planned: bool
+
+
+def planned_sizes(sizes: Sequence[int]) -> list[int]:
+    """The sizes, ascending, that every strategy plans at."""
+    ascending = sorted(set(sizes))
+    if len(ascending) <= FEW:
+        return ascending
+    chosen = [ascending[0]]
+    for size, following in zip(ascending[1:], [*ascending[2:], None], strict=True):
+        if following is None or following > CLASS * chosen[-1]:
+            chosen.append(size)
+    return chosen
+
+
+def sweep(
+    problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool = True,
+    each_s: float = 5.0, every: bool = False,
+) -> Iterator[SweepRow]:  # fmt: skip
+    """The ranking for every size, ascending. `each_s`: most seconds of one candidate per size class; `every`: plan at every size.
+
+    Raises: as `rank`.
+    """
+    ascending = sorted(set(sizes))
+    anchors = ascending if every else planned_sizes(ascending)
+    by_name = {name(c): c for c in candidates}
+    before: SweepRow | None = None
+    for size in anchors:
+        at = replace(problem, size_bytes=size)
+        ranked = rank(at, candidates, name, search=search, each_s=each_s)
+        row = SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(ranked), planned=True)
+        if before is not None:
+            low = before.problem.size_bytes
+            for between in ascending:
+                if low < between < size:
+                    yield _between(replace(problem, size_bytes=between), before, row, by_name, search, each_s)
+        yield row
+        before = row
+
+
+def _between(
+    problem: CollectiveProblem, low: SweepRow, high: SweepRow, by_name: dict[str, CollectiveStrategy], search: bool, each_s: float
+) -> SweepRow:
+    """The ranking at a size between two others."""
+    bound = collective_bound(problem)
+    entries: list[Ranked] = []
+    for name, candidate in by_name.items():
+        best: Ranked | None = None
+        for row, plan in _worth_trying(problem, low, high, name):
+            made = resized(plan, row.problem, problem, bound)
+            if made is not None:
+                time_s = simulated_time_s(made.program, problem.fabric, (*problem.ranks, *made.switches), problem.transport)
+                if best is None or best.time_s is None or time_s < best.time_s:
+                    best = Ranked(strategy=name, plan=made, time_s=time_s, why="")
+        if best is None:
+            best = _afresh(problem, name, candidate, search, each_s)
+        entries.append(best)
+    ranked = explained(entries)
+    first = ranked[0]
+    if first.time_s is not None:
+        again = _afresh(problem, first.strategy, by_name[first.strategy], search, each_s)
+        if again.time_s is not None and again.time_s < first.time_s:
+            ranked = explained([again if e.strategy == first.strategy else e for e in entries])
+    return SweepRow(problem=problem, bound=bound, ranked=tuple(ranked), planned=False)
+
+
+def _worth_trying(problem: CollectiveProblem, low: SweepRow, high: SweepRow, name: str) -> list[tuple[SweepRow, CollectivePlan]]:
+    """Both neighbours' plans; of those that take long to simulate, the one of the nearer size."""
+    found = [(row, r.plan) for row in (low, high) for r in row.ranked if r.strategy == name and r.plan is not None]
+    if any(plan.program.executed_steps > HEAVY for _, plan in found):
+        nearer = low if problem.size_bytes**2 <= low.problem.size_bytes * high.problem.size_bytes else high
+        found = [pair for pair in found if pair[0] is nearer] or found
+    return found
+
+
+def _afresh(problem: CollectiveProblem, name: str, candidate: CollectiveStrategy, search: bool, each_s: float) -> Ranked:
+    at = replace(problem, time_limit_s=each_s)
+    try:
+        plan, time_s = tuned(candidate, at, search=search, deadline=monotonic() + each_s)
+    except MeshwrightError as error:
+        return Ranked(strategy=name, plan=None, time_s=None, why=str(error))
+    return Ranked(strategy=name, plan=plan, time_s=time_s, why="")
+
+
+def resized(plan: CollectivePlan, before: CollectiveProblem, problem: CollectiveProblem, bound: Bound | None = None) -> CollectivePlan | None:
+    """The plan's schedule for another size of the same problem: as many chunks, longer or shorter ones.
+
+    None where chunks are not alike, or not the message's share that they would be in an equal split (uneven shards, for one).
+    """
+    program = plan.program
+    chunk_bytes = np.unique(program.buffers.chunk_bytes)
+    if program.contract is None or len(chunk_bytes) != 1 or before.shard_bytes is not None or problem.shard_bytes is not None or len(program.sizes):
+        return None
+    blocks = len(before.ranks) if before.op in (*SHARDED, "all-to-all") else 1
+    whole = max(count for _, _, count in (*program.contract.inputs, *program.contract.outputs)) * int(program.lanes.repeat.max())
+    if whole % blocks or _chunk_bytes(before, whole, blocks) != chunk_bytes[0]:
+        return None
+    return replace(plan, program=with_chunk_bytes(program, _chunk_bytes(problem, whole, blocks)), bound=bound or collective_bound(problem))
+
+
+def _chunk_bytes(problem: CollectiveProblem, whole: int, blocks: int) -> int:
+    per_block = -(-(problem.size_bytes // problem.element_bytes) // blocks)
+    return -(-per_block // (whole // blocks)) * problem.element_bytes
