@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
@@ -11,10 +12,12 @@ from collective_oracle import all_cuts, balanced_fabric, two_islands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective.forest import Forest, build_forest, smallest_stretch
+from meshwright.decide.collective.forest import Forest, build_forest, choose_trees, rounded_capacities, smallest_stretch
+from meshwright.decide.collective.forest_pack import Tree, lowered, pack_capacities
 from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.errors import TimeLimit, Unsupported
 from meshwright.fabric import Fabric
+from meshwright.io.fabric_name import load_fabric
 
 
 def brute_force_ratio(fabric: Fabric, weight: dict[str, int]) -> Fraction:
@@ -124,3 +127,35 @@ def test_one_way_rounding_that_unbalances_a_switch_is_refused() -> None:
     with pytest.raises(Unsupported, match="s1 takes in 12 units but gives out 11"):
         build_forest(graph, [1, 1, 1], trees=2)
     assert_sound(build_forest(graph, [1, 1, 1], max_trees=10**9), graph)
+
+
+def arcs_of(trees: tuple[Tree, ...]) -> Counter[tuple[int, ...]]:
+    """How often every physical path is used, over all trees."""
+    return Counter({path: sum(t.units for t in trees if path in t.paths) for tree in trees for path in tree.paths if path})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(3, 8), st.integers(0, 3), st.booleans())
+def test_exchanging_parents_keeps_roots_and_paths_and_lowers(seed: int, devices: int, switches: int, broadcast: bool) -> None:
+    graph = rate_graph(fabric := balanced_fabric(np.random.default_rng(seed), devices, switches), [d.name for d in fabric.devices])
+    weight = [int(r == 1 or not broadcast) for r in range(devices)]
+    k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=None, max_trees=10**9, deadline=float("inf"))
+    demand = {r: k for r, w in enumerate(weight) if w}
+    packed = pack_capacities(graph.nodes, rounded_capacities(graph, stretch), devices, demand, graph.group)
+    low = lowered(packed)
+    assert arcs_of(low) == arcs_of(packed)
+    assert max(t.height for t in low) <= max(t.height for t in packed)
+    assert Counter({r: sum(t.units for t in low if t.root == r) for r in demand}) == Counter(demand)
+    for tree in low:
+        assert sorted(tree.order) == list(range(devices)) and tree.parent[tree.root] == -1
+        place = {v: i for i, v in enumerate(tree.order)}
+        assert all(place[tree.parent[v]] < place[v] and (tree.paths[v][0], tree.paths[v][-1]) == (tree.parent[v], v) for v in tree.order[1:])
+
+
+def test_exchanges_make_trees_of_two_racks_low() -> None:
+    fabric = load_fabric("gb200-nvl72:2")
+    graph = rate_graph(fabric, [d.name for d in fabric.devices])
+    weight = [1] * graph.ranks
+    k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=1, max_trees=1, deadline=float("inf"))
+    packed = pack_capacities(graph.nodes, rounded_capacities(graph, stretch), graph.ranks, dict.fromkeys(range(graph.ranks), k), graph.group)
+    assert max(t.height for t in packed) > max(t.height for t in lowered(packed)) <= 3

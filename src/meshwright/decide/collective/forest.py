@@ -19,7 +19,7 @@ import numpy as np
 from ...errors import CheckFailed, Unsupported
 from ...kernels.maxflow import FlowNetwork
 from .forest_boxes import alike_forest
-from .forest_pack import DEFECT, Tree, pack_capacities
+from .forest_pack import DEFECT, Tree, lowered, pack_capacities
 from .forest_symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
 from .forest_unlike import unlike_forest
 from .rates import RateGraph, worst_cut
@@ -229,7 +229,7 @@ def build_forest(
     if forest is None:
         demand = {r: k * w for r, w in enumerate(weight) if w}
         found = pack_capacities(graph.nodes, capacities, graph.ranks, demand, graph.group, names=graph.names, deadline=deadline)
-        forest = Forest(graph, tuple(weight), k, stretch, optimum, found)
+        forest = Forest(graph, tuple(weight), k, stretch, optimum, lowered(found))
     _require_sound(forest)
     return forest
 
@@ -249,7 +249,7 @@ def _structured(
         trees = unlike_forest(graph, boxes, weight, k, capacities, signatures, deadline)
     except Unsupported:
         return None
-    return Forest(graph, tuple(weight), k, stretch, optimum, trees, None, "unlike boxes")
+    return Forest(graph, tuple(weight), k, stretch, optimum, lowered(trees), None, "unlike boxes")
 
 
 def _require_sound(forest: Forest) -> None:

@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...errors import CheckFailed
 from ...kernels.edgesplit import Split, remove_switches
 from ...kernels.treepack import TreeBatch, pack_trees
+from ...kernels.treepack_lower import exchange_parents
 
-__all__ = ["DEFECT", "Path", "Tree", "merged", "pack_capacities"]
+__all__ = ["DEFECT", "Path", "Tree", "lowered", "merged", "pack_capacities"]
 
+MOST_EXCHANGES = 1 << 30  # trees squared times devices
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
 Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
 
@@ -41,6 +45,22 @@ def merged(trees: Sequence[Tree]) -> tuple[Tree, ...]:
         key = tree.root, tree.parent, tree.order, tree.paths
         units[key] = units.get(key, 0) + tree.units
     return tuple(Tree(root, count, parent, order, paths) for (root, parent, order, paths), count in units.items())
+
+
+def lowered(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The trees after exchanging parents where that brings devices nearer to the roots: same loads, same roots. Not if they are too many."""
+    if len(trees) < 2 or len(trees) ** 2 * len(trees[0].parent) > MOST_EXCHANGES:
+        return tuple(trees)
+    units = np.array([tree.units for tree in trees], np.int32)
+    parent, donor, depth = exchange_parents(np.array([tree.parent for tree in trees], np.int32), units)
+    if depth.max() > max(tree.height for tree in trees):
+        return tuple(trees)
+    out = []
+    for t, tree in enumerate(trees):
+        order = tuple(sorted(tree.order, key=depth[t].tolist().__getitem__))
+        paths = tuple(trees[d].paths[v] for v, d in enumerate(donor[t].tolist()))
+        out.append(Tree(tree.root, tree.units, tuple(parent[t].tolist()), order, paths))
+    return merged(out)
 
 
 def pack_capacities(

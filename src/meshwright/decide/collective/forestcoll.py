@@ -58,7 +58,7 @@ SMALLEST_PIECE_BYTES = 16384
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
 SMALL_RANKS = 64  # up to so many, more forests of one root are tried for their height
 MOST_LOW_TREES = 1024
-DEPTH = 4  # messages in flight on a channel of many pieces, so that a hop's latency overlaps with the pieces that follow
+DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class ForestColl:
     quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
         between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
-    depth: messages a channel may hold; None = enough to cover the latency of a hop, at most DEPTH.
+    depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
     structure: try trees over servers before the general method; None = yes, and for one root the lower of both.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
@@ -103,7 +103,7 @@ class ForestColl:
         parts, steps = ready.cut(quantum)
         pieces = self.pieces or _power_of_two(min(wanted, most // steps))
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
-        depth = self.depth or min(DEPTH, pieces)
+        depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
         how = _lowering(problem, forests[0], units, pieces, unroll, ready.servers, depth)
         if uneven:
             table = shard_table(problem, units, pieces)
@@ -149,17 +149,20 @@ class ForestColl:
         hops = sum(f.height for f in forests)
         if hops <= 1:
             return 1
-        graph = forests[0].graph
-        time_s = float(problem.size_bytes * sum(f.stretch / f.k for f in forests) / (sum(weights_of(problem)) * graph.unit_Bps))
+        time_s = _bandwidth_s(problem, forests)
         transport = problem.transport or Transport()
         overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
         wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
         if overhead_s > 0:
             wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
-        latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+        latency_s = _latency_s(problem)
         if latency_s > 0:
-            wanted = min(wanted, int(((self.depth or DEPTH) - 0.5) / 2 * time_s / latency_s))
+            wanted = min(wanted, int(((self.depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
         return _power_of_two(wanted)
+
+    def _depth(self, problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:
+        there_and_back = 2 * _latency_s(problem) * pieces / _bandwidth_s(problem, forests)
+        return next((depth for depth in DEPTHS if depth - 0.5 >= there_and_back), DEPTHS[-1])
 
     def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
@@ -218,6 +221,16 @@ def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: in
         shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers,
         chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
     )  # fmt: skip
+
+
+def _latency_s(problem: CollectiveProblem) -> float:
+    return max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+
+
+def _bandwidth_s(problem: CollectiveProblem, forests: list[Forest]) -> float:
+    """Time of all bytes on the fullest links, one forest after the other."""
+    per_weight = sum(f.stretch / f.k for f in forests) / forests[0].graph.unit_Bps
+    return float(problem.size_bytes * per_weight / sum(weights_of(problem)))
 
 
 def _power_of_two(value: int) -> int:

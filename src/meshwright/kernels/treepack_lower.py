@@ -1,0 +1,110 @@
+"""Lower trees by exchange: two trees that enter a device from different parents may swap them, which no link notices.
+
+Every device is entered by as many arcs as there are trees, and any assignment of those arcs to the trees has the same loads, as long as no
+tree closes a circle. So exchanges go on while the sum of squared depths falls: late devices move up first, and it ends.
+Source: ours (local search; the packing itself is Edmonds', see `treepack`).
+Invariant: the multiset of (parent, device) arcs, and with it every load; every tree spans from its root.
+Cost: trees² · devices per round, at most ROUNDS rounds; trees of unlike multiplicity do not exchange.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["exchange_parents"]
+
+I32 = NDArray[np.int32]
+ROUNDS = 64
+
+
+@njit(cache=True, nogil=True)
+def _measure(parent, depth, size, total, order, child, beside):  # type: ignore[no-untyped-def]
+    """Depth of every device of one tree, and devices and sum of depths of every subtree."""
+    n = len(parent)
+    for v in range(n):
+        child[v] = -1
+    found = 0
+    for v in range(n):
+        p = parent[v]
+        if p < 0:
+            order[0], depth[v], found = v, 0, 1
+        else:
+            beside[v] = child[p]
+            child[p] = v
+    done = 0
+    while done < found:
+        x, done = order[done], done + 1
+        c = child[x]
+        while c >= 0:
+            depth[c] = depth[x] + 1
+            order[found] = c
+            found += 1
+            c = beside[c]
+    for v in range(n):
+        size[v], total[v] = 1, depth[v]
+    for i in range(n - 1, 0, -1):
+        v = order[i]
+        size[parent[v]] += size[v]
+        total[parent[v]] += total[v]
+
+
+@njit(cache=True, nogil=True)
+def _under(parent, v, u):  # type: ignore[no-untyped-def]
+    """Whether u is in the subtree of v."""
+    while u >= 0:
+        if u == v:
+            return True
+        u = parent[u]
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _round(parent, donor, units, depth, size, total, order, child, beside):  # type: ignore[no-untyped-def]
+    """One pass over all devices and trees: the best exchange of each, if any gains. Returns how many there were."""
+    trees, n = parent.shape
+    swaps = 0
+    for v in range(n):
+        for i in range(trees):
+            p = parent[i, v]
+            if p < 0 or depth[i, p] == 0:
+                continue
+            best, with_whom = 0, -1
+            for j in range(trees):
+                u = parent[j, v]
+                if u < 0 or u == p or units[i] != units[j]:
+                    continue
+                mine, theirs = depth[i, u] - depth[i, p], depth[j, p] - depth[j, u]
+                if mine >= 0 and theirs >= 0:
+                    continue
+                gain = -mine * (2 * total[i, v] + mine * size[i, v]) - theirs * (2 * total[j, v] + theirs * size[j, v])
+                if gain > best and not _under(parent[i], v, u) and not _under(parent[j], v, p):
+                    best, with_whom = gain, j
+            if with_whom >= 0:
+                j = with_whom
+                parent[i, v], parent[j, v] = parent[j, v], parent[i, v]
+                donor[i, v], donor[j, v] = donor[j, v], donor[i, v]
+                _measure(parent[i], depth[i], size[i], total[i], order, child, beside)
+                _measure(parent[j], depth[j], size[j], total[j], order, child, beside)
+                swaps += 1
+    return swaps
+
+
+def exchange_parents(parent: I32, units: I32) -> tuple[I32, I32, I32]:
+    """Trees with the same arcs in all, lower.
+
+    Args: `parent[t, v]` of device v in tree t, -1 at its root; `units[t]` its multiplicity.
+    Returns: new parents; `donor[t, v]`, the tree whose arc into v tree t has now; depths.
+    """
+    trees, n = parent.shape
+    parent = parent.astype(np.int32, copy=True)
+    donor = np.repeat(np.arange(trees, dtype=np.int32)[:, None], n, axis=1)
+    depth, size, total = (np.zeros((trees, n), np.int64) for _ in range(3))
+    work = tuple(np.zeros(n, np.int32) for _ in range(3))
+    for t in range(trees):
+        _measure(parent[t], depth[t], size[t], total[t], *work)
+    for _ in range(ROUNDS):
+        if not _round(parent, donor, units, depth, size, total, *work):
+            break
+    return parent, donor, depth.astype(np.int32)
