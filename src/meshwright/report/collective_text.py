@@ -83,6 +83,8 @@ def bound_line(problem: CollectiveProblem, bound: Bound) -> str:
         why = f"no path from {data['from']} to {data['to']} is quicker"
     elif bound.certificate.kind == "metric":
         why = f"all pairs together need more of {len(data['lengths'])} weighted links than these carry in less time"
+    elif bound.certificate.kind == "packing":
+        why = f"every tree that collects and spreads it needs more of {len(data['lengths'])} weighted links than these carry in less time"
     elif "crossing_bytes" not in data:
         why = f"the certificate ({bound.certificate.kind}) says so"
     else:

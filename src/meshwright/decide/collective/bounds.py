@@ -28,6 +28,7 @@ from fractions import Fraction
 from math import gcd
 
 from ...bound import Bound, Certificate
+from .allreduce_bound import all_reduce_dual_bound
 from .bounds_flow import flow_bound
 from .bounds_latency import latency_bound
 from .memo import remember
@@ -36,6 +37,7 @@ from .rates import RateGraph, rate_graph, worst_cut
 
 __all__ = ["bandwidth_bound", "collective_bound", "crossing_bytes"]
 
+MOST_DUAL_ARCS = 1000  # larger graphs: partitions only, which find the optimum where servers are alike
 MAX_WIDTHS = 16  # partitions tried by width; more distinct rates than this are sampled
 
 
@@ -78,7 +80,9 @@ def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
         return [_cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), others, sinks=[root]).inside])]
     if op == "all-reduce":
         found = [_cut_bound(problem, graph, _narrowest(graph))]
-        return found + [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
+        found += [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
+        dual = all_reduce_dual_bound(problem) if len(graph.arcs) <= MOST_DUAL_ARCS else None
+        return found + ([dual] if dual is not None else [])
     cuts = [cut for cut in _cuts_to_try(graph) if op == "all-to-all" or crossing_bytes(problem, cut)]
     found = [_cut_bound(problem, graph, cut) for cut in cuts]
     flow = flow_bound(problem, graph) if op in ("all-to-all", "permute") else None
