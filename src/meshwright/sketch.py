@@ -130,6 +130,10 @@ PUBLISHED_SKETCHES: Mapping[str, Sketch] = {
     "ndv2-sk-1:2": Sketch(nnodes=2, connections=((0, (1,)),), symmetry=((8, 16),)),
     "ndv2-sk-1:4": Sketch(nnodes=4, connections=((0, (1,)),), symmetry=((8, 32),)),
     "ndv2-sk-2:2": Sketch(nnodes=2, connections="fully-connected", symmetry=((8, 16),)),
+    "ndv2-sk-2:4": Sketch(nnodes=4, connections="fully-connected", symmetry=((8, 32),)),
+    "ndv2-sk-3:2": Sketch(nnodes=2, connections="direct-map", symmetry=((8, 16),)),
+    "ndv2-sk-1:1": Sketch(),
+    "ndv2-sk-6:1": Sketch(chunkup=6),
     # One card per pair of DGX-2 GPUs: the odd one sends, the even one receives (large sizes) ...
     "dgx2-sk-1:2": Sketch(
         nnodes=2, intranode="switch", switches=(tuple(range(16)),), hyperedges=("uc-min",), connections=_ODD_TO_EVEN,
@@ -140,4 +144,6 @@ PUBLISHED_SKETCHES: Mapping[str, Sketch] = {
         nnodes=2, intranode="switch", switches=(tuple(range(16)),), hyperedges=("uc-max",), connections="direct-map",
         senders=tuple((g, (g,)) for g in range(16)), symmetry=((2, 16), (16, 32)),
     ),
+    "dgx2-sk-1:1": Sketch(intranode="switch", switches=(tuple(range(16)),), hyperedges=("uc-min",), symmetry=((2, 16),)),
+    "dgx2-sk-2:1": Sketch(intranode="switch", switches=(tuple(range(16)),), hyperedges=("uc-min",), symmetry=((2, 16),), chunkup=2),
 }  # fmt: skip

@@ -45,8 +45,13 @@ def test_the_public_files_are_the_sketches_built_in(tmp_path: Path) -> None:
         "symmetry_offsets": [[8, 16]], "hyperparameters": {"input_chunkup": 1},
     }  # fmt: skip
     assert sketch_from_json(text(ndv2)) == PUBLISHED_SKETCHES["ndv2-sk-1:2"]
-    ndv2["internode_sketch"]["internode_conn"] = "fully-connected"
-    assert sketch_from_json(text(ndv2)) == PUBLISHED_SKETCHES["ndv2-sk-2:2"]
+    for connections, name in (("fully-connected", "ndv2-sk-2:2"), ("direct-map", "ndv2-sk-3:2")):
+        ndv2["internode_sketch"]["internode_conn"] = connections
+        assert sketch_from_json(text(ndv2)) == PUBLISHED_SKETCHES[name]
+    one = {"nnodes": 1, "intranode_sketch": {"strategy": "none"}, "symmetry_offsets": [], "hyperparameters": {"input_chunkup": 6}}
+    assert sketch_from_json(text(one)) == PUBLISHED_SKETCHES["ndv2-sk-6:1"]
+    switched = {key: dgx2()[key] for key in ("intranode_sketch", "hyperparameters")} | {"nnodes": 1, "symmetry_offsets": [[2, 16]]}
+    assert sketch_from_json(text(switched)) == PUBLISHED_SKETCHES["dgx2-sk-2:1"]
 
 
 def test_a_sketch_is_the_same_after_json_and_by_name() -> None:
@@ -180,6 +185,9 @@ def test_profiles_of_other_boxes() -> None:
     assert len(fabric.devices) == 32 and fabric.links[0].rate_Bps == 125 * 10**9
     route = fabric.route(fabric.actor_of["box0/gpu2"], fabric.actor_of["box1/gpu3"])
     assert [fabric.links[k].dst for k in route] == ["box0/nic1", "net", "box1/nic1", "box1/gpu3"]  # two GPUs share a NIC
+    hub = profile_fabric(text(dgx | {"gpus_per_node": 6, "nics_per_node": 2}), boxes=2, kind="hub")
+    assert len(hub.devices) == 12 and len(hub.switches) == 2 + 4 + 1 and hub.links[0].rate_Bps == 125 * 10**9
+    hub.require_connected()
     custom = {"name": "pair", "gpus_per_node": 2, "alpha": 1, "links": [[0, 1], [0, 0]], "betas": [[0, 10], [0, 0]], "invbws": [[0, 11], [0, 0]]}
     one_way = profile_fabric(text(custom), boxes=1)
     assert [(x.src, x.dst, x.rate_Bps) for x in one_way.links] == [("box0/gpu1", "box0/gpu0", 10**11)]  # rows are destinations
@@ -189,6 +197,7 @@ def test_profiles_of_other_boxes() -> None:
     ("change", "kind", "boxes", "message"),
     [
         ({"gpus_per_node": 4}, "ndv2", 2, "must be 8"),
+        ({"gpus_per_node": 1, "node_betas_list": [8]}, "hub", 2, "at least 2"),
         ({"node_betas_list": [1]}, "ndv2", 2, "2 entries"),
         ({"node_betas_list": [23, "x"]}, "ndv2", 2, "number"),
         ({"node_betas_list": [23, 0]}, "ndv2", 2, "rate below"),

@@ -152,13 +152,14 @@ def read_profile(path: str | os.PathLike[str], *, boxes: int, kind: str = "custo
 def profile_fabric(data: bytes, where: str = "profile", *, boxes: int, kind: str = "custom", chunk_bytes: int = 10**6) -> Fabric:
     """`boxes` boxes with the profile's links; betas are microseconds per chunk of `chunk_bytes`, so rate = chunk_bytes / beta.
 
-    Args: `kind`: "ndv2" or "dgx2", whose link matrices are known and whose profile lists betas by class; "custom", whose profile holds
-        the matrices `links`, `betas` and `invbws` (row = destination, column = source).
+    Args: `kind`: "ndv2" or "dgx2", whose link matrices are known and whose profile lists betas by class; "hub", any number of GPUs on one switch
+        (the public tool's HubAndSpoke); "custom", whose profile holds the matrices `links`, `betas` and `invbws` (row = destination,
+        column = source).
     The box's NICs are shared evenly: GPU g uses NIC g · nics / gpus. A profile scaled by 10 or 100 (the public small-size files) gives
     times scaled alike. Raises: FormatError naming the field; UsageError for a kind or number of boxes that does not exist.
     """
-    if kind not in ("ndv2", "dgx2", "custom"):
-        raise UsageError(f"no profile kind {kind!r}", hint="ndv2, dgx2 or custom")
+    if kind not in ("ndv2", "dgx2", "hub", "custom"):
+        raise UsageError(f"no profile kind {kind!r}", hint="ndv2, dgx2, hub or custom")
     if not 1 <= boxes <= MOST_NODES or chunk_bytes < 1:
         raise UsageError(f"needs 1..{MOST_NODES} boxes and a chunk of at least a byte, got {boxes} and {chunk_bytes}")
     top = _table(data, where)
@@ -179,7 +180,7 @@ def profile_fabric(data: bytes, where: str = "profile", *, boxes: int, kind: str
     for box in range(boxes):
         names = [f"box{box}/gpu{g}" for g in range(gpus)]
         devices += [Device(name=n, group=f"box{box}") for n in names]
-        if kind == "dgx2":
+        if kind in ("dgx2", "hub"):
             switch = f"box{box}/nvswitch"
             switches.append(Switch(name=switch, group=f"box{box}"))
             for n in names:
@@ -216,7 +217,9 @@ def _rates(top: Table, kind: str, gpus: int, chunk_bytes: int) -> list[list[int]
         if top.has("invbws"):
             _matrix(top, "invbws", gpus)
         return [[_rate(top, f"betas[{b}][{a}]", betas[b][a], chunk_bytes) if links[b][a] and a != b else 0 for a in range(gpus)] for b in range(gpus)]
-    wanted, size = (2, 8) if kind == "ndv2" else (1, 16)
+    wanted, size = {"ndv2": (2, 8), "dgx2": (1, 16), "hub": (1, gpus)}[kind]
+    if kind == "hub" and gpus < 2:
+        raise top.error("gpus_per_node", f"must be at least 2 for hub, got {gpus}")
     if gpus != size:
         raise top.error("gpus_per_node", f"must be {size} for {kind}, got {gpus}")
     listed = _list(top, "node_betas_list")
@@ -225,7 +228,7 @@ def _rates(top: Table, kind: str, gpus: int, chunk_bytes: int) -> list[list[int]
     speeds = [_rate(top, f"node_betas_list[{i}]", _real(top, f"node_betas_list[{i}]", x), chunk_bytes) for i, x in enumerate(listed)]
     if top.has("node_invbws_list"):
         _list(top, "node_invbws_list")
-    if kind == "dgx2":
+    if kind in ("dgx2", "hub"):
         return [[speeds[0] if a != b else 0 for a in range(size)] for b in range(size)]
     return [[speeds[int(c) - 1] if (c := _BETA_1_LINK[b][a]) != "0" else 0 for a in range(size)] for b in range(size)]
 

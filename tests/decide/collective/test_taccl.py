@@ -257,6 +257,53 @@ def test_small_times_are_not_rounded_away() -> None:
     assert planned(problem).notes["schedule_s"] == pytest.approx(0.6e-6, rel=1e-3)
 
 
+def relayed_out() -> Fabric:
+    """Box a leaves through one switch, whose link out its three GPUs share; box b, of direct links, sends from b0 and receives at b1."""
+    devices = [Device(name=f"{b}{i}", group=b) for b in "ab" for i in range(3)]
+    links = [(f"{b}{i}", f"{b}{j}") for b in "ab" for i in range(3) for j in range(3) if i != j]
+    links += [(f"a{i}", "out") for i in range(3)] + [("out", "b1"), ("b0", "a0")]
+    wired = tuple(Link(src=x, dst=y, rate_Bps=10**6, latency_s=1e-3) for x, y in links)
+    return Fabric(name="relayed out", devices=tuple(devices), switches=(Switch(name="out", group="a"),), links=wired)
+
+
+def test_ports_are_told_apart_by_direction() -> None:
+    """a0 receives on a link of its own, and sends through the switch like its neighbours."""
+    fabric = relayed_out()
+    topology = logical_topology(fabric, [d.name for d in fabric.devices], None)
+    remote = {topology.describe(i) for i, x in enumerate(topology.links) if x.remote}
+    assert remote == {"a0 -> b1", "a1 -> b1", "a2 -> b1", "b0 -> a0"}
+
+
+def test_senders_are_kept_apart_where_they_would_share_a_link() -> None:
+    """The last chunks to arrive at the shared link come from one sender: waiting behind another one's message counts twice."""
+    fabric = relayed_out()
+    lone = replace(fabric, links=tuple(replace(x, rate_Bps=10**5) if x.src == "out" else x for x in fabric.links))
+    problem = CollectiveProblem.on(lone, "all-gather", 6 * 1000)
+    one = routing(problem)
+
+    def shared_waits(routes: Any) -> int:
+        senders = [one.links[i][0] for route in routes for i in route if one.links[i][2] and one.links[i][1] == 4]
+        return len(set(senders))
+
+    plain, apart = greedy_routes(one), greedy_routes(one, apart=True)
+    assert shared_waits(apart) <= shared_waits(plain)
+    plan = planned(problem)
+    assert simulated(plan, problem) <= min(
+        simulated(planned(problem, routes=(tuple(tuple(one.links[i][:2] for i in r) for r in routes),)), problem) for routes in (plain, apart)
+    ) * (1 + 1e-9)
+
+
+def test_a_class_of_latency_pipelines_only_what_can_be_cut() -> None:
+    """Sizes of one class from one element on: cut where that pays, and never below whole elements."""
+    fabric = direct(4, {(i, (i + 1) % 4): 10**8 for i in range(4)}, 1e-3)
+    setup = _Planner(CollectiveProblem.on(fabric, "all-gather", 16), Taccl()).setup
+    for size in (16, 400, 4 * 400, 4 * 1000):
+        problem = CollectiveProblem.on(fabric, "all-gather", size)
+        assert setup.size_class(size, None).least_bytes == 1.0
+        assert planned(problem).notes["instances"] <= max(1, size // 4 // 64)
+    assert setup.size_class(1 << 20, None).least_bytes > 1.0
+
+
 # ---- sketches ----------------------------------------------------------------------------------------------------------
 def two_boxes(**changes: Any) -> Fabric:
     """Two boxes of four GPUs on a switch, two NICs each."""
@@ -312,6 +359,32 @@ def test_uc_min_uses_no_more_connections_than_uc_max() -> None:
 def test_balanced_boxes_are_planned(balance: str) -> None:
     sketch = Sketch(nnodes=2, intranode=balance, connections="direct-map", symmetry=((4, 8),))
     assert planned(CollectiveProblem.on(two_boxes(), "all-gather", 8 * 4000), sketch=sketch)
+
+
+PUBLISHED_ON = {
+    "ndv2-sk-1:1": "dgx1-v100", "ndv2-sk-6:1": "dgx1-v100", "ndv2-sk-1:2": "ndv2:2?sketch=1", "ndv2-sk-3:2": "ndv2:2", "dgx2-sk-1:1": "dgx2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ON)
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter"])
+def test_published_sketches_plan_on_their_boxes(name: str, op: str) -> None:
+    """Single boxes too; the larger ones are in the benchmark."""
+    sketch, fabric = PUBLISHED_SKETCHES[name], load_fabric(PUBLISHED_ON[name])
+    problem = CollectiveProblem.on(fabric, op, len(fabric.devices) * 4000)
+    plan = planned(problem, sketch=name, nodes=0)
+    assert plan.notes["chunkup"] == sketch.chunkup
+    again = Taccl(**plan.options).plan(problem, rng=np.random.default_rng(0))
+    assert program_hash(again.program) == program_hash(plan.program)
+
+
+def test_a_reduction_under_a_sketch_turns_senders_into_receivers() -> None:
+    """Links and chunk-to-relay maps are reversed: what leaves a box for the reduction leaves it by the gather's receiver of that sender."""
+    problem = CollectiveProblem.on(two_boxes(), "reduce-scatter", 8 * 40_000)
+    plan = planned(problem, sketch=replace(SWITCHED, enforce_ordering=False))
+    (routes,) = plan.options["routes"]  # of the gather on reversed links: its first hop is the reduction's last
+    crossing = {(b, a) for route in routes for a, b in route if a // 4 != b // 4}  # as the program sends them
+    assert crossing == {(1, 4), (3, 6), (5, 0), (7, 2)}, "the reduction crosses on the sketch's own links"
 
 
 def refused(sketch: Sketch, op: str = "all-gather", fabric: Fabric | None = None) -> UsageError:

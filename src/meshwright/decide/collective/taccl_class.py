@@ -27,6 +27,7 @@ MOST_TRANSFERS = 10_000  # of a schedule with instances
 MOST_SIMULATED = 4_000  # transfers of a schedule up to which several orders are simulated
 SMALLEST_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
 MOST_INSTANCES = 16
+MOST_APART = 1_000  # transfers of routes up to which those with senders kept apart are tried too
 FAR = 1.1  # routes whose whole chunks take this much longer than others' are not pursued
 LOWERED, LOWERED_TRANSFERS = 5, 12_500  # choices of routes and instances that are lowered, and their transfers together
 NEAR = 1.2  # what takes this much longer for the class's bytes is dropped
@@ -93,15 +94,22 @@ def kept_for(
     return work.lowered(work.scheduled(problems, choices, instances))
 
 
+def most_instances(chunk_bytes: float) -> int:
+    """Into how many a chunk may be cut."""
+    return max(1, int(chunk_bytes // SMALLEST_BYTES))
+
+
 class _Class:
     def __init__(self, setup: Setup, size_class: SizeClass, transport: Transport | None, limits: Limits) -> None:
         self.setup, self.size, self.transport, self.limits = setup, size_class, transport, limits
+        self.safe = most_instances(size_class.least_bytes)
 
     def timing(self, instances: int) -> Timing:
         return Timing.of(self.setup.topology, self.size.chunk_bytes / instances, self.transport)
 
     def scheduled(self, problems: Sequence[RoutingProblem], choices: Choices, instances: int | None) -> list[_Scheduled]:
-        """Every choice of routes (the k-th of each phase together), first whole, then in more and more instances while that helps."""
+        """Every choice of routes (the k-th of each phase together), first whole, then in more and more instances while that helps; the best
+        that every size of the class can be cut into first, then by time."""
         found: list[_Scheduled] = []
         for k in range(max(map(len, choices))):
             picked = [c[min(k, len(c) - 1)] for c in choices]
@@ -120,10 +128,12 @@ class _Class:
                 if len(mine) > 2 and mine[-1].makespan_s >= 0.999 * mine[-3].makespan_s:
                     break
             found += mine
-        return sorted(found, key=lambda c: (c.makespan_s, len(c.transfers)))
+        found.sort(key=lambda c: (c.makespan_s, len(c.transfers)))
+        first = next((c for c in found if c.instances <= self.safe), found[0])
+        return [first, *(c for c in found if c is not first)]
 
     def _instances(self, transfers: int) -> list[int]:
-        most = min(MOST_INSTANCES, max(1, int(self.size.least_bytes // SMALLEST_BYTES)), max(1, MOST_TRANSFERS // max(transfers, 1)))
+        most = min(MOST_INSTANCES, most_instances(self.size.chunk_bytes / 2), max(1, MOST_TRANSFERS // max(transfers, 1)))
         return [1 << i for i in range(most.bit_length())]
 
     def _ties(self, transfers: Sequence[Transfer]) -> list[int]:
@@ -149,7 +159,7 @@ class _Class:
         fastest = min(t for t, _, _, _ in tried)
         kept = [self._solved(*one) for one in tried if one[0] <= NEAR * fastest]
         if len(kept) > 1 and sum(len(k.transfers) for k in kept) > KEPT_TRANSFERS:
-            kept = [min(kept, key=self.simulated_s)]
+            kept = [min([k for k in kept if k.instances <= self.safe] or kept, key=self.simulated_s)]
         return tuple(kept)
 
     def _solved(self, time_s: float, choice: _Scheduled, schedule: Schedule, known: Kept) -> Kept:
@@ -182,7 +192,8 @@ class _Class:
 
 def picked(kept: Sequence[Kept], setup: Setup, size_bytes: int, transport: Transport | None) -> tuple[Kept, Program]:
     """The choice that simulates fastest at this size, and its program."""
-    problem = setup.problem
+    problem, most = setup.problem, most_instances(setup.exact_bytes(size_bytes))
+    kept = [k for k in kept if k.instances <= most] or kept
     programs = [with_chunk_bytes(k.program, setup.chunk_bytes(size_bytes, k.instances)) for k in kept]
     times = [simulated_time_s(p, problem.fabric, problem.ranks, transport) for p in programs] if len(kept) > 1 else [0.0]
     best = times.index(min(times))
@@ -194,6 +205,8 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
     """Routes to choose from, (how, routes): the integer program's and the greedy ones."""
     greedy, horizon_s = _greedy(problem, limits.until(0.7))
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
+    if sum(map(len, greedy)) <= MOST_APART and (apart := greedy_routes(problem, limits.until(0.7), apart=True)) != greedy:
+        found.append(("greedy, senders apart", apart))
     size = sum(map(len, problem.allowed)) / max(1, len(problem.group))
     if size > limits.binaries or not limits.nodes:
         return tuple(found)
@@ -204,7 +217,7 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
         return tuple(found)
     gap = exact.time_s / exact.floor_s - 1 if exact.floor_s > 0 else float("inf")
     text = "optimal" if exact.optimal else f"within {100 * gap:.3g} %" if gap < float("inf") else "best found"
-    return ((f"integer program: {text}", exact.routes), ("greedy", greedy))
+    return ((f"integer program: {text}", exact.routes), *found)
 
 
 def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:

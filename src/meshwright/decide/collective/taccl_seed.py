@@ -55,8 +55,8 @@ class Orbits:
     representatives: list[int]
 
 
-def _numbered(items: Sequence[tuple[int, int]], maps: Iterable[Callable[[tuple[int, int]], tuple[int, int]]]) -> list[int]:
-    """Number of the orbit of every item under maps (item -> item); items are closed under them."""
+def _numbered(items: Sequence[tuple[int, int]], maps: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+    """Number of the orbit of every item under pairs of permutations, one for each half of an item; items are closed under them."""
     number = {item: i for i, item in enumerate(items)}
     root = list(range(len(items)))
 
@@ -66,9 +66,9 @@ def _numbered(items: Sequence[tuple[int, int]], maps: Iterable[Callable[[tuple[i
             i = root[i]
         return i
 
-    for image in maps:
-        for item, i in number.items():
-            a, b = find(i), find(number[image(item)])
+    for first, second in maps:
+        for (c, k), i in number.items():
+            a, b = find(i), find(number[first[c], second[k]])
             if a != b:
                 root[max(a, b)] = min(a, b)
     names: dict[int, int] = {}
@@ -117,10 +117,10 @@ class RoutingProblem:
     @_Sizeless
     def orbits(self) -> Orbits:
         pairs = [(c, i) for c, links in enumerate(self.allowed) for i in sorted(links)]
-        moved = _numbered(pairs, [lambda t, gc=gc, gk=gk: (gc[t[0]], gk[t[1]]) for gc, gk, _, _ in self.symmetries])
+        moved = _numbered(pairs, [(gc, gk) for gc, gk, _, _ in self.symmetries])
         visited = sorted({(c, self.links[i][1]) for c, i in pairs})
-        stays = _numbered(visited, [lambda t, gc=gc, gr=gr: (gc[t[0]], gr[t[1]]) for gc, _, _, gr in self.symmetries])
-        whole = _numbered([(c, 0) for c in range(len(self.chunks))], [lambda t, gc=gc: (gc[t[0]], 0) for gc, _, _, _ in self.symmetries])
+        stays = _numbered(visited, [(gc, gr) for gc, _, _, gr in self.symmetries])
+        whole = _numbered([(c, 0) for c in range(len(self.chunks))], [(gc, (0,)) for gc, _, _, _ in self.symmetries])
         first: dict[int, int] = {}
         for c, orbit in enumerate(whole):
             first.setdefault(orbit, c)
@@ -239,8 +239,9 @@ class RoutingProblem:
 
 
 class _Greedy:
-    def __init__(self, problem: RoutingProblem, group: Sequence[tuple[Sequence[int], Sequence[int]]], rare: bool) -> None:
-        self.p, self.group = problem, group
+    def __init__(self, problem: RoutingProblem, group: Sequence[tuple[Sequence[int], Sequence[int]]], rare: bool, apart: bool) -> None:
+        self.p, self.group, self.apart = problem, group, apart
+        self.user: dict[int, int] = {}  # who sent last over a resource
         self.dear_s = max((max(h) for h in problem.timing.hold_s), default=0.0) if rare else 0.0
         self.first = [min(g[c] for g, _ in group) for c in range(len(problem.chunks))]  # moves are offered for one chunk of its images
         self.free: dict[int, float] = {}
@@ -288,6 +289,10 @@ class _Greedy:
     def key(self, c: int, i: int) -> tuple[float, float, int, int]:
         at = self.start_s(c, i)
         arrives = at + self.p.timing.delay_s[i]
+        if self.apart:
+            a, timing = self.p.links[i][0], self.p.timing
+            others = [self.free[r] - o for r, o in zip(timing.resources[i], timing.offset_s[i], strict=True) if self.user.get(r, a) != a]
+            arrives += max(0.0, max(others, default=0.0) - self.have[c][a])
         return arrives + self.rest_s(c, self.p.links[i][1]) + self.dear_s * len(self.have[c]), at, c, i
 
     def move(self, c: int, i: int) -> None:
@@ -295,6 +300,7 @@ class _Greedy:
         at = self.start_s(c, i)
         for r, offset, hold in zip(timing.resources[i], timing.offset_s[i], timing.hold_s[i], strict=True):
             self.free[r] = at + offset + hold
+            self.user[r] = self.p.links[i][0]
         self.have[c][b] = at + timing.delay_s[i]
         self.place[c] = b
         self.routes[c].append(i)
@@ -339,16 +345,17 @@ class _Greedy:
         return tuple(tuple(r) for r in self.routes)
 
 
-def greedy_routes(problem: RoutingProblem, deadline: float = inf, *, rare: bool = False) -> Routes:
+def greedy_routes(problem: RoutingProblem, deadline: float = inf, *, rare: bool = False, apart: bool = False) -> Routes:
     """A first routing, symmetric if that works out. `rare`: chunks that few ranks have go first, which suits many chunks of one source.
+    `apart`: waiting behind another sender's message counts twice, since in truth both share the link and the other is late as well.
 
     Raises: TimeLimit after `deadline` (monotonic seconds).
     """
     group = problem.group
-    found = _Greedy(problem, group, rare).run(deadline) if len(group) > 1 else None
+    found = _Greedy(problem, group, rare, apart).run(deadline) if len(group) > 1 else None
     if found is None:
         one = [(range(len(problem.chunks)), range(len(problem.links)))]
-        found = _Greedy(problem, one, rare).run(deadline)
+        found = _Greedy(problem, one, rare, apart).run(deadline)
     assert found is not None, "every chunk can reach its destinations over allowed links"
     return found
 

@@ -139,7 +139,7 @@ class _Builder:
         self.group_of = [d.group for d in fabric.devices] + [s.group for s in fabric.switches]
         self.label = labels
         self.lone_reach: dict[int, frozenset[int]] = {}
-        self.clusters_of: dict[int, list[list[int]]] = {}
+        self.clusters_of: dict[tuple[int, bool], list[list[int]]] = {}
 
     def link(self, a: int, b: int) -> LogicalLink | None:
         """The logical link from rank a to rank b; None when the fabric's route passes another rank."""
@@ -239,7 +239,7 @@ class _Builder:
         direct = [x for x in pairs.values() if len(x.route) == 1]
         if direct:
             return direct
-        mine, theirs = self._clusters(i), self._clusters(j)
+        mine, theirs = self._clusters(i), self._clusters(j, receive=True)
         chosen: dict[tuple[int, int], LogicalLink] = {}
         for k in range(max(len(mine), len(theirs))):
             out, into = mine[k % len(mine)], theirs[k % len(theirs)]
@@ -251,28 +251,24 @@ class _Builder:
                     chosen[pair] = pairs[pair]
         return list(chosen.values()) or list(pairs.values())
 
-    def _port(self, rank: int) -> int:
-        """The switch of the box by which a rank leaves it; the rank's own actor when it has none (a port of its own)."""
+    def _port(self, rank: int, receive: bool) -> int:
+        """The switch of the box by which a rank leaves it (or is reached); its own actor when it has none (a port of its own); -1: never."""
         for other in range(len(self.ranks)):
-            if self.box[other] != self.box[rank]:
-                link = self.link(rank, other) or self.link(other, rank)
-                if link is not None:
-                    ends = self.fabric.link_ends
-                    near = ends[link.route[0]][1] if link.src == rank else ends[link.route[-1]][0]
-                    if near >= len(self.fabric.devices) and self.group_of[near] == self.label[rank]:
-                        return near
-                    return self.actor[rank]
+            if self.box[other] != self.box[rank] and (link := self.link(other, rank) if receive else self.link(rank, other)) is not None:
+                ends = self.fabric.link_ends
+                near = ends[link.route[-1]][0] if receive else ends[link.route[0]][1]
+                return near if near >= len(self.fabric.devices) and self.group_of[near] == self.label[rank] else self.actor[rank]
         return -1
 
-    def _clusters(self, box: int) -> list[list[int]]:
-        """Ranks of a box by the port that they share, ports in order of their first rank."""
-        if box not in self.clusters_of:
+    def _clusters(self, box: int, *, receive: bool = False) -> list[list[int]]:
+        """Ranks of a box by the port that they send (or receive) through, ports in order of their first rank."""
+        if (box, receive) not in self.clusters_of:
             found: dict[int, list[int]] = {}
             for r in self.boxes[box]:
-                found.setdefault(self._port(r), []).append(r)
+                found.setdefault(self._port(r, receive), []).append(r)
             found.pop(-1, None)
-            self.clusters_of[box] = list(found.values()) or [list(self.boxes[box])]
-        return self.clusters_of[box]
+            self.clusters_of[box, receive] = list(found.values()) or [list(self.boxes[box])]
+        return self.clusters_of[box, receive]
 
     def _senders(self, cluster: Sequence[int], pairs: dict[tuple[int, int], LogicalLink], *, receive: bool = False) -> int:
         """How many ranks it takes to fill the shared port."""
@@ -295,8 +291,8 @@ class _Builder:
                             raise UsageError(f"GPU {sender} has no connection out of its box", where=f"sketch.senders.{sender}")
                         found[box[g]] = (box[sender],)
             return tuple(found)
-        for clusters in self.clusters_of.values():
-            if sum(map(len, clusters)) < len(self.boxes[self.box[clusters[0][0]]]) or len(clusters) < 2:
+        for (_, receive), clusters in self.clusters_of.items():
+            if receive or sum(map(len, clusters)) < len(self.boxes[self.box[clusters[0][0]]]) or len(clusters) < 2:
                 continue
             for cluster in clusters:
                 senders = tuple(r for r in cluster if r in out)
