@@ -399,6 +399,10 @@ def test_sketches_that_do_not_fit() -> None:
     slow = refused(replace(SWITCHED, symmetry=((2, 4),)), fabric=two_boxes(**{"b0g0>b0s": 10**6}))
     assert "b0g0" in slow.message and "differ in rate" in slow.message
     assert "no symmetry" in slow.message and slow.where == "sketch.symmetry[0]"
+    shared = refused(Sketch(nnodes=2, intranode="switch", switches=((0, 1, 2, 3),), connections="direct-map", symmetry=((1, 4),))).message
+    assert "shares ports that its image b0g2 -> b1g2 does not share" in shared and "link b0g1 -> b1g1" in shared
+    uneven = refused(replace(SWITCHED, senders=((1, (0, 1, 2)), (3, (3,))), symmetry=((2, 4),))).message
+    assert "the senders of b0g0 do not map to those of b0g2" in uneven
     assert "not symmetric" in refused(SWITCHED, op="broadcast").message
     assert "written for 3" in refused(replace(SWITCHED, nnodes=3)).message
     assert "names GPU 4" in refused(replace(SWITCHED, switches=((0, 1, 2, 4),))).message
@@ -466,6 +470,16 @@ def test_overheads_make_messages_longer_and_the_program_keeps_up() -> None:
     assert simulated(joined, problem) < simulated(apart, problem)
     free = replace(problem, transport=None)
     assert planned(free, instances=4).notes["messages"] == apart.notes["messages"]
+
+
+@pytest.mark.parametrize("per_message_s", [1e-5, 1e-3])
+def test_with_costs_per_message_the_order_without_them_is_tried_too(per_message_s: float) -> None:
+    """The same routes: what is chosen with the costs is not slower under them than what is chosen without."""
+    free = CollectiveProblem.on(two_boxes(), "all-reduce", 8 * 4**7)
+    plain = planned(free, instances=1)
+    dear = replace(free, transport=Transport(per_message_s=per_message_s))
+    chosen = planned(dear, instances=1, merge=False, routes=plain.options["routes"])
+    assert simulated(chosen, dear) <= simulated(plain, dear) * (1 + 1e-9)
 
 
 def test_replay_of_any_order_is_feasible() -> None:

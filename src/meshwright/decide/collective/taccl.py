@@ -125,7 +125,7 @@ class _Planner:
         if options.routes is not None:
             choices: Any = [[("given", r)] for r in given_routes(problems, options.routes)]
         else:
-            share_s = self.problem.time_limit_s / len(problems)
+            share_s = self.problem.time_limit_s / (1 if self.setup.mirrored else len(problems))
             choices = routed_phases(self.setup, problems, lambda p: routed(p, self._limits(monotonic(), share_s)))
         limits = self._limits(self.begin, self.problem.time_limit_s)
         return kept_for(self.setup, size_class, self.problem.transport, problems, choices, options.instances, limits)
