@@ -15,7 +15,7 @@ from ...kernels.treepack_lower import exchange_parents
 
 __all__ = ["DEFECT", "Path", "Tree", "lowered", "merged", "pack_capacities"]
 
-MOST_EXCHANGES = 1 << 30  # trees squared times devices
+MOST_EXCHANGES = 1 << 28  # trees squared times devices
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
 Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...cite import Cite
 from ...cost import Transport
-from ...errors import Disconnected, Unsupported, UsageError
+from ...errors import Disconnected, TimeLimit, Unsupported, UsageError
 from ...program import MAX_EXECUTED_STEPS
 from ..collective.bounds import collective_bound
 from .forest import Forest, build_forest
@@ -54,9 +54,11 @@ DEVIATIONS = (
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
+MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
 SMALLEST_PIECE_BYTES = 16384
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
-SMALL_RANKS = 64  # up to so many, more forests of one root are tried for their height
+SMALL_RANKS = 72  # up to so many, more forests are tried for their height
+LOW = 2  # hops that trees over servers need at least
 MOST_LOW_TREES = 1024
 DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
 
@@ -72,7 +74,7 @@ class ForestColl:
         between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
-    structure: try trees over servers before the general method; None = yes, and for one root the lower of both.
+    structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
@@ -186,10 +188,9 @@ class ForestColl:
             return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
 
         def build(of: RateGraph) -> Forest:
-            if self.structure is not None or self.trees is not None or sum(weight) > 1:
-                structure = True if self.structure is None else self.structure
-                return build_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, structure=structure)
-            return self._low(of, weight, deadline)
+            if self.structure is None and self.trees is None and sum(weight) == 1:
+                return self._low(of, weight, deadline)
+            return self._lower_of_both(of, weight, deadline)
 
         if problem.op in ("all-gather", "broadcast"):
             return [build(graph)]
@@ -199,16 +200,31 @@ class ForestColl:
         return [up, up if graph.mirrored else build(graph)]
 
 
+    def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
+        """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
+        structure = True if self.structure is None else self.structure
+        first = build_forest(graph, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, structure=structure)
+        most = max(1, MOST_STORED // (2 * graph.ranks * sum(weight)))
+        if self.trees is None and first.symmetry is None and first.k > most:
+            first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure)
+        if self.structure is not None or self.fold or first.method == "general" or first.height <= LOW or graph.ranks > SMALL_RANKS:
+            return first
+        try:
+            second = build_forest(graph, weight, trees=first.k, deadline=deadline, structure=False)
+        except (TimeLimit, Unsupported):
+            return first
+        return min((first, second), key=lambda f: (-f.ratio, f.height, f.distinct))
+
     def _low(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
         """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
         best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
         local = max(Counter(graph.group[: graph.ranks]).values())
-        small = graph.ranks <= SMALL_RANKS
+        base, small = best, graph.ranks <= SMALL_RANKS
         for times in sorted({*(range(1, 9) if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small else ())} - {0}):
-            for structure in (True, False) if small else (True,) if best.method != "general" else ():
-                if best.k * times > MOST_LOW_TREES or monotonic() > deadline:
+            for structure in (True, False) if small else (True,) if base.method != "general" else ():
+                if base.k * times > MOST_LOW_TREES or monotonic() > deadline:
                     break
-                found = build_forest(graph, weight, trees=best.k * times, deadline=deadline, structure=structure)
+                found = build_forest(graph, weight, trees=base.k * times, deadline=deadline, structure=structure)
                 if (-found.ratio, found.height, len(found.trees)) < (-best.ratio, best.height, len(best.trees)):
                     best = found
         return best
