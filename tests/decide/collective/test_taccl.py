@@ -606,6 +606,23 @@ def test_the_limit_on_a_large_problem_is_a_typed_error_or_a_plan() -> None:
         assert plan.program.ranks == 64
 
 
+def test_a_second_greedy_routing_that_runs_out_of_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first routing must be ready in time; without any the error says so."""
+    problem = CollectiveProblem.on(two_boxes(), "all-gather", 8 * 4000)
+
+    def slow(*args: Any, **which: bool) -> Any:
+        if any(which.values()) or never:
+            raise TimeLimit("time is up before every chunk had a route", where="taccl", hint="raise the time limit")
+        return greedy_routes(*args, **which)
+
+    never = False
+    monkeypatch.setattr("meshwright.decide.collective.taccl_class.greedy_routes", slow)
+    assert planned(problem, nodes=0).notes["routing"] == ["greedy"]
+    never = True
+    with pytest.raises(TimeLimit, match="every chunk had a route"):
+        Taccl().plan(replace(problem, fabric=two_boxes()), rng=np.random.default_rng(0))
+
+
 def test_times_and_costs_agree_with_transport() -> None:
     """The model's overheads are the simulator's on a chain: a send, the wire, a receive."""
     transport = Transport(per_message_s=1e-3, per_byte_s=1e-8, per_step_s=5e-4)

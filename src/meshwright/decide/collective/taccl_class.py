@@ -7,10 +7,12 @@ The few best are lowered and simulated for the class's own bytes; a single size 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
 from ...cost import Transport
+from ...errors import TimeLimit
 from ...program import Program
 from .memo import with_chunk_bytes
 from .taccl_contiguity import Runs, join_runs, replay_runs
@@ -214,8 +216,10 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
     """Routes to choose from, (how, routes): the integer program's and the greedy ones."""
     greedy, horizon_s = _greedy(problem, limits.until(0.7))
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
-    if sum(map(len, greedy)) <= MOST_APART and (apart := greedy_routes(problem, limits.until(0.7), apart=True)) != greedy:
-        found.append(("greedy, senders apart", apart))
+    if sum(map(len, greedy)) <= MOST_APART:
+        with suppress(TimeLimit):
+            apart = greedy_routes(problem, limits.until(0.7), apart=True)
+            found += [("greedy, senders apart", apart)] if apart != greedy else []
     size = sum(map(len, problem.allowed)) / max(1, len(problem.group))
     if size > limits.binaries or not limits.nodes:
         return tuple(found)
@@ -236,7 +240,12 @@ def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:
     for rare in (False, True):
         if rare and all(len(c.dests) == 1 for c in problem.chunks):
             break
-        routes = greedy_routes(problem, deadline, rare=rare)
+        try:
+            routes = greedy_routes(problem, deadline, rare=rare)
+        except TimeLimit:
+            if not tried:
+                raise
+            break
         transfers = transfers_of(problem, routes)
         tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
         if len(transfers) > MOST_SIMULATED or monotonic() > deadline - (deadline - begin) / 2:
