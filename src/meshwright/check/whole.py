@@ -18,6 +18,7 @@ from ..program_calls import inline
 from .certificate import check_bound
 from .deadlock import check_deadlock, find_cycle
 from .folded import check_folded
+from .job import check_job
 from .links import check_links, link_time
 from .memory import check_memory, worst_order_memory
 from .order import Order
@@ -165,6 +166,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
         notes += verdict.notes
         if verdict.ok:
             findings += guarded("plan", lambda p=plan.programs[name]: _on_fabric(plan, p, target[0], facts))  # type: ignore[misc]
+    findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("certificate", lambda: _bound(plan, target[0]))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 HELP = "the least time a collective can take on a fabric, with its proof"
 
+MOST_PIECES = 4096  # more take minutes to simulate and gain nothing
 SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
 
 
@@ -20,7 +21,7 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) ->
     """What names a collective problem; shared by the commands of this noun."""
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, scatter, gather or permute")
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; rank i is the i-th of them")
+    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; ranks are numbered in the fabric's order")
     edit_arguments(parser)
     if sized:
         parser.add_argument("--size", required=True, help=SIZE_HELP)
@@ -28,6 +29,31 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) ->
     parser.add_argument("--root", type=int, default=0, help="rank that data starts from or ends at (default 0)")
     parser.add_argument("--peers", metavar="RANKS", help="permute: the rank that each rank receives from, e.g. 1,2,0; -1 = none (default: a shift)")
     parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
+
+
+def seed(text: str) -> int:
+    """A seed, for `type=`: 0 to 2^63 - 1, what random generators take and plans can hold."""
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^63 - 1, got {text[:32]!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time limit, for `type=`: above 0; `inf` is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text[:32]!r}")
+    return value
+
+
+def count(text: str) -> int:
+    """A number of pieces or trees, for `type=`: 1 to MOST_PIECES."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MOST_PIECES:
+        raise argparse.ArgumentTypeError(f"must be >= 1 and at most {MOST_PIECES}, got {text[:32]!r}")
+    return int(text)
 
 
 def problem_of(args: argparse.Namespace, **more: object) -> CollectiveProblem:

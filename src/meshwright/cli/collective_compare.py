@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .collective_bound import SIZE_HELP, problem_arguments, problem_of, size_bytes
+from .collective_bound import SIZE_HELP, problem_arguments, problem_of, seconds, seed, size_bytes
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
     parser.add_argument("--strategies", help="names separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
-    parser.add_argument("--time-limit", type=float, default=5.0, metavar="S", help="seconds for one strategy per size class (default 5)")
+    parser.add_argument("--time-limit", type=seconds, default=5.0, metavar="S", help="seconds for one strategy per size class (default 5)")
     parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
     parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0)
 
 
 def sizes_of(text: str) -> list[int]:

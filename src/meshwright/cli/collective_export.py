@@ -63,13 +63,9 @@ def size_bytes(text: str, where: str) -> int:
         raise UsageError(str(error), where=where, hint="e.g. 64MiB") from None
 
 
-def _msccl(plan: Plan | None, program: Program, args: argparse.Namespace) -> Result:
-    from ..check.msccl import check_msccl
-    from ..drive_handover import Handover, export_msccl, original_msccl
+def _sizes(args: argparse.Namespace) -> tuple[int, int]:
+    """Smallest and biggest message; refuses numbers that mean nothing."""
     from ..errors import UsageError
-    from ..io.msccl_xml import write_msccl
-    from ..msccl import ExecutorLimits
-    from ..to_msccl import MscclOptions
 
     least, most = size_bytes(args.min_size, "--min-size"), size_bytes(args.max_size, "--max-size")
     if most and most < least:
@@ -77,6 +73,17 @@ def _msccl(plan: Plan | None, program: Program, args: argparse.Namespace) -> Res
     for name, value in (("--steps", args.steps), ("--blocks", args.blocks)):
         if value < 1:
             raise UsageError(f"must be >= 1, got {value}", where=name)
+    return least, most
+
+
+def _msccl(plan: Plan | None, program: Program, args: argparse.Namespace) -> Result:
+    from ..check.msccl import check_msccl
+    from ..drive_handover import Handover, export_msccl, original_msccl
+    from ..io.msccl_xml import write_msccl
+    from ..msccl import ExecutorLimits
+    from ..to_msccl import MscclOptions
+
+    least, most = _sizes(args)
     limits = ExecutorLimits(steps=args.steps)
     options = MscclOptions(protocol=args.proto, min_bytes=least, max_bytes=most, blocks=args.blocks, limits=limits)
     original = original_msccl(plan) if plan is not None else None
@@ -111,10 +118,8 @@ def _mscclpp(plan: Plan | None, program: Program, args: argparse.Namespace) -> R
     if plan is not None:  # servers as the plan's fabric groups its devices: within one, memory channels; between, port channels
         group = {d["name"]: d.get("group", "") for d in plan.target_fabric.get("devices", [])}
         server = {rank: str(group.get(name, "")) for rank, name in enumerate(plan.placement)}
-    made = export_mscclpp(
-        program, place=args.place, server=server, blocks=args.blocks, min_bytes=size_bytes(args.min_size, "--min-size"),
-        max_bytes=size_bytes(args.max_size, "--max-size"),
-    )  # fmt: skip
+    least, most = _sizes(args)
+    made = export_mscclpp(program, place=args.place, server=server, blocks=args.blocks, min_bytes=least, max_bytes=most)
     write_mscclpp(args.out, made)
     blocks = max((len(g.blocks) for g in made.gpus), default=0)
     document = {

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .collective_bound import count, seconds, seed
 from .collective_bound import size_bytes as parse_size
 from .frame import Result
 
@@ -25,10 +26,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "or end at the first device",
     )  # fmt: skip
     parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
-    parser.add_argument("--trees", type=int, help="most trees per group and direction (default 256)")
-    parser.add_argument("--pieces", type=int, help="pipeline pieces, the same for all groups (default: chosen)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for planning (default 60)")
+    parser.add_argument("--trees", type=count, help="most trees per group and direction (default 256)")
+    parser.add_argument("--pieces", type=count, help="pipeline pieces, the same for all groups (default: chosen)")
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds for planning (default 60)")
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast or reduce")
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
-    parser.add_argument("--sizes", default="1KiB:1GiB", help="FIRST:LAST in powers of two, or a list A,B,C (default 1KiB:1GiB)")
+    parser.add_argument("--sizes", default="1KiB:1GiB", help="FIRST:LAST[:FACTOR] (factor 2 by default) or a list A,B,C (default 1KiB:1GiB)")
     parser.add_argument("--arch", help="volta, ampere, hopper or blackwell (default: by the devices' figures)")
     parser.add_argument("--cpu", default="intel", help="intel, amd or other: NCCL's figures depend on it (default intel)")
     parser.add_argument("--algo", help="as NCCL_ALGO: ring,tree or ^nvls")
@@ -26,21 +26,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sizes_of(text: str) -> list[int]:
-    """`1KiB:1GiB` (doubling, both ends) or `1KiB,3MB`. Raises UsageError."""
+    """As `collective compare --sizes`; every size at least a byte. Raises UsageError."""
     from ..errors import UsageError
-    from ..io.quantity import parse_size_bytes
+    from .collective_compare import sizes_of as sizes
 
-    try:
-        if ":" not in text:
-            sizes = [parse_size_bytes(part) for part in text.split(",")]
-        else:
-            first, last = (parse_size_bytes(part) for part in text.split(":"))
-            sizes = [first << k for k in range(64) if first << k <= last] if first > 0 else []
-    except ValueError as error:
-        raise UsageError(str(error), where="--sizes", hint="e.g. --sizes 1KiB:1GiB") from None
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"{text!r} names no size", where="--sizes", hint="e.g. --sizes 1KiB:1GiB")
-    return sizes
+    found = sizes(text)
+    if min(found) < 1:
+        raise UsageError(f"{text[:64]!r} names no size", where="--sizes", hint="e.g. --sizes 1KiB:1GiB")
+    return found
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -48,12 +41,14 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.nccl_tables import ALGORITHMS, PROTOCOLS, SOURCE
     from ..decide.collective.problem import OPERATIONS, busbw_factor
     from ..drive import read_fabric
-    from ..errors import UnknownName
+    from ..errors import UnknownName, UsageError
 
     if args.op not in OPERATIONS:
         raise UnknownName(f"no collective {args.op!r}", hint=f"operations: {', '.join(OPERATIONS)}")
     sizes = sizes_of(args.sizes)
     fabric = read_fabric(args.fabric, args.devices)
+    if len(fabric.devices) < 2:
+        raise UsageError(f"a collective needs at least 2 devices, got {len(fabric.devices)}", hint="name more devices")
     topology = topology_of(fabric, [d.name for d in fabric.devices], arch=args.arch, cpu=args.cpu)
     lists = {"algorithms": parse_list(args.algo, ALGORITHMS, "algorithm"), "protocols": parse_list(args.proto, PROTOCOLS, "protocol")}
     factor = float(busbw_factor(args.op, topology.ranks))

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .collective_bound import problem_arguments, problem_of
+from .collective_bound import count, problem_arguments, problem_of, seconds, seed
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ HELP = "a schedule for a collective on a fabric"
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default: the fastest in simulation) or a strategy's name")
-    parser.add_argument("--trees", type=int, help="forestcoll: trees per root (default: chosen)")
-    parser.add_argument("--pieces", type=int, help="pipeline pieces (ring: slices; default: chosen)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for planning (default 60)")
+    parser.add_argument("--trees", type=count, help="forestcoll: trees per root (default: chosen)")
+    parser.add_argument("--pieces", type=count, help="pipeline pieces (ring: slices; default: chosen)")
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds for planning (default 60)")
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 

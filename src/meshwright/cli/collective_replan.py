@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .collective_bound import problem_arguments, problem_of
+from .collective_bound import problem_arguments, problem_of, seconds, seed
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default: forestcoll, on alike servers where that is as good) or a strategy's name")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help="seconds for planning (default 600)")
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--time-limit", type=seconds, default=600.0, metavar="S", help="seconds for planning (default 600)")
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 

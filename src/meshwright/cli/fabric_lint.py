@@ -59,7 +59,7 @@ def _lint(args: argparse.Namespace) -> Lint:
 
 
 def _foreign_json(path: str) -> bool:
-    """A JSON file that is no fabric of ours: DCGM's."""
+    """A JSON file that is no document of ours: DCGM's."""
     from ..io.fabric_import import read_source
 
-    return path.lower().endswith(".json") and b"meshwright.fabric" not in read_source(path).data[:4096]
+    return path.lower().endswith(".json") and b'"schema"' not in read_source(path).data[:4096]

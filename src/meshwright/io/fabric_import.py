@@ -9,6 +9,7 @@ assumptions its numbers come from.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = ["FORMATS", "Source", "format_of", "import_fabric", "read_source"]
 FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "matrix", "edges")
 MOST_BYTES = 32 << 20
 MOST_FILES = 2048
+_OURS = re.compile(rb'^\s*\{?\s*"?schema"?\s*[:=]\s*"meshwright\.')
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def format_of(source: Source) -> str:
     head = source.data.lstrip(b"\xef\xbb\xbf \t\r\n")
     if head[:1] == b"<":
         return "nccl-graph" if b"<graphs" in head[:4096] else "nccl"
+    if _OURS.search(head[:4096]):
+        raise UsageError("is a document of meshwright already", where=source.where, hint="fabrics: `meshwright fabric show`, `fabric lint`")
     if head[:1] in (b"{", b"["):
         return "dcgm"
     text = source.text

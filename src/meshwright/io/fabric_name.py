@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from ..errors import UnknownName, UsageError
@@ -51,6 +52,9 @@ def _preset(spec: str) -> Fabric:
 
         close = get_close_matches(name, list(PRESETS), n=1)
         known = f"did you mean {close[0]!r}?" if close else f"presets: {', '.join(PRESETS)}"
+        if Path(spec).is_file():
+            hint = f"`meshwright fabric import {spec[:64]} -o cluster.toml` reads other files"
+            raise UsageError("is a file, but its name ends in neither .toml nor .json", where=spec[:64], hint=hint)
         raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known}; a file must end in .toml or .json")
     if colon and not _NUMBER.match(size):
         raise UsageError(f"{name!r}: the number of {preset.unit} must be a whole number, got {size[:32]!r}", hint=f"e.g. {name}:{preset.default}")
@@ -121,7 +125,7 @@ def select_devices(fabric: Fabric, devices: str) -> Fabric:
     for item in devices.split(","):
         item = item.strip()
         if item in fabric.actor_of and fabric.actor_of[item] < len(fabric.devices):
-            chosen.add(fabric.actor_of[item])
+            _choose(fabric, chosen, [fabric.actor_of[item]])
             continue
         match = _RANGE.match(item)
         first, last = (int(match[1]), int(match[2])) if match else (int(item), int(item)) if _NUMBER.match(item) else (-1, -1)
@@ -130,11 +134,18 @@ def select_devices(fabric: Fabric, devices: str) -> Fabric:
         if first > last or last >= len(fabric.devices):
             hint = f"devices of {fabric.name!r} are 0-{len(fabric.devices) - 1}"
             raise UsageError(f"--devices: {item!r} is not a range of its devices", hint=hint)
-        chosen.update(range(first, last + 1))
+        _choose(fabric, chosen, range(first, last + 1))
     part = fabric.subset(sorted(chosen))
     if len(chosen) == len(fabric.devices):
         return part
     return replace(part, name=f"{fabric.name[:64]}[{_ranges(sorted(chosen))}]")
+
+
+def _choose(fabric: Fabric, chosen: set[int], more: Iterable[int]) -> None:
+    for device in more:
+        if device in chosen:
+            raise UsageError(f"--devices: {fabric.devices[device].name!r} is named twice", hint="each rank needs a device of its own")
+        chosen.add(device)
 
 
 def parts_down(text: str | None) -> tuple[str, ...]:

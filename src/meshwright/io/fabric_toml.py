@@ -55,6 +55,8 @@ def read_fabric_json(path: str | os.PathLike[str]) -> Fabric:
 
     try:
         document = json.loads(_read(path, MAX_JSON_BYTES), object_pairs_hook=pairs)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
     except (ValueError, RecursionError) as error:
         raise FormatError(_why(error), where=where, hint="the file must be one JSON document") from None
     return fabric_from_document(document, where=where)
