@@ -12,7 +12,7 @@ from meshwright.decide.collective import CollectivePlan, CollectiveProblem, Fore
 from meshwright.io.fabric_name import load_fabric
 from meshwright.io.program_json import program_bytes
 
-SIZES = (256, 1 << 16, 1 << 23, 12_345_676, 1 << 26)
+SIZES = (256, 1 << 23, 12_345_676, 1 << 26)
 
 
 def planned(problem: CollectiveProblem, **options: object) -> CollectivePlan:
@@ -32,7 +32,7 @@ def test_a_plan_remembered_from_another_size_is_the_one_built_afresh(name: str) 
 
 
 def test_other_options_ranks_roots_and_shards_are_not_mixed_up() -> None:
-    shared = load_fabric("mi250:1")
+    shared = load_fabric("dgx1-v100")
     some = tuple(d.name for d in shared.devices)[:6]
     cases = [
         ({}, {}), ({"trees": 2}, {}), ({"max_trees": 1}, {}), ({"structure": False}, {}), ({"relay": True}, {}), ({"quantum": 2}, {}),

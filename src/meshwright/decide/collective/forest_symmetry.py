@@ -14,7 +14,7 @@ from functools import cached_property
 from ...errors import UnknownName, Unsupported
 from .rates import RateGraph
 
-__all__ = ["Boxes", "Shift", "named_permutation", "require_automorphism", "sinks_of_each_kind"]
+__all__ = ["Boxes", "Shift", "alike", "named_permutation", "require_automorphism", "sinks_of_each_kind"]
 
 Arc = tuple[int, int]
 FEW_RANKS = 128  # below it looking for symmetry costs more than it saves
@@ -125,6 +125,14 @@ def sinks_of_each_kind(graph: RateGraph, weight: Sequence[int]) -> list[int]:
     for x, signature in enumerate(boxes.signature(graph, weight)):
         first.setdefault(signature, x)
     return [r for x in first.values() for r in boxes.members[x][: boxes.ranks[x]]]
+
+
+def alike(graph: RateGraph, weight: Sequence[int]) -> bool:
+    """Whether the ranks lie in several servers that all have the same links and weights."""
+    try:
+        return len(set(Boxes.of(graph).signature(graph, weight))) == 1
+    except Unsupported:
+        return False
 
 
 @dataclass(frozen=True)

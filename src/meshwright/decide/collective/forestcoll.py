@@ -30,6 +30,7 @@ from .forest import Forest, build_forest
 from .forest_parts import Late, Prepared, is_uneven, parts_of, servers_of, shards_of, weights_of
 from .forest_paths import gather_forest
 from .forest_shards import shard_table
+from .forest_symmetry import alike
 from .lower_trees import Lowering, lower_parts
 from .memo import remember
 from .problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
@@ -203,10 +204,11 @@ class ForestColl:
     def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
         """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
         structure = True if self.structure is None else self.structure
-        first = build_forest(graph, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, structure=structure)
         most = max(1, MOST_STORED // (2 * graph.ranks * sum(weight)))
-        if self.trees is None and first.symmetry is None and first.k > most:
-            first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure)
+        few = min(most, self.max_trees) if most < self.max_trees and not alike(graph, weight) else self.max_trees
+        first = build_forest(graph, weight, trees=self.trees, max_trees=few, deadline=deadline, structure=structure)
+        if self.trees is None and first.symmetry is None and first.k > most and few > most:
+            first = build_forest(graph, weight, max_trees=most, deadline=deadline, structure=structure)
         if self.structure is not None or self.fold or first.method == "general" or first.height <= LOW or graph.ranks > SMALL_RANKS:
             return first
         try:
