@@ -278,3 +278,12 @@ def test_all_slow_are_repaired_to_gen_3():
 def test_presets_as_topology_files_are_clean(spec):
     found = lint_nccl(parse_nccl_topology(nccl_topology_text(load_fabric(f"{spec}:1")).encode(), "preset.xml"))
     assert not [f for f in found if f.severity == "error"], found
+
+
+def test_the_page_lists_every_rule():
+    from pathlib import Path
+
+    page = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text()
+    for rules in (RULES, NCCL_RULES):
+        for rule, text in rules.items():
+            assert f"| `{rule}` | {text} |" in page
