@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import count
 
 import numpy as np
 import pytest
 
+from meshwright.check import check_program
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, forestcoll
+from meshwright.decide.collective.value import simulated_time_s
+from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
 from meshwright.io.program_json import program_bytes
 
@@ -60,3 +64,39 @@ def test_forests_that_a_deadline_cut_short_are_not_kept(monkeypatch: pytest.Monk
     unhurried, fresh = planned(problem), planned(replace(problem, fabric=replace(problem.fabric)))
     assert program_bytes(unhurried.program) == program_bytes(fresh.program)
     assert cut.notes["height"] >= fresh.notes["height"] and hurried.notes["height"] >= fresh.notes["height"]
+
+
+def without_a_port(name: str) -> Fabric:
+    whole, gone = load_fabric(name), "box1/nic1"
+    switches = tuple(s for s in whole.switches if s.name != gone)
+    return replace(whole, switches=switches, links=tuple(x for x in whole.links if gone not in (x.src, x.dst)))
+
+
+def test_programs_that_would_be_huge_take_fewer_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CollectiveProblem.on(without_a_port("dgx-h100:5"), "all-gather", 1 << 20)
+    usual = planned(problem)
+    assert usual.notes["trees_per_root"] > 1 and usual.notes["ratio"] == "1"
+    monkeypatch.setattr(forestcoll, "MOST_STORED", 2 * 40 * 40)
+    few = planned(replace(problem, fabric=replace(problem.fabric)))
+    assert few.notes["trees_per_root"] == 1 and Fraction(9, 10) < Fraction(few.notes["ratio"]) < 1
+    assert few.program.executed_steps < usual.program.executed_steps and check_program(few.program).ok
+    alike = planned(CollectiveProblem.on(load_fabric("dgx-h100:5"), "all-gather", 1 << 20))
+    assert alike.notes["ratio"] == "1"  # servers that are alike are not limited: images need no room
+
+
+def test_few_ranks_get_the_lower_of_two_forests() -> None:
+    problem = CollectiveProblem.on(load_fabric("dgx-h100:6"), "all-gather", 1 << 20)
+    over_servers, general, chosen = (planned(problem, structure=s) for s in (True, False, None))
+    assert chosen.notes["height"] == min(over_servers.notes["height"], general.notes["height"]) < over_servers.notes["height"]
+    assert program_bytes(planned(problem, **chosen.options).program) == program_bytes(chosen.program)
+    assert planned(problem, fold=True).program.fold is not None
+
+
+def test_channels_hold_as_many_messages_as_latency_asks_for() -> None:
+    problem = CollectiveProblem.on(load_fabric("hgx-b200:2"), "all-gather", 1 << 30)
+    slow = replace(problem, size_bytes=1 << 26)
+    deep = planned(problem)
+    assert deep.options["depth"] == 16 and set(deep.program.channels.depth.tolist()) == {16}
+    assert planned(slow).options["pieces"] < deep.options["pieces"]
+    fast, stalled = (planned(problem, depth=d, pieces=deep.notes["pieces"]).program for d in (16, 4))
+    assert simulated_time_s(fast, problem.fabric, problem.ranks, None) < simulated_time_s(stalled, problem.fabric, problem.ranks, None)

@@ -162,10 +162,10 @@ def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], dema
 
 def choose_trees(
     graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: float,
-    sinks: Sequence[int] | None = None,
+    sinks: Sequence[int] | None = None, strict: bool = False,
 ) -> tuple[int, Fraction]:  # fmt: skip
     """(k, U): as many trees as asked, or the fewest known that reach the optimum if they are no more than `max_trees`, or the best of
-    1..max_trees; the exact optimum also where that best falls short of NEARLY and the forest stays small.
+    1..max_trees; unless `strict`, the exact optimum also where that best falls short of NEARLY and the forest stays small.
 
     Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
     optimum is taken. Past `deadline` (monotonic seconds) the best k found so far is taken.
@@ -182,7 +182,7 @@ def choose_trees(
                 return best
         if best is not None and monotonic() > deadline:
             return best
-    if k <= max_trees or (best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
+    if k <= max_trees or (not strict and best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
         return k, stretch
     for count in range(FEW_TREES + 1, max_trees + 1):
         found = count, smallest_stretch(graph, weight, count, optimum, sinks)
@@ -214,16 +214,16 @@ def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
 
 def build_forest(
     graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: float = float("inf"),
-    structure: bool = True, symmetric: bool = True,
+    structure: bool = True, symmetric: bool = True, strict: bool = False,
 ) -> Forest:  # fmt: skip
     """Pack trees for the weights. All ranks are spanned by every tree.
 
     Args: `structure`: try trees over servers first, which is quick and low, and the general method only where those do not fit; `symmetric`:
-        keep one tree per orbit where servers are alike.
+        keep one tree per orbit where servers are alike; `strict`: `max_trees` holds even where few trees fall short of the optimum.
     Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, CheckFailed (an invariant broke).
     """
     optimum = worst_cut(graph, weight).ratio
-    k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline)
+    k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline, strict=strict)
     capacities = rounded_capacities(graph, stretch)
     forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
     if forest is None:

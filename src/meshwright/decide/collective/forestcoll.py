@@ -205,10 +205,11 @@ class ForestColl:
         """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
         structure = True if self.structure is None else self.structure
         most = max(1, MOST_STORED // (2 * graph.ranks * sum(weight)))
-        few = min(most, self.max_trees) if most < self.max_trees and not alike(graph, weight) else self.max_trees
-        first = build_forest(graph, weight, trees=self.trees, max_trees=few, deadline=deadline, structure=structure)
-        if self.trees is None and first.symmetry is None and first.k > most and few > most:
-            first = build_forest(graph, weight, max_trees=most, deadline=deadline, structure=structure)
+        few = most < self.max_trees and not alike(graph, weight)
+        held = min(most, self.max_trees) if few else self.max_trees
+        first = build_forest(graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few)
+        if self.trees is None and first.symmetry is None and first.k > most and not few:
+            first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure, strict=True)
         if self.structure is not None or self.fold or first.method == "general" or first.height <= LOW or graph.ranks > SMALL_RANKS:
             return first
         try:
