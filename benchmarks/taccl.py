@@ -8,8 +8,8 @@ microsoft/TE-CCL: TACCL: teccl/examples/experiments_output/tables/individual_tab
 `4-Collective_Finish_Time` of teccl/examples/{experiments,experiemnts}/output_provided/NDv2_output/2_chassis/{AllGather,AlltoAll}/Fast/*.json (epochs
 of the fastest link, the better of the two kinds wherever both were read; Slow for all-gather 1 KB; all-gather 1 GB from its published best rate,
 22.86 GB/s). In those TE-CCL runs GPU 0 of the first box is a switch (node 0 is among the topology's switches): 15 GPUs exchange blocks of a
-sixteenth of the size. The rows beside TE-CCL solve that problem, on the same links, with a switch that only forwards (TE-CCL's may copy); rows beside TACCL are the 16-GPU
-problem. Two rows per size: the best of all our strategies (what `auto` gives), and the taccl strategy alone.
+sixteenth of the size. The rows beside TE-CCL solve that problem, on the same links, with a switch that only forwards (TE-CCL's may copy);
+rows beside TACCL are the 16-GPU problem. Two rows per size: the best of all our strategies (what `auto` gives), and the taccl strategy alone.
 Link model: NVLink 50 (double) and 25 GB/s, 0.7 us; GPU 0 of a box to GPU 1 of the other 12.5 GB/s, 1.3 us.
 """
 
