@@ -71,7 +71,7 @@ def sweep_text(rows: Sequence[SweepRow], *, winners: bool) -> str:
     planned = [row for row in rows if row.planned]
     if len(planned) < len(rows):
         lines.append(f"planned at {', '.join(_size(row.problem.size_bytes) for row in planned)}; between them these plans, cut for the size")
-        lines.append("(the fastest planned afresh); --every-size plans each one")
+        lines.append("(the fast ones planned afresh); --every-size plans each one")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ that any link of its route offers (none if one of them has no bucket); the rest 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,11 +22,12 @@ from numpy.typing import NDArray
 
 from ..errors import Disconnected, UnknownName, UsageError
 from ..fabric import Fabric
-from ..program import I32, Kind, Part, Program
+from ..program import I32, Channels, Kind, Part, Program, Steps
 
 __all__ = ["Mode", "Network", "compile_network", "link_names", "used_channels"]
 
 Mode = Literal["fair", "exclusive", "auto"]
+MOST_KEPT = 16  # networks per fabric
 F64 = NDArray[np.float64]
 
 
@@ -69,6 +71,18 @@ def compile_network(
         raise UsageError(f"segment size must be >= 1 byte, got {segment_bytes}", where="segment_bytes")
     if segment_bytes is not None and mode == "fair":
         raise UsageError("segments belong to exclusive links", where="segment_bytes", hint="use network='exclusive', or drop the segment size")
+    # Planners simulate one set of channels with many numbers of pieces; tables are never changed, so their identity says that they are the same.
+    kept: OrderedDict[object, tuple[Channels, Steps, Network]] = fabric.__dict__.setdefault("_networks", OrderedDict())
+    key = (id(program.channels), id(program.steps), tuple(placement), mode, segment_bytes)
+    if key not in kept:
+        made = _compiled(program, fabric, placement, mode, segment_bytes)
+        kept[key] = program.channels, program.steps, made  # held, so that no other table gets their identity
+        if len(kept) > MOST_KEPT:
+            kept.popitem(last=False)
+    return kept[key][2]
+
+
+def _compiled(program: Program, fabric: Fabric, placement: Sequence[str], mode: Mode, segment_bytes: int | None) -> Network:
     actors = _actors(program, fabric, placement)
     used = used_channels(program)
     routes = [_route(program, fabric, actors, channel) if used[channel] else () for channel in range(len(program.channels))]

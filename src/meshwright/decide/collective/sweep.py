@@ -2,7 +2,7 @@
 
 A schedule is a pattern of messages; another size changes how long they are. So every strategy plans at the first and last size and at sizes at
 most CLASS times apart (one size class per plan, as solvers need time); at a size between two of them each strategy has the better of both
-neighbours' schedules, exactly resized, and the fastest strategy plans afresh. Times are simulated at every size.
+neighbours' schedules, exactly resized, and those that come near the fastest plan afresh. Times are simulated at every size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["SweepRow", "planned_sizes", "resized", "sweep"]
 
 CLASS = 16  # sizes planned at are at most this factor apart
 FEW = 4  # so few sizes are all planned at
-HEAVY = 50_000  # executed steps
+HEAVY = 80_000  # simulated steps: of so many only one neighbour's plan is tried
+NEAR = 1.3  # times the fastest: strategies that plan afresh between planned sizes too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +93,39 @@ def _between(
         if best is None:
             best = _afresh(problem, name, candidate, search, each_s)
         entries.append(best)
+    leaders = _leaders(low.ranked) | _leaders(high.ranked) | _leaders(explained(entries))
+    for i, entry in enumerate(entries):
+        if entry.strategy in leaders:
+            entries[i] = _faster(entry, _afresh(problem, entry.strategy, by_name[entry.strategy], False, each_s))
     ranked = explained(entries)
-    first = ranked[0]
-    if first.time_s is not None:
-        again = _afresh(problem, first.strategy, by_name[first.strategy], search, each_s)
-        if again.time_s is not None and again.time_s < first.time_s:
-            ranked = explained([again if e.strategy == first.strategy else e for e in entries])
+    if search and ranked[0].time_s is not None:
+        first = ranked[0].strategy
+        ranked = explained([_faster(e, _afresh(problem, first, by_name[first], True, each_s)) if e.strategy == first else e for e in entries])
     return SweepRow(problem=problem, bound=bound, ranked=tuple(ranked), planned=False)
+
+
+def _leaders(ranked: Sequence[Ranked]) -> set[str]:
+    """The fastest, and those near it that are simulated quickly."""
+    best_s = ranked[0].time_s
+    if best_s is None:
+        return set()
+    near = [r for r in ranked[1:] if r.time_s is not None and r.time_s <= NEAR * best_s and r.plan is not None]
+    return {ranked[0].strategy, *(r.strategy for r in near if r.plan is not None and _simulated_steps(r.plan) <= HEAVY)}
+
+
+def _simulated_steps(plan: CollectivePlan) -> int:
+    lanes = plan.program.lanes  # of a folded program, those that are stored
+    return int(((lanes.end - lanes.start).astype(np.int64) * lanes.repeat).sum())
+
+
+def _faster(a: Ranked, b: Ranked) -> Ranked:
+    return b if a.time_s is None or (b.time_s is not None and b.time_s < a.time_s) else a
 
 
 def _worth_trying(problem: CollectiveProblem, low: SweepRow, high: SweepRow, name: str) -> list[tuple[SweepRow, CollectivePlan]]:
     """Both neighbours' plans; of those that take long to simulate, the one of the nearer size."""
     found = [(row, r.plan) for row in (low, high) for r in row.ranked if r.strategy == name and r.plan is not None]
-    if any(plan.program.executed_steps > HEAVY for _, plan in found):
+    if any(_simulated_steps(plan) > HEAVY for _, plan in found):
         nearer = low if problem.size_bytes**2 <= low.problem.size_bytes * high.problem.size_bytes else high
         found = [pair for pair in found if pair[0] is nearer] or found
     return found
