@@ -173,3 +173,36 @@ def test_uneven_shards_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         code, _, err = run(capsys, "collective", "bound", *words, "--fabric", "two-islands", "--size", "12KiB")
         assert code == 2 and text in err, err
+
+
+def test_a_sketch_by_name_and_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    base = ["--json", "collective", "plan", "all-gather", "--fabric", "ndv2:2", "--size", "1MiB", "--strategy", "taccl"]
+    code, out, _ = run(capsys, *base, "--sketch", "ndv2-sk-1:2")
+    assert code == 0 and json.loads(out)["time_s"] > 0
+    (tmp_path / "bad.json").write_text("{}")
+    for words, text in (
+        (["--sketch", "nope"], "no published sketch 'nope'"),
+        (["--sketch", str(tmp_path / "bad.json")], "bad.json"),
+        (["--sketch", str(tmp_path / "missing.json")], "missing.json"),
+        (["--sketch", "ndv2-sk-1:2", "--strategy", "ring"], "means nothing to ring"),
+    ):
+        code, out, err = run(capsys, *base, *words)
+        assert code in (1, 2) and not out and text in err
+
+
+def test_options_of_a_strategy_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["--json", "collective", "plan", "all-reduce", "--fabric", "two-islands", "--size", "1MiB"]
+    code, out, _ = run(capsys, *base, "--strategy", "ring", "--option", "order=[0,2,1,3]", "--option", "bidirectional=true")
+    options = json.loads(out)["options"]
+    assert code == 0 and options["order"] == [0, 2, 1, 3] and options["bidirectional"] is True
+    code, out, _ = run(capsys, *base, "--strategy", "blink", "--option", "form=one-tree")
+    assert code == 0 and json.loads(out)["options"]["form"] == "one-tree"
+    for words, text in (
+        (["--option", "form=trees"], "whose option"),
+        (["--strategy", "blink", "--option", "form"], "not NAME=VALUE"),
+        (["--strategy", "blink", "--option", "from=trees"], "no option 'from'"),
+        (["--strategy", "blink", "--option", "form=7"], "Expected `str"),
+        (["--strategy", "taccl", "--option", "sketch={}"], "cannot be given as text"),
+    ):
+        code, out, err = run(capsys, *base, *words)
+        assert code == 2 and not out and text in err

@@ -13,6 +13,7 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
+    from ..sketch import Sketch
 
 HELP = "a schedule for a collective on a fabric"
 
@@ -22,6 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", default="auto", help="auto (default: the fastest in simulation) or a strategy's name")
     parser.add_argument("--trees", type=count, help="forestcoll: trees per root (default: chosen)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces (ring: slices; default: chosen)")
+    parser.add_argument("--sketch", metavar="FILE|NAME", help="taccl: a communication sketch (TACCL's JSON format), or a published one's name")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
+                        help="an option of the strategy, its value as JSON or plain text, e.g. form=trees; may be repeated")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds for planning (default 60)")
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
@@ -41,6 +45,12 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
     listed: Sequence[CollectiveStrategy] = default_candidates() if args.strategy == "auto" else [strategy(args.strategy)()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
+    if args.sketch is not None:
+        candidates = [_with_options(x, sketch=_sketch(args.sketch, args.strategy)) for x in candidates]
+    if args.option:
+        if args.strategy == "auto":
+            raise UsageError("--option needs to know whose option it is", hint="name a --strategy")
+        candidates = [_with_texts(candidates[0], args.option, args.strategy)]
     each_s = args.time_limit / 4 if len(candidates) > 1 else args.time_limit
     plan, ranked = plan_collective(problem, candidates=candidates, search=args.pieces is None, each_s=each_s)
     document, text = plan_document(problem, ranked), plan_line(problem, ranked)
@@ -51,7 +61,51 @@ def run(args: argparse.Namespace) -> Result:
     return Result(document, text)
 
 
-def _with_options(candidate: CollectiveStrategy, **given: int | None) -> CollectiveStrategy:
+def _sketch(text: str, name: str) -> Sketch | str:
+    """The sketch in a file, or the name of a published one. Raises: UsageError, FormatError, UnknownName."""
+    from ..errors import UsageError
+    from ..io.taccl_sketch import read_sketch
+    from ..sketch import PUBLISHED_SKETCHES, sketch_of
+
+    if name not in ("auto", "taccl"):
+        raise UsageError(f"--sketch means nothing to {name}", hint="use it with --strategy taccl")
+    if text in PUBLISHED_SKETCHES or not (Path(text).exists() or "/" in text or text.endswith(".json")):
+        sketch_of(text)
+        return text
+    return read_sketch(text)
+
+
+def _with_texts(candidate: CollectiveStrategy, texts: Sequence[str], name: str) -> CollectiveStrategy:
+    """The candidate with options given as NAME=VALUE. Raises: UnknownName, UsageError for a value of another type."""
+    import json
+    from typing import get_type_hints
+
+    import msgspec
+
+    from ..errors import UnknownName, UsageError
+
+    hints = get_type_hints(type(candidate))
+    known = [f.name for f in fields(candidate)]  # type: ignore[arg-type]
+    for text in texts:
+        option, equals, raw = text.partition("=")
+        if not equals:
+            raise UsageError(f"not NAME=VALUE: {text[:64]!r}", where="--option", hint=f"e.g. --option {known[0]}=...")
+        if option not in known:
+            raise UnknownName(f"{name} has no option {option!r}", where="--option", hint=f"options: {', '.join(known)}")
+        try:
+            value = json.loads(raw)
+        except (json.JSONDecodeError, RecursionError):
+            value = raw
+        try:
+            candidate = replace(candidate, **{option: msgspec.convert(value, hints[option])})  # type: ignore[type-var]
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{option}: {error}", where="--option") from None
+        except TypeError:  # a type that texts cannot give
+            raise UsageError(f"{option} cannot be given as text", where="--option", hint="use --sketch for sketches") from None
+    return candidate
+
+
+def _with_options(candidate: CollectiveStrategy, **given: object) -> CollectiveStrategy:
     """The candidate with those of the given options that it has."""
     has = {f.name for f in fields(candidate)}  # type: ignore[arg-type]
     return replace(candidate, **{name: value for name, value in given.items() if value is not None and name in has})  # type: ignore[type-var]
