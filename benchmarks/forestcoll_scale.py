@@ -1,24 +1,27 @@
-"""ForestColl at the size of clusters: exact bounds, trees and plans for 1,024 and 8,192 devices, their proof and their memory.
+"""ForestColl at the size of clusters: exact bounds, trees and plans for 1,024 and 8,192 devices, their proof and their memory; sweeps over sizes.
 
-Run: `python benchmarks/forestcoll_scale.py` (raw output goes to benchmarks/results/forestcoll_scale.json). Every row is a process of its own,
-after an untimed run on a small fabric that loads compiled kernels; `cpu_s` are processor seconds, `peak_bytes` the process's largest resident
-size as the kernel counts it (VmHWM), interpreter and libraries included. Fabrics are built from presets inside the time.
+Run: `python benchmarks/forestcoll_scale.py` (about eight minutes; raw output goes to benchmarks/results/forestcoll_scale.json). Every case is a
+process of its own, after an untimed run on a small fabric that loads compiled kernels; seconds are processor seconds, memory is the process's
+largest resident size as the kernel counts it (VmHWM), interpreter and libraries included. Fabrics are built from presets inside the time.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import machine
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl, collective_bound
@@ -29,8 +32,7 @@ from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
 from meshwright.io.program_json import program_bytes
 
-RESULTS = Path(__file__).parent / "results" / "forestcoll_scale.json"
-GIB = 1 << 30
+GIB, MB = 1 << 30, 10**6
 MISSING = {
     "one NIC": ("box3/nic5",),
     "one GPU": ("box3/gpu5", "box3/nic5"),
@@ -55,16 +57,16 @@ def clock(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, out
 
 
-def bound_row(name: str) -> dict[str, Any]:
+def bound_case(name: str) -> dict[str, Any]:
     def work() -> Any:
         return collective_bound(CollectiveProblem.on(load_fabric(name), "all-gather", GIB))
 
     collective_bound(CollectiveProblem.on(load_fabric("two-islands"), "all-gather", GIB))
     cpu_s, bound = clock(work)
-    return {"what": "all-gather bound, fabric included", "fabric": name, "cpu_s": cpu_s, "bound_s": bound.value}
+    return {"cpu_s": cpu_s, "bound_s": bound.value}
 
 
-def trees_row(name: str, missing: str, trees: int | None, structure: bool) -> dict[str, Any]:
+def trees_case(name: str, missing: str, trees: int | None, structure: bool) -> dict[str, Any]:
     small = load_fabric("mi250:2")
     build_forest(rate_graph(small, [d.name for d in small.devices]), [1] * 32, trees=1)
 
@@ -76,13 +78,12 @@ def trees_row(name: str, missing: str, trees: int | None, structure: bool) -> di
     cpu_s, forest = clock(work)
     boxes = len({d.group for d in load_fabric(name).devices})
     return {
-        "what": "trees, fabric included", "fabric": name, "missing": missing, "devices": forest.graph.ranks, "method": forest.method, "k": forest.k,
-        "trees": forest.distinct, "height": forest.height, "height_limit": 2 * ceil(log2(boxes)) + 2, "share_of_optimum": str(forest.ratio),
-        "cpu_s": cpu_s,
+        "devices": forest.graph.ranks, "method": forest.method, "k": forest.k, "trees": forest.distinct, "height": forest.height,
+        "height_limit": 2 * ceil(log2(boxes)) + 2, "share_of_optimum": str(forest.ratio), "cpu_s": cpu_s,
     }  # fmt: skip
 
 
-def plan_row(name: str, missing: str, op: str) -> dict[str, Any]:
+def plan_case(name: str, missing: str, op: str) -> dict[str, Any]:
     ForestColl().plan(CollectiveProblem.on(load_fabric("dgx-h100:4"), op, GIB), rng=np.random.default_rng(0))
 
     def work() -> Any:
@@ -93,51 +94,98 @@ def plan_row(name: str, missing: str, op: str) -> dict[str, Any]:
     cpu_s, (problem, plan) = clock(work)
     size = len(program_bytes(plan.program))
     check_s, verdict = clock(lambda: check_program(plan.program))
-    row = {
-        "what": f"{op} plan, 1 GiB", "fabric": name, "missing": missing, "devices": len(problem.ranks), "cpu_s": cpu_s, "file_bytes": size,
-        "stored_steps": len(plan.program.steps), "executed_steps": plan.program.executed_steps, "folded": plan.program.fold is not None,
-        "method": plan.notes["method"], "height": plan.notes["height"], "share_of_optimum": plan.notes["ratio"], "check": verdict.status,
-        "check_cpu_s": check_s, "pieces": plan.notes["pieces"],
+    case = {
+        "devices": len(problem.ranks), "cpu_s": cpu_s, "file_bytes": size, "stored_steps": len(plan.program.steps),
+        "executed_steps": plan.program.executed_steps, "folded": plan.program.fold is not None, "method": plan.notes["method"],
+        "k": plan.notes["trees_per_root"], "height": plan.notes["height"], "height_limit": 2 * ceil(log2(128)) + 2,
+        "share_of_optimum": plan.notes["ratio"], "check": verdict.status, "check_cpu_s": check_s, "pieces": plan.notes["pieces"],
     }  # fmt: skip
     if plan.program.fold is not None:
         sim_s, time_s = clock(lambda: simulated_time_s(plan.program, problem.fabric, problem.ranks, None))
-        row |= {"simulated_share_of_bound": float(plan.bound) / time_s, "simulate_cpu_s": sim_s}
-    return row
+        case |= {"simulated_share_of_bound": float(plan.bound) / time_s, "simulate_cpu_s": sim_s}
+    return case
 
 
-ROWS: list[tuple[str, list[Any]]] = [
-    ("bound_row", ["dgx-h100:128"]),
-    ("bound_row", ["dgx-h100:1024"]),
-    ("trees_row", ["mi250:2", "", 1, True]),
-    ("trees_row", ["dgx-h100:16", "", None, False]),
-    ("trees_row", ["dgx-h100:16", "", None, True]),
-    ("trees_row", ["dgx-h100:128", "", None, True]),
-    ("trees_row", ["dgx-h100:128?net=rails", "", None, True]),
-    ("trees_row", ["dgx-a100:128", "", None, True]),
-    ("trees_row", ["dgx-h100:1024", "", None, True]),
-    *[("trees_row", ["dgx-h100:128", missing, trees, True]) for missing in MISSING for trees in (1, None)],
-    *[("plan_row", ["dgx-h100:128", "", op]) for op in ("all-gather", "reduce-scatter", "all-reduce", "broadcast")],
-    ("plan_row", ["dgx-h100:128", "one NIC", "all-gather"]),
+def sizes_case(name: str, op: str) -> dict[str, Any]:
+    """Planning time of sizes from 1 KiB to 1 GiB in turn, simulation left out."""
+    ForestColl().plan(CollectiveProblem.on(load_fabric("dgx-h100:2"), op, GIB), rng=np.random.default_rng(0))
+    fabric, times = load_fabric(name), []
+    for power in range(10, 31):
+        problem = CollectiveProblem.on(fabric, op, 1 << power)
+        times.append(clock(lambda problem=problem: ForestColl().plan(problem, rng=np.random.default_rng(0)))[0])
+    return {"first_cpu_s": times[0], "largest_further_cpu_s": max(times[1:]), "all_cpu_s": sum(times)}
+
+
+def rows_of(name: str, arguments: list[Any], case: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the case says against the limits that apply to it."""
+    where = " without " + arguments[1] if name in ("trees_case", "plan_case") and arguments[1] else ""
+    what = f"{arguments[0]}{where}"
+
+    def row(text: str, value: float, unit: str, limit: float, ratio: float | None = None) -> dict[str, Any]:
+        return {"what": f"{what}: {text}", "value": value, "unit": unit, "limit": limit} | ({} if ratio is None else {"ratio": ratio})
+
+    if "failed" in case:
+        return [{"what": f"{what}: {name} failed: {case['failed']}", "value": 1, "unit": "failures", "limit": 0, "ratio": float("inf")}]
+    if name == "bound_case":
+        return [row("exact all-gather bound", case["cpu_s"], "s", 1.0 if arguments[0] == "dgx-h100:128" else 15.0)]
+    if name == "sizes_case":
+        return [row(f"{arguments[1]}, first size planned", case["first_cpu_s"], "s", 2.0),
+                row(f"{arguments[1]}, slowest of 20 further sizes", case["largest_further_cpu_s"], "s", 0.15)]  # fmt: skip
+    share = Fraction(case["share_of_optimum"])
+    if name == "trees_case":
+        seconds, bytes_ = (2.0, None) if case["devices"] == 32 else (15.0, None) if case["devices"] == 128 else (600.0, 8e9) if where else (60.0, 2e9)
+        kind = f"trees, k={case['k']}, {case['method']}, {float(share):.4f} of the optimum"
+        rows = [row(kind, case["cpu_s"], "s", seconds)]
+        if bytes_ is not None:
+            rows.append(row(f"{kind}, memory", case["peak_bytes"], "B", bytes_))
+        if not arguments[0].startswith("mi250") or share == 1:
+            rows.append(row(f"{kind}, logical height", case["height"], "hops", case["height_limit"]))
+        return rows
+    kind = f"{arguments[2]} plan, {float(share):.4f} of the optimum"
+    passed = {"what": f"{what}: {kind}, proved by the checker", "value": int(case["check"] == "ok"), "unit": "ok", "limit": 1}
+    passed["ratio"] = 1.0 if case["check"] == "ok" else float("inf")
+    return [
+        row(f"{kind}, trees and program", case["cpu_s"], "s", 600.0 if where else 60.0), row(f"{kind}, file", case["file_bytes"] / MB, "MB", 50.0),
+        row(f"{kind}, check by value", case["check_cpu_s"], "s", 60.0), passed,
+        row(f"{kind}, memory with check", case["peak_bytes"], "B", 8e9 if where else 2e9),
+        row(f"{kind}, logical height", case["height"], "hops", case["height_limit"]),
+    ]  # fmt: skip
+
+
+CASES: list[tuple[str, list[Any]]] = [
+    ("bound_case", ["dgx-h100:128"]),
+    ("bound_case", ["dgx-h100:1024"]),
+    ("trees_case", ["mi250:2", "", 1, True]),
+    ("trees_case", ["dgx-h100:16", "", None, False]),
+    ("trees_case", ["dgx-h100:16", "", None, True]),
+    ("trees_case", ["dgx-h100:128", "", None, True]),
+    ("trees_case", ["dgx-h100:128?net=rails", "", None, True]),
+    ("trees_case", ["dgx-a100:128", "", None, True]),
+    ("trees_case", ["dgx-h100:1024", "", None, True]),
+    *[("trees_case", ["dgx-h100:128", missing, trees, True]) for missing in MISSING for trees in (1, None)],
+    ("trees_case", ["mi250:2", "", 83, True]),
+    *[("plan_case", ["dgx-h100:128", "", op]) for op in ("all-gather", "reduce-scatter", "all-reduce", "broadcast")],
+    *[("plan_case", ["dgx-h100:128", missing, "all-gather"]) for missing in ("one NIC", "two NICs of a box, a GPU of another")],
+    *[("sizes_case", ["dgx-h100:8", op]) for op in ("all-gather", "all-reduce", "broadcast")],
 ]
 
 
 def child(number: int) -> None:
-    name, arguments = ROWS[number]
-    row = globals()[name](*arguments)
-    status = Path("/proc/self/status").read_text()
-    row["peak_bytes"] = 1024 * int(status.split("VmHWM:")[1].split()[0])
-    print(json.dumps(row))
+    name, arguments = CASES[number]
+    case = globals()[name](*arguments)
+    print(json.dumps(case | {"peak_bytes": machine.memory_high_water_bytes()}))
 
 
 def main() -> None:
-    rows = []
-    for number in range(len(ROWS)):
+    cases, rows = [], []
+    for number, (name, arguments) in enumerate(CASES):
         done = subprocess.run([sys.executable, __file__, str(number)], capture_output=True, text=True, timeout=1200, check=False)
-        rows.append(json.loads(done.stdout) if done.returncode == 0 else {"row": ROWS[number], "failed": done.stderr.strip().splitlines()[-1]})
-        print(json.dumps(rows[-1]), flush=True)
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "forestcoll_scale", "python": platform.python_version(), "rows": rows}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        case = json.loads(done.stdout) if done.returncode == 0 else {"failed": why}
+        cases.append({"case": name, "arguments": arguments, **case})
+        rows += rows_of(name, arguments, case)
+        print(json.dumps(cases[-1]), flush=True)
+    machine.record("forestcoll_scale", rows, cases=cases)
 
 
 if __name__ == "__main__":

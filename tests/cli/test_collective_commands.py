@@ -179,7 +179,7 @@ def test_a_sketch_by_name_and_from_a_file(capsys: pytest.CaptureFixture[str], tm
     base = ["--json", "collective", "plan", "all-gather", "--fabric", "ndv2:2", "--size", "1MiB", "--strategy", "taccl"]
     code, out, _ = run(capsys, *base, "--sketch", "ndv2-sk-1:2")
     assert code == 0 and json.loads(out)["time_s"] > 0
-    (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "bad.json").write_text('{"nnodes": "two"}')
     for words, text in (
         (["--sketch", "nope"], "no published sketch 'nope'"),
         (["--sketch", str(tmp_path / "bad.json")], "bad.json"),

@@ -74,10 +74,10 @@ def without_a_port(name: str) -> Fabric:
 
 def test_programs_that_would_be_huge_take_fewer_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CollectiveProblem.on(without_a_port("dgx-h100:5"), "all-gather", 1 << 20)
-    usual = planned(problem)
+    usual = planned(problem, structure=True)
     assert usual.notes["trees_per_root"] > 1 and usual.notes["ratio"] == "1"
     monkeypatch.setattr(forestcoll, "MOST_STORED", 2 * 40 * 40)
-    few = planned(replace(problem, fabric=replace(problem.fabric)))
+    few = planned(replace(problem, fabric=replace(problem.fabric)), structure=True)
     assert few.notes["trees_per_root"] == 1 and Fraction(9, 10) < Fraction(few.notes["ratio"]) < 1
     assert few.program.executed_steps < usual.program.executed_steps and check_program(few.program).ok
     alike = planned(CollectiveProblem.on(load_fabric("dgx-h100:5"), "all-gather", 1 << 20))
@@ -100,3 +100,11 @@ def test_channels_hold_as_many_messages_as_latency_asks_for() -> None:
     assert planned(slow).options["pieces"] < deep.options["pieces"]
     fast, stalled = (planned(problem, depth=d, pieces=deep.notes["pieces"]).program for d in (16, 4))
     assert simulated_time_s(fast, problem.fabric, problem.ranks, None) < simulated_time_s(stalled, problem.fabric, problem.ranks, None)
+
+
+def test_trees_are_fewer_where_many_would_leave_too_few_pieces() -> None:
+    problem = CollectiveProblem.on(load_fabric("dgx1-p100:2"), "all-gather", 1 << 30)
+    exact, chosen = planned(problem, trees=184), planned(problem)
+    assert exact.notes["ratio"] == "1" and chosen.notes["trees_per_root"] <= 8 and Fraction(chosen.notes["ratio"]) > Fraction(95, 100)
+    times = [simulated_time_s(p.program, problem.fabric, problem.ranks, None) for p in (chosen, exact)]
+    assert times[0] < times[1]

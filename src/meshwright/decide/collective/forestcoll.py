@@ -59,6 +59,9 @@ MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees a
 SMALLEST_PIECE_BYTES = 16384
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
 SMALL_RANKS = 72  # up to so many, more forests are tried for their height
+MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
+WORTH = 0.96  # share of the optimum from which on they are not
+STEPS_PER_EDGE = 1.5  # of a program, about: a rank with several children sends once more per child
 LOW = 2  # hops that trees over servers need at least
 MOST_LOW_TREES = 1024
 DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
@@ -191,7 +194,8 @@ class ForestColl:
         def build(of: RateGraph) -> Forest:
             if self.structure is None and self.trees is None and sum(weight) == 1:
                 return self._low(of, weight, deadline)
-            return self._lower_of_both(of, weight, deadline)
+            first = self._lower_of_both(of, weight, deadline)
+            return self._fewer(first, weight, deadline) if self.trees is None and self.structure is None else first
 
         if problem.op in ("all-gather", "broadcast"):
             return [build(graph)]
@@ -218,6 +222,17 @@ class ForestColl:
             return first
         return min((first, second), key=lambda f: (-f.ratio, f.height, f.distinct))
 
+    def _fewer(self, first: Forest, weight: list[int], deadline: float) -> Forest:
+        """Fewer trees where so many leave too few pieces to fill the pipeline; no more than MOST_STEPS steps are to be executed."""
+        best, few = first, first.graph.ranks <= MOST_TRIED_RANKS
+        for trees in range(1, min(self.max_trees, first.k - 1) + 1 if few else 1):
+            pieces = _most_pieces(trees, first)
+            if _worth(best) >= WORTH or _worth(best) * (pieces + 1) >= pieces or monotonic() > deadline:
+                break
+            found = replace(self, trees=trees)._lower_of_both(first.graph, weight, deadline)
+            best = max(best, found, key=_worth)
+        return best
+
     def _low(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
         """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
         best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
@@ -240,6 +255,18 @@ def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: in
         shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers,
         chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
     )  # fmt: skip
+
+
+def _most_pieces(trees: int, forest: Forest) -> float:
+    """Pieces that MOST_STEPS steps allow to so many trees per weight, each a channel of its own."""
+    ranks = forest.graph.ranks
+    return min(1024.0, MOST_STEPS / (STEPS_PER_EDGE * trees * sum(forest.weight) * ranks))
+
+
+def _worth(forest: Forest) -> float:
+    """Share of the optimum after the time to fill the pipeline."""
+    pieces = _most_pieces(forest.k, forest)
+    return float(forest.ratio) * pieces / (pieces + forest.height - 1)
 
 
 def _latency_s(problem: CollectiveProblem) -> float:
