@@ -3,10 +3,12 @@
 Cite: ForestColl (arXiv 2402.06787); forerunner "Bandwidth optimal pipeline schedule" (arXiv 2305.18461).
 Left open by the paper: how many pieces to pipeline (our answer: the square-root rule on the trees' height and the cost of a message),
 whether devices outside the collective may relay (only where the ranks are not connected without them), which splits to
-prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low).
+prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), when fewer trees than the optimum needs are better (when so many
+leave too few pieces to fill the pipeline within MOST_STEPS steps).
 Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
-`kernels.edgesplit` and `kernels.treepack`. All-reduce is reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for
-each half, and for the whole only where the bound printed beside it says so (the paper's combined optimum needs an LP).
+`kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`). All-reduce is
+reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for each half, and for the whole only where the bound printed
+beside it says so (the paper's combined optimum needs an LP).
 Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
 Cost: O(ranks) max-flows for the bound, O(splits · ranks) for switch removal, O(ranks) per tree for packing.
 """
@@ -50,6 +52,7 @@ DEVIATIONS = (
     "Newton's iteration on cuts instead of a binary search",
     "splits are applied first and tested afterwards, whole matchings at a time",
     "one tree is finished before the next is begun",
+    "packed trees exchange parents until they are low",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
@@ -71,7 +74,8 @@ DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as
 class ForestColl:
     """Options.
 
-    trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees.
+    trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees, fewer where that
+        fills the pipeline better.
     pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
     quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
