@@ -19,7 +19,7 @@ from fractions import Fraction
 from .errors import Infeasible, UnknownName, UsageError
 from .fabric import Fabric, Link, Provenance
 
-__all__ = ["Part", "edited", "find_part", "is_port", "scaled", "with_one_more", "without"]
+__all__ = ["Part", "edited", "forwarding_only", "find_part", "is_port", "scaled", "with_one_more", "without"]
 
 MAX_NAME = 128
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -119,6 +119,13 @@ def edited(fabric: Fabric, down: Sequence[str], slow: Mapping[str, Fraction]) ->
     """The fabric without the parts `down` and with the parts `slow` at a fraction of their rate. Raises: as `without`, `scaled`."""
     changed = scaled(fabric, slow) if slow else fabric
     return without(changed, down) if down else changed
+
+
+def forwarding_only(fabric: Fabric) -> Fabric:
+    """The fabric with switches that neither add nor copy; the same object where none does."""
+    if not any(s.multicast or s.aggregate for s in fabric.switches):
+        return fabric
+    return replace(fabric, switches=tuple(replace(s, multicast=False, aggregate=False) for s in fabric.switches))
 
 
 # ---- one more ----------------------------------------------------------------------------------------------------------

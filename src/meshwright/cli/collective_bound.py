@@ -28,6 +28,7 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) ->
         parser.add_argument("--shards", metavar="SIZES", help="what each rank owns, e.g. 4KiB,8KiB,0 (all-gather, reduce-scatter, scatter, gather)")
     parser.add_argument("--root", type=int, default=0, help="rank that data starts from or ends at (default 0)")
     parser.add_argument("--peers", metavar="RANKS", help="permute: the rank that each rank receives from, e.g. 1,2,0; -1 = none (default: a shift)")
+    parser.add_argument("--in-network", action="store_true", help="switches that can add and copy do (simulated; without, they only forward)")
     parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
 
 
@@ -60,10 +61,12 @@ def problem_of(args: argparse.Namespace, **more: object) -> CollectiveProblem:
     """The problem that the arguments name. Raises UsageError and what the fabric's reader raises."""
     from ..decide.collective import CollectiveProblem
     from ..drive import read_fabric
-    from ..fabric_edit import edited
+    from ..fabric_edit import edited, forwarding_only
     from ..io.fabric_name import parts_down, parts_slow
 
     fabric = edited(read_fabric(args.fabric, args.devices), parts_down(args.without), parts_slow(args.degrade))
+    if not args.in_network:
+        fabric = forwarding_only(fabric)
     if getattr(args, "shards", None):
         more["shard_bytes"] = tuple(size_bytes(part, "--shards") for part in args.shards.split(","))
     if args.peers:
@@ -97,10 +100,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import collective_bound
+    from ..io.quantity import show_time
     from ..report.bottleneck_text import explain_bottleneck
-    from ..report.collective_text import bound_document, bound_line
+    from ..report.collective_text import bound_document, bound_line, bound_values
 
     problem = problem_of(args)
     bound = collective_bound(problem)
     lines, bottleneck = explain_bottleneck(problem, bound)
-    return Result(bound_document(problem, bound) | {"bottleneck": bottleneck}, "\n".join([bound_line(problem, bound), *lines]))
+    document = bound_document(problem, bound) | {"bottleneck": bottleneck}
+    if not args.in_network:
+        args.in_network = True
+        able = collective_bound(problem_of(args))
+        if able.exact < bound.exact:
+            document["in_network"] = bound_values(problem, able)
+            lines.append(f"if switches that can add and copy do (--in-network): at least {show_time(float(able))}")
+    return Result(document, "\n".join([bound_line(problem, bound), *lines]))

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> Result:
     sizes = sizes_of(args.sizes)
     args.size = str(sizes[0])
     problem = problem_of(args, seed=args.seed)
-    listed: list[CollectiveStrategy] = list(default_candidates())
+    listed: list[CollectiveStrategy] = list(default_candidates(in_network=args.in_network))
     if args.strategies:
         listed = [strategy(name)() for name in args.strategies.split(",")]
     rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=args.time_limit, every=args.every_size))

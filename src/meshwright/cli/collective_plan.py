@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None and not args.out.resolve().parent.is_dir():
         raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
-    listed: Sequence[CollectiveStrategy] = default_candidates() if args.strategy == "auto" else [strategy(args.strategy)()]
+    listed: Sequence[CollectiveStrategy] = default_candidates(in_network=args.in_network) if args.strategy == "auto" else [strategy(args.strategy)()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
     if args.sketch is not None:
         candidates = [_with_options(x, sketch=_sketch(args.sketch, args.strategy)) for x in candidates]

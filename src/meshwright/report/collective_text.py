@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from textwrap import fill
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from ..decide.collective.problem import ROOTED, CollectiveProblem, Ranked, busbw
 from ..io.quantity import show_rate, show_size, show_time
 
 __all__ = ["bound_document", "bound_line", "bound_values", "head_of", "plan_document", "plan_line"]
+
+FEW = 3  # so many refusals are explained
 
 
 def head_of(problem: CollectiveProblem) -> dict[str, Any]:
@@ -95,15 +98,24 @@ def bound_line(problem: CollectiveProblem, bound: Bound) -> str:
 
 
 def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
+    """The fastest beside the bound, then who came next and who refused."""
     best = ranked[0]
     assert best.plan is not None and best.time_s is not None
     line = f"{_what(problem)}: {best.strategy} {show_time(best.time_s)}"
     if best.plan.bound is not None:
         bound_s = float(best.plan.bound)
         line += f", bound {show_time(bound_s)}" + (f" ({100 * (best.time_s / bound_s - 1):.1f} % above)" if bound_s else "")
-    for other in ranked[1:]:
-        line += f"; {other.strategy} " + (show_time(other.time_s) if other.time_s is not None else f"refused: {other.why}")
-    return line
+    lost = [f"{other.strategy} {show_time(other.time_s)}" for other in ranked[1:] if other.time_s is not None]
+    refused = [other for other in ranked[1:] if other.time_s is None]
+    if lost:
+        line += "\n" + _filled("next: " + ", ".join(lost))
+    if len(refused) > FEW:
+        line += "\n" + _filled("refused: " + ", ".join(other.strategy for other in refused) + " (--json says why)")
+    return line + "".join("\n" + _filled(f"{other.strategy} refused: {other.why}") for other in refused if len(refused) <= FEW)
+
+
+def _filled(text: str) -> str:
+    return fill(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _what(problem: CollectiveProblem) -> str:

@@ -195,8 +195,9 @@ def test_refusals() -> None:
     with pytest.raises(Unsupported, match="bounds all-reduce"):
         all_reduce_dual_bound(CollectiveProblem.on(box(), "broadcast", 400))
     apart = replace(box(), links=box().links[:4])
-    with pytest.raises((Disconnected, Infeasible)):
-        all_reduce_dual_bound(CollectiveProblem.on(apart, "all-reduce", 400))
+    with pytest.raises(Disconnected):
+        collective_bound(CollectiveProblem.on(apart, "all-reduce", 400))
+    assert all_reduce_dual_bound(CollectiveProblem.on(apart, "all-reduce", 400)) is None  # a help only: the cut above says more
     with pytest.raises(Infeasible, match="no path"):
         packing_bound([CollectiveProblem.on(apart, "all-reduce", 400)], {("d0", "s"): 1}, [{}])
     assert all_reduce_dual_bound(CollectiveProblem.on(box(), "all-reduce", 400), deadline=monotonic() - 1) is None

@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.check import check_program
 from meshwright.check.links import link_time
-from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint
+from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, collective_bound
 from meshwright.decide.collective.joint import packing_problem
 from meshwright.decide.collective.joint_exact import ExactDemand, exact_demand, packing_time
 from meshwright.decide.collective.joint_lp import Demand, PackingProblem, solve_packing
@@ -297,3 +297,17 @@ def test_floats_that_are_no_simple_fractions_give_nothing() -> None:
     packing = solve_packing(problem, what="t")
     noisy = replace(packing, weight=(tuple(w + 3e-7 * (i + 1) for i, w in enumerate(packing.weight[0])),))
     assert not list(exact_demand(problem, noisy, 0, most_units=1 << 10))
+
+
+def test_rates_that_the_solver_cannot_take_are_refused_not_called_disconnected() -> None:
+    devices = tuple(Device(name=name, kind="gpu", group=name, memory_bytes=1, memory_bandwidth_Bps=0, flops={}) for name in "abc")
+    pairs = (("a", "b", 1, 10.0), ("b", "c", 10**13, 0.0))
+    links = tuple(Link(src=x, dst=y, rate_Bps=rate, latency_s=s, kind="NET") for u, v, rate, s in pairs for x, y in ((u, v), (v, u)))
+    problem = CollectiveProblem.on(Fabric(name="line", devices=devices, switches=(), links=links), "all-reduce", 1 << 20)
+    assert float(collective_bound(problem)) >= 1 << 20
+    try:
+        plan = Joint().plan(problem, rng=np.random.default_rng(0))
+    except Unsupported as refusal:
+        assert "factor of 1e+13" in refusal.message and refusal.hint
+    else:
+        check_program(plan.program).raise_if_wrong()

@@ -82,9 +82,13 @@ def strategy(name: str) -> type[CollectiveStrategy]:
     return NAMES[name]
 
 
-def default_candidates() -> tuple[CollectiveStrategy, ...]:
-    """What `auto` tries: every strategy with its own choices, and the ring both ways; not `classic`, which chooses among others listed here."""
-    return tuple(kind() for kind in STRATEGIES if kind is not Classic) + (Ring(bidirectional=True),)
+def default_candidates(*, in_network: bool = False) -> tuple[CollectiveStrategy, ...]:
+    """What `auto` tries: every strategy with its own choices, and the ring both ways; not `classic`, which chooses among others listed here.
+
+    `in_network`: also joint packing over switches that add and copy, whose programs only the simulator runs.
+    """
+    plain = tuple(kind() for kind in STRATEGIES if kind is not Classic)
+    return (*plain, Ring(bidirectional=True), *((Joint(in_network=True),) if in_network else ()))
 
 
 def auto(
@@ -101,4 +105,5 @@ def auto(
 def name_of(candidate: CollectiveStrategy) -> str:
     """The name of a candidate in rankings."""
     name = next((n for n, kind in NAMES.items() if type(candidate) is kind), type(candidate).__name__)
-    return name + (" both ways" if getattr(candidate, "bidirectional", False) else "")
+    ways = " both ways" if getattr(candidate, "bidirectional", False) else ""
+    return name + ways + (" in network" if getattr(candidate, "in_network", False) else "")

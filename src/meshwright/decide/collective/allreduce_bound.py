@@ -38,7 +38,7 @@ Pair = tuple[str, str]
 def all_reduce_dual_bound(problem: CollectiveProblem, deadline: float = float("inf")) -> Bound | None:
     """The bound of joint packing on an all-reduce; None where the fabric is too large for it or the solver does not finish by `deadline`.
 
-    Raises: Infeasible when the ranks are not connected.
+    None too where rates differ by more than the solver's numbers take.
     """
     if problem.op != "all-reduce":
         raise Unsupported(f"joint packing bounds all-reduce, not {problem.op}", hint="use collective_bound")
@@ -56,7 +56,7 @@ def all_reduce_dual_bound(problem: CollectiveProblem, deadline: float = float("i
     both = PackingProblem(graph.nodes, rate, (Demand(tuple(range(graph.ranks)), collect=True),), True)
     try:
         price = solve_packing(both, what="the dual of joint packing", deadline=deadline, even=False).price
-    except (TimeLimit, Unsupported):  # a bound is a help, not a must: cuts remain
+    except (TimeLimit, Unsupported, Infeasible):  # a bound is a help, not a must: cuts remain
         return None
     # Pairs of names, not arcs of the merged graph: links to a switch and to the rank it is merged with share a length.
     lengths: dict[Pair, float] = {}

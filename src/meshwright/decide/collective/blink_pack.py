@@ -35,7 +35,7 @@ ROUND_WORK = 200_000_000  # rounds · arcs looked at per round
 MOST_COLUMNS = 160
 MOST_UNIT = 12  # smallest unit tried: 1/12 of a link
 MOST_BASE = 64
-MIP_NODES = 400
+MIP_NODES = 50  # branch-and-bound nodes, a limit that does not depend on the machine; more find hardly fewer trees
 MOST_ENTRIES = 16_000  # of the integer program's matrix; larger ones take too long, weights are rounded instead
 COUNTS = (4, 6, 8, 12, 16, 24, 32, 48)  # units tried when no unit of rate fits
 

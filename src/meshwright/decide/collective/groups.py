@@ -25,6 +25,7 @@ from ...bound import Bound
 from ...errors import Infeasible, TimeLimit, Unsupported, UsageError
 from ...program import Program
 from .allreduce_bound import best_bound, hosts_of
+from .bounds import collective_bound
 from .groups_merge import merge_programs
 from .groups_problem import GroupsPlan, GroupsProblem
 from .joint import CITE as JOINT_CITE
@@ -168,7 +169,9 @@ def packing_problem(problem: GroupsProblem, graph: RateGraph, *, relay: bool, ba
 
 
 def groups_bound(problem: GroupsProblem, deadline: float = float("inf")) -> Bound | None:
-    """A lower bound on the time of all groups together (certificate `packing`); None when the solver does not finish by `deadline`.
+    """A lower bound on the time of all groups together (certificate `packing`, or that of the slowest group alone).
+
+    None when the solver does not finish by `deadline`.
 
     It counts every group, devices outside a group taken to forward its data only. Raises: Infeasible when a group is not connected.
     """
@@ -185,6 +188,7 @@ def groups_bound(problem: GroupsProblem, deadline: float = float("inf")) -> Boun
     candidates.append({(graph.names[u], graph.names[v]): 1.0 for u, v in graph.arcs})
     hosts = [hosts_of(group) for group in problem.groups]
     found = [b for lengths in candidates if (b := best_bound(problem.groups, lengths, hosts)) is not None]
+    found += [collective_bound(group) for group in problem.groups]  # all groups take at least as long as each alone
     return max(found, key=lambda b: b.exact, default=None)
 
 

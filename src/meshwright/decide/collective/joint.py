@@ -25,7 +25,7 @@ import numpy as np
 
 from ...cite import Cite
 from ...cost import Transport
-from ...errors import Disconnected, Unsupported, UsageError
+from ...errors import Disconnected, Infeasible, Unsupported, UsageError
 from .bounds import collective_bound
 from .forestcoll import ForestColl
 from .joint_exact import ExactDemand, exact_demand, packing_time
@@ -131,8 +131,13 @@ class Joint:
         """What does not depend on the size: the graph, whether devices relay, the program, its optimum, its trees, and what stuck."""
         graph, relay = self._graph(problem)
         packed = packing_problem(graph)
-        packing = solve_packing(packed, what="joint packing", deadline=deadline)
-        return graph, relay, packed, packing, *self._trees(packed, packing, graph, deadline)
+        try:
+            packing = solve_packing(packed, what="joint packing", deadline=deadline)
+            return graph, relay, packed, packing, *self._trees(packed, packing, graph, deadline)
+        except Infeasible as error:  # the ranks are connected, so it is the numbers that the solver cannot take
+            spread = max(graph.arcs.values()) // min(graph.arcs.values())
+            text = f"the solver finds no packing: rates differ by a factor of {spread:.3g}"
+            raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
 
     def _graph(self, problem: CollectiveProblem) -> tuple[RateGraph, bool]:
         """The graph to plan on, and whether devices outside the collective forward."""
