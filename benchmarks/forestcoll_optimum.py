@@ -262,8 +262,8 @@ def main() -> None:
             presets.append(old if only and name not in only else preset_case(name, op, with_finer=not finer_then) | finer_then)
             if presets[-1] is not old:
                 print(json.dumps(presets[-1]), flush=True)
-    again = {"default_plans_taken_again": only} if only else {}  # the rest is of an earlier run than the machine's line says
-    machine.record("forestcoll_optimum", rows_of(presets, random), presets=presets, random=random, **again)
+    again = sorted({*only, *kept.get("default_plans_taken_again", ())})  # the rest is of an earlier run than the machine's line says
+    machine.record("forestcoll_optimum", rows_of(presets, random), presets=presets, random=random, default_plans_taken_again=again)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program
-from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, forestcoll
+from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, forest_trial, forestcoll
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
@@ -105,6 +105,52 @@ def test_channels_hold_as_many_messages_as_latency_asks_for() -> None:
 def test_trees_are_fewer_where_many_would_leave_too_few_pieces() -> None:
     problem = CollectiveProblem.on(load_fabric("dgx1-p100:2"), "all-gather", 1 << 30)
     exact, chosen = planned(problem, trees=184), planned(problem)
-    assert exact.notes["ratio"] == "1" and chosen.notes["trees_per_root"] <= 8 and Fraction(chosen.notes["ratio"]) > Fraction(95, 100)
+    assert exact.notes["ratio"] == "1" and chosen.notes["trees_per_root"] <= 32 and Fraction(chosen.notes["ratio"]) > Fraction(95, 100)
     times = [simulated_time_s(p.program, problem.fabric, problem.ranks, None) for p in (chosen, exact)]
     assert times[0] < times[1]
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce"])
+def test_paced_programs_are_correct(op: str, unroll: bool) -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), op, 1 << 24)
+    options = {"trees": 14, "quantum": 4, "pieces": 6, "unroll": unroll, "depth": 4}
+    free, paced = planned(problem, pace=0, **options).program, planned(problem, pace=2, **options).program
+    assert len(paced.steps) == len(free.steps) and len(paced.steps.after_step) > len(free.steps.after_step)
+    verdict = check_program(paced)
+    assert verdict.ok, verdict
+    shards = replace(problem, shard_bytes=(1 << 20,) * 14 + (0, 1 << 21)) if op in ("all-gather", "reduce-scatter") else problem
+    assert check_program(planned(shards, pace=2, **options | {"unroll": None}).program).ok
+
+
+def test_pacing_lets_channels_of_unlike_shares_end_together() -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "all-gather", 1 << 30)
+    free, paced = (planned(problem, trees=14, quantum=4, pieces=256, pace=pace) for pace in (0, 16))
+    times = [simulated_time_s(p.program, problem.fabric, problem.ranks, None) for p in (paced, free)]
+    assert times[0] < 0.95 * times[1]
+
+
+def test_the_way_taken_is_the_fastest_tried() -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
+    strategy = ForestColl(trees=14)
+    ready = strategy._prepared(problem, float("inf"))
+    ways = strategy._ways(problem, ready)
+    times = {}
+    for way in ways:
+        options = {"trees": 14, "quantum": way.quantum, "pieces": way.pieces, "pace": way.pace}
+        times[way] = simulated_time_s(planned(problem, **options).program, problem.fabric, problem.ranks, None)
+    taken = strategy._way(problem, ready)
+    assert len(ways) > 2 and taken in ways and times[taken] < 1.01 * min(times.values())
+
+
+def test_tries_that_would_take_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
+    strategy = ForestColl(trees=14)
+    ready = strategy._prepared(problem, float("inf"))
+    monkeypatch.setattr(forest_trial, "MOST_WORK", 0)
+    assert strategy._way(problem, ready) == strategy._ways(problem, ready)[0]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 1), (1, 1), (3, 2), (31, 16), (33, 32), (47, 40), (100, 96), (127, 112), (4096, 4096)])
+def test_pieces_are_round_numbers(value: int, expected: int) -> None:
+    assert forestcoll._round_number(value) == expected

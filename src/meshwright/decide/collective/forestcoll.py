@@ -16,6 +16,7 @@ Cost: O(ranks) max-flows for the bound, O(splits · ranks) for switch removal, O
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from time import monotonic
@@ -28,11 +29,12 @@ from ...cost import Transport
 from ...errors import Disconnected, TimeLimit, Unsupported, UsageError
 from ...program import MAX_EXECUTED_STEPS
 from ..collective.bounds import collective_bound
-from .forest import Forest, build_forest
+from .forest import Forest, build_forest, smallest_stretch
 from .forest_parts import Late, Prepared, is_uneven, parts_of, servers_of, shards_of, weights_of
 from .forest_paths import gather_forest
 from .forest_shards import shard_table
-from .forest_symmetry import alike
+from .forest_symmetry import alike, sinks_of_each_kind
+from .forest_trial import Way, best_way
 from .lower_trees import Lowering, lower_parts
 from .memo import remember
 from .problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
@@ -58,12 +60,22 @@ DEVIATIONS = (
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
+MOST_WORK = 14_000_000_000  # steps times ranks squared up to which more pieces are chosen, within 1 and 6 times MOST_STEPS
+TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator
+ROUNDED_PIECES = 32  # up to so many are powers of two
+COARSER = (2, 8)  # times as many units per channel are tried
+LEAST_PACE = 4
+LARGE_BYTES = 1 << 30  # for which forests are compared
 MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
-SMALLEST_PIECE_BYTES = 16384
+SMALLEST_PIECE_BYTES = 8192
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
 SMALL_RANKS = 72  # up to so many, more forests are tried for their height
 MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
-WORTH = 0.96  # share of the optimum from which on they are not
+WORTH = 0.995  # share of the optimum from which on they are not
+TIMES_FEWER = 4  # so many times `max_trees` are tried
+MOST_COUNTED = 4096.0  # pieces
+FEWER_BUILT = 3
+UNLIKE_TREES = 4  # of a root's trees so many differ, about
 STEPS_PER_EDGE = 1.5  # of a program, about: a rank with several children sends once more per child
 LOW = 2  # hops that trees over servers need at least
 MOST_LOW_TREES = 1024
@@ -74,14 +86,15 @@ DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as
 class ForestColl:
     """Options.
 
-    trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees, fewer where that
-        fills the pipeline better.
+    trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees; where many leave
+        too few pieces to fill the pipeline, the best for that of up to 4 · max_trees.
     pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
     quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
         between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
+    pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
@@ -89,12 +102,13 @@ class ForestColl:
     trees: int | None = None
     max_trees: int = 8
     pieces: int | None = None
-    max_pieces: int = 1024
+    max_pieces: int = 4096
     unroll: bool | None = None
     quantum: int | None = None
     relay: bool | None = None
     fold: bool | None = None
     depth: int | None = None
+    pace: int | None = None
     structure: bool | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
@@ -107,14 +121,12 @@ class ForestColl:
         ready = self._prepared(problem, monotonic() + problem.time_limit_s)
         forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
         weight, uneven = weights_of(problem), is_uneven(problem)
-        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, MAX_EXECUTED_STEPS // ready.servers)
-        wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weight) * units)
-        quantum = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
+        way = self._way(problem, ready)
+        quantum, pieces = way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
-        pieces = self.pieces or _power_of_two(min(wanted, most // steps))
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
         depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
-        how = _lowering(problem, forests[0], units, pieces, unroll, ready.servers, depth)
+        how = replace(_lowering(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace)
         if uneven:
             table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
@@ -122,7 +134,7 @@ class ForestColl:
         else:
             program = ready.program(how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
-        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth)
+        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
         chosen = replace(chosen, structure=forests[0].method != "general")
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, ready, pieces))
 
@@ -150,6 +162,49 @@ class ForestColl:
         except Late as late:
             return late.found
 
+    def _way(self, problem: CollectiveProblem, ready: Prepared) -> Way:
+        """Quantum, pieces and pace: as asked, or of some ways the best. Tried for a power of four of bytes, and remembered: the sizes up to the
+        next one take the same quantum and pace."""
+        if self.quantum is not None or self.pace is not None or self.pieces is not None or self.unroll or is_uneven(problem):
+            return self._ways(problem, ready)[0]
+
+        def make() -> Way:
+            return best_way(sample, ready, self._ways(sample, ready), lambda way: self._in_way(sample, ready, way))
+
+        sample_bytes = 1 << 2 * ((problem.size_bytes.bit_length() - 1) // 2)
+        sample = replace(problem, size_bytes=max(sample_bytes // problem.element_bytes, 1) * problem.element_bytes, shard_bytes=None)
+        if len(ways := self._ways(problem, ready)) == 1:
+            return ways[0]
+        asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), sample.size_bytes, problem.element_bytes, problem.transport
+        built = tuple((f.k, f.distinct, f.height) for f in ready.forests)  # a deadline may have cut them short
+        found = remember(problem.fabric, ("way", asked, built, self), make)
+        return next((way for way in ways if way.quantum == found.quantum and bool(way.pace) == bool(found.pace)), ways[0])
+
+    def _in_way(self, problem: CollectiveProblem, ready: Prepared, way: Way) -> Lowering:
+        depth = self.depth or min(way.pieces, self._depth(problem, ready.forests, way.pieces))
+        return replace(_lowering(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace)
+
+    def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
+        """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced and paced; coarser ones, paced, with more pieces."""
+        forests = ready.forests
+        most = LARGE_STEPS if self.unroll else min(_most_steps(len(problem.ranks)), MAX_EXECUTED_STEPS // ready.servers)
+        wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units)
+        first = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
+
+        def way(quantum: int, paced: bool) -> Way:
+            parts, steps = ready.cut(quantum)
+            possible = min(self._wanted_pieces(problem, forests, len(parts) * ready.servers), most // steps)
+            pieces = self.pieces or _round_number(possible)
+            depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
+            pace = self.pace if self.pace is not None else max(depth, LEAST_PACE) * paced
+            return Way(quantum, pieces, pace if pieces > 1 else 0)
+
+        if self.quantum is not None or self.pieces is not None or wanted < TRIED_PIECES:
+            return [way(first, False)]
+        largest = max(p.units for p in ready.parts)
+        coarser = sorted({min(first * times, largest) for times in COARSER} - {first}) if largest > first else []
+        return [way(first, False), way(first, True), *(way(quantum, True) for quantum in coarser)]
+
     def _wanted_pieces(self, problem: CollectiveProblem, forests: list[Forest], parts: int) -> int:
         """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
 
@@ -168,7 +223,7 @@ class ForestColl:
         latency_s = _latency_s(problem)
         if latency_s > 0:
             wanted = min(wanted, int(((self.depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
-        return _power_of_two(wanted)
+        return _round_number(wanted)
 
     def _depth(self, problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:
         there_and_back = 2 * _latency_s(problem) * pieces / _bandwidth_s(problem, forests)
@@ -195,11 +250,14 @@ class ForestColl:
                 raise Unsupported(f"the root of this {problem.op} owns everything: nothing is sent", hint="leave it out")
             return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
 
+        def worth(forest: Forest) -> float:
+            return _worth(forest, _latency_s(problem))
+
         def build(of: RateGraph) -> Forest:
             if self.structure is None and self.trees is None and sum(weight) == 1:
-                return self._low(of, weight, deadline)
+                return self._low(of, weight, worth, deadline)
             first = self._lower_of_both(of, weight, deadline)
-            return self._fewer(first, weight, deadline) if self.trees is None and self.structure is None else first
+            return self._fewer(first, weight, worth, deadline) if self.trees is None and self.structure is None else first
 
         if problem.op in ("all-gather", "broadcast"):
             return [build(graph)]
@@ -226,18 +284,25 @@ class ForestColl:
             return first
         return min((first, second), key=lambda f: (-f.ratio, f.height, f.distinct))
 
-    def _fewer(self, first: Forest, weight: list[int], deadline: float) -> Forest:
-        """Fewer trees where so many leave too few pieces to fill the pipeline; no more than MOST_STEPS steps are to be executed."""
-        best, few = first, first.graph.ranks <= MOST_TRIED_RANKS
-        for trees in range(1, min(self.max_trees, first.k - 1) + 1 if few else 1):
-            pieces = _most_pieces(trees, first)
-            if _worth(best) >= WORTH or _worth(best) * (pieces + 1) >= pieces or monotonic() > deadline:
+    def _fewer(self, first: Forest, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
+        """Fewer trees where so many leave too few pieces to fill the pipeline: of the numbers that promise most, the best when built."""
+        graph, sinks = first.graph, sinks_of_each_kind(first.graph, weight)
+        promise: dict[int, float] = {}
+        for trees in range(1, min(TIMES_FEWER * self.max_trees, first.k - 1) + 1 if graph.ranks <= MOST_TRIED_RANKS and worth(first) < WORTH else 1):
+            ratio = trees * first.optimum / smallest_stretch(graph, weight, trees, first.optimum, sinks)
+            promise[trees] = float(ratio) * _filled(graph.ranks, sum(weight) * (trees * min(trees, UNLIKE_TREES)) ** 0.5, first.height)
+        best = first
+        for trees in sorted(promise, key=lambda trees: (-promise[trees], trees))[:FEWER_BUILT]:
+            if monotonic() > deadline:
                 break
-            found = replace(self, trees=trees)._lower_of_both(first.graph, weight, deadline)
-            best = max(best, found, key=_worth)
+            try:
+                found = replace(self, trees=trees)._lower_of_both(graph, weight, deadline)
+            except (TimeLimit, Unsupported):
+                continue
+            best = max(best, found, key=worth)
         return best
 
-    def _low(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
+    def _low(self, graph: RateGraph, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
         """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
         best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
         local = max(Counter(graph.group[: graph.ranks]).values())
@@ -247,9 +312,9 @@ class ForestColl:
                 if base.k * times > MOST_LOW_TREES or monotonic() > deadline:
                     break
                 found = build_forest(graph, weight, trees=base.k * times, deadline=deadline, structure=structure)
-                if (-found.ratio, found.height, len(found.trees)) < (-best.ratio, best.height, len(best.trees)):
+                if (-found.ratio, -worth(found), found.height) < (-best.ratio, -worth(best), best.height):
                     best = found
-        return best
+        return self._fewer(best, weight, worth, deadline)
 
 
 def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
@@ -261,16 +326,24 @@ def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: in
     )  # fmt: skip
 
 
-def _most_pieces(trees: int, forest: Forest) -> float:
-    """Pieces that MOST_STEPS steps allow to so many trees per weight, each a channel of its own."""
-    ranks = forest.graph.ranks
-    return min(1024.0, MOST_STEPS / (STEPS_PER_EDGE * trees * sum(forest.weight) * ranks))
+def _filled(ranks: int, channels: float, height: int) -> float:
+    """Share of the time that is left when the pipeline of so many trees, each a channel of its own, has been filled."""
+    pieces = min(MOST_COUNTED, _most_steps(ranks) / (STEPS_PER_EDGE * channels * ranks))
+    return pieces / (pieces + height - 1)
 
 
-def _worth(forest: Forest) -> float:
-    """Share of the optimum after the time to fill the pipeline."""
-    pieces = _most_pieces(forest.k, forest)
-    return float(forest.ratio) * pieces / (pieces + forest.height - 1)
+def _worth(forest: Forest, latency_s: float) -> float:
+    """Share of the optimum after the time to fill the pipeline and the latency of its hops, for LARGE_BYTES."""
+    total = sum(forest.weight)
+    channels = (forest.distinct * forest.k * total) ** 0.5  # between equal trees counted once and all trees
+    time_s = float(LARGE_BYTES * forest.stretch / forest.k / forest.graph.unit_Bps / total)
+    filled = _filled(forest.graph.ranks, channels, forest.height)
+    return float(forest.ratio) * filled * time_s / (time_s + (forest.height - 1) * latency_s)
+
+
+def _most_steps(ranks: int) -> int:
+    """Executed steps up to which more pieces are chosen: the more ranks, the longer takes a simulator for a step."""
+    return int(min(max(MOST_WORK // ranks**2, MOST_STEPS), 6 * MOST_STEPS))
 
 
 def _latency_s(problem: CollectiveProblem) -> float:
@@ -283,9 +356,11 @@ def _bandwidth_s(problem: CollectiveProblem, forests: list[Forest]) -> float:
     return float(problem.size_bytes * per_weight / sum(weights_of(problem)))
 
 
-def _power_of_two(value: int) -> int:
-    """The largest power of two that is no more, at least 1."""
-    return int(1 << max(value, 1).bit_length() - 1)
+def _round_number(value: int) -> int:
+    """The largest that is no more and has three leading binary digits at most, at least 1; a power of two if small."""
+    value = max(value, 1)
+    unit = 1 << value.bit_length() - (3 if value > ROUNDED_PIECES else 1)
+    return value // unit * unit
 
 
 def _notes(problem: CollectiveProblem, ready: Prepared, pieces: int) -> dict[str, Any]:

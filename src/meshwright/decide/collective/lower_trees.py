@@ -11,6 +11,10 @@ what lowering the stored trees gives, with every rank's lanes taken home.
 
 Per part of a root and per rank: one lane climbs (receive and add from each child, the last one passed on to the parent), one
 lane receives from the parent and passes on to the first child, one lane for each further child.
+
+Paced (`pace` > 0): links share their rate evenly between messages, whatever part of the data a channel has, so channels of few bytes run
+ahead and leave the others late. So of each rank's lanes that only send what it has (a root's to its children, a leaf's to its parent) the one
+with the longest way is the leader: it goes at most `pace` pieces ahead of any other, and nobody overtakes it. Long ways end first this way.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Lowering:
     chunk_bytes: int
     name: str
     depth: int = 2
+    pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
     table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
     shard_units: tuple[int, ...] = ()
@@ -120,8 +125,12 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     for r in range(how.stored):
         b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}")
     routes = _Routes(how)
+    sources: dict[int, list[_Source]] = {}
     for part in parts:
-        _lower_part(b, part, how, routes)
+        _lower_part(b, part, how, routes, sources)
+    if how.pace:
+        for row in sources.values():
+            _keep_pace(row, how)
     if how.table is not None:
         promise = shard_contract(how.op, list(range(n)), how.table, how.root)
     else:
@@ -136,6 +145,34 @@ def _fold(how: Lowering) -> Fold:
     axes = (FoldAxis("place", how.stored, 1, "plain"), FoldAxis("server", how.servers, how.stored, "shift"))
     moved = how.stored * (how.chunks // len(how.ranks))
     return Fold(axes, np.full((1, how.stored), moved, np.int32))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A lane that sends what its rank has, the hops that its data goes, and the units of a step."""
+
+    lane: LaneBuilder
+    hops: int
+    units: int
+    steps: tuple[StepRef, ...]
+
+
+def _keep_pace(sources: list[_Source], how: Lowering) -> None:
+    """Couple the lanes of one rank, where they are unlike."""
+    if len({(s.hops, s.units) for s in sources}) < 2:
+        return
+    first = max(sources, key=lambda s: (s.hops, s.units))
+    for other in sources:
+        if other is first:
+            continue
+        if how.pieces == 1 or how.repeat > 1:  # one piece is stored
+            other.lane.wait(0, first.steps[0])
+            first.lane.wait(0, (other.steps[0], how.pace))
+            continue
+        for i, step in enumerate(other.steps):
+            other.lane.wait(i, first.steps[min(i, len(first.steps) - 1)])
+            if i + how.pace < len(first.steps):
+                first.lane.wait(i + how.pace, step)
 
 
 class _Routes:
@@ -199,18 +236,20 @@ def _uneven_spans(part: Part, how: Lowering, table: ShardTable) -> list[tuple[in
     return [(start + a, b - a) for a, b in pairwise(borders)]
 
 
-def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes) -> None:
+def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]) -> None:
     home = _Home(part, how)
     if not home.spans(0):
         return  # rounding left it nothing
     climbed: dict[int, list[StepRef]] = {}
     if part.up is not None:
-        climbed = _climb(b, part.up, home, how, routes)
+        climbed = _climb(b, part.up, home, how, routes, sources)
     if part.down is not None:
-        _descend(b, part.down, home, how, routes, climbed)
+        _descend(b, part.down, home, how, routes, climbed, sources)
 
 
-def _climb(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes) -> dict[int, list[StepRef]]:
+def _climb(
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]
+) -> dict[int, list[StepRef]]:
     """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece."""
     children: dict[int, list[int]] = {}
     for v in reversed(tree.order[1:]):  # late joiners are leaves far from the root: their sums arrive first at their parents
@@ -220,10 +259,15 @@ def _climb(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _R
         src, dst = home.channel(v, tree.parent[v])
         channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1]))
     done: dict[int, list[StepRef]] = {}
+    hops = {tree.root: 0}
     for v in tree.order:
         here = home.actor(v)
+        if v != tree.root:
+            hops[v] = hops[tree.parent[v]] + 1
         lane, out = b.lane(here, repeat=how.repeat), channel.get(v)
         done[v] = [_climb_piece(lane, [channel[c] for c in children.get(v, [])], out, here, first, count) for first, count in home.spans(v)]
+        if v not in children and how.pace:
+            sources.setdefault(here, []).append(_Source(lane, hops[v], home.part.units, tuple(done[v])))
     return done
 
 
@@ -238,7 +282,10 @@ def _climb_piece(lane: LaneBuilder, incoming: list[int], out: int | None, buffer
     return lane.recv_add_send(incoming[-1], out, buffer, first, count)
 
 
-def _descend(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, climbed: dict[int, list[StepRef]]) -> None:
+def _descend(
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, climbed: dict[int, list[StepRef]],
+    sources: dict[int, list[_Source]],
+) -> None:  # fmt: skip
     """Broadcast from the root; a rank's chunk is written only after its own contribution was sent (`climbed`)."""
     children: dict[int, list[int]] = {}
     for v in tree.order[1:]:
@@ -247,6 +294,9 @@ def _descend(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: 
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
         channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v]))
+    below_height = [0] * len(tree.parent)
+    for v in reversed(tree.order[1:]):
+        below_height[tree.parent[v]] = max(below_height[tree.parent[v]], below_height[v] + 1)
     for v in tree.order:
         here, spans = home.actor(v), home.spans(v)
         below = [channel[c] for c in children.get(v, [])]
@@ -260,7 +310,9 @@ def _descend(b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: 
                     step = lane.recv(channel[v], here, first, count, after=ready[i])
                 ready[i] = [step]
             below = below[1:]
-        for out in below:
+        ways = [1 + below_height[c] for c in children.get(v, [])] if v == tree.root and how.pace and not climbed else []
+        for number, out in enumerate(below):
             lane = b.lane(here, repeat=how.repeat)
-            for (first, count), after in zip(spans, ready, strict=True):
-                lane.send(out, here, first, count, after=after)
+            steps = [lane.send(out, here, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
+            if ways:
+                sources.setdefault(here, []).append(_Source(lane, ways[number], home.part.units, tuple(steps)))
