@@ -105,6 +105,8 @@ def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
     if best.plan.bound is not None:
         bound_s = float(best.plan.bound)
         line += f", bound {show_time(bound_s)}" + (f" ({100 * (best.time_s / bound_s - 1):.1f} % above)" if bound_s else "")
+    if "time" in best.plan.notes:
+        line += "\n" + _filled(str(best.plan.notes["time"]))
     lost = [f"{other.strategy} {show_time(other.time_s)}" for other in ranked[1:] if other.time_s is not None]
     refused = [other for other in ranked[1:] if other.time_s is None]
     if lost:

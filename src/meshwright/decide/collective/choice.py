@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
-from .value import simulated_time_s
+from .value import MOST_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
 
 __all__ = ["explained", "rank", "tuned"]
 
@@ -73,7 +73,11 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
-    return _Tried(plan, simulated_time_s(plan.program, problem.fabric, (*problem.ranks, *plan.switches), problem.transport))
+    actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
+    if steps > MOST_SIMULATED and plan.program.fold is None and not plan.switches:
+        note = f"the busiest link's time: {steps} steps are too many to simulate here"
+        return _Tried(replace(plan, notes={**plan.notes, "time": note}), busiest_link_s(plan.program, problem.fabric, actors))
+    return _Tried(plan, simulated_time_s(plan.program, problem.fabric, actors, problem.transport))
 
 
 def rank(
@@ -132,5 +136,6 @@ def explained(entries: Sequence[Ranked]) -> list[Ranked]:
         bound = float(entry.plan.bound) if entry.plan.bound else 0.0
         above = f"{100 * (entry.time_s / bound - 1):.1f} % above the bound" if bound else "no bound"
         slower = "fastest of the candidates" if place == 0 else f"{100 * (entry.time_s / best - 1):.1f} % slower than the fastest" if best else "tied"
-        out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=f"{slower}; {above}"))
+        why = "; ".join(filter(None, (slower, above, entry.plan.notes.get("time"))))
+        out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=why))
     return out + [e for e in entries if e.time_s is None]

@@ -19,7 +19,7 @@ from .bounds import collective_bound
 from .choice import Name, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
-from .value import simulated_time_s
+from .value import simulated_steps, simulated_time_s
 
 __all__ = ["SweepRow", "planned_sizes", "resized", "sweep"]
 
@@ -110,12 +110,7 @@ def _leaders(ranked: Sequence[Ranked]) -> set[str]:
     if best_s is None:
         return set()
     near = [r for r in ranked[1:] if r.time_s is not None and r.time_s <= NEAR * best_s and r.plan is not None]
-    return {ranked[0].strategy, *(r.strategy for r in near if r.plan is not None and _simulated_steps(r.plan) <= HEAVY)}
-
-
-def _simulated_steps(plan: CollectivePlan) -> int:
-    lanes = plan.program.lanes  # of a folded program, those that are stored
-    return int(((lanes.end - lanes.start).astype(np.int64) * lanes.repeat).sum())
+    return {ranked[0].strategy, *(r.strategy for r in near if r.plan is not None and simulated_steps(r.plan.program) <= HEAVY)}
 
 
 def _faster(a: Ranked, b: Ranked) -> Ranked:
@@ -125,7 +120,7 @@ def _faster(a: Ranked, b: Ranked) -> Ranked:
 def _worth_trying(problem: CollectiveProblem, low: SweepRow, high: SweepRow, name: str) -> list[tuple[SweepRow, CollectivePlan]]:
     """Both neighbours' plans; of those that take long to simulate, the one of the nearer size."""
     found = [(row, r.plan) for row in (low, high) for r in row.ranked if r.strategy == name and r.plan is not None]
-    if any(_simulated_steps(plan) > HEAVY for _, plan in found):
+    if any(simulated_steps(plan.program) > HEAVY for _, plan in found):
         nearer = low if problem.size_bytes**2 <= low.problem.size_bytes * high.problem.size_bytes else high
         found = [pair for pair in found if pair[0] is nearer] or found
     return found

@@ -1,17 +1,24 @@
-"""What a collective program is worth on a fabric: its simulated time. Folded programs are simulated folded where the fabric has their symmetry."""
+"""What a collective program is worth on a fabric: its simulated time, or of programs too large for that the time of its busiest link.
+
+Folded programs are simulated folded where the fabric has their symmetry.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...cost import Cost, Transport
 from ...errors import Unsupported
 from ...fabric import Fabric
-from ...program import Program
+from ...program import Part, Program
 from ...program_fold import expand
-from ...simulate import simulate_folded, simulate_program
+from ...simulate import compile_network, simulate_folded, simulate_program
 
-__all__ = ["simulated_time_s"]
+__all__ = ["MOST_SIMULATED", "busiest_link_s", "simulated_steps", "simulated_time_s"]
+
+MOST_SIMULATED = 1_200_000  # steps; where thousands of messages share links, more take many minutes
 
 
 def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> float:
@@ -23,3 +30,26 @@ def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], tra
         except Unsupported:
             program = expand(program)
     return simulate_program(program, fabric, tuple(ranks), cost, record=False).makespan_s
+
+
+def simulated_steps(program: Program) -> int:
+    """Steps that the simulator executes: of a folded program, those of the stored lanes."""
+    lanes = program.lanes
+    return int(((lanes.end - lanes.start).astype(np.int64) * lanes.repeat).sum())
+
+
+def busiest_link_s(program: Program, fabric: Fabric, ranks: Sequence[str]) -> float:
+    """Seconds that the most loaded link needs at full rate, or the longest route's latency: no run of the program is faster.
+
+    Raises: Unsupported for folded programs and for channel sets (switches that copy).
+    """
+    s = program.steps
+    if program.fold is not None or bool(np.any(s.parts & (Part.IN_SET | Part.OUT_SET))):
+        raise Unsupported("link loads are counted for plain programs only", where=program.name, hint="expand it")
+    network = compile_network(program, fabric, tuple(ranks))
+    sends = (s.parts & Part.SEND) != 0
+    moved = (program.message_bytes() * program.lanes.repeat[program.lane_of_step()])[sends]
+    per_channel = np.bincount(s.chan_out[sends], weights=moved, minlength=len(program.channels))
+    hops = np.diff(network.route_ptr)
+    load = np.bincount(network.route_link, weights=np.repeat(per_channel, hops), minlength=len(network.rate_Bps))
+    return max(float((load / network.rate_Bps).max(initial=0.0)), float(network.flight_s[np.unique(s.chan_out[sends])].max(initial=0.0)))

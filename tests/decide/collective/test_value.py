@@ -1,0 +1,45 @@
+"""Worth of programs: the busiest link's time is a lower bound of the simulation, and what large programs are given instead of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from collective_oracle import bandwidth_time_s
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.decide.collective import NAMES, CollectiveProblem, Joint, auto, choice
+from meshwright.decide.collective.value import busiest_link_s, simulated_steps, simulated_time_s
+from meshwright.errors import Unsupported
+from meshwright.io.fabric_name import load_fabric
+from meshwright.report.collective_text import plan_line
+from meshwright.testing import fabrics
+
+
+@settings(max_examples=40, deadline=None)
+@given(fabrics(min_devices=2, max_devices=5), st.sampled_from(("ring", "direct", "bruck", "forestcoll")))
+def test_no_simulation_beats_the_busiest_link(fabric, name):
+    problem = CollectiveProblem.on(fabric, "all-gather", 1 << 16)
+    try:
+        plan = NAMES[name]().plan(problem, rng=np.random.default_rng(0))
+    except Unsupported:
+        return
+    least_s = busiest_link_s(plan.program, fabric, problem.ranks)
+    assert least_s <= simulated_time_s(plan.program, fabric, problem.ranks, None) * (1 + 1e-9)
+    assert least_s >= float(bandwidth_time_s(plan.program, fabric, problem.ranks)) * (1 - 1e-9)
+    assert simulated_steps(plan.program) == plan.program.executed_steps or plan.program.fold is not None
+
+
+def test_large_programs_say_that_they_were_not_simulated(monkeypatch):
+    monkeypatch.setattr(choice, "MOST_SIMULATED", 10)
+    problem = CollectiveProblem.on(load_fabric("two-islands"), "all-gather", 1 << 20)
+    ranked = auto(problem, candidates=[NAMES["ring"]()])
+    assert "too many to simulate" in ranked[0].why and "too many to simulate" in plan_line(problem, ranked)
+    assert ranked[0].time_s == busiest_link_s(ranked[0].plan.program, problem.fabric, problem.ranks) >= float(ranked[0].plan.bound)
+
+
+def test_link_loads_of_switches_that_copy_are_refused():
+    fabric = load_fabric("dgx-h100:1")
+    plan = Joint(in_network=True).plan(CollectiveProblem.on(fabric, "all-reduce", 1 << 20), rng=np.random.default_rng(0))
+    with pytest.raises(Unsupported, match="plain programs"):
+        busiest_link_s(plan.program, fabric, (*(d.name for d in fabric.devices), *plan.switches))
