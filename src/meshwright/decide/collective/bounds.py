@@ -31,6 +31,7 @@ from ...bound import Bound, Certificate
 from .allreduce_bound import all_reduce_dual_bound
 from .bounds_flow import flow_bound
 from .bounds_latency import latency_bound
+from .connected import require_connected
 from .memo import remember
 from .problem import ROOTED, CollectiveProblem
 from .rates import RateGraph, rate_graph, worst_cut
@@ -59,6 +60,7 @@ def bandwidth_bound(problem: CollectiveProblem) -> Bound:
 
 def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     graph = rate_graph(problem.fabric, problem.ranks)
+    require_connected(problem, graph)
     n, op, root = graph.ranks, problem.op, problem.root
     weight = [1] * n
     if problem.shard_bytes is not None:
