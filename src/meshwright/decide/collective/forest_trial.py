@@ -3,7 +3,8 @@
 Links share their rate evenly between messages, so channels of unlike shares let the large ones lag. Two cures, each with its price: cut shares
 into equal ones (more steps, so fewer pieces fit a program and the pipeline fills slowly), or keep the lanes of a rank in step (`Lowering.pace`).
 Which is better depends on the fabric, so a few ways are tried. A try simulates the first pieces only, twice, and goes on at the pace of the
-second: a pipeline in full swing takes the same time for every piece.
+second: a pipeline in full swing takes the same time for every piece. The two best are simulated whole where that is quick, because ranks may
+drift apart slowly.
 Deviation: the paper does not treat links that messages share evenly.
 """
 
@@ -22,6 +23,9 @@ __all__ = ["Way", "best_way"]
 PIECES = (256, 128, 64, 24)  # of the shorter simulation of a try, the most that keep to ENOUGH_WORK, or the least; the longer has twice as many
 ENOUGH_WORK, MOST_WORK = 13_000_000, 30_000_000  # steps times ranks of a try; beyond the second it is left out
 
+FINALISTS = 2  # so many are simulated whole, unless pieces times squared steps of one are more than
+FINAL_WORK = {True: 10_000_000_000, False: 30_000_000_000}  # by whether they are cut alike: then tries mislead less
+
 
 @dataclass(frozen=True)
 class Way:
@@ -37,8 +41,15 @@ def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], l
     todo = list(dict.fromkeys(ways))
     if len(todo) < 2:
         return todo[0]
-    todo = [way for way in todo if _work(ready, way, PIECES[-1]) <= MOST_WORK] or todo[:1]
-    return todo[0] if len(todo) == 1 else min(todo, key=lambda way: _time_s(problem, ready, way, lowering(way)))
+    tried = MOST_WORK // (3 if problem.op == "all-reduce" else 1)  # its halves run at once, which costs a simulator more than their sum
+    todo = [way for way in todo if _work(ready, way, PIECES[-1]) <= tried] or todo[:1]
+    if len(todo) == 1:
+        return todo[0]
+    ranked = sorted(todo, key=lambda way: _time_s(problem, ready, way, lowering(way)))[:FINALISTS]
+    most = FINAL_WORK[len({way.quantum for way in ranked}) == 1]
+    if any(way.pieces * ready.cut(way.quantum)[1] ** 2 > most for way in ranked):
+        return ranked[0]
+    return min(ranked, key=lambda way: _simulated_s(problem, ready, way, lowering(way), way.pieces))
 
 
 def _work(ready: Prepared, way: Way, pieces: int) -> int:
@@ -48,10 +59,11 @@ def _work(ready: Prepared, way: Way, pieces: int) -> int:
 def _time_s(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering) -> float:
     """Simulated time, from the first pieces."""
     pieces = next((count for count in PIECES if _work(ready, way, count) <= ENOUGH_WORK), PIECES[-1])
-    few, more = (
-        simulated_time_s(
-            ready.program(replace(how, pieces=min(count, way.pieces), unroll=False), way.quantum), problem.fabric, problem.ranks, problem.transport
-        )
-        for count in (pieces, 2 * pieces)
-    )
+    few, more = (_simulated_s(problem, ready, way, how, count) for count in (pieces, 2 * pieces))
     return more + max(0, way.pieces - 2 * pieces) / pieces * (more - few)
+
+
+def _simulated_s(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering, pieces: int) -> float:
+    """Time of so many of the way's pieces."""
+    program = ready.program(replace(how, pieces=min(pieces, way.pieces), unroll=False), way.quantum)
+    return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
