@@ -23,6 +23,7 @@ MOST_PIECES = 1024
 WORTH = 0.998  # a finer or coarser cut must gain at least this much
 SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
 HOPELESS = 2.0  # times slower than the fastest: no search for another cut
+MANY_RANKS = 256  # up to so many every program is simulated, however long it is
 LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
 
 Name = Callable[[CollectiveStrategy], str]
@@ -74,7 +75,7 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
     actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
-    if steps > MOST_SIMULATED and plan.program.fold is None and not plan.switches:
+    if steps > MOST_SIMULATED and len(actors) > MANY_RANKS and plan.program.fold is None and not plan.switches:
         note = f"the busiest link's time: {steps} steps are too many to simulate here"
         return _Tried(replace(plan, notes={**plan.notes, "time": note}), busiest_link_s(plan.program, problem.fabric, actors))
     return _Tried(plan, simulated_time_s(plan.program, problem.fabric, actors, problem.transport))
@@ -125,8 +126,10 @@ def rank(
 
 def explained(entries: Sequence[Ranked]) -> list[Ranked]:
     """Best first (ties by fewer steps), those without a plan last, each with how far it is from the fastest and from the bound."""
-    planned = sorted((e for e in entries if e.time_s is not None), key=lambda e: e.time_s or 0.0)
-    tied = [e for e in planned if (e.time_s or 0.0) <= (planned[0].time_s or 0.0) * SAME]
+    known = [e for e in entries if e.time_s is not None]
+    planned = sorted(known, key=lambda e: (_is_estimate(e), e.time_s or 0.0))  # what was not simulated does not win over what was
+    first = planned[0]
+    tied = [e for e in planned if (e.time_s or 0.0) <= (first.time_s or 0.0) * SAME and _is_estimate(e) == _is_estimate(first)]
     winner = min(tied, key=lambda e: e.plan.program.executed_steps if e.plan else 0)
     ranked = [winner, *(e for e in planned if e is not winner)]
     best = winner.time_s or 0.0
@@ -139,3 +142,7 @@ def explained(entries: Sequence[Ranked]) -> list[Ranked]:
         why = "; ".join(filter(None, (slower, above, entry.plan.notes.get("time"))))
         out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=why))
     return out + [e for e in entries if e.time_s is None]
+
+
+def _is_estimate(entry: Ranked) -> bool:
+    return entry.plan is not None and "time" in entry.plan.notes

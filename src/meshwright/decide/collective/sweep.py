@@ -16,7 +16,7 @@ import numpy as np
 from ...bound import Bound
 from ...errors import MeshwrightError
 from .bounds import collective_bound
-from .choice import Name, explained, rank, tuned
+from .choice import LARGEST_SEARCH_STEPS, Name, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .value import simulated_steps, simulated_time_s
@@ -26,7 +26,7 @@ __all__ = ["SweepRow", "planned_sizes", "resized", "sweep"]
 CLASS = 16  # sizes planned at are at most this factor apart
 FEW = 4  # so few sizes are all planned at
 HEAVY = 80_000  # simulated steps: of so many only one neighbour's plan is tried
-NEAR = 1.3  # times the fastest: strategies that plan afresh between planned sizes too
+NEAR = 1.2  # times the fastest: strategies that plan afresh between planned sizes too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +82,27 @@ def _between(
     """The ranking at a size between two others."""
     bound = collective_bound(problem)
     entries: list[Ranked] = []
+    leaders = _leaders(low.ranked) | _leaders(high.ranked)
     for name, candidate in by_name.items():
         best: Ranked | None = None
-        for row, plan in _worth_trying(problem, low, high, name):
+        for row, plan in [] if name in leaders else _worth_trying(problem, low, high, name):
             made = resized(plan, row.problem, problem, bound)
             if made is not None:
                 time_s = simulated_time_s(made.program, problem.fabric, (*problem.ranks, *made.switches), problem.transport)
                 if best is None or best.time_s is None or time_s < best.time_s:
                     best = Ranked(strategy=name, plan=made, time_s=time_s, why="")
         if best is None:
-            best = _afresh(problem, name, candidate, search, each_s)
+            best = _afresh(problem, name, candidate, False, each_s)
         entries.append(best)
-    leaders = _leaders(low.ranked) | _leaders(high.ranked) | _leaders(explained(entries))
+    late = _leaders(explained(entries)) - leaders
     for i, entry in enumerate(entries):
-        if entry.strategy in leaders:
+        if entry.strategy in late:
             entries[i] = _faster(entry, _afresh(problem, entry.strategy, by_name[entry.strategy], False, each_s))
     ranked = explained(entries)
-    if search and ranked[0].time_s is not None:
-        first = ranked[0].strategy
-        ranked = explained([_faster(e, _afresh(problem, first, by_name[first], True, each_s)) if e.strategy == first else e for e in entries])
+    first = ranked[0]
+    if search and first.plan is not None and first.plan.program.executed_steps <= LARGEST_SEARCH_STEPS:
+        again = _afresh(problem, first.strategy, by_name[first.strategy], True, each_s)
+        ranked = explained([_faster(e, again) if e.strategy == first.strategy else e for e in entries])
     return SweepRow(problem=problem, bound=bound, ranked=tuple(ranked), planned=False)
 
 
