@@ -64,7 +64,7 @@ def sweep(
     by_name = {name(c): c for c in candidates}
     before: SweepRow | None = None
     for size in anchors:
-        at = replace(problem, size_bytes=size)
+        at = replace(problem, size_bytes=size, time_limit_s=each_s * len(candidates))
         ranked = rank(at, candidates, name, search=search, each_s=each_s)
         row = SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(ranked), planned=True)
         if before is not None:
