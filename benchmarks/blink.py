@@ -7,14 +7,13 @@ Times called cpu_s are processor seconds of this process after one untimed run t
 from __future__ import annotations
 
 import json
-import platform
 import time
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
+import machine
 import networkx as nx
 import numpy as np
 
@@ -30,7 +29,6 @@ from meshwright.io.fabric_name import load_fabric
 from meshwright.kernels.strength import pack_spanning_trees, strength
 from meshwright.kernels.treesearch import ARBORESCENCE, cheapest_trees, pack_by_weights
 
-RESULTS = Path(__file__).parent / "results" / "blink.json"
 GB = 10**9
 
 
@@ -164,11 +162,7 @@ def main() -> None:
         rows += [simulated_row(box, gpus, op, size) for op in ("broadcast", "all-reduce") for size in (1 << 16, 1 << 28)]
     rows += [simulated_row(three_and_five(), None, "all-reduce", size) for size in (1 << 16, 1 << 28)]
     rows += [simulated_row(load_fabric("dgx-a100:1"), None, "all-reduce", size) for size in (1 << 10, 1 << 16, 1 << 28)]
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "blink", "python": platform.python_version(), "rows": rows}
-    text = json.dumps(document, indent=1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n")
-    print(text)
+    print(json.dumps(machine.record("blink", rows), indent=1))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ Times called cpu_s are processor seconds of this process after one untimed run t
 from __future__ import annotations
 
 import json
-import platform
 import time
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, Ring
@@ -23,7 +22,6 @@ from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_name import load_fabric
 from meshwright.program import Part
 
-RESULTS = Path(__file__).parent / "results" / "blueconnect.json"
 GB = 10**9
 
 
@@ -95,11 +93,7 @@ def main() -> None:
     for op in ("reduce-scatter", "all-gather", "all-to-all"):
         rows += [row(fabric, op, size) for fabric in (servers((3, 5)), load_fabric("dgx-a100:2")) for size in (1 << 12, 1 << 28)]
     rows.append(row(load_fabric("dgx-h100:8"), "all-reduce", 1 << 20))
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "blueconnect", "python": platform.python_version(), "rows": rows}
-    text = json.dumps(document, indent=1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n")
-    print(text)
+    print(json.dumps(machine.record("blueconnect", rows), indent=1))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ Times are processor seconds of this process, best of `REPEATS`, after one untime
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
+import machine
 import networkx as nx
 import numpy as np
 
@@ -24,7 +23,6 @@ from meshwright.io.fabric_name import load_fabric
 from meshwright.kernels.maxflow import FlowNetwork
 
 REPEATS = 3
-RESULTS = Path(__file__).parent / "results" / "forestcoll.json"
 GIB = 1 << 30
 
 
@@ -109,11 +107,7 @@ def main() -> None:
     rows += [program_row("two-islands", "all-reduce"), program_row("mi250:2", "all-gather"), program_row("dgx-h100:16", "all-gather")]
     rows += [flows_row("dgx-h100:4"), flows_row("mi250:2")]
     rows += [published_row(name) for name in PUBLISHED]
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "forestcoll", "python": platform.python_version(), "rows": rows}
-    text = json.dumps(document, indent=1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n")
-    print(text)
+    print(json.dumps(machine.record("forestcoll", rows), indent=1))
 
 
 if __name__ == "__main__":

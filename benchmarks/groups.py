@@ -8,12 +8,11 @@ that may relay through devices of other groups, as the joint plan may. All times
 from __future__ import annotations
 
 import json
-import platform
 import time
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 
 from meshwright.check import check_program
@@ -26,7 +25,6 @@ from meshwright.drive_groups import EXPLICIT, REPEATED
 from meshwright.errors import Unsupported
 from meshwright.io.fabric_name import load_fabric
 
-RESULTS = Path(__file__).parent / "results" / "groups.json"
 MIB = 1 << 20
 
 
@@ -86,11 +84,7 @@ def main() -> None:
         row("dgx-a100:2", 8, "all-reduce", 256 * MIB, 64 * MIB),
         row("two-islands", 2, "all-reduce", 16 * MIB, 16 * MIB),
     ]
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "groups", "python": platform.python_version(), "rows": rows}
-    text = json.dumps(document, indent=1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n")
-    print(text)
+    print(json.dumps(machine.record("groups", rows), indent=1))
 
 
 if __name__ == "__main__":

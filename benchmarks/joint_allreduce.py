@@ -7,13 +7,12 @@ Times of planners are processor seconds of this process; all other times are sim
 from __future__ import annotations
 
 import json
-import platform
 import time
 from fractions import Fraction
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
+import machine
 import networkx as nx
 import numpy as np
 
@@ -29,7 +28,6 @@ from meshwright.errors import Unsupported
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
 
-RESULTS = Path(__file__).parent / "results" / "joint_allreduce.json"
 GIB = 1 << 30
 EIGHT_AND_EIGHT = [*range(8), *range(16, 24)]
 RANDOM_GRAPHS = 1000
@@ -172,11 +170,7 @@ def main() -> None:
     rows += [random_row(switches, RANDOM_GRAPHS // 4) for switches in (0, 1, 2, 3)]
     rows += [bound_row(name) for name in ("dgx1-v100", "mi250:2", "dgx-h100:4", "dgx-h100:16")]
     rows += [in_network_row(name) for name in ("dgx-h100:1", "dgx-h100:2", "dgx-h100:4")]
-    document = {"schema": "meshwright.benchmark", "version": 1, "benchmark": "joint_allreduce", "python": platform.python_version(), "rows": rows}
-    text = json.dumps(document, indent=1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n")
-    print(text)
+    print(json.dumps(machine.record("joint_allreduce", rows), indent=1))
 
 
 if __name__ == "__main__":

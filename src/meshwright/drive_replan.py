@@ -16,6 +16,9 @@ import numpy as np
 
 from .bound import Bound
 from .decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Ranked, collective_bound
+from .decide.collective.forest import build_forest
+from .decide.collective.rates import rate_graph
+from .decide.collective.value import simulated_time_s
 from .drive_collective_job import plan_collective
 from .errors import Infeasible, Unsupported, UsageError
 from .fabric import Fabric
@@ -26,6 +29,8 @@ __all__ = ["AlikeForestColl", "Replan", "levelled", "reduced_problem", "replan"]
 
 MOST_BESIDE = 32  # ranks up to which unlike servers are planned for beside alike ones
 MOST_UNLIKE = 256  # ranks up to which they get as many trees as the optimum needs
+FILLING = 16  # pieces that fill the pipelines of a large cluster, where ForestColl by itself stops earlier
+SPREAD = ("all-gather", "reduce-scatter", "all-reduce")  # every rank is a root
 MOST_PIECES = 64  # of plans for alike servers: on a fabric that is not alike every step is simulated, and 64 come within 2 % of the bound
 CALLED = {"AlikeForestColl": "forestcoll on alike servers", "OneTreeForestColl": "forestcoll with one tree per root"}
 
@@ -112,8 +117,19 @@ class AlikeForestColl:
         if with_fewer.exact > with_all.exact:
             lost = 100 * float(1 - with_all.exact / with_fewer.exact)
             raise Unsupported(f"alike servers would cost {lost:.3g} %", hint="plan for the fabric as it is")
-        found = ForestColl(pieces=self.pieces, max_pieces=MOST_PIECES).plan(as_level, rng=rng)
+        found = self._fastest(as_level, rng)
         return replace(found, bound=now, notes={**found.notes, "planned_on": level.name})
+
+
+    def _fastest(self, problem: CollectiveProblem, rng: np.random.Generator) -> CollectivePlan:
+        """ForestColl's own choice, or all the trees of the optimum, in its pieces or FILLING of them: alike servers are quick to simulate."""
+        trees = build_forest(rate_graph(problem.fabric, problem.ranks), [1] * len(problem.ranks)).k
+        own = ForestColl(pieces=self.pieces, max_pieces=MOST_PIECES)
+        tries = [own]
+        if problem.op in SPREAD and self.pieces is None:
+            tries += [replace(own, trees=trees), replace(own, trees=trees, pieces=FILLING)]
+        plans = [x.plan(problem, rng=rng) for x in tries]
+        return min(plans, key=lambda plan: simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,16 @@ def _nics(parts: Parts, box: int, count: int) -> list[str]:
     return names
 
 
+def _nic_per_pair(parts: Parts, box: int, gpus: Sequence[str]) -> list[str]:
+    """A DGX-1's NICs: GPUs 2j and 2j+1 share one, behind their PCIe switch."""
+    ports = _nics(parts, box, len(gpus) // 2)
+    for i, gpu in enumerate(gpus):
+        parts.cable(gpu, ports[i // 2], _PCIE3_Bps, 0.0, "PIX", LIBRARY_NET_S)
+    if not box:
+        parts.note("GPU - NIC links", f"one NIC per PCIe switch, shared by GPUs 2j and 2j+1; {_PCIE_NOTE}; the PCIe tree between sockets is left out")
+    return ports
+
+
 def dgx_nvswitch(
     gpu: Gpu, nvlink_Bps: int, kind: str, nic_Bps: int, default_net: str, in_network: bool, sources: tuple[str, str]
 ) -> Callable[[int, str, Chosen], Fabric]:
@@ -147,12 +157,9 @@ def dgx1_v100(n: int, name: str, chosen: Chosen) -> Fabric:
         gpus = _gpus(parts, box, 8, V100, chosen.memory)
         _v100_box(parts, box, gpus, rate)
         if n > 1:
-            ports.append(_nics(parts, box, 4))
-            for i, gpu in enumerate(gpus):
-                parts.cable(gpu, ports[-1][i // 2], _PCIE3_Bps, 0.0, "PIX", LIBRARY_NET_S)
+            ports.append(_nic_per_pair(parts, box, gpus))
     if n > 1:
         network(parts, ports, nic_rate, chosen)
-        parts.note("GPU - NIC links", f"one NIC per PCIe switch, shared by GPUs 2j and 2j+1; {_PCIE_NOTE}; the PCIe tree between sockets is left out")
     _device_notes(parts, chosen.memory, V100)
     return parts.fabric(name)
 
@@ -260,12 +267,9 @@ def dgx1_p100(n: int, name: str, chosen: Chosen) -> Fabric:
         for a, b in _P100_LINKS:
             parts.cable(gpus[a], gpus[b], rate, NVLINK_S, "NV1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
         if n > 1:
-            ports.append(_nics(parts, box, 4))
-            for i, gpu in enumerate(gpus):
-                parts.cable(gpu, ports[-1][i // 2], _PCIE3_Bps, 0.0, "PIX", LIBRARY_NET_S)
+            ports.append(_nic_per_pair(parts, box, gpus))
     if n > 1:
         network(parts, ports, nic_rate, chosen)
-        parts.note("GPU - NIC links", f"one NIC per PCIe switch, shared by GPUs 2j and 2j+1; {_PCIE_NOTE}; the PCIe tree between sockets is left out")
     _device_notes(parts, chosen.memory, P100)
     return parts.fabric(name)
 

@@ -11,13 +11,13 @@ that never match because an earlier one covers them.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import FormatError, UsageError
 from .atomic import write_text
+from .strict_json import read_at_most
 
 __all__ = ["ALGORITHMS", "NO_LIMIT", "TunerRow", "first_match", "parse_tuner", "read_tuner", "rows_of_choices", "tuner_text", "write_tuner"]
 
@@ -114,15 +114,7 @@ def write_tuner(path: str | os.PathLike[str], rows: Sequence[TunerRow]) -> None:
 # ---- reading -----------------------------------------------------------------------------------------------------------
 def read_tuner(path: str | os.PathLike[str]) -> list[TunerRow]:
     """The rows of a file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where = Path(path).name or str(path)
-    try:
-        if str(path) == "-":
-            where, data = "standard input", sys.stdin.buffer.read(_MOST_BYTES + 1)
-        else:
-            with Path(path).open("rb") as file:
-                data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
+    where, data = read_at_most(path, _MOST_BYTES)
     return parse_tuner(data, where)
 
 

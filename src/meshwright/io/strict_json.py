@@ -40,10 +40,10 @@ class _Header(msgspec.Struct):
     version: int
 
 
-def read_document(path: str | os.PathLike[str], *, limit: int = MAX_BYTES) -> bytes:
-    """The bytes of a JSON file, unpacked if they are gzip (told by content); `-` is standard input.
+def read_at_most(path: str | os.PathLike[str], limit: int) -> tuple[str, bytes]:
+    """(name for messages, bytes) of a file, or of standard input for `-`; one byte more than `limit` where there is more.
 
-    Raises: UsageError if it cannot be read, FormatError if it is too large or not whole.
+    Raises: UsageError if it cannot be read.
     """
     where = Path(path).name or str(path)
     try:
@@ -54,6 +54,15 @@ def read_document(path: str | os.PathLike[str], *, limit: int = MAX_BYTES) -> by
                 data = file.read(limit + 1)
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
+    return where, data
+
+
+def read_document(path: str | os.PathLike[str], *, limit: int = MAX_BYTES) -> bytes:
+    """The bytes of a JSON file, unpacked if they are gzip (told by content); `-` is standard input.
+
+    Raises: UsageError if it cannot be read, FormatError if it is too large or not whole.
+    """
+    where, data = read_at_most(path, limit)
     if len(data) > limit:
         raise FormatError(f"larger than {limit} bytes", where=where)
     return _unzip(data, where, limit) if data[:2] == b"\x1f\x8b" else data

@@ -23,11 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from ...cite import Cite
 from ...cost import Transport
 from ...errors import Disconnected, Infeasible, Unsupported, UsageError
 from .bounds import collective_bound
-from .forestcoll import ForestColl
+from .forestcoll import CITE, ForestColl
 from .joint_exact import ExactDemand, exact_demand, packing_time
 from .joint_lp import Arc, Demand, Packing, PackingProblem, solve_packing
 from .joint_trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
@@ -38,14 +37,6 @@ from .rates import RateGraph, rate_graph, worst_cut
 
 __all__ = ["CITE", "DEVIATIONS", "Joint", "choose_pieces", "packing_problem", "rate_units"]
 
-CITE = Cite(
-    key="zhao2024forestcoll",
-    title="ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics",
-    authors="L. Zhao and others",
-    year=2024,
-    venue="arXiv 2402.06787",
-    url="https://arxiv.org/abs/2402.06787",
-)
 DEVIATIONS = (
     "cut generation instead of one flow per rank",
     "links of equal rates both ways: reduce trees are the broadcast trees turned round",
