@@ -244,3 +244,16 @@ def test_groups_at_once_have_a_contract_each() -> None:
 def test_contracts_that_are_no_whole_collective(op: str, changes: dict[str, object], words: str) -> None:
     found = check_collective(claim(direct_exchange(op, 3), **changes))
     assert any(words in f.message for f in found), found
+
+
+def test_operators_inside_a_collective_are_undecided_and_named():
+    b = ProgramBuilder(ranks=2, name="computes")
+    x, y = (b.buffer(r, chunks=1, chunk_bytes=4, role=role) for r, role in enumerate(("input", "output")))
+    channel = b.channel(0, 1)
+    lane = b.lane(0)
+    lane.compute(b.op("scale"))
+    lane.send(channel, x, 0)
+    b.lane(1).recv(channel, y, 0)
+    b.contract = Contract(op="broadcast", inputs=((x, 0, 1), (y, 0, 1)), outputs=((x, 0, 1), (y, 0, 1)), root=0)
+    verdict = check_program(b.build())
+    assert verdict.status == "unknown" and any("step 0 computes 'scale'" in finding.message for finding in verdict.findings)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import TimeLimit
+from ..errors import TimeLimit, Unsupported
 from ..program import Contract, Kind, Part, Program
 from .order import Accesses, Addresses, Ints, Order, accesses
 from .races import turns_needed
@@ -105,7 +105,8 @@ class Machine:
                     queue[out].append(value)
 
     def compute(self, step: int, turn: int) -> None:
-        raise NotImplementedError("a collective program computes nothing")
+        op = int(self.p.steps.op[step])
+        raise Unsupported(f"step {step} computes {self.p.ops.name[op]!r}: what a collective's operators do to its data is not known")
 
 
 def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Ints:
