@@ -18,9 +18,9 @@ import networkx as nx
 import numpy as np
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
-from meshwright.decide.collective.blink import Blink
-from meshwright.decide.collective.blink_graph import canonical, path_edges
-from meshwright.decide.collective.blink_pack import pack, two_way
+from meshwright.decide.collective.blink.graph import canonical, path_edges
+from meshwright.decide.collective.blink.pack import pack, two_way
+from meshwright.decide.collective.blink.strategy import Blink
 from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, Unsupported

@@ -15,8 +15,8 @@ import machine
 import numpy as np
 
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, Ring
-from meshwright.decide.collective.blueconnect import BlueConnect
-from meshwright.decide.collective.blueconnect_cost import Level
+from meshwright.decide.collective.blueconnect.cost import Level
+from meshwright.decide.collective.blueconnect.strategy import BlueConnect
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_name import load_fabric

@@ -11,8 +11,8 @@ import numpy as np
 from machine import cpu_s, record
 
 from meshwright.decide.collective import CollectiveProblem
-from meshwright.decide.collective.classic import ALGORITHMS, classic_candidates
-from meshwright.decide.collective.nccl_model import predict, topology_of
+from meshwright.decide.collective.classic.strategy import ALGORITHMS, classic_candidates
+from meshwright.decide.collective.nccl.model import predict, topology_of
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric import Device, Fabric, Link, Switch

@@ -31,8 +31,8 @@ import machine
 
 from meshwright.check.certificate import check_bound
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
-from meshwright.decide.collective.bounds import bandwidth_bound
-from meshwright.decide.collective.forest import Forest, build_forest
+from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError

@@ -25,7 +25,7 @@ import machine
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl, collective_bound
-from meshwright.decide.collective.forest import build_forest
+from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.fabric import Fabric

@@ -18,8 +18,8 @@ import numpy as np
 from meshwright.check import check_program
 from meshwright.check.certificate import check_bound
 from meshwright.decide.collective import CollectiveProblem, ForestColl, auto
-from meshwright.decide.collective.groups import Groups, independent
-from meshwright.decide.collective.groups_problem import GroupsProblem
+from meshwright.decide.collective.groups.problem import GroupsProblem
+from meshwright.decide.collective.groups.strategy import Groups, independent
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.drive_groups import EXPLICIT, REPEATED
 from meshwright.errors import Unsupported

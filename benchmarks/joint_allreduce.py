@@ -18,10 +18,10 @@ import numpy as np
 
 from meshwright.check.certificate import check_bound
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, collective_bound
-from meshwright.decide.collective.allreduce_bound import all_reduce_dual_bound
-from meshwright.decide.collective.joint_exact import exact_demand, packing_time
-from meshwright.decide.collective.joint_lp import Demand, PackingProblem, solve_packing
-from meshwright.decide.collective.joint_trees import trees_of
+from meshwright.decide.collective.bounds.allreduce import all_reduce_dual_bound
+from meshwright.decide.collective.joint.exact import exact_demand, packing_time
+from meshwright.decide.collective.joint.lp import Demand, PackingProblem, solve_packing
+from meshwright.decide.collective.joint.trees import trees_of
 from meshwright.decide.collective.rates import rate_graph, worst_cut
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported

@@ -12,9 +12,9 @@ import numpy as np
 from machine import record
 
 from meshwright.decide.collective import CollectiveProblem
-from meshwright.decide.collective.cloudcollectives import CloudCollectives, order_ranks
-from meshwright.decide.collective.cloudcollectives_cost import CostMatrix, model_of
-from meshwright.decide.collective.ring import Ring
+from meshwright.decide.collective.classic.ring import Ring
+from meshwright.decide.collective.cloudcollectives.cost import CostMatrix, model_of
+from meshwright.decide.collective.cloudcollectives.strategy import CloudCollectives, order_ranks
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.io.fabric_name import load_fabric
 from meshwright.probe.rank_order import local_agents, probe

@@ -24,8 +24,8 @@ import numpy as np
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, collective_bound, default_candidates, name_of
-from meshwright.decide.collective.taccl import Taccl, _Planner
-from meshwright.decide.collective.taccl_class import Limits, routed
+from meshwright.decide.collective.taccl.classes import Limits, routed
+from meshwright.decide.collective.taccl.strategy import Taccl, _Planner
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError
 from meshwright.fabric import Device, Fabric, Link, Switch

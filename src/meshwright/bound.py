@@ -18,14 +18,14 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """`kind` says how to re-check it; `data` holds what is needed, names instead of numbers, rationals as strings.
 
     cut: `{"inside": [actor names], "devices_inside": n, "leaving_Bps": "…", "demand": "all-gather" | …, "ranks", "devices", "size_bytes",
-        "crossing_bytes"}`: that many bytes must leave the set, so time >= crossing_bytes / leaving_Bps (`decide.collective.bounds`)
+        "crossing_bytes"}`: that many bytes must leave the set, so time >= crossing_bytes / leaving_Bps (`decide.collective.bounds.collective`)
     partition: `{"parts": [[actor names], …], "entering_Bps": "…", "demand": "all-reduce", "ranks", "devices", "size_bytes"}`:
         time >= 2 (parts - 1) · size_bytes / entering_Bps
     metric: `{"lengths": [[actor, actor, whole number], …], "demand": "all-to-all" | "permute", "ranks", "devices", "size_bytes"}`:
-        time >= sum over pairs of demand · shortest path / sum over links of rate · length (`decide.collective.bounds_flow`)
+        time >= sum over pairs of demand · shortest path / sum over links of rate · length (`decide.collective.bounds.flow`)
     packing: `{"lengths": [[actor, actor, whole number], …], "groups": [{"demand", "devices", "size_bytes", "root"?, "shard_bytes"?, "peers"?,
         "hosts"?: {switch: device}}, …]}`: collectives at once (or one): time >= sum over them of bytes · cheapest spanning trees, arborescences or
-        paths under the lengths / sum over links of rate · length (`check.packing` states why; `decide.collective.allreduce_bound`)
+        paths under the lengths / sum over links of rate · length (`check.packing` states why; `decide.collective.bounds.allreduce`)
     latency: `{"from", "to", "latency_s", "demand", "ranks", "devices", "root"}`: the second needs data of the first, and no path is quicker
     roofline: `{"flops": …, "flops_per_s": …, "devices": n}`   work that must be done over the speed there is
     memory: `{"needed_bytes": …, "available_bytes": …}`

@@ -258,13 +258,16 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
     """(decision, Cite) of every published method that the plan uses."""
     from importlib import import_module
 
+    from .decide.collective import CITES
+    from .msccl import CITE as MSCCL_CITE
+
     modules = {"layout": ("decide.layout.grid", "decide.layout.megatron")}
     found = [("layout", import_module(f".{name}", __package__).CITE) for name in modules["layout"]]
     for name, decision in plan.decisions.items():
         if name.startswith("collective:"):
             for strategy in decision["strategy"].split("+"):
-                where = ".msccl" if strategy == "msccl" else f".decide.collective.{strategy}"  # imported files, planners
-                found.append((name, import_module(where, __package__).CITE))
+                if cite := MSCCL_CITE if strategy == "msccl" else CITES.get(strategy):  # imported files, planners
+                    found.append((name, cite))
         elif name == "pipeline":
             module = import_module(f".decide.pipeline.{decision['strategy']}", __package__)
             found += [(name, module.CITE)] if hasattr(module, "CITE") else []

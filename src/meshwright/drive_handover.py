@@ -112,7 +112,7 @@ def plan_of_msccl(algo: MscclAlgo, text: str, problem: CollectiveProblem, *, sou
 
     Raises: Unsupported for another number of ranks or another operation than the problem's; CheckFailed for a wrong algorithm.
     """
-    from .decide.collective.bounds import collective_bound
+    from .decide.collective.bounds.collective import collective_bound
     from .decide.collective.value import simulated_time_s
     from .drive import check
     from .io.fabric_document import fabric_document

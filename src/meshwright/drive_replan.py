@@ -16,7 +16,7 @@ import numpy as np
 
 from .bound import Bound
 from .decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Ranked, collective_bound
-from .decide.collective.forest import build_forest
+from .decide.collective.forestcoll.forest import build_forest
 from .decide.collective.rates import rate_graph
 from .decide.collective.value import simulated_time_s
 from .drive_collective_job import plan_collective

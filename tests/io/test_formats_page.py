@@ -84,7 +84,7 @@ def test_every_schema_that_the_code_writes_is_on_the_page():
 
 
 def test_rank_costs_are_as_the_page_says():
-    from meshwright.decide.collective.cloudcollectives_cost import CostMatrix
+    from meshwright.decide.collective.cloudcollectives.cost import CostMatrix
 
     section = _section("Rank costs")
     document = _example(section)

@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.collective.groups import Groups
+    from ..decide.collective.groups.strategy import Groups
     from ..drive import write_plan
     from ..drive_groups import plan_groups
     from ..errors import UsageError

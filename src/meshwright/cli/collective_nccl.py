@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..decide.collective.nccl_model import NcclTopology, Option
+    from ..decide.collective.nccl.model import NcclTopology, Option
 
 HELP = "what NCCL would choose for a collective, by its own model"
 
@@ -37,8 +37,8 @@ def sizes_of(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.collective.nccl_model import changes, parse_list, predict, topology_of
-    from ..decide.collective.nccl_tables import ALGORITHMS, PROTOCOLS, SOURCE
+    from ..decide.collective.nccl.model import changes, parse_list, predict, topology_of
+    from ..decide.collective.nccl.tables import ALGORITHMS, PROTOCOLS, SOURCE
     from ..decide.collective.problem import OPERATIONS, busbw_factor
     from ..drive import read_fabric
     from ..errors import UnknownName, UsageError

@@ -10,8 +10,8 @@ from .collective_bound import seed
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..decide.collective.cloudcollectives import RankOrder
-    from ..decide.collective.cloudcollectives_cost import CostMatrix
+    from ..decide.collective.cloudcollectives.cost import CostMatrix
+    from ..decide.collective.cloudcollectives.strategy import RankOrder
 
 HELP = "which host should play which rank, from probed or stated costs"
 
@@ -41,8 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     import numpy as np
 
-    from ..decide.collective.cloudcollectives import best_choice, order_ranks
-    from ..decide.collective.cloudcollectives_cost import ALGORITHMS
+    from ..decide.collective.cloudcollectives.cost import ALGORITHMS
+    from ..decide.collective.cloudcollectives.strategy import best_choice, order_ranks
     from ..decide.collective.problem import OPERATIONS
     from ..errors import UnknownName
     from ..io.atomic import write_bytes
@@ -82,7 +82,7 @@ def _json(matrix: CostMatrix) -> str:
 
 
 def _matrix(args: argparse.Namespace) -> CostMatrix:
-    from ..decide.collective.cloudcollectives_cost import CostMatrix
+    from ..decide.collective.cloudcollectives.cost import CostMatrix
     from ..errors import UsageError
 
     given = [name for name in ("fabric", "matrix", "probe", "probe_local") if getattr(args, name) is not None]
@@ -126,7 +126,7 @@ def _numbers(text: str, count: int) -> list[int]:
 def _read(path: Path) -> CostMatrix:
     import json
 
-    from ..decide.collective.cloudcollectives_cost import CostMatrix
+    from ..decide.collective.cloudcollectives.cost import CostMatrix
     from ..errors import FormatError
     from ..io.strict_json import read_document, refuse_ambiguous
 

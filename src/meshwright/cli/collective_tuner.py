@@ -27,7 +27,7 @@ def export_tuner(args: argparse.Namespace) -> Result:
     By `model`: what NCCL's own model expects to be fastest on the fabric. By `simulation`: the algorithm (ring, tree, PAT) whose schedule is
     fastest on our simulator, which sees the fabric's links; the protocol is the model's best for it.
     """
-    from ..decide.collective.nccl_model import choices, predict, topology_of
+    from ..decide.collective.nccl.model import choices, predict, topology_of
     from ..drive import read_fabric
     from ..errors import UsageError
     from ..io.nccl_tuner import COLLECTIVES, rows_of_choices, write_tuner

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ..decide.collective.cloudcollectives_cost import CostMatrix
-from ..decide.collective.cloudcollectives_search import groups_of
+from ..decide.collective.cloudcollectives.cost import CostMatrix
+from ..decide.collective.cloudcollectives.search import groups_of
 from ..errors import RunError, RunTimeout, UsageError
 
 __all__ = ["Endpoint", "Probed", "local_agents", "parse_endpoint", "probe", "tournament"]

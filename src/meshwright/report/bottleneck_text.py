@@ -6,15 +6,15 @@ from fractions import Fraction
 from typing import Any
 
 from ..bound import Bound
+from ..decide.collective.bounds.sensitivity import LIMIT_S, bottleneck_facts
 from ..decide.collective.problem import CollectiveProblem
-from ..decide.collective.sensitivity import LIMIT_S, bottleneck_facts
 from ..io.quantity import show_rate
 
 __all__ = ["bottleneck_lines", "explain_bottleneck"]
 
 
 def explain_bottleneck(problem: CollectiveProblem, bound: Bound, *, time_limit_s: float = LIMIT_S) -> tuple[list[str], dict[str, Any]]:
-    """Lines for people, and the facts they say (`decide.collective.sensitivity.bottleneck_facts`)."""
+    """Lines for people, and the facts they say (`decide.collective.bounds.sensitivity.bottleneck_facts`)."""
     facts = bottleneck_facts(problem, bound, time_limit_s=time_limit_s)
     return bottleneck_lines(facts), facts
 

@@ -16,10 +16,10 @@ from meshwright.bound import Bound
 from meshwright.check.certificate import check_bound
 from meshwright.check.packing import _arborescence, _spanning
 from meshwright.decide.collective import CollectiveProblem, collective_bound
-from meshwright.decide.collective.allreduce_bound import all_reduce_dual_bound, hosts_of, packing_bound, whole_lengths
-from meshwright.decide.collective.joint import packing_problem
-from meshwright.decide.collective.joint_exact import exact_demand, packing_time
-from meshwright.decide.collective.joint_lp import solve_packing
+from meshwright.decide.collective.bounds.allreduce import all_reduce_dual_bound, hosts_of, packing_bound, whole_lengths
+from meshwright.decide.collective.joint.exact import exact_demand, packing_time
+from meshwright.decide.collective.joint.lp import solve_packing
+from meshwright.decide.collective.joint.strategy import packing_problem
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.errors import Disconnected, Infeasible, Unsupported
 from meshwright.fabric import Device, Fabric, Link, Switch
@@ -205,7 +205,7 @@ def test_refusals() -> None:
 
 
 def test_a_fabric_that_is_too_large_has_no_dual_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright.decide.collective import allreduce_bound
+    from meshwright.decide.collective.bounds import allreduce as allreduce_bound
 
     monkeypatch.setattr(allreduce_bound, "MOST_ARCS", 3)
     assert all_reduce_dual_bound(CollectiveProblem.on(box(), "all-reduce", 400)) is None

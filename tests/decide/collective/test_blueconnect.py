@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem
-from meshwright.decide.collective.blueconnect import BlueConnect
-from meshwright.decide.collective.blueconnect_cost import CostTable, Level, factorisations
-from meshwright.decide.collective.blueconnect_flow import runs_of
-from meshwright.decide.collective.blueconnect_grid import GridPlan, grid_program
-from meshwright.decide.collective.blueconnect_levels import find_hierarchy
-from meshwright.decide.collective.blueconnect_overlay import OverlayPlan, elementary_intervals
+from meshwright.decide.collective.blueconnect.cost import CostTable, Level, factorisations
+from meshwright.decide.collective.blueconnect.flow import runs_of
+from meshwright.decide.collective.blueconnect.grid import GridPlan, grid_program
+from meshwright.decide.collective.blueconnect.levels import find_hierarchy
+from meshwright.decide.collective.blueconnect.overlay import OverlayPlan, elementary_intervals
+from meshwright.decide.collective.blueconnect.strategy import BlueConnect
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem
-from meshwright.decide.collective.bruck import Bruck
-from meshwright.decide.collective.classic import ALGORITHMS, Classic, classic_candidates
-from meshwright.decide.collective.classic_trees import RootedTree
-from meshwright.decide.collective.direct import Direct
-from meshwright.decide.collective.double_tree import DoubleTree, double_parents
-from meshwright.decide.collective.halving_doubling import HalvingDoubling, RecursiveDoubling
-from meshwright.decide.collective.hierarchical import Hierarchical
-from meshwright.decide.collective.pat import Pat, pat_edges
+from meshwright.decide.collective.classic.bruck import Bruck
+from meshwright.decide.collective.classic.direct import Direct
+from meshwright.decide.collective.classic.double_tree import DoubleTree, double_parents
+from meshwright.decide.collective.classic.halving_doubling import HalvingDoubling, RecursiveDoubling
+from meshwright.decide.collective.classic.hierarchical import Hierarchical
+from meshwright.decide.collective.classic.pat import Pat, pat_edges
+from meshwright.decide.collective.classic.ring import Ring
+from meshwright.decide.collective.classic.rooted_tree import RootedTree
+from meshwright.decide.collective.classic.scatter_allgather import ScatterAllGather
+from meshwright.decide.collective.classic.strategy import ALGORITHMS, Classic, classic_candidates
 from meshwright.decide.collective.problem import SHARDED
-from meshwright.decide.collective.ring import Ring
-from meshwright.decide.collective.scatter_allgather import ScatterAllGather
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link

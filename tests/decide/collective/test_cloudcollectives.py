@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.decide.collective import CollectiveProblem
-from meshwright.decide.collective.cloudcollectives import CloudCollectives, best_choice, order_ranks
-from meshwright.decide.collective.cloudcollectives_bound import (
+from meshwright.decide.collective.classic.ring import Ring
+from meshwright.decide.collective.cloudcollectives.bound import (
     assignment_bound,
     bottleneck_matching,
     lower_bound,
@@ -24,9 +24,9 @@ from meshwright.decide.collective.cloudcollectives_bound import (
     ring_bottleneck_bound,
     ring_sum_bound,
 )
-from meshwright.decide.collective.cloudcollectives_cost import ALGORITHMS, CostMatrix, Model, model_of
-from meshwright.decide.collective.cloudcollectives_search import infer_groups, ring_tour
-from meshwright.decide.collective.ring import Ring
+from meshwright.decide.collective.cloudcollectives.cost import ALGORITHMS, CostMatrix, Model, model_of
+from meshwright.decide.collective.cloudcollectives.search import infer_groups, ring_tour
+from meshwright.decide.collective.cloudcollectives.strategy import CloudCollectives, best_choice, order_ranks
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import FormatError, Unsupported, UsageError
 from meshwright.fabric import Fabric

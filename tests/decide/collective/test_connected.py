@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, collective_bound
-from meshwright.decide.collective.bounds_latency import needs
+from meshwright.decide.collective.bounds.latency import needs
 from meshwright.errors import Disconnected
 from meshwright.fabric import Device, Fabric, Link
 

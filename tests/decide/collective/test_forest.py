@@ -12,8 +12,8 @@ from collective_oracle import all_cuts, balanced_fabric, two_islands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective.forest import Forest, build_forest, choose_trees, rounded_capacities, smallest_stretch
-from meshwright.decide.collective.forest_pack import Tree, lowered, pack_capacities
+from meshwright.decide.collective.forestcoll.forest import Forest, build_forest, choose_trees, rounded_capacities, smallest_stretch
+from meshwright.decide.collective.forestcoll.pack import Tree, lowered, pack_capacities
 from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.errors import TimeLimit, Unsupported
 from meshwright.fabric import Fabric

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective.forest import Forest, build_forest
-from meshwright.decide.collective.forest_symmetry import Boxes, Shift, named_permutation, require_automorphism, sinks_of_each_kind
+from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
+from meshwright.decide.collective.forestcoll.symmetry import Boxes, Shift, named_permutation, require_automorphism, sinks_of_each_kind
 from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.errors import TimeLimit, UnknownName, Unsupported
 from meshwright.fabric import Device, Fabric, Link, Switch

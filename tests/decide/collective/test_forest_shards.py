@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.forest_shards import MOST_WEIGHT, shard_table, shard_weights
+from meshwright.decide.collective.forestcoll.shards import MOST_WEIGHT, shard_table, shard_weights
 from meshwright.errors import Unsupported
 from meshwright.fabric import Fabric
 from meshwright.program import Program

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program
-from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, forest_trial, forestcoll
+from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
+from meshwright.decide.collective.forestcoll import strategy as forestcoll
+from meshwright.decide.collective.forestcoll import trial as forest_trial
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric

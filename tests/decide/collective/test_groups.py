@@ -19,10 +19,10 @@ from meshwright.check.links import link_time
 from meshwright.cli import main
 from meshwright.cost import Transport
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, Ring
-from meshwright.decide.collective.groups import Groups, groups_bound, independent, packing_problem
-from meshwright.decide.collective.groups_merge import merge_programs
-from meshwright.decide.collective.groups_problem import GroupsProblem
-from meshwright.decide.collective.joint_lp import PackingProblem, solve_packing
+from meshwright.decide.collective.groups.merge import merge_programs
+from meshwright.decide.collective.groups.problem import GroupsProblem
+from meshwright.decide.collective.groups.strategy import Groups, groups_bound, independent, packing_problem
+from meshwright.decide.collective.joint.lp import PackingProblem, solve_packing
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.drive import read_plan

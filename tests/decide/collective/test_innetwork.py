@@ -12,8 +12,8 @@ from meshwright.check import check_program
 from meshwright.check.certificate import check_bound
 from meshwright.check.links import link_time
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint
-from meshwright.decide.collective.innetwork import InNetwork
-from meshwright.decide.collective.innetwork_lower import pruned
+from meshwright.decide.collective.joint.innetwork import InNetwork
+from meshwright.decide.collective.joint.innetwork_lower import pruned
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.drive_collective_job import plan_collective
 from meshwright.errors import Disconnected, Unsupported, UsageError
@@ -106,7 +106,7 @@ def test_options_rebuild_the_program_and_the_plan_names_its_switches() -> None:
 
 
 def test_branches_without_ranks_are_cut_off() -> None:
-    from meshwright.decide.collective.forest_pack import Tree
+    from meshwright.decide.collective.forestcoll.pack import Tree
 
     tree = Tree(root=0, units=1, parent=(-1, 2, 0, 2, 1), order=(0, 2, 1, 3, 4), paths=((), (2, 1), (0, 2), (2, 3), (1, 4)))
     assert pruned(tree, 2) == {0: [2], 2: [1]}  # 0 and 1 are ranks; 3 and 4 are switches with no rank behind them

@@ -14,10 +14,10 @@ import pytest
 from meshwright.check import check_program
 from meshwright.check.links import link_time
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, collective_bound
-from meshwright.decide.collective.joint import packing_problem
-from meshwright.decide.collective.joint_exact import ExactDemand, exact_demand, packing_time
-from meshwright.decide.collective.joint_lp import Demand, PackingProblem, solve_packing
-from meshwright.decide.collective.joint_trees import parts_of, trees_of
+from meshwright.decide.collective.joint.exact import ExactDemand, exact_demand, packing_time
+from meshwright.decide.collective.joint.lp import Demand, PackingProblem, solve_packing
+from meshwright.decide.collective.joint.strategy import packing_problem
+from meshwright.decide.collective.joint.trees import parts_of, trees_of
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import CheckFailed, Disconnected, Infeasible, TimeLimit, Unsupported, UsageError
@@ -235,7 +235,7 @@ def test_too_few_trees_fall_back_and_say_so() -> None:
 
 def test_a_splitting_that_sticks_is_reported_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph is known that sticks; so the kernel is made to refuse, and the report must hold the whole graph."""
-    from meshwright.decide.collective import joint_trees
+    from meshwright.decide.collective.joint import trees as joint_trees
 
     def refuse(*_: object, **__: object) -> None:
         raise Unsupported("no admissible split is left at switch s", hint="h", data={"switch": "s"})
@@ -249,7 +249,7 @@ def test_a_splitting_that_sticks_is_reported_and_replaced(monkeypatch: pytest.Mo
 
 
 def test_broken_trees_are_defects_not_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright.decide.collective import joint_trees
+    from meshwright.decide.collective.joint import trees as joint_trees
 
     problem = random_graph(3, ranks=4, mirrored=True)
     exact = next(exact_demand(problem, solve_packing(problem, what="t"), 0, most_units=1 << 40))
@@ -284,7 +284,7 @@ def test_refusals() -> None:
 
 
 def test_a_program_that_never_closes_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright.decide.collective import joint_lp
+    from meshwright.decide.collective.joint import lp as joint_lp
 
     monkeypatch.setattr(joint_lp, "MOST_ROUNDS", 1)
     graph = rate_graph(load_fabric("dgx-h100:2"), [d.name for d in load_fabric("dgx-h100:2").devices])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem
-from meshwright.decide.collective.nccl import Nccl
-from meshwright.decide.collective.nccl_model import Channels, NcclTopology, changes, choices, parse_list, predict, topology_of
-from meshwright.decide.collective.nccl_tables import ALGORITHMS, PROTOCOLS
+from meshwright.decide.collective.nccl.model import Channels, NcclTopology, changes, choices, parse_list, predict, topology_of
+from meshwright.decide.collective.nccl.strategy import Nccl
+from meshwright.decide.collective.nccl.tables import ALGORITHMS, PROTOCOLS
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_name import load_fabric

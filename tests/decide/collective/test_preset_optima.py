@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring, collective_bound
-from meshwright.decide.collective.direct import Direct
-from meshwright.decide.collective.forest import build_forest
+from meshwright.decide.collective.classic.direct import Direct
+from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.errors import Unsupported
 from meshwright.fabric import Fabric

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring, auto
-from meshwright.decide.collective.ring import ring_order
+from meshwright.decide.collective.classic.ring import ring_order
 from meshwright.errors import UnknownName, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.program import Program

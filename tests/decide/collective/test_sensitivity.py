@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.decide.collective import CollectiveProblem, collective_bound
-from meshwright.decide.collective.sensitivity import find_bottleneck
+from meshwright.decide.collective.bounds.sensitivity import find_bottleneck
 from meshwright.fabric import Fabric, Link
 from meshwright.fabric_edit import with_one_more, without
 from meshwright.io.fabric_name import load_fabric

@@ -15,15 +15,15 @@ from meshwright.check import check_program
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem, Taccl
 from meshwright.decide.collective.problem import ROOTED
-from meshwright.decide.collective.taccl import _Planner
-from meshwright.decide.collective.taccl_class import Limits, picked
-from meshwright.decide.collective.taccl_class import routed as routes_of
-from meshwright.decide.collective.taccl_contiguity import join_runs, replay_runs
-from meshwright.decide.collective.taccl_routing import route_exactly
-from meshwright.decide.collective.taccl_schedule import Schedule, Timing, Transfer, improved, list_schedule, replay
-from meshwright.decide.collective.taccl_seed import RoutingProblem, greedy_routes, transfers_of
-from meshwright.decide.collective.taccl_setup import SizeClass, given_routes, joint_transfers
-from meshwright.decide.collective.taccl_topology import default_symmetries, logical_topology
+from meshwright.decide.collective.taccl.classes import Limits, picked
+from meshwright.decide.collective.taccl.classes import routed as routes_of
+from meshwright.decide.collective.taccl.contiguity import join_runs, replay_runs
+from meshwright.decide.collective.taccl.routing import route_exactly
+from meshwright.decide.collective.taccl.schedule import Schedule, Timing, Transfer, improved, list_schedule, replay
+from meshwright.decide.collective.taccl.seed import RoutingProblem, greedy_routes, transfers_of
+from meshwright.decide.collective.taccl.setup import SizeClass, given_routes, joint_transfers
+from meshwright.decide.collective.taccl.strategy import _Planner
+from meshwright.decide.collective.taccl.topology import default_symmetries, logical_topology
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, TimeLimit, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
@@ -516,7 +516,7 @@ def test_neighbouring_sizes_share_their_routes(monkeypatch: pytest.MonkeyPatch) 
         routed.append(problem.floor_s)
         return routes_of(problem, limits)
 
-    monkeypatch.setattr("meshwright.decide.collective.taccl.routed", counted)
+    monkeypatch.setattr("meshwright.decide.collective.taccl.strategy.routed", counted)
     fabric = two_boxes()
     for size in (8 * 40_000, 8 * 44_000, 8 * 48_000):
         planned(CollectiveProblem.on(fabric, "all-gather", size))
@@ -591,7 +591,7 @@ def test_what_is_not_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Unsupported) as found:
             Taccl(**options).plan(refused_problem, rng=np.random.default_rng(0))
         assert found.value.hint
-    monkeypatch.setattr("meshwright.decide.collective.taccl_setup.MOST_MOVES", 10)
+    monkeypatch.setattr("meshwright.decide.collective.taccl.setup.MOST_MOVES", 10)
     with pytest.raises(Unsupported, match="too many to route"):
         Taccl().plan(replace(problem, fabric=two_boxes()), rng=np.random.default_rng(0))
 
@@ -616,7 +616,7 @@ def test_a_second_greedy_routing_that_runs_out_of_time_is_left_out(monkeypatch: 
         return greedy_routes(*args, **which)
 
     never = False
-    monkeypatch.setattr("meshwright.decide.collective.taccl_class.greedy_routes", slow)
+    monkeypatch.setattr("meshwright.decide.collective.taccl.classes.greedy_routes", slow)
     assert planned(problem, nodes=0).notes["routing"] == ["greedy"]
     never = True
     with pytest.raises(TimeLimit, match="every chunk had a route"):

@@ -6,43 +6,43 @@ from collections.abc import Sequence
 
 from ...cite import Cite
 from ...errors import UnknownName
-from .blink import CITE as BLINK_CITE
-from .blink import Blink
-from .blueconnect import CITE as BLUECONNECT_CITE
-from .blueconnect import BlueConnect
-from .bounds import collective_bound
-from .bruck import CITE as BRUCK_CITE
-from .bruck import Bruck
+from .blink.strategy import CITE as BLINK_CITE
+from .blink.strategy import Blink
+from .blueconnect.strategy import CITE as BLUECONNECT_CITE
+from .blueconnect.strategy import BlueConnect
+from .bounds.collective import collective_bound
 from .choice import rank
-from .classic import CITE as CLASSIC_CITE
-from .classic import Classic
-from .classic_trees import CITE as ROOTED_TREE_CITE
-from .classic_trees import RootedTree
-from .cloudcollectives import CITE as CLOUDCOLLECTIVES_CITE
-from .cloudcollectives import CloudCollectives
-from .direct import CITE as DIRECT_CITE
-from .direct import Direct
-from .double_tree import CITE as DOUBLE_TREE_CITE
-from .double_tree import DoubleTree
-from .forestcoll import CITE as FORESTCOLL_CITE
-from .forestcoll import ForestColl
-from .halving_doubling import CITE as HALVING_DOUBLING_CITE
-from .halving_doubling import HalvingDoubling, RecursiveDoubling
-from .hierarchical import CITE as HIERARCHICAL_CITE
-from .hierarchical import Hierarchical
-from .joint import CITE as JOINT_CITE
-from .joint import Joint
-from .nccl import CITE as NCCL_CITE
-from .nccl import Nccl
-from .pat import CITE as PAT_CITE
-from .pat import Pat
+from .classic.bruck import CITE as BRUCK_CITE
+from .classic.bruck import Bruck
+from .classic.direct import CITE as DIRECT_CITE
+from .classic.direct import Direct
+from .classic.double_tree import CITE as DOUBLE_TREE_CITE
+from .classic.double_tree import DoubleTree
+from .classic.halving_doubling import CITE as HALVING_DOUBLING_CITE
+from .classic.halving_doubling import HalvingDoubling, RecursiveDoubling
+from .classic.hierarchical import CITE as HIERARCHICAL_CITE
+from .classic.hierarchical import Hierarchical
+from .classic.pat import CITE as PAT_CITE
+from .classic.pat import Pat
+from .classic.ring import CITE as RING_CITE
+from .classic.ring import Ring
+from .classic.rooted_tree import CITE as ROOTED_TREE_CITE
+from .classic.rooted_tree import RootedTree
+from .classic.scatter_allgather import CITE as SCATTER_ALLGATHER_CITE
+from .classic.scatter_allgather import ScatterAllGather
+from .classic.strategy import CITE as CLASSIC_CITE
+from .classic.strategy import Classic
+from .cloudcollectives.strategy import CITE as CLOUDCOLLECTIVES_CITE
+from .cloudcollectives.strategy import CloudCollectives
+from .forestcoll.strategy import CITE as FORESTCOLL_CITE
+from .forestcoll.strategy import ForestColl
+from .joint.strategy import CITE as JOINT_CITE
+from .joint.strategy import Joint
+from .nccl.strategy import CITE as NCCL_CITE
+from .nccl.strategy import Nccl
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
-from .ring import CITE as RING_CITE
-from .ring import Ring
-from .scatter_allgather import CITE as SCATTER_ALLGATHER_CITE
-from .scatter_allgather import ScatterAllGather
-from .taccl import CITE as TACCL_CITE
-from .taccl import Taccl
+from .taccl.strategy import CITE as TACCL_CITE
+from .taccl.strategy import Taccl
 
 __all__ = [
     "CITES", "NAMES", "OPERATIONS", "STRATEGIES", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "ForestColl", "Joint", "Ranked",

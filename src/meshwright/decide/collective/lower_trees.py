@@ -29,8 +29,8 @@ from ...errors import Unsupported
 from ...fabric import Fabric
 from ...program import Contract, Fold, FoldAxis, Program
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
-from .forest_pack import Tree
-from .forest_shards import ShardTable, shard_contract
+from .forestcoll.pack import Tree
+from .forestcoll.shards import ShardTable, shard_contract
 
 __all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
 

@@ -85,7 +85,7 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
     for (_, v), rate in graph.arcs.items():
         entering[v] += rate
     if sinks is None:
-        from .forest_symmetry import sinks_of_each_kind  # it builds on this module
+        from .forestcoll.symmetry import sinks_of_each_kind  # it builds on this module
 
         kinds = sinks_of_each_kind(graph, weight)
     else:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...bound import Bound
 from ...errors import MeshwrightError
-from .bounds import collective_bound
+from .bounds.collective import collective_bound
 from .choice import LARGEST_SEARCH_STEPS, Name, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked

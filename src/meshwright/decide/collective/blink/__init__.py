@@ -1,0 +1,1 @@
+"""Blink: trees packed over what links an allocation has."""

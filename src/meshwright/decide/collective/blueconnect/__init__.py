@@ -1,0 +1,1 @@
+"""BlueConnect: all-reduce as stages over a hierarchy."""

@@ -1,0 +1,1 @@
+"""The textbook algorithms, one module each, and a choice among them."""

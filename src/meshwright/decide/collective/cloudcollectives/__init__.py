@@ -1,0 +1,1 @@
+"""Cloud Collectives: the order of ranks that suits the network."""

@@ -1,0 +1,1 @@
+"""ForestColl: spanning trees that use every link of the bottleneck fully."""

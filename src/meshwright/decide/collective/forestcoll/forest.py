@@ -1,0 +1,292 @@
+"""Forests of spanning trees that reach the exact optimum of a fabric, in units; no bytes and no programs here.
+
+The steps are ForestColl's: optimum by cuts, number of trees, switch removal by edge splitting, tree packing, mapping back to
+physical paths. Every invariant is tested at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from math import gcd, lcm
+from time import monotonic
+
+import numpy as np
+
+from ....errors import CheckFailed, Unsupported
+from ....kernels.maxflow import FlowNetwork
+from ..rates import RateGraph, worst_cut
+from .boxes import alike_forest
+from .pack import DEFECT, Tree, lowered, pack_capacities
+from .symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
+from .unlike import unlike_forest
+
+__all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "rounded_capacities", "smallest_stretch"]
+
+FEW_TREES = 8
+NEARLY = Fraction(995, 1000)
+SMALL_FOREST = 4096  # trees in all
+MAX_UNITS = 1 << 20  # shares that a message may be cut into
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees for weights w: root r has k · w[r] units. An arc of rate b carries at most stretch · b trees.
+
+    So time = (data per weight / k) · stretch (per rate unit). `optimum` is the smallest possible stretch / k, exactly.
+    With a `symmetry` only the trees of the first box's roots are kept: the others are their images. `method` is how it was made:
+    "general", "alike boxes" or "unlike boxes".
+    """
+
+    graph: RateGraph
+    weight: tuple[int, ...]
+    k: int
+    stretch: Fraction
+    optimum: Fraction
+    trees: tuple[Tree, ...]
+    symmetry: Shift | None = None
+    method: str = "general"
+
+    @cached_property
+    def height(self) -> int:
+        return max(tree.height for tree in self.trees)
+
+    @property
+    def ratio(self) -> Fraction:
+        """Share of the optimal throughput that is reached."""
+        return self.k * self.optimum / self.stretch
+
+    @property
+    def distinct(self) -> int:
+        """Trees, images included."""
+        return len(self.trees) * (self.symmetry.members if self.symmetry else 1)
+
+    def every_tree(self) -> Iterator[Tree]:
+        """All trees, images written out."""
+        for tree in self.trees:
+            yield tree
+            for m in range(1, self.symmetry.members if self.symmetry else 1):
+                yield _image(tree, self.symmetry, m)
+
+    @cached_property
+    def load(self) -> dict[tuple[int, int], int]:
+        """Trees that every arc carries."""
+        out: dict[tuple[int, int], int] = {}
+        for tree in self.trees:
+            for path in tree.paths:
+                for arc in pairwise(path):
+                    out[arc] = out.get(arc, 0) + tree.units
+        return out if self.symmetry is None else _spread_load(out, self.symmetry)
+
+
+def _image(tree: Tree, symmetry: Shift | None, member: int) -> Tree:
+    assert symmetry is not None
+    n = len(tree.parent)
+    goes_to = [symmetry.image(v, member) for v in range(n)]
+    known: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
+    parent, paths = [-1] * n, [()] * n  # type: list[int], list[tuple[int, ...]]
+    for v in tree.order[1:]:
+        path = tree.paths[v]
+        if path not in known:
+            known[path] = tuple(symmetry.image(w, member) for w in path)
+        parent[goes_to[v]], paths[goes_to[v]] = goes_to[tree.parent[v]], known[path]
+    return Tree(goes_to[tree.root], tree.units, tuple(parent), tuple(goes_to[v] for v in tree.order), tuple(paths))
+
+
+def _spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[tuple[int, int], int]:
+    """Loads of all images together: every arc of an orbit carries what its arcs carry of the stored trees."""
+    place = symmetry.boxes.place
+    orbit: dict[tuple[int, int], int] = {}
+    for (u, v), used in load.items():
+        box = place[u][0] if u in place else place[v][0]
+        first = symmetry.image(u, -box), symmetry.image(v, -box)
+        orbit[first] = orbit.get(first, 0) + used
+    return {(symmetry.image(u, m), symmetry.image(v, m)): used for (u, v), used in orbit.items() for m in range(symmetry.members)}
+
+
+def exact_counts(graph: RateGraph, optimum: Fraction) -> tuple[int, Fraction]:
+    """(k, U): the fewest trees per weight that reach the optimum exactly, and the trees per unit of rate."""
+    divisor = gcd(optimum.denominator, *graph.arcs.values())
+    return optimum.denominator // divisor, Fraction(optimum.numerator, divisor)
+
+
+def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: Fraction, sinks: Sequence[int] | None = None) -> Fraction:
+    """Smallest U such that capacities floor(U · b) let every rank (or all `sinks`) receive k trees of every weight, exactly.
+
+    U only matters at multiples of 1/b, so the search runs over those: from k · optimum (never less) to k · optimum + 1/min b
+    (always enough). Cost: O(log) sweeps.
+    """
+    widths = sorted(set(graph.arcs.values()))
+
+    def at_most(x: Fraction) -> Fraction:
+        return max(Fraction(x.numerator * b // x.denominator, b) for b in widths)
+
+    def next_above(x: Fraction) -> Fraction:
+        return min(Fraction(x.numerator * b // x.denominator + 1, b) for b in widths)
+
+    order = np.array(sinks_of_each_kind(graph, weight) if sinks is None else sinks, np.int32)
+
+    def enough(stretch: Fraction) -> bool:
+        return _receives_all(graph, rounded_capacities(graph, stretch), [k * w for w in weight], order)
+
+    low = k * optimum
+    if enough(low):
+        return at_most(low)
+    high = at_most(low + Fraction(1, widths[0]))
+    low = at_most(low)
+    while True:
+        middle = at_most((low + high) / 2)
+        if middle <= low:
+            middle = next_above(low)
+        if middle >= high:
+            return high
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+
+
+def rounded_capacities(graph: RateGraph, stretch: Fraction) -> dict[tuple[int, int], int]:
+    """Whole trees that every arc may carry: floor(stretch · rate), where that is any."""
+    return {arc: c for arc, rate in graph.arcs.items() if (c := rate * stretch.numerator // stretch.denominator)}
+
+
+def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], demand: Sequence[int], order: np.ndarray) -> bool:
+    arcs = dict(capacities)
+    arcs.update({(graph.nodes, r): d for r, d in enumerate(demand) if d})
+    return FlowNetwork.of(graph.nodes + 1, arcs).sweep(graph.nodes, order, sum(demand)).failed < 0
+
+
+def choose_trees(
+    graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: float,
+    sinks: Sequence[int] | None = None, strict: bool = False,
+) -> tuple[int, Fraction]:  # fmt: skip
+    """(k, U): as many trees as asked, or the fewest known that reach the optimum if they are no more than `max_trees`, or the best of
+    1..max_trees; unless `strict`, the exact optimum also where that best falls short of NEARLY and the forest stays small.
+
+    Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
+    optimum is taken. Past `deadline` (monotonic seconds) the best k found so far is taken.
+    """
+    if trees is not None:
+        return trees, smallest_stretch(graph, weight, trees, optimum, sinks)
+    k, stretch = exact_counts(graph, optimum)
+    best: tuple[int, Fraction] | None = None
+    for count in range(1, min(k - 1, max_trees, FEW_TREES) + 1):
+        found = count, smallest_stretch(graph, weight, count, optimum, sinks)
+        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
+            best = found
+            if found[1] == count * optimum:  # links with slack need not carry whole trees per unit of rate
+                return best
+        if best is not None and monotonic() > deadline:
+            return best
+    if k <= max_trees or (not strict and best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
+        return k, stretch
+    for count in range(FEW_TREES + 1, max_trees + 1):
+        found = count, smallest_stretch(graph, weight, count, optimum, sinks)
+        if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
+            best = found
+        if best is not None and monotonic() > deadline:
+            break
+    if best is not None:
+        return best
+    if k * sum(weight) > MAX_UNITS:
+        raise Unsupported(
+            f"no count of 1 to {max_trees} trees keeps the switches balanced, and the exact optimum needs {k} trees per root",
+            hint="raise max_trees, or give links rates with a larger common unit",
+            data={"k": k, "max_trees": max_trees},
+        )
+    return k, stretch
+
+
+def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
+    """Every switch that took in what it gave out still does."""
+    surplus, rounded = [0] * graph.nodes, [0] * graph.nodes
+    for (u, v), rate in graph.arcs.items():
+        surplus[u] -= rate
+        surplus[v] += rate
+        rounded[u] -= capacities.get((u, v), 0)
+        rounded[v] += capacities.get((u, v), 0)
+    return all(not rounded[w] or surplus[w] for w in range(graph.ranks, graph.nodes))
+
+
+def build_forest(
+    graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: float = float("inf"),
+    structure: bool = True, symmetric: bool = True, strict: bool = False,
+) -> Forest:  # fmt: skip
+    """Pack trees for the weights. All ranks are spanned by every tree.
+
+    Args: `structure`: try trees over servers first, which is quick and low, and the general method only where those do not fit; `symmetric`:
+        keep one tree per orbit where servers are alike; `strict`: `max_trees` holds even where few trees fall short of the optimum.
+    Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, CheckFailed (an invariant broke).
+    """
+    optimum = worst_cut(graph, weight).ratio
+    k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline, strict=strict)
+    capacities = rounded_capacities(graph, stretch)
+    forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
+    if forest is None:
+        demand = {r: k * w for r, w in enumerate(weight) if w}
+        found = pack_capacities(graph.nodes, capacities, graph.ranks, demand, graph.group, names=graph.names, deadline=deadline)
+        forest = Forest(graph, tuple(weight), k, stretch, optimum, lowered(found))
+    _require_sound(forest)
+    return forest
+
+
+def _structured(
+    graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, optimum: Fraction, capacities: dict[tuple[int, int], int],
+    deadline: float, symmetric: bool,
+) -> Forest | None:  # fmt: skip
+    """Trees over servers, or None where the fabric or its optimum is not of that kind."""
+    try:
+        boxes = Boxes.of(graph)
+        signatures = boxes.signature(graph, weight)
+        if symmetric and len(set(signatures)) == 1:
+            trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
+            require_automorphism(graph, shift.generator)
+            return Forest(graph, tuple(weight), k, stretch, optimum, trees, shift, "alike boxes")
+        trees = unlike_forest(graph, boxes, weight, k, capacities, signatures, deadline)
+    except Unsupported:
+        return None
+    return Forest(graph, tuple(weight), k, stretch, optimum, lowered(trees), None, "unlike boxes")
+
+
+def _require_sound(forest: Forest) -> None:
+    """Every tree spans, every root has its number of trees, no arc carries more than stretch · rate."""
+    graph = forest.graph
+    units = [0] * graph.ranks
+    for tree in forest.trees:
+        units[tree.root] += tree.units
+        joined = {tree.root}
+        for v in tree.order[1:]:
+            path = tree.paths[v]
+            if tree.parent[v] not in joined or v in joined or path[0] != tree.parent[v] or path[-1] != v:
+                raise CheckFailed(f"a tree of root {graph.names[tree.root]} is broken at {graph.names[v]}", hint=DEFECT)
+            joined.add(v)
+        if len(joined) != graph.ranks:
+            raise CheckFailed(f"a tree of root {graph.names[tree.root]} spans {len(joined)} of {graph.ranks} ranks", hint=DEFECT)
+    if forest.symmetry is not None:
+        for root, count in enumerate(tuple(units)):
+            for m in range(1, forest.symmetry.members if count else 1):
+                units[forest.symmetry.image(root, m)] += count
+    wanted = [forest.k * w for w in forest.weight]
+    if units != wanted:
+        raise CheckFailed(f"trees per root are {units}, wanted {wanted}", hint=DEFECT)
+    require_loads(forest)
+
+
+def require_loads(forest: Forest) -> None:
+    """Raise CheckFailed if an arc carries more than stretch · rate."""
+    graph = forest.graph
+    for (u, v), load in forest.load.items():
+        rate = graph.arcs.get((u, v), 0)
+        if load > forest.stretch * rate:
+            raise CheckFailed(
+                f"link {graph.names[u]} -> {graph.names[v]} carries {load} trees, more than {forest.stretch * rate}", hint=DEFECT
+            )
+
+
+def common_units(first: Forest, second: Forest) -> int:
+    """Units per weight in which the trees of both forests have whole numbers of units."""
+    return lcm(first.k, second.k)

@@ -1,0 +1,141 @@
+"""What plans of forests share whatever the size: forests, the parts of shards that trees carry, how parts are cut, how full links get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from math import gcd
+
+import numpy as np
+
+from ....program import Program
+from ..lower_trees import Lowering, Part, lower_parts, tree_steps
+from ..memo import with_chunk_bytes
+from ..problem import CollectiveProblem
+from .forest import Forest, Tree, common_units
+from .shards import shard_weights
+
+__all__ = ["Late", "Prepared", "is_uneven", "parts_of", "servers_of", "shards_of", "weights_of"]
+
+
+class Late(Exception):
+    """Carries what was found past a deadline out of the memory, which must not keep it."""
+
+    def __init__(self, found: Prepared) -> None:
+        super().__init__("late")
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What plans of all sizes share: forests and parts; and, once known, parts cut finer and programs.
+
+    `servers` > 1: folded, parts are the first server's only.
+    """
+
+    op: str
+    forests: list[Forest]
+    relay: bool
+    servers: int
+    parts: list[Part]
+    units: int
+    ranks: int
+    cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
+    lowered: dict[tuple[int, int, int], Program] = field(default_factory=dict)
+
+    def cut(self, quantum: int) -> tuple[list[Part], int]:
+        """Parts of at most `quantum` units, and their steps for one piece."""
+        if quantum not in self.cuts:
+            parts = _cut(self.parts, quantum)
+            self.cuts[quantum] = parts, tree_steps(parts, self.ranks)
+        return self.cuts[quantum]
+
+    def quantum(self, most_steps: int) -> int:
+        """The smallest most units per part (a power of two) with which the program keeps to `most_steps` per piece, if any does."""
+        quantum, largest = 1, max(p.units for p in self.parts)
+        while quantum < largest and self.cut(quantum)[1] > most_steps:
+            quantum *= 2
+        return quantum
+
+    def program(self, how: Lowering, quantum: int) -> Program:
+        """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
+        key = quantum, how.pieces if how.unroll else 1, how.pace
+        if key not in self.lowered:
+            self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, unroll=True, pieces=key[1]))
+        program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)
+        channels = replace(program.channels, depth=np.full_like(program.channels.depth, how.depth))
+        return replace(program, channels=channels, lanes=replace(program.lanes, repeat=np.full_like(program.lanes.repeat, how.repeat)))
+
+    @cached_property
+    def fullest_link(self) -> Fraction:
+        """Seconds that the fullest link needs per byte of a weight."""
+        forests, op, load = self.forests, self.op, dict[tuple[int, int], Fraction]()
+        for number, forest in enumerate(forests):
+            climbs = op in ("reduce-scatter", "reduce") or (op == "all-reduce" and number == 0)
+            for (u, v), trees in forest.load.items():
+                arc = (v, u) if climbs else (u, v)
+                load[arc] = load.get(arc, Fraction(0)) + Fraction(trees, forest.k)
+        graph = forests[-1].graph if op == "all-reduce" else forests[0].graph
+        arcs = (graph.reversed() if op in ("reduce-scatter", "reduce") else graph).arcs
+        return max(used / arcs[arc] for arc, used in load.items()) / graph.unit_Bps
+
+
+def servers_of(forests: list[Forest]) -> int:
+    """Alike servers whose ranks are equal runs in order, in all forests; 1 = no such symmetry."""
+    if any(f.symmetry is None or not f.symmetry.stride() for f in forests):
+        return 1
+    return forests[0].symmetry.members if forests[0].symmetry else 1
+
+
+def weights_of(problem: CollectiveProblem) -> list[int]:
+    """Shares of data that every rank's trees carry."""
+    n = len(problem.ranks)
+    if problem.op in ("broadcast", "reduce"):
+        return [int(r == problem.root) for r in range(n)]
+    return shard_weights(problem) if problem.shard_bytes is not None else [1] * n
+
+
+def is_uneven(problem: CollectiveProblem) -> bool:
+    return problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1
+
+
+def shards_of(problem: CollectiveProblem) -> int:
+    return 1 if problem.op in ("broadcast", "reduce") else len(problem.ranks)
+
+
+def parts_of(problem: CollectiveProblem, forests: list[Forest], *, stored: bool) -> tuple[list[Part], int]:
+    """Parts of every shard and units per shard, in the smallest whole numbers; `stored`: only of the first server's shards."""
+    up = forests[0] if problem.op in ("all-reduce", "reduce-scatter", "reduce") else None
+    down = None if problem.op in ("reduce-scatter", "reduce") else forests[-1]
+    units = common_units(forests[0], forests[-1])
+    rows = {id(f): _segments(f, units, stored=stored, by_end=problem.op == "scatter") for f in forests}
+    parts: list[Part] = []
+    for root in range(len(problem.ranks)):
+        pair = [rows[id(forest)].get(root) if forest else None for forest in (up, down)]
+        if not any(pair):
+            continue
+        shard = 0 if shards_of(problem) == 1 else root
+        borders = sorted({end for row in pair if row for _, end in row})
+        first = 0
+        for border in borders:
+            one, two = (next(tree for tree, end in row if end >= border) if row else None for row in pair)
+            parts.append(Part(shard, first, border - first, one, two))
+            first = border
+    divisor = gcd(units, *(p.first for p in parts), *(p.units for p in parts))
+    return [replace(p, first=p.first // divisor, units=p.units // divisor) for p in parts], units // divisor
+
+
+def _cut(parts: list[Part], quantum: int) -> list[Part]:
+    return [
+        Part(p.shard, p.first + i, min(quantum, p.units - i), p.up, p.down) for p in parts for i in range(0, p.units, quantum)
+    ]
+
+
+def _segments(forest: Forest, units: int, *, stored: bool, by_end: bool) -> dict[int, list[tuple[Tree, int]]]:
+    """By shard: (tree, end) of its trees, laid end to end over `units` units per weight. A shard is its root's, or a path's last rank's."""
+    out: dict[int, list[tuple[Tree, int]]] = {}
+    for tree in forest.trees if stored else forest.every_tree():
+        row = out.setdefault(tree.order[-1] if by_end else tree.root, [])
+        row.append((tree, (row[-1][1] if row else 0) + tree.units * (units // forest.k)))
+    return out

@@ -1,0 +1,382 @@
+"""Spanning trees that use every link of the bottleneck fully: throughput-optimal collectives on any fabric.
+
+Cite: ForestColl (arXiv 2402.06787); forerunner "Bandwidth optimal pipeline schedule" (arXiv 2305.18461).
+Left open by the paper: how many pieces to pipeline (our answer: the square-root rule on the trees' height and the cost of a message),
+whether devices outside the collective may relay (only where the ranks are not connected without them), which splits to
+prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), when fewer trees than the optimum needs are better (when so many
+leave too few pieces to fill the pipeline within MOST_STEPS steps).
+Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
+`kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`). All-reduce is
+reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for each half, and for the whole only where the bound printed
+beside it says so (the paper's combined optimum needs an LP).
+Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
+Cost: O(ranks) max-flows for the bound, O(splits · ranks) for switch removal, O(ranks) per tree for packing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ....cite import Cite
+from ....cost import Transport
+from ....errors import Disconnected, TimeLimit, Unsupported, UsageError
+from ....program import MAX_EXECUTED_STEPS
+from ..bounds.collective import collective_bound
+from ..lower_trees import Lowering, lower_parts
+from ..memo import remember
+from ..problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..rates import RateGraph, rate_graph
+from .forest import Forest, build_forest, smallest_stretch
+from .parts import Late, Prepared, is_uneven, parts_of, servers_of, shards_of, weights_of
+from .paths import gather_forest
+from .shards import shard_table
+from .symmetry import alike, sinks_of_each_kind
+from .trial import Way, best_way
+
+__all__ = ["CITE", "DEVIATIONS", "ForestColl"]
+
+CITE = Cite(
+    key="zhao2024forestcoll",
+    title="ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics",
+    authors="L. Zhao and others",
+    year=2024,
+    venue="arXiv 2402.06787",
+    url="https://arxiv.org/abs/2402.06787",
+)
+DEVIATIONS = (
+    "Newton's iteration on cuts instead of a binary search",
+    "splits are applied first and tested afterwards, whole matchings at a time",
+    "one tree is finished before the next is begun",
+    "packed trees exchange parents until they are low",
+    "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
+)
+OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
+LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
+MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
+MOST_WORK = 14_000_000_000  # steps times ranks squared up to which more pieces are chosen, within 1 and 6 times MOST_STEPS
+TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator
+ROUNDED_PIECES = 32  # up to so many are powers of two
+COARSER = (2, 8)  # times as many units per channel are tried
+LEAST_PACE = 4
+LARGE_BYTES = 1 << 30  # for which forests are compared
+MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
+SMALLEST_PIECE_BYTES = 8192
+ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
+SMALL_RANKS = 72  # up to so many, more forests are tried for their height
+MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
+WORTH = 0.995  # share of the optimum from which on they are not
+TIMES_FEWER = 4  # so many times `max_trees` are tried
+MOST_COUNTED = 4096.0  # pieces
+FEWER_BUILT = 3
+UNLIKE_TREES = 4  # of a root's trees so many differ, about
+STEPS_PER_EDGE = 1.5  # of a program, about: a rank with several children sends once more per child
+LOW = 2  # hops that trees over servers need at least
+MOST_LOW_TREES = 1024
+DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForestColl:
+    """Options.
+
+    trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees; where many leave
+        too few pieces to fill the pipeline, the best for that of up to 4 · max_trees.
+    pieces: pipeline pieces per tree; None = chosen from height, latency and message cost, at most `max_pieces`.
+    unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes; None = explicit unless the program gets large.
+    quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
+        between messages let large batches lag.
+    relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
+    depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
+    pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
+    structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
+    fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
+    """
+
+    trees: int | None = None
+    max_trees: int = 8
+    pieces: int | None = None
+    max_pieces: int = 4096
+    unroll: bool | None = None
+    quantum: int | None = None
+    relay: bool | None = None
+    fold: bool | None = None
+    depth: int | None = None
+    pace: int | None = None
+    structure: bool | None = None
+
+    def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
+        """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
+        require_operation(problem, "forestcoll", OPERATIONS, uneven=True)
+        for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
+        bound = collective_bound(problem)
+        ready = self._prepared(problem, monotonic() + problem.time_limit_s)
+        forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
+        weight, uneven = weights_of(problem), is_uneven(problem)
+        way = self._way(problem, ready)
+        quantum, pieces = way.quantum, way.pieces
+        parts, steps = ready.cut(quantum)
+        unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
+        depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
+        how = replace(_lowering(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace)
+        if uneven:
+            table = shard_table(problem, units, pieces)
+            how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
+            program = lower_parts(parts, how)
+        else:
+            program = ready.program(how, quantum)
+        trees = forests[0].k if forests[0].k == forests[-1].k else None
+        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
+        chosen = replace(chosen, structure=forests[0].method != "general")
+        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, ready, pieces))
+
+    def _prepared(self, problem: CollectiveProblem, deadline: float) -> Prepared:
+        """Forests and parts, remembered between sizes. What the deadline may have cut short is not kept."""
+
+        def make() -> Prepared:
+            forests, relay = self._forests(problem, deadline)
+            servers = servers_of(forests)
+            steps = sum(2 * f.distinct * len(problem.ranks) for f in forests)
+            fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else steps > LARGE_STEPS)
+            if self.fold and not fold:
+                text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
+                raise Unsupported(text, hint="leave fold out")
+            parts, units = parts_of(problem, forests, stored=fold)
+            found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks))
+            if monotonic() > deadline:
+                raise Late(found)
+            return found
+
+        weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
+        asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem)
+        try:
+            return remember(problem.fabric, ("forests", asked, self.trees, self.max_trees, self.structure, self.relay, self.fold), make)
+        except Late as late:
+            return late.found
+
+    def _way(self, problem: CollectiveProblem, ready: Prepared) -> Way:
+        """Quantum, pieces and pace: as asked, or of some ways the best. Tried for a power of four of bytes, and remembered: the sizes up to the
+        next one take the same quantum and pace."""
+        if self.quantum is not None or self.pace is not None or self.pieces is not None or self.unroll or is_uneven(problem):
+            return self._ways(problem, ready)[0]
+
+        def make() -> Way:
+            return best_way(sample, ready, self._ways(sample, ready), lambda way: self._in_way(sample, ready, way))
+
+        sample_bytes = 1 << 2 * ((problem.size_bytes.bit_length() - 1) // 2)
+        sample = replace(problem, size_bytes=max(sample_bytes // problem.element_bytes, 1) * problem.element_bytes, shard_bytes=None)
+        if len(ways := self._ways(problem, ready)) == 1:
+            return ways[0]
+        asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), sample.size_bytes, problem.element_bytes, problem.transport
+        built = tuple((f.k, f.distinct, f.height) for f in ready.forests)  # a deadline may have cut them short
+        found = remember(problem.fabric, ("way", asked, built, self), make)
+        return next((way for way in ways if way.quantum == found.quantum and bool(way.pace) == bool(found.pace)), ways[0])
+
+    def _in_way(self, problem: CollectiveProblem, ready: Prepared, way: Way) -> Lowering:
+        depth = self.depth or min(way.pieces, self._depth(problem, ready.forests, way.pieces))
+        return replace(_lowering(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace)
+
+    def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
+        """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced and paced; coarser ones, paced, with more pieces."""
+        forests = ready.forests
+        most = LARGE_STEPS if self.unroll else min(_most_steps(len(problem.ranks)), MAX_EXECUTED_STEPS // ready.servers)
+        wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units)
+        first = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
+
+        def way(quantum: int, paced: bool) -> Way:
+            parts, steps = ready.cut(quantum)
+            possible = min(self._wanted_pieces(problem, forests, len(parts) * ready.servers), most // steps)
+            pieces = self.pieces or _round_number(possible)
+            depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
+            pace = self.pace if self.pace is not None else max(depth, LEAST_PACE) * paced
+            return Way(quantum, pieces, pace if pieces > 1 else 0)
+
+        if self.quantum is not None or self.pieces is not None or wanted < TRIED_PIECES:
+            return [way(first, False)]
+        largest = max(p.units for p in ready.parts)
+        coarser = sorted({min(first * times, largest) for times in COARSER} - {first}) if largest > first else []
+        return [way(first, False), way(first, True), *(way(quantum, True) for quantum in coarser)]
+
+    def _wanted_pieces(self, problem: CollectiveProblem, forests: list[Forest], parts: int) -> int:
+        """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
+
+        All trees share the links all the time, so a piece takes 1/pieces of the whole time. The pieces that a channel holds must outlast
+        the latency of a hop, and a piece smaller than SMALLEST_PIECE_BYTES gains nothing.
+        """
+        hops = sum(f.height for f in forests)
+        if hops <= 1:
+            return 1
+        time_s = _bandwidth_s(problem, forests)
+        transport = problem.transport or Transport()
+        overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
+        wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
+        if overhead_s > 0:
+            wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
+        latency_s = _latency_s(problem)
+        if latency_s > 0:
+            wanted = min(wanted, int(((self.depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
+        return _round_number(wanted)
+
+    def _depth(self, problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:
+        there_and_back = 2 * _latency_s(problem) * pieces / _bandwidth_s(problem, forests)
+        return next((depth for depth in DEPTHS if depth - 0.5 >= there_and_back), DEPTHS[-1])
+
+    def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
+        """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
+        everyone = len(problem.ranks) == len(problem.fabric.devices)
+        tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
+        for relay in tries:
+            try:
+                return self._forests_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), deadline), relay
+            except Disconnected:
+                if relay == tries[-1]:
+                    raise
+        raise AssertionError("one of the tries returns or raises")
+
+    def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: float) -> list[Forest]:
+        weight = weights_of(problem)
+        if problem.op in ("scatter", "gather"):
+            turned = problem.op == "scatter"
+            way = graph.reversed() if turned else graph
+            if not sum(w for r, w in enumerate(weight) if r != problem.root):
+                raise Unsupported(f"the root of this {problem.op} owns everything: nothing is sent", hint="leave it out")
+            return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
+
+        def worth(forest: Forest) -> float:
+            return _worth(forest, _latency_s(problem))
+
+        def build(of: RateGraph) -> Forest:
+            if self.structure is None and self.trees is None and sum(weight) == 1:
+                return self._low(of, weight, worth, deadline)
+            first = self._lower_of_both(of, weight, deadline)
+            return self._fewer(first, weight, worth, deadline) if self.trees is None and self.structure is None else first
+
+        if problem.op in ("all-gather", "broadcast"):
+            return [build(graph)]
+        if problem.op in ("reduce-scatter", "reduce"):
+            return [build(graph.reversed())]
+        up = build(graph.reversed())
+        return [up, up if graph.mirrored else build(graph)]
+
+
+    def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
+        """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
+        structure = True if self.structure is None else self.structure
+        most = max(1, MOST_STORED // (2 * graph.ranks * sum(weight)))
+        few = most < self.max_trees and not alike(graph, weight)
+        held = min(most, self.max_trees) if few else self.max_trees
+        first = build_forest(graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few)
+        if self.trees is None and first.symmetry is None and first.k > most and not few:
+            first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure, strict=True)
+        if self.structure is not None or self.fold or first.method == "general" or first.height <= LOW or graph.ranks > SMALL_RANKS:
+            return first
+        try:
+            second = build_forest(graph, weight, trees=first.k, deadline=deadline, structure=False)
+        except (TimeLimit, Unsupported):
+            return first
+        return min((first, second), key=lambda f: (-f.ratio, f.height, f.distinct))
+
+    def _fewer(self, first: Forest, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
+        """Fewer trees where so many leave too few pieces to fill the pipeline: of the numbers that promise most, the best when built."""
+        graph, sinks = first.graph, sinks_of_each_kind(first.graph, weight)
+        promise: dict[int, float] = {}
+        for trees in range(1, min(TIMES_FEWER * self.max_trees, first.k - 1) + 1 if graph.ranks <= MOST_TRIED_RANKS and worth(first) < WORTH else 1):
+            ratio = trees * first.optimum / smallest_stretch(graph, weight, trees, first.optimum, sinks)
+            promise[trees] = float(ratio) * _filled(graph.ranks, sum(weight) * (trees * min(trees, UNLIKE_TREES)) ** 0.5, first.height)
+        best = first
+        for trees in sorted(promise, key=lambda trees: (-promise[trees], trees))[:FEWER_BUILT]:
+            if monotonic() > deadline:
+                break
+            try:
+                found = replace(self, trees=trees)._lower_of_both(graph, weight, deadline)
+            except (TimeLimit, Unsupported):
+                continue
+            best = max(best, found, key=worth)
+        return best
+
+    def _low(self, graph: RateGraph, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
+        """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
+        best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
+        local = max(Counter(graph.group[: graph.ranks]).values())
+        base, small = best, graph.ranks <= SMALL_RANKS
+        for times in sorted({*(range(1, 9) if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small else ())} - {0}):
+            for structure in (True, False) if small else (True,) if base.method != "general" else ():
+                if base.k * times > MOST_LOW_TREES or monotonic() > deadline:
+                    break
+                found = build_forest(graph, weight, trees=base.k * times, deadline=deadline, structure=structure)
+                if (-found.ratio, -worth(found), found.height) < (-best.ratio, -worth(best), best.height):
+                    best = found
+        return self._fewer(best, weight, worth, deadline)
+
+
+def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
+    elements, total = -(-problem.size_bytes // problem.element_bytes), shards_of(problem) * units * pieces
+    return Lowering(
+        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root,
+        shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers,
+        chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+    )  # fmt: skip
+
+
+def _filled(ranks: int, channels: float, height: int) -> float:
+    """Share of the time that is left when the pipeline of so many trees, each a channel of its own, has been filled."""
+    pieces = min(MOST_COUNTED, _most_steps(ranks) / (STEPS_PER_EDGE * channels * ranks))
+    return pieces / (pieces + height - 1)
+
+
+def _worth(forest: Forest, latency_s: float) -> float:
+    """Share of the optimum after the time to fill the pipeline and the latency of its hops, for LARGE_BYTES."""
+    total = sum(forest.weight)
+    channels = (forest.distinct * forest.k * total) ** 0.5  # between equal trees counted once and all trees
+    time_s = float(LARGE_BYTES * forest.stretch / forest.k / forest.graph.unit_Bps / total)
+    filled = _filled(forest.graph.ranks, channels, forest.height)
+    return float(forest.ratio) * filled * time_s / (time_s + (forest.height - 1) * latency_s)
+
+
+def _most_steps(ranks: int) -> int:
+    """Executed steps up to which more pieces are chosen: the more ranks, the longer takes a simulator for a step."""
+    return int(min(max(MOST_WORK // ranks**2, MOST_STEPS), 6 * MOST_STEPS))
+
+
+def _latency_s(problem: CollectiveProblem) -> float:
+    return max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+
+
+def _bandwidth_s(problem: CollectiveProblem, forests: list[Forest]) -> float:
+    """Time of all bytes on the fullest links, one forest after the other."""
+    per_weight = sum(f.stretch / f.k for f in forests) / forests[0].graph.unit_Bps
+    return float(problem.size_bytes * per_weight / sum(weights_of(problem)))
+
+
+def _round_number(value: int) -> int:
+    """The largest that is no more and has three leading binary digits at most, at least 1; a power of two if small."""
+    value = max(value, 1)
+    unit = 1 << value.bit_length() - (3 if value > ROUNDED_PIECES else 1)
+    return value // unit * unit
+
+
+def _notes(problem: CollectiveProblem, ready: Prepared, pieces: int) -> dict[str, Any]:
+    """`bandwidth_time_s`: the most loaded link at full rate, without padding; `halves_optimum_s`: sum of the halves' exact optima."""
+    forests, weight = ready.forests, weights_of(problem)
+    shard = Fraction(problem.size_bytes, sum(weight))
+    return {
+        "trees_per_root": forests[0].k,
+        "distinct_trees": sum(f.distinct for f in ({id(f): f for f in forests}.values())),
+        "height": max((f.height for f in forests), default=0),
+        "weights": weight if len(set(weight)) > 1 else "equal",
+        "pieces": pieces,
+        "ranks": len(problem.ranks),
+        "bandwidth_time_s": str(shard * ready.fullest_link),
+        "halves_optimum_s": str(sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))),
+        "exact": all(f.stretch == f.k * f.optimum for f in forests),
+        "ratio": str(sum(f.optimum / f.graph.unit_Bps for f in forests) / sum(f.stretch / f.k / f.graph.unit_Bps for f in forests)),
+        "method": ", ".join(dict.fromkeys(f.method for f in forests)),
+    }

@@ -1,0 +1,69 @@
+"""How a forest is best cut into channels and paced, tried on the simulator.
+
+Links share their rate evenly between messages, so channels of unlike shares let the large ones lag. Two cures, each with its price: cut shares
+into equal ones (more steps, so fewer pieces fit a program and the pipeline fills slowly), or keep the lanes of a rank in step (`Lowering.pace`).
+Which is better depends on the fabric, so a few ways are tried. A try simulates the first pieces only, twice, and goes on at the pace of the
+second: a pipeline in full swing takes the same time for every piece. The two best are simulated whole where that is quick, because ranks may
+drift apart slowly.
+Deviation: the paper does not treat links that messages share evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..lower_trees import Lowering
+from ..problem import CollectiveProblem
+from ..value import simulated_time_s
+from .parts import Prepared
+
+__all__ = ["Way", "best_way"]
+
+PIECES = (256, 128, 64, 24)  # of the shorter simulation of a try, the most that keep to ENOUGH_WORK, or the least; the longer has twice as many
+ENOUGH_WORK, MOST_WORK = 13_000_000, 30_000_000  # steps times ranks of a try; beyond the second it is left out
+
+FINALISTS = 2  # so many are simulated whole, unless pieces times squared steps of one are more than
+FINAL_WORK = {True: 10_000_000_000, False: 30_000_000_000}  # by whether they are cut alike: then tries mislead less
+
+
+@dataclass(frozen=True)
+class Way:
+    """Most units per channel, pieces, and pieces that a leader may be ahead."""
+
+    quantum: int
+    pieces: int
+    pace: int
+
+
+def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], lowering: Callable[[Way], Lowering]) -> Way:
+    """The way with the least time of those whose try is quick enough; the first of equals, and the first where none is."""
+    todo = list(dict.fromkeys(ways))
+    if len(todo) < 2:
+        return todo[0]
+    tried = MOST_WORK // (3 if problem.op == "all-reduce" else 1)  # its halves run at once, which costs a simulator more than their sum
+    todo = [way for way in todo if _work(ready, way, PIECES[-1]) <= tried] or todo[:1]
+    if len(todo) == 1:
+        return todo[0]
+    ranked = sorted(todo, key=lambda way: _time_s(problem, ready, way, lowering(way)))[:FINALISTS]
+    most = FINAL_WORK[len({way.quantum for way in ranked}) == 1]
+    if any(way.pieces * ready.cut(way.quantum)[1] ** 2 > most for way in ranked):
+        return ranked[0]
+    return min(ranked, key=lambda way: _simulated_s(problem, ready, way, lowering(way), way.pieces))
+
+
+def _work(ready: Prepared, way: Way, pieces: int) -> int:
+    return 3 * pieces * ready.cut(way.quantum)[1] * ready.servers * ready.ranks
+
+
+def _time_s(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering) -> float:
+    """Simulated time, from the first pieces."""
+    pieces = next((count for count in PIECES if _work(ready, way, count) <= ENOUGH_WORK), PIECES[-1])
+    few, more = (_simulated_s(problem, ready, way, how, count) for count in (pieces, 2 * pieces))
+    return more + max(0, way.pieces - 2 * pieces) / pieces * (more - few)
+
+
+def _simulated_s(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering, pieces: int) -> float:
+    """Time of so many of the way's pieces."""
+    program = ready.program(replace(how, pieces=min(pieces, way.pieces), unroll=False), way.quantum)
+    return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)

@@ -1,0 +1,1 @@
+"""What NCCL would choose, by a model of its tuner."""

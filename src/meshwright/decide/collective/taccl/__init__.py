@@ -1,0 +1,1 @@
+"""TACCL: routing and scheduling by mixed-integer programs under a communication sketch."""

@@ -1,0 +1,266 @@
+"""All that the sizes of one class share: routes, orders, messages and lowered programs, the best of each choice of routes and instances.
+
+Routes come from the greedy first routing and from the integer program. For each, chunks are cut into more and more instances while that helps.
+The few best are lowered and simulated for the class's own bytes; a single size then only picks among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from ....cost import Transport
+from ....errors import TimeLimit
+from ....program import Program
+from ..memo import with_chunk_bytes
+from ..value import simulated_time_s
+from .contiguity import Runs, join_runs, replay_runs
+from .lower import Layout, adjoining, lower_transfers
+from .routing import route_exactly
+from .schedule import Schedule, Timing, Transfer, improved, replay
+from .seed import Routes, RoutingProblem, greedy_routes, transfers_of
+from .setup import Setup, SizeClass, joint_transfers
+
+__all__ = ["Kept", "Limits", "kept_for", "picked", "routed", "routed_phases"]
+
+MOST_TRANSFERS = 10_000  # of a schedule with instances
+MOST_SIMULATED = 4_000  # transfers of a schedule up to which several orders are simulated
+SMALLEST_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
+MOST_INSTANCES = 16
+MOST_APART = 1_000  # transfers of routes up to which those with senders kept apart are tried too
+FAR = 1.1  # routes whose whole chunks take this much longer than others' are not pursued
+LOWERED, LOWERED_TRANSFERS = 5, 12_500  # choices of routes and instances that are lowered, and their transfers together
+NEAR = 1.2  # what takes this much longer for the class's bytes is dropped
+JOIN_GAP = 1e-3  # of the integer program that joins messages
+KEPT_TRANSFERS = 8_000  # up to which a single size picks among them; beyond, the class has decided
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be spent: clock from the beginning, clock and nodes of an integer program, its binaries; whether messages may be joined."""
+
+    begin: float
+    total_s: float
+    solver_s: float
+    nodes: int
+    binaries: int
+    merge: bool
+
+    def spent(self, share: float) -> bool:
+        return monotonic() > self.until(share)
+
+    def until(self, share: float) -> float:
+        return self.begin + share * self.total_s
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One choice of routes per phase and instances, scheduled and lowered. `program`: its chunks have the class's bytes."""
+
+    phases: tuple[Routes, ...]
+    how: tuple[str, ...]
+    instances: int
+    transfers: list[Transfer]
+    runs: Runs
+    program: Program
+
+    def schedule(self, timing: Timing) -> Schedule:
+        """The times of the same order for other bytes."""
+        return replay_runs(self.transfers, timing, self.runs)
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    phases: tuple[Routes, ...]
+    how: tuple[str, ...]
+    instances: int
+    transfers: list[Transfer]
+    schedules: list[Schedule]  # the shortest first
+    spare: list[Schedule]  # the order that is best without costs per message, if there are such costs
+
+    @property
+    def makespan_s(self) -> float:
+        return self.schedules[0].makespan_s
+
+
+Choices = Sequence[Sequence[tuple[str, Routes]]]  # per phase: (how, routes) to choose from
+
+
+def kept_for(
+    setup: Setup, size_class: SizeClass, transport: Transport | None, problems: Sequence[RoutingProblem], choices: Choices, instances: int | None,
+    limits: Limits,
+) -> tuple[Kept, ...]:  # fmt: skip
+    """The best choices for a class, the best first. `instances`: how many to take; None = as many as help."""
+    work = _Class(setup, size_class, transport, limits)
+    return work.lowered(work.scheduled(problems, choices, instances))
+
+
+def most_instances(chunk_bytes: float) -> int:
+    """Into how many a chunk may be cut."""
+    return max(1, int(chunk_bytes // SMALLEST_BYTES))
+
+
+class _Class:
+    def __init__(self, setup: Setup, size_class: SizeClass, transport: Transport | None, limits: Limits) -> None:
+        self.setup, self.size, self.transport, self.limits = setup, size_class, transport, limits
+        self.safe = most_instances(size_class.least_bytes)
+
+    def timing(self, instances: int) -> Timing:
+        return Timing.of(self.setup.topology, self.size.chunk_bytes / instances, self.transport)
+
+    def scheduled(self, problems: Sequence[RoutingProblem], choices: Choices, instances: int | None) -> list[_Scheduled]:
+        """Every choice of routes (the k-th of each phase together), first whole, then in more and more instances while that helps; the best
+        that every size of the class can be cut into first, then by time."""
+        found: list[_Scheduled] = []
+        for k in range(max(map(len, choices))):
+            picked = [c[min(k, len(c) - 1)] for c in choices]
+            phases, how = tuple(r for _, r in picked), tuple(h for h, _ in picked)
+            if any(phases == other.phases for other in found):
+                continue
+            mine: list[_Scheduled] = []
+            for count in [instances] if instances else self._instances(sum(len(links) for phase in phases for links in phase)):
+                if mine and self.limits.spent(0.4):
+                    break
+                transfers = joint_transfers(self.setup, problems, phases, count)
+                schedules = improved(transfers, self.timing(count), self._ties(transfers), self.limits.until(0.5))
+                mine.append(_Scheduled(phases, how, count, transfers, schedules, self._spare(transfers, count)))
+                if found and len(mine) == 1 and mine[0].makespan_s > FAR * found[0].makespan_s:
+                    break
+                if len(mine) > 2 and mine[-1].makespan_s >= 0.999 * mine[-3].makespan_s:
+                    break
+            found += mine
+        found.sort(key=lambda c: (c.makespan_s, len(c.transfers)))
+        first = next((c for c in found if c.instances <= self.safe), found[0])
+        return [first, *(c for c in found if c is not first)]
+
+    def _spare(self, transfers: Sequence[Transfer], count: int) -> list[Schedule]:
+        """Where messages cost senders time, waits at shared ports differ from the schedule's, and its order may lose against the plain one."""
+        timing = self.timing(count)
+        if timing.overhead_s <= 0:
+            return []
+        free = Timing.of(self.setup.topology, self.size.chunk_bytes / count, None)
+        return [replay(transfers, timing, improved(transfers, free, self._ties(transfers), self.limits.until(0.5))[0].order)]
+
+    def _instances(self, transfers: int) -> list[int]:
+        most = min(MOST_INSTANCES, most_instances(self.size.chunk_bytes / 2), max(1, MOST_TRANSFERS // max(transfers, 1)))
+        return [1 << i for i in range(most.bit_length())]
+
+    def _ties(self, transfers: Sequence[Transfer]) -> list[int]:
+        """Own-box chunks first, then near ranks, as in the paper."""
+        n, links = len(self.setup.problem.ranks), self.setup.topology.links
+        return [(n if links[x.link].remote else 0) + (links[x.link].src - links[x.link].dst) % n for x in transfers]
+
+    def lowered(self, found: Sequence[_Scheduled]) -> tuple[Kept, ...]:
+        """The first few, each in the order of its own that simulates fastest: the orders of the same routes and instances compete among
+        themselves only, so that the routes and instances in the options decide the rest again."""
+        tried: list[tuple[float, _Scheduled, Schedule, Kept]] = []
+        transfers = 0
+        for choice in found:
+            transfers += len(choice.transfers)
+            if tried and (len(tried) >= LOWERED or transfers > LOWERED_TRANSFERS or self.limits.spent(0.8)):
+                break
+            first, *others = choice.schedules if len(choice.transfers) <= MOST_SIMULATED else choice.schedules[:1]
+            near = [first, *(s for s in others + choice.spare if s.start_s != first.start_s and s.makespan_s <= NEAR * first.makespan_s)]
+            orders = [(self._lowered(choice, s, solve=False), s) for s in near]
+            times = [self.simulated_s(k) for k, _ in orders]
+            best = times.index(min(times))
+            tried.append((times[best], choice, orders[best][1], orders[best][0]))
+        fastest = min(t for t, _, _, _ in tried)
+        kept = [self._solved(*one) for one in tried if one[0] <= NEAR * fastest]
+        if len(kept) > 1 and sum(len(k.transfers) for k in kept) > KEPT_TRANSFERS:
+            kept = [min([k for k in kept if k.instances <= self.safe] or kept, key=self.simulated_s)]
+        return tuple(kept)
+
+    def _solved(self, time_s: float, choice: _Scheduled, schedule: Schedule, known: Kept) -> Kept:
+        """With messages joined by the integer program, where that is faster."""
+        if not (self.limits.merge and self.limits.nodes and self.timing(1).overhead_s > 0):
+            return known
+        other = self._lowered(choice, schedule, solve=True)
+        return other if other.runs != known.runs and self.simulated_s(other) < time_s else known
+
+    def simulated_s(self, kept: Kept) -> float:
+        problem = self.setup.problem
+        return simulated_time_s(kept.program, problem.fabric, problem.ranks, self.transport)
+
+    def _lowered(self, choice: _Scheduled, schedule: Schedule, *, solve: bool) -> Kept:
+        setup, transfers, k = self.setup, choice.transfers, choice.instances
+        layout = Layout.of(setup.problem, setup.topology, setup.chunks, setup.per_buffer, setup.chunkup, k, transfers, schedule.order)
+
+        def may_join(a: int, b: int) -> bool:
+            return adjoining(layout, setup.topology, transfers, a, b)
+
+        runs: Runs = [(t,) for t in schedule.order]
+        if self.limits.merge:
+            limit = min(self.limits.until(1.0), monotonic() + 0.1 * self.limits.total_s, monotonic() + self.limits.solver_s)
+            nodes = self.limits.nodes if solve else 0
+            runs, schedule = join_runs(transfers, self.timing(k), schedule, may_join, deadline=limit, nodes=nodes, gap=JOIN_GAP)
+        chunk_bytes = max(1, round(self.size.chunk_bytes / k))
+        program = lower_transfers(layout, setup.topology, transfers, runs, schedule, chunk_bytes, f"taccl {setup.problem.op}")
+        return Kept(choice.phases, choice.how, k, transfers, runs, program)
+
+
+def picked(kept: Sequence[Kept], setup: Setup, size_bytes: int, transport: Transport | None) -> tuple[Kept, Program]:
+    """The choice that simulates fastest at this size, and its program."""
+    problem, most = setup.problem, most_instances(setup.exact_bytes(size_bytes))
+    kept = [k for k in kept if k.instances <= most] or kept
+    programs = [with_chunk_bytes(k.program, setup.chunk_bytes(size_bytes, k.instances)) for k in kept]
+    times = [simulated_time_s(p, problem.fabric, problem.ranks, transport) for p in programs] if len(kept) > 1 else [0.0]
+    best = times.index(min(times))
+    return kept[best], programs[best]
+
+
+# ---- routes ----
+def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes], ...]:
+    """Routes to choose from, (how, routes): the integer program's and the greedy ones."""
+    greedy, horizon_s = _greedy(problem, limits.until(0.7))
+    found: list[tuple[str, Routes]] = [("greedy", greedy)]
+    if sum(map(len, greedy)) <= MOST_APART:
+        with suppress(TimeLimit):
+            apart = greedy_routes(problem, limits.until(0.7), apart=True)
+            found += [("greedy, senders apart", apart)] if apart != greedy else []
+    size = sum(map(len, problem.allowed)) / max(1, len(problem.group))
+    if size > limits.binaries or not limits.nodes:
+        return tuple(found)
+    if horizon_s <= problem.floor_s * (1 + 1e-9):
+        return (("greedy, at the bound", greedy),)
+    exact = route_exactly(problem, greedy, horizon_s, deadline=limits.begin + min(limits.solver_s, 0.4 * limits.total_s), nodes=limits.nodes)
+    if exact is None:
+        return tuple(found)
+    gap = exact.time_s / exact.floor_s - 1 if exact.floor_s > 0 else float("inf")
+    text = "optimal" if exact.optimal else f"within {100 * gap:.3g} %" if gap < float("inf") else "best found"
+    return ((f"integer program: {text}", exact.routes), *found)
+
+
+def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:
+    """The better of the greedy routes and how long their schedule takes."""
+    tried: list[tuple[float, bool, Routes]] = []
+    begin = monotonic()
+    for rare in (False, True):
+        if rare and all(len(c.dests) == 1 for c in problem.chunks):
+            break
+        try:
+            routes = greedy_routes(problem, deadline, rare=rare)
+        except TimeLimit:
+            if not tried:
+                raise
+            break
+        transfers = transfers_of(problem, routes)
+        tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
+        if len(transfers) > MOST_SIMULATED or monotonic() > deadline - (deadline - begin) / 2:
+            break
+    horizon_s, _, routes = min(tried, key=lambda x: x[:2])
+    return routes, horizon_s
+
+
+Route = Callable[[RoutingProblem], tuple[tuple[str, Routes], ...]]
+
+
+def routed_phases(setup: Setup, problems: Sequence[RoutingProblem], route: Route) -> Choices:
+    """Routes of every phase; the gather's also serve the reduction where links are the same both ways."""
+    if not setup.mirrored:
+        return [route(p) for p in problems]
+    forward = route(problems[1])
+    into, of = problems[0].link_of, problems[1].links
+    return [[(how, tuple(tuple(into[of[i][:2]] for i in links) for links in routes)) for how, routes in forward], forward]
