@@ -121,5 +121,17 @@ class TooFewDevices(RunError):
     code = "too-few-devices"
 
 
+class PlanMismatch(RunError):
+    """Ranks hold different plans, or a plan is for another world or fabric."""
+
+    code = "plan-mismatch"
+
+
+class GroupFailed(RunError):
+    """A collective was given up: `data` names the rank at fault, the step, the link and how it was found out. The group is unusable."""
+
+    code = "group-failed"
+
+
 class Interrupted(RunError):
     code, exit_code = "interrupted", 130

@@ -195,6 +195,13 @@ class CpuQuota:
             message = f"cannot put process {pid} under a CPU quota: {error.strerror}"
             raise RunError(message, where=str(folder), hint="is it running, and yours?") from error
 
+    @property
+    def members_file(self) -> Path:
+        """The file through which a process joins the group by writing `0` to it."""
+        self.open()
+        assert self._folder is not None
+        return self._folder / "cgroup.procs"
+
     def pids(self) -> list[int]:
         return [] if self._folder is None else [int(line) for line in _lines(self._folder / "cgroup.procs")]
 

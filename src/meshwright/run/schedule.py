@@ -135,9 +135,11 @@ class _Compiler:
             if int(channels.dst[channel]) != self.rank:
                 continue
             steps, depth = self.channel_receives[channel], int(channels.depth[channel])
-            for j, step in enumerate(steps):
+            latest = len(self.order)
+            for j in reversed(range(len(steps))):  # no message is posted after one that follows it: those of one tag are told apart by their order
                 credit = self.position[steps[j - depth]] + 1 if j >= depth else 0
-                found.append((self.post_position(step, self.channel_sends[channel][j], credit), channel, j, step))
+                latest = min(latest, self.post_position(steps[j], self.channel_sends[channel][j], credit))
+                found.append((latest, channel, j, steps[j]))
         if self.pair_order:
             found = self.in_sender_order(found)
         else:

@@ -1,0 +1,275 @@
+"""One rank's part of a collective program as a flat list of instructions, worked out once per program and tensor length.
+
+The lanes of all ranks are fused into one checked order per rank (`run.lanes`), receives are posted `depth` messages ahead and sends are waited on
+as late as possible (`run.schedule`), so a single thread keeps all of a rank's links busy. Here that schedule meets the tensors: chunks become
+elements (`chunks`), staging is given out like registers (a slot is free again when its last reader is done), and every step becomes one or
+two instructions. A collective of a length seen before then costs no planning and no allocation.
+
+A message is received straight into its place wherever nobody else touches that place meanwhile. What is added is received into staging, while
+the message before it is being added.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ...errors import Unsupported
+from ...program import I32, Kind, Part, Program
+from ..collective import callable_form
+from ..lanes import channel_messages, fuse_lanes
+from ..schedule import Schedule, compile_schedule
+from .chunks import Region, Span, regions
+
+__all__ = ["Form", "Instruction", "Op", "RankCode", "compile_rank", "form_of"]
+
+
+class Op(IntEnum):
+    """What an instruction does. `place` and `source` are (space, first element, end)."""
+
+    POST = 0  # receive `key` into `place` from `peer` with `tag`
+    SEND = 1  # send `key` from `place` to `peer` with `tag`
+    TAKE = 2  # wait for receive `key` from `peer`
+    DONE = 3  # wait until what was sent as `key` to `peer` may be overwritten
+    COPY = 4  # place = source
+    ADD = 5  # place = place (+) source
+
+
+Place = tuple[int, int, int]  # space: number of the rank's buffer, or -1 - staging slot
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    op: Op
+    step: int  # of the program's callable form
+    place: Place = (0, 0, 0)
+    source: Place = (0, 0, 0)
+    key: int = -1
+    peer: int = -1
+    tag: int = -1
+
+
+@dataclass(frozen=True)
+class Form:
+    """A program with its repeats unrolled, all ranks' walks through it, and the buffers' places at their ranks. Shared by all lengths."""
+
+    program: Program  # as planned
+    unrolled: Program
+    orders: Sequence[I32]
+
+
+@dataclass(frozen=True)
+class RankCode:
+    """`spaces`: elements of the rank's buffers by number; `staging`: of every slot. `roles`: what each buffer is."""
+
+    rank: int
+    instructions: tuple[Instruction, ...]
+    spaces: tuple[int, ...]
+    roles: tuple[str, ...]
+    staging: tuple[int, ...]
+    elements: int  # per block, padding included
+    blocks: int
+    steps: int
+    unrolled: Program = field(repr=False)
+
+
+def form_of(program: Program, start_s: Sequence[float] | None = None, end_s: Sequence[float] | None = None) -> Form:
+    """Unroll and fuse. Times, by step of the unrolled form, make the walks follow a simulation; without them the graph's depth decides.
+
+    Raises: Unsupported (not executable), Deadlock.
+    """
+    unrolled = callable_form(program)
+    import numpy as np
+
+    times = (None, None) if start_s is None or end_s is None else (np.asarray(start_s), np.asarray(end_s))
+    return Form(program, unrolled, fuse_lanes(unrolled, *times))
+
+
+def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = False) -> RankCode:
+    """Code of `rank` for `elements` elements per block (all-gather: of one shard; all-reduce: of the tensor).
+
+    Raises: Unsupported (no contract, unequal blocks, chunks that change their size on the way).
+    """
+    return _Compiler(form, rank, elements, pair_order).run()
+
+
+class _Compiler:
+    def __init__(self, form: Form, rank: int, elements: int, pair_order: bool) -> None:
+        self.form, self.rank = form, rank
+        self.program = form.unrolled
+        original = regions(form.program, elements)
+        at = {(r.rank, r.local): r for r in original.values()}
+        seen: dict[int, int] = defaultdict(int)
+        self.region: list[Region] = []
+        for actor in self.program.buffers.actor.tolist():
+            self.region.append(at[actor, seen[actor]])
+            seen[actor] += 1
+        self.mine = [i for i, r in enumerate(self.region) if r.rank == rank]
+        self.sends, self.receives = channel_messages(self.program)
+        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order)
+        self.out: list[Instruction] = []
+        self.slots: list[int] = []  # elements of every staging slot
+        self.free: list[int] = []
+        self.staged: dict[int, int] = {}  # step -> slot that its message lies in
+        self.parted: dict[int, int] = {}  # step -> slot that a message of several runs is sent from
+        self.sender: dict[int, int] = {}  # receiving step -> sending step
+        for outs, ins in zip(self.sends, self.receives, strict=True):
+            self.sender.update(zip(ins, outs, strict=True))
+        s = self.program.steps
+        self.parts = s.parts.tolist()
+        self.src = list(zip(s.src_buffer.tolist(), s.src_chunk.tolist(), s.count.tolist(), strict=True))
+        self.dst = list(zip(s.dst_buffer.tolist(), s.dst_chunk.tolist(), s.count.tolist(), strict=True))
+
+    def run(self) -> RankCode:
+        schedule, order = self.schedule, self.schedule.order.tolist()
+        for position in range(len(order) + 1):
+            for step in schedule.waits.get(position, ()):
+                self.done(step)
+            for receive in schedule.posts.get(position, ()):
+                self.post(receive.step)
+            if position < len(order):
+                self.step(order[position])
+        rows = [self.region[i] for i in self.mine]
+        full = max((r.map for r in self.region if r.role != "scratch"), key=lambda m: m.blocks)
+        return RankCode(
+            rank=self.rank, instructions=tuple(self.out), spaces=tuple(r.map.total for r in rows), roles=tuple(r.role for r in rows),
+            staging=tuple(self.slots), elements=full.elements, blocks=full.blocks, steps=len(order), unrolled=self.program,
+        )  # fmt: skip
+
+    # ---- places ------------------------------------------------------------------------------------------------
+    def spans(self, place: tuple[int, int, int]) -> tuple[Span, ...]:
+        buffer, first, count = place
+        return self.region[buffer].map.spans(first, count)
+
+    def message(self, step: int) -> int:
+        """Elements of what a sending step sends."""
+        parts = self.parts[step]
+        place = self.dst[step] if parts & Part.STORE else self.src[step]
+        return sum(high - low for low, high in self.spans(place))
+
+    def at(self, place: tuple[int, int, int], step: int) -> list[Place]:
+        """A rank's own chunks as places. A step that takes in a message must have room for exactly what was sent."""
+        space = self.region[place[0]].local
+        found = [(space, low, high) for low, high in self.spans(place)]
+        if step in self.sender and (sent := self.message(self.sender[step])) != (here := sum(high - low for _, low, high in found)):
+            raise Unsupported(
+                f"a message of {sent} elements arrives where {here} belong", where=self.program.describe(step),
+                hint="plan for a size that the chunks divide",
+            )  # fmt: skip
+        return found
+
+    def slot(self, elements: int) -> int:
+        """A staging slot of at least so many elements: the smallest free one that is large enough, or one that grows, or a new one."""
+        fitting = [x for x in self.free if self.slots[x] >= elements]
+        if fitting or self.free:
+            best = min(fitting, key=lambda x: self.slots[x]) if fitting else max(self.free, key=lambda x: self.slots[x])
+            self.free.remove(best)
+            self.slots[best] = max(self.slots[best], elements)
+            return best
+        self.slots.append(elements)
+        return len(self.slots) - 1
+
+    # ---- instructions ------------------------------------------------------------------------------------------
+    def post(self, step: int) -> None:
+        receive = self.schedule.receives[step]
+        elements = self.message(self.sender[step])
+        if not elements:
+            return
+        where = self.at(self.dst[step], step) if receive.direct else []
+        if len(where) == 1:
+            place = where[0]
+        else:
+            slot = self.staged[step] = self.slot(elements)
+            place = (-1 - slot, 0, elements)
+        self.out.append(Instruction(Op.POST, step, place=place, key=step, peer=receive.peer, tag=receive.tag))
+
+    def done(self, step: int) -> None:
+        if self.message(step):
+            self.out.append(Instruction(Op.DONE, step, key=step, peer=self.schedule.sends[step].peer))
+        for kept in (self.staged, self.parted):
+            if (slot := kept.pop(step, None)) is not None:
+                self.free.append(slot)
+
+    def step(self, step: int) -> None:
+        if int(self.program.steps.kind[step]) != Kind.TRANSFER:
+            return
+        parts = self.parts[step]
+        passes = bool(parts & Part.SEND)
+        if parts & Part.RECV:
+            here = self.take(step, keep=passes and not parts & Part.STORE)
+        elif parts & Part.STORE:
+            here = self.local(step)
+        else:
+            here = self.at(self.src[step], -1)
+        if passes:
+            self.send(step, here)
+
+    def take(self, step: int, *, keep: bool) -> list[Place]:
+        """Wait for the message and put it where it belongs; gives where what a send part would pass on lies."""
+        receive, parts = self.schedule.receives[step], self.parts[step]
+        elements = self.message(self.sender[step])
+        if not elements:
+            return []
+        self.out.append(Instruction(Op.TAKE, step, key=step, peer=receive.peer))
+        if step not in self.staged:
+            return self.at(self.dst[step], step)
+        slot = self.staged[step]
+        if parts & Part.STORE:
+            into = self.at(self.dst[step], step)
+            if parts & Part.ADD:
+                if self.src[step] != self.dst[step]:
+                    self.pairwise(Op.COPY, step, into, self.at(self.src[step], step))
+                self.from_slot(Op.ADD, step, into, slot)
+            else:
+                self.from_slot(Op.COPY, step, into, slot)
+            self.free.append(self.staged.pop(step))
+            return into
+        if parts & Part.ADD:
+            first = 0
+            for place in self.at(self.src[step], step):
+                end = first + place[2] - place[1]
+                self.out.append(Instruction(Op.ADD, step, place=(-1 - slot, first, end), source=place))
+                first = end
+        if not keep:
+            self.free.append(self.staged.pop(step))
+        return [(-1 - slot, 0, elements)]
+
+    def local(self, step: int) -> list[Place]:
+        into, source = self.at(self.dst[step], -1), self.at(self.src[step], -1)
+        self.pairwise(Op.ADD if self.parts[step] & Part.ADD else Op.COPY, step, into, source)
+        return into
+
+    def pairwise(self, op: Op, step: int, into: list[Place], source: list[Place]) -> None:
+        """Runs of both sides may be cut differently; together they are equally long."""
+        if sum(b - a for _, a, b in into) != sum(b - a for _, a, b in source):
+            where = self.program.describe(step)
+            raise Unsupported("a chunk moves to a place of another size", where=where, hint="plan for a size that the chunks divide")
+        left, right = list(reversed(into)), list(reversed(source))
+        while left and right:
+            (s0, a0, b0), (s1, a1, b1) = left.pop(), right.pop()
+            size = min(b0 - a0, b1 - a1)
+            self.out.append(Instruction(op, step, place=(s0, a0, a0 + size), source=(s1, a1, a1 + size)))
+            if a0 + size < b0:
+                left.append((s0, a0 + size, b0))
+            if a1 + size < b1:
+                right.append((s1, a1 + size, b1))
+
+    def from_slot(self, op: Op, step: int, into: list[Place], slot: int) -> None:
+        self.pairwise(op, step, into, [(-1 - slot, 0, sum(b - a for _, a, b in into))])
+
+    def send(self, step: int, where: list[Place]) -> None:
+        elements = sum(high - low for _, low, high in where)
+        if not elements:
+            return
+        if len(where) > 1:
+            slot = self.parted[step] = self.slot(elements)
+            first = 0
+            for place in where:
+                end = first + place[2] - place[1]
+                self.out.append(Instruction(Op.COPY, step, place=(-1 - slot, first, end), source=place))
+                first = end
+            where = [(-1 - slot, 0, elements)]
+        target = self.schedule.sends[step]
+        self.out.append(Instruction(Op.SEND, step, place=where[0], key=step, peer=target.peer, tag=target.tag))

@@ -1,0 +1,47 @@
+"""The group's own gloo context for point-to-point messages.
+
+It is a context of its own, so tags never meet the user's sends. One connection per pair carries all channels between two ranks: one flow per
+direction. gloo cannot be polled and a wait cannot be interrupted, except in one way: a wait that times out closes all pairs of its context, and
+every other wait on it ends with an error. `abort` does that on purpose.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["GlooMessages"]
+
+_ABORT_TAG = (1 << 31) - 7  # no channel has it
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+class GlooMessages:
+    """`send` and `receive` post and return a work to be waited on exactly once."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
+        self.group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+        self._send, self._recv = self.group.send, self.group.recv
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        return self._send([tensor], peer, tag)
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        return self._recv([tensor], peer, tag)
+
+    def wait(self, work: Any, limit: timedelta) -> None:
+        """Raises RuntimeError: a lost peer, an abort, the deadline."""
+        work.wait(limit)
+
+    def abort(self) -> None:
+        """End every wait of this context with an error, from any thread."""
+        if self.size < 2:
+            return
+        try:
+            self.group.recv([torch.empty(1)], (self.rank + 1) % self.size, _ABORT_TAG).wait(_AT_ONCE)
+        except RuntimeError:
+            pass  # that is how it works

@@ -1,0 +1,238 @@
+"""Which program a process group runs for an operation and a size.
+
+Plan files come first. Otherwise, with a fabric, the group's first rank plans when a size class is first met, and hands the program to the others
+through the store, so that planners with a time limit need not agree. Sizes within a factor of two share a program: chunks follow the tensor's
+length (`chunks`). A program is taken only where the simulator says that it beats what the built-in backend does, a ring; otherwise the built-in
+backend is the answer. All ranks compare what they were told when the group is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ...cost import Transport, assumed_cost
+from ...errors import FormatError, MeshwrightError, PlanMismatch, Unsupported, UsageError
+from ...fabric import Fabric
+from ...program import Program
+from ...program_hash import program_hash
+from .code import Form, form_of
+from .settings import Settings
+
+__all__ = ["Chosen", "GroupPlans", "size_class"]
+
+GAIN = 0.98  # a plan must be predicted to take at most this share of the ring's time
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`builtin_s`: the prediction for the built-in backend, None where it was not asked."""
+
+    form: Form
+    name: str  # content hash
+    strategy: str
+    origin: str  # plan file or fabric
+    size_bytes: int  # that it was planned for
+    predicted_s: float | None
+    builtin_s: float | None = None
+
+
+def size_class(size_bytes: int) -> int:
+    """The power of two next to a size."""
+    below = 1 << max(size_bytes, 1).bit_length() - 1
+    return below if size_bytes * size_bytes <= 2 * below * below else 2 * below
+
+
+class GroupPlans:
+    """`devices`: of the group's ranks, by name; () while nobody said. `store`: the group's own part of the rendezvous store."""
+
+    def __init__(
+        self, settings: Settings, store: Any, rank: int, ranks: int, *, devices: Sequence[str], fabric: Fabric | None, timeout_s: float
+    ) -> None:  # fmt: skip
+        self.settings, self.store, self.rank, self.ranks = settings, store, rank, ranks
+        self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
+        self.files = [_from_file(path) for path in settings.plans]
+        self.known: dict[tuple[str, int, int], Chosen | str] = {}
+
+    # ---- agreement ---------------------------------------------------------------------------------------------
+    def fingerprint(self) -> str:
+        """Of everything that decides which program runs."""
+        told = [sorted(f.name for f in self.files), self.settings.strategies, self.settings.min_bytes, self.settings.builtin, self.devices]
+        if self.fabric is not None:
+            from ...io.fabric_document import fabric_document
+
+            told.append(fabric_document(self.fabric))
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def agree(self) -> None:
+        """All ranks must have been told the same. Raises: PlanMismatch, naming the rank that differs from rank 0."""
+        mine = self.fingerprint()
+        self.store.set(f"told/{self.rank}", mine)
+        rows = [self._get(f"told/{r}").decode() for r in range(self.ranks)]
+        for rank, other in enumerate(rows):
+            if other != rows[0]:
+                raise PlanMismatch(
+                    f"rank {rank} has other plans, devices or another fabric than rank 0", where=f"rank {self.rank}",
+                    hint="give all ranks the same MESHWRIGHT_PLAN, MESHWRIGHT_FABRIC and MESHWRIGHT_DEVICES (and the same version of their files)",
+                    data={"rank": rank, "fingerprints": rows},
+                )  # fmt: skip
+
+    def _get(self, key: str) -> bytes:
+        try:
+            self.store.wait([key], timedelta(seconds=self.timeout_s))
+        except Exception as error:
+            raise PlanMismatch(
+                f"nothing came for {key!r} within {self.timeout_s:g} s", where=f"rank {self.rank}",
+                hint="are all ranks at the same collective? `meshwright run doctor` compares their recorders", data={"key": key},
+            ) from error  # fmt: skip
+        return bytes(self.store.get(key))
+
+    # ---- the choice --------------------------------------------------------------------------------------------
+    def choose(self, op: str, root: int, size_bytes: int) -> Chosen | str:
+        """A program, or in words why there is none. Equal at all ranks of the group."""
+        key = op, root if op in ROOTED else 0, size_class(size_bytes)
+        if key not in self.known:
+            try:
+                self.known[key] = self._choose(*key, size_bytes)
+            except Unsupported as error:
+                self.known[key] = str(error)
+        return self.known[key]
+
+    def _choose(self, op: str, root: int, class_bytes: int, size_bytes: int) -> Chosen | str:
+        fitting = [f for f in self.files if self._serves(f, op, root)]
+        if fitting:
+            best = min(fitting, key=lambda f: (abs(_log2(f.size_bytes) - _log2(size_bytes)), f.name))
+            return Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)
+        if self.fabric is None:
+            return "no plan for it" if self.files else "no plans and no fabric"
+        if size_bytes < self.settings.min_bytes:
+            return f"below {self.settings.min_bytes} bytes"
+        return self._planned(op, root, class_bytes)
+
+    def _serves(self, file: _File, op: str, root: int) -> bool:
+        if file.op != op or len(file.devices) != self.ranks or (op in ROOTED and file.root != root):
+            return False
+        return not self.devices or file.devices == self.devices
+
+    def _planned(self, op: str, root: int, class_bytes: int) -> Chosen | str:
+        key = f"plan/{op}/{root}/{class_bytes}"
+        if self.rank == 0:
+            try:
+                answer = self._plan(op, root, class_bytes)
+            except MeshwrightError as error:
+                answer = json.dumps({"none": str(error)}).encode()
+            except Exception as error:  # the others wait: they must hear of it
+                self.store.set(key, json.dumps({"none": f"planning failed: {type(error).__name__}"}))
+                raise
+            self.store.set(key, answer)
+        else:
+            answer = self._get(key)
+        return self._decode(answer, class_bytes)
+
+    def _plan(self, op: str, root: int, class_bytes: int) -> bytes:
+        from ...decide.collective import CollectiveProblem, Ring, strategy
+        from ...drive_collective_job import plan_collective
+        from ...io.plan_file import plan_bytes
+
+        assert self.fabric is not None
+        transport = _transport(self.fabric)
+        n = self.ranks
+        size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
+        problem = CollectiveProblem(
+            fabric=self.fabric, op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
+            time_limit_s=self.settings.plan_s,
+        )  # fmt: skip
+        candidates = [strategy(name)() for name in self.settings.strategies] or None
+        plan, ranked = plan_collective(problem, candidates=candidates, each_s=self.settings.plan_s)
+        best = ranked[0]
+        assert best.time_s is not None
+        builtin = next((r.time_s for r in ranked if r.strategy == "ring"), None)
+        if builtin is None and op in ("all-reduce", "all-gather", "reduce-scatter"):
+            builtin = plan_collective(problem, candidates=[Ring()])[0].prediction.time_s  # type: ignore[union-attr]
+        if self.settings.builtin and builtin is not None and best.time_s > GAIN * builtin:
+            return json.dumps({"none": f"a ring is predicted to be as fast ({builtin:.4g} s)"}).encode()
+        head = {"strategy": best.strategy, "predicted_s": best.time_s, "builtin_s": builtin}
+        return json.dumps(head).encode() + b"\n" + plan_bytes(plan)
+
+    def _decode(self, answer: bytes, class_bytes: int) -> Chosen | str:
+        from ...io.plan_file import plan_from_bytes
+
+        head, _, rest = answer.partition(b"\n")
+        found = json.loads(head)
+        if "none" in found:
+            return str(found["none"])
+        plan = plan_from_bytes(rest, where="the plan from rank 0")
+        form = _timed(plan, self.fabric)
+        origin = self.fabric.name if self.fabric else ""
+        return Chosen(form, program_hash(plan.main), found["strategy"], origin, class_bytes, found["predicted_s"], found["builtin_s"])
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    program: Program
+    name: str
+    op: str
+    root: int
+    devices: tuple[str, ...]
+    size_bytes: int
+    strategy: str
+    predicted_s: float | None
+
+
+def _from_file(path: str) -> _File:
+    """Read and check a plan. Raises: FormatError, CheckFailed, UsageError (not the plan of a collective)."""
+    from ... import drive
+
+    plan = drive.read_plan(path)
+    job: Any = plan.job.get("collective")
+    if plan.kind != "collective" or not isinstance(job, dict):
+        hint = "`meshwright collective plan OP --fabric F --size S -o plan.json` makes one"
+        raise UsageError("is not the plan of one collective", where=path, hint=hint)
+    drive.check(plan)
+    decision = plan.decisions.get(f"collective:{job['op']}", {})
+    predicted = plan.prediction.time_s if plan.prediction is not None else None
+    if plan.main.switches:
+        raise Unsupported("this plan computes in switches", where=path, hint="plan without --in-network")
+    if not isinstance(job.get("size_bytes"), int):
+        raise FormatError("the job has no size", where=path)
+    return _File(
+        path, plan.main, program_hash(plan.main), job["op"], int(job.get("root", 0)), tuple(plan.placement[: plan.main.ranks]), job["size_bytes"],
+        str(decision.get("strategy", "?")), predicted,
+    )  # fmt: skip
+
+
+def _timed(plan: Any, fabric: Fabric | None) -> Form:
+    """The walks in the order of a simulation, where it is quick enough."""
+    from ...simulate import simulate_program
+
+    plain = form_of(plan.main)
+    if fabric is None or len(plain.unrolled.steps) > MOST_TIMED_STEPS:
+        return plain
+    from ...cost import Cost
+
+    timeline = simulate_program(plain.unrolled, fabric, plan.placement, Cost(transport=_transport(fabric)), record=True)
+    spans, n = timeline.spans, len(plain.unrolled.steps)
+    start, end = [0.0] * n, [0.0] * n
+    for step, begins, ends in zip(spans.step.tolist(), spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
+        if step >= 0:
+            start[step], end[step] = begins, ends
+    return form_of(plan.main, start, end)
+
+
+MOST_TIMED_STEPS = 60_000
+
+
+def _transport(fabric: Fabric) -> Transport:
+    return assumed_cost(fabric).transport
+
+
+def _log2(size_bytes: int) -> float:
+    from math import log2
+
+    return log2(max(size_bytes, 1))

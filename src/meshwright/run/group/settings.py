@@ -1,0 +1,98 @@
+"""What a process group is told from outside: environment variables, overridden by `meshwright.torch.configure`.
+
+| variable | means |
+|---|---|
+| MESHWRIGHT_PLAN | plan files (`collective plan -o`), separated by `:`; each serves its operation on its devices |
+| MESHWRIGHT_FABRIC | a fabric file or preset to plan for at first use, or `probe`: measure the group's own fabric when it starts |
+| MESHWRIGHT_DEVICES | device of every rank, separated by commas; default: the fabric's devices in order |
+| MESHWRIGHT_TIMEOUT_S | deadline of every wait; default: the group's timeout |
+| MESHWRIGHT_STRATEGIES | strategies to plan with, separated by commas; default: all |
+| MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size) |
+| MESHWRIGHT_BUILTIN | 0: never choose the built-in backend where a plan exists |
+| MESHWRIGHT_DEBUG | 1: checksum every message |
+| MESHWRIGHT_RECORD_DIR | where the ranks' flight recorders lie |
+| MESHWRIGHT_REPORT | 1: rank 0 says at the end what was planned and what fell through |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...errors import UsageError
+
+__all__ = ["Settings", "configure", "current_settings", "settings_from"]
+
+MIN_BYTES = 1 << 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """See the module's table. `plan_s`: most seconds that one candidate may plan."""
+
+    plans: tuple[str, ...] = ()
+    fabric: str = ""
+    devices: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    strategies: tuple[str, ...] = ()
+    min_bytes: int = MIN_BYTES
+    debug: bool = False
+    record_dir: str = ""
+    report: bool = False
+    plan_s: float = 2.0
+    builtin: bool = True  # may the built-in backend be chosen where it is predicted to be as fast; False: every plan is used
+
+
+_configured: dict[str, Any] = {}
+
+
+def configure(**options: Any) -> None:
+    """Settings of groups made from now on; None takes a setting back to what the environment says. Raises: UsageError (unknown option, bad value)."""
+    known = {f.name for f in fields(Settings)}
+    for name, value in options.items():
+        if name not in known:
+            raise UsageError(f"no setting is called {name!r}", where="configure", hint=f"settings: {', '.join(sorted(known))}")
+        if value is None:
+            _configured.pop(name, None)
+        else:
+            _configured[name] = tuple(value) if isinstance(value, list) else value
+    _validated(current_settings())
+
+
+def current_settings() -> Settings:
+    return replace(settings_from(os.environ), **_configured)
+
+
+def settings_from(env: Mapping[str, str]) -> Settings:
+    """Raises: UsageError for numbers that are none."""
+
+    def words(name: str, separator: str) -> tuple[str, ...]:
+        return tuple(x.strip() for x in env.get(name, "").split(separator) if x.strip())
+
+    timeout = env.get("MESHWRIGHT_TIMEOUT_S", "")
+    return _validated(
+        Settings(
+            plans=words("MESHWRIGHT_PLAN", os.pathsep), fabric=env.get("MESHWRIGHT_FABRIC", "").strip(), devices=words("MESHWRIGHT_DEVICES", ","),
+            timeout_s=_number("MESHWRIGHT_TIMEOUT_S", timeout) if timeout else None, strategies=words("MESHWRIGHT_STRATEGIES", ","),
+            min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(MIN_BYTES)))),
+            debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
+            report=env.get("MESHWRIGHT_REPORT", "0") not in ("", "0"), builtin=env.get("MESHWRIGHT_BUILTIN", "1") not in ("", "0"),
+        )
+    )  # fmt: skip
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"must be a number, got {text[:64]!r}", where=name) from None
+
+
+def _validated(settings: Settings) -> Settings:
+    if settings.timeout_s is not None and not 0 < settings.timeout_s < 1e7:
+        raise UsageError(f"must be above 0 s, got {settings.timeout_s}", where="MESHWRIGHT_TIMEOUT_S")
+    if settings.min_bytes < 0:
+        raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
+    return settings

@@ -1,0 +1,99 @@
+"""A torch `Work` for what a worker thread does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import RunTimeout
+
+__all__ = ["JoinedWork", "PlannedWork"]
+
+
+class PlannedWork(dist._Work):  # type: ignore[misc]
+    """Waited on by Python (`wait` raises our typed errors) or by C++, through the future (DDP's reducer; it sees the error's text)."""
+
+    def __init__(self, outputs: Any, what: str) -> None:
+        super().__init__()
+        self._outputs, self._what = outputs, what
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._start: torch.futures.Future[Any] = torch.futures.Future()
+        self._future: Any = None
+
+    # ---- the worker's side -------------------------------------------------------------------------------------
+    def finish(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self._over.set()
+        self._start.set_result(None)
+
+    # ---- torch's side ------------------------------------------------------------------------------------------
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        limit = timeout.total_seconds() if timeout is not None else 0.0
+        if not self._over.wait(limit if limit > 0 else None):
+            raise RunTimeout(f"{self._what} did not end within {limit:g} s", hint="the group's own deadline names the step and the peer")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        return self._over.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> Any:
+        return self._outputs
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            self._future = self._start.then(self._value)
+        return self._future
+
+    def _value(self, _: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._outputs
+
+
+class JoinedWork(dist._Work):  # type: ignore[misc]
+    """Several works as one; `after` runs once, when all are done."""
+
+    def __init__(self, outputs: Any, works: list[Any], after: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._outputs, self._works, self._after = outputs, works, after
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        while self._works:
+            self._works[0].wait(timeout) if timeout else self._works[0].wait()
+            self._works.pop(0)
+        if self._after is not None:
+            self._after()
+            self._after = None
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(w.is_completed() for w in self._works)
+
+    def result(self) -> Any:
+        return self._outputs
+
+    def get_future(self) -> Any:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        self.wait()
+        future.set_result(self._outputs)
+        return future

@@ -1,0 +1,110 @@
+"""The thread of a process group: walks one collective after the other, in the order in which they were asked for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ...errors import GroupFailed, MeshwrightError
+from .call import Call, Session
+from .messages import GlooMessages
+from .recorder import Recorder
+from .reductions import Reduction
+from .walk import walk
+from .work import PlannedWork
+
+__all__ = ["Lost", "Task", "Worker"]
+
+
+class Lost(Exception):
+    """A wait failed: for `peer`, in `step` of the program; the transport's words are the cause."""
+
+    def __init__(self, step: int, peer: int, receives: bool) -> None:
+        super().__init__(f"step {step}, peer {peer}")
+        self.step, self.peer, self.receives = step, peer, receives
+
+
+@dataclass(frozen=True)
+class Task:
+    """One collective to run. `name` identifies its program for the recorder; `after` puts the result where the caller's tensors are not flat."""
+
+    call: Call
+    session: Session
+    reduction: Reduction | None
+    name: int
+    work: PlannedWork
+    after: Callable[[], None] | None
+
+
+class Worker:
+    """`diagnose` turns a lost wait into the error that every survivor raises; after one the group is unusable and every task ends with it."""
+
+    def __init__(self, messages: GlooMessages, recorder: Recorder, timeout_s: float, diagnose: Callable[[Lost, Task], MeshwrightError]) -> None:
+        self.messages, self.recorder, self.timeout_s, self.diagnose = messages, recorder, timeout_s, diagnose
+        self.failed: MeshwrightError | None = None
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="meshwright-group", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task) -> None:
+        self._queue.put(task)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _loop(self) -> None:
+        with torch.inference_mode():
+            while (task := self._queue.get()) is not None:
+                error = self.failed or self._run(task)
+                task.work.finish(error)
+                del task  # tensors of a finished collective are not kept until the next one comes
+
+    def _run(self, task: Task) -> BaseException | None:
+        recorder = self.recorder
+        recorder.begin(task.name, task.session.code.steps)
+        try:
+            self._walk(task)
+            recorder.end()
+            return None
+        except Lost as lost:
+            self.failed = self.diagnose(lost, task)
+            recorder.fail()
+            return self.failed
+        except MeshwrightError as error:
+            self.failed = error
+        except Exception as error:
+            self.failed = GroupFailed(f"{type(error).__name__}: {error}", where=task.call.op, hint="the group is unusable; see the traceback")
+            self.failed.__cause__ = error
+        recorder.fail()
+        return self.failed
+
+    def _walk(self, task: Task) -> None:
+        reduction = task.reduction
+        bound, finish = task.session.with_tensors(task.call)
+        combine: Any = reduction.combine if reduction is not None else None
+        waiting, moving, wait = self.recorder.waiting, self.recorder.moving, self.messages.wait
+        limit = timedelta(seconds=self.timeout_s)
+        for step, work, peer, receives in walk(bound, self.messages, combine):
+            waiting(step, peer, receives)
+            try:
+                wait(work, limit)
+            except RuntimeError as error:
+                raise Lost(step, peer, bool(receives)) from error
+            moving()
+        finish()
+        if reduction is not None and reduction.divide and task.call.target is not None:
+            task.call.target.div_(self.messages.size)
+        if task.after is not None:
+            task.after()
