@@ -16,6 +16,7 @@ NOUNS: dict[str, str] = {
     "train": "training jobs: capture, plan, run, compare",
     "collective": "bounds and schedules of collectives",
     "program": "what a plan executes",
+    "lab": "rehearsal: a fabric as shaped network namespaces on this machine",
 }
 
 COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
@@ -39,6 +40,12 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "check"): ("collective_check", "prove a schedule right, or show where it is wrong; ours, MSCCL XML or MSCCL++ JSON"),
     ("collective", "export"): ("collective_export", "hand a schedule to MSCCL, MSCCL++ or NCCL"),
     ("collective", "import"): ("collective_import", "turn a foreign schedule into a plan"),
+    ("lab", "up"): ("lab_up", "build a rehearsal lab after a fabric"),
+    ("lab", "run"): ("lab_run", "run a command once per device of a lab"),
+    ("lab", "show"): ("lab_show", "show a lab, its links and what went over them; or list the labs"),
+    ("lab", "fault"): ("lab_fault", "cut, slow down or restore a link of a running lab"),
+    ("lab", "down"): ("lab_down", "end a lab with everything in it"),
+    ("lab", "gc"): ("lab_gc", "remove what killed labs left behind"),
     ("program", "show"): ("program_show", "print the lanes and steps of a program"),
     ("program", "stats"): ("program_stats", "critical path, smallest channel depth, worst-order memory of a program"),
     ("program", "diff"): ("program_diff", "compare two programs step by step"),

@@ -126,6 +126,15 @@ def _load(command: tuple[str, ...]) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A command that runs another one declares `set_defaults(after_dashes=[])`: what follows `--` is that, options included."""
+        words = list(args or ())
+        passed_on = "after_dashes" in self._defaults and "--" in words
+        found, unknown = super().parse_known_args(words[: words.index("--")] if passed_on else words, namespace)
+        if passed_on:
+            found.after_dashes = words[words.index("--") + 1 :]
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", hint=f"see `{self.prog} --help`")
 

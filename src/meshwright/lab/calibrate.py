@@ -1,0 +1,164 @@
+"""Measure every link of a lab before it is used: a link that misses its rate would make every result wrong.
+
+A transfer per direction, from one end of the cable to the other: TCP where both directions exist, UDP on one-way links. What
+counts is the steady rate at the receiver, after two buckets have passed unshaped. It must be within 3 % of the payload's share of
+the rate (1448 of 1514 bytes with an MTU of 1500: the shaper counts Ethernet, IP and TCP headers and time stamps). A link that
+misses is measured again, then with a larger bucket; if that does not help, the lab is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RunError
+from ..io.atomic import write_text
+from ..io.fabric_toml import fabric_toml
+from ..run.machine_use import MachineUseRecorder
+from .commands import batches, reshape
+
+if TYPE_CHECKING:
+    from .lab import Lab
+
+__all__ = ["TOLERANCE", "calibrate", "ceiling_Bps", "phases"]
+
+TOLERANCE = 0.03
+MEASURE_S = 0.25
+MIN_MEASURED_BYTES = 256 * 1024
+PHASE_Bps = 100_000_000  # links measured at the same moment pass at most this together, where one alone does not
+PHASE_LINKS = 16
+BUCKETS = (1, 1, 2, 4, 4)  # factors of the bucket, attempt by attempt
+TCP_HEADERS, UDP_HEADERS, ETHERNET = 52, 28, 14  # IPv4 20, TCP 20 and time stamps 12; IPv4 20, UDP 8; what the shaper sees of Ethernet
+PHASE_TIMEOUT_S = 120.0
+
+
+def ceiling_Bps(rate_Bps: int, mtu: int, *, one_way: bool = False) -> int:
+    """The most payload that a link of this rate can pass."""
+    return rate_Bps * (mtu - (UDP_HEADERS if one_way else TCP_HEADERS)) // (mtu + ETHERNET)
+
+
+def calibrate(lab: Lab, *, say: Callable[[str], None] | None = None) -> None:
+    """Measure all links, raise buckets where that helps, and write goodputs and buckets into the lab's state and fabric.
+
+    Raises: RunError naming each link that is off and both figures, and how busy the machine was.
+    """
+    waiting = list(range(len(lab.fabric.links)))
+    first_bursts = [s.burst_bytes for s in lab.state.links]
+    with MachineUseRecorder(lab.state.holder) as use:
+        for attempt, factor in enumerate(BUCKETS):
+            if attempt:
+                _enlarge(lab, waiting, [first_bursts[i] * factor for i in waiting])
+            _measure(lab, phases(lab, waiting))
+            waiting = [i for i in waiting if _off(lab, i)]
+            if say is not None:
+                done = len(lab.fabric.links) - len(waiting)
+                say(f"measured {done} of {len(lab.fabric.links)} links" + (f"; {len(waiting)} again" if waiting else ""))
+            if not waiting:
+                break
+    lab.state.machine = use.result.to_json()
+    if waiting:
+        raise _error(lab, waiting, use.result.others)
+    lab.state.verified = True
+    links = [replace(x, burst_bytes=s.burst_bytes) for x, s in zip(lab.fabric.links, lab.state.links, strict=True)]
+    if tuple(links) != lab.fabric.links:
+        lab.rewire(replace(lab.fabric, links=tuple(links)))
+        write_text(lab.folder / "fabric.toml", fabric_toml(lab.fabric))
+
+
+def _off(lab: Lab, index: int) -> bool:
+    link = lab.state.links[index]
+    return abs(link.goodput_Bps - link.ceiling_Bps) > TOLERANCE * link.ceiling_Bps
+
+
+def _error(lab: Lab, waiting: Sequence[int], others: float) -> RunError:
+    names, states = [lab.link_name(i) for i in waiting], [lab.state.links[i] for i in waiting]
+    wrong = [{"link": name, "goodput_Bps": s.goodput_Bps, "ceiling_Bps": s.ceiling_Bps} for name, s in zip(names, states, strict=True)]
+    shown = "; ".join(
+        f"{name} passes {s.goodput_Bps * 8 / 1e6:.4g} Mbit/s of payload instead of {s.ceiling_Bps * 8 / 1e6:.4g}"
+        for name, s in list(zip(names, states, strict=True))[:4]
+    )
+    busy = f"; other programs used {others:.0%} of the processors" if others > 0.05 else ""
+    return RunError(
+        f"{len(wrong)} of {len(lab.fabric.links)} links miss their rate by more than {TOLERANCE:.0%}: {shown}{busy}",
+        where=lab.name, hint="lower the rates (--scale), wait until the machine is idle, or build it without this check (--no-verify)",
+        data={"links": wrong, "others": others},
+    )  # fmt: skip
+
+
+def phases(lab: Lab, waiting: Iterable[int]) -> list[list[int]]:
+    """Links in groups that may be measured at the same moment: no cable twice, and not too much together."""
+    found: list[tuple[list[int], set[int], int]] = []
+    for index in sorted(waiting, key=lambda i: -lab.fabric.links[i].rate_Bps):
+        cable, rate = lab.wiring.exit_of[index][0].number, lab.fabric.links[index].rate_Bps
+        for at, (members, cables, total) in enumerate(found):
+            if cable not in cables and total + rate <= PHASE_Bps and len(members) < PHASE_LINKS:
+                members.append(index)
+                cables.add(cable)
+                found[at] = (members, cables, total + rate)
+                break
+        else:
+            found.append(([index], {cable}, rate))
+    return [members for members, _, _ in found]
+
+
+def _enlarge(lab: Lab, links: Sequence[int], bursts: Sequence[int]) -> None:
+    commands = []
+    for index, burst in zip(links, bursts, strict=True):
+        lab.state.links[index].burst_bytes = burst
+        commands.append(reshape(lab.wiring, lab.wiring.exit_of[index][1], lab.state.links[index].rate_Bps, burst))
+    lab.control.do(list(batches(commands)))
+
+
+def _measure(lab: Lab, groups: Sequence[Sequence[int]]) -> None:
+    """One process measures the groups one after the other."""
+    run = secrets.token_hex(8)
+    jobs = [[_job(lab, index) for index in links] for links in groups]
+    file = lab.folder / "calibrate.json"
+    file.write_text(json.dumps(jobs))
+    process = lab.control.start(run, None, [sys.executable, "-m", "meshwright.lab.calibrate_worker", str(file)], _environment(), stdout=-1, stderr=-1)
+    try:
+        output, errors = process.communicate(timeout=PHASE_TIMEOUT_S + 5 * sum(max(j["measured_s"] for j in phase) for phase in jobs))
+    finally:
+        lab.control.end(run)
+        process.close()
+        file.unlink(missing_ok=True)
+    try:
+        results = json.loads(output)
+    except ValueError:
+        last = errors.decode(errors="replace").strip().splitlines()
+        raise RunError("the links could not be measured", where=lab.name, hint=last[-1][:300] if last else "") from None
+    for index, result in zip((i for links in groups for i in links), results, strict=True):
+        state = lab.state.links[index]
+        state.goodput_Bps, state.round_trip_s = round(result["goodput_Bps"]), result["round_trip_s"]
+        state.ceiling_Bps = ceiling_Bps(lab.fabric.links[index].rate_Bps, lab.wiring.mtu, one_way=result["one_way"])
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+def _job(lab: Lab, index: int) -> dict[str, Any]:
+    """Where one transfer goes from and to, how many bytes do not count, and how many do."""
+    cable, end = lab.wiring.exit_of[index]
+    far = cable.other(end.actor) if cable.ends[0].actor != cable.ends[1].actor else cable.ends[1]
+    state = lab.state.links[index]
+    measured = max(MIN_MEASURED_BYTES, int(state.rate_Bps * MEASURE_S))
+    window = int(state.rate_Bps * 10 * lab.fabric.links[index].latency_s) if state.delay else 0
+    bridged = lab.wiring.style == "bridged"
+    return {
+        "source": lab.wiring.namespaces[end.actor],
+        "target": lab.wiring.namespaces[far.actor],
+        "source_address": lab.wiring.address(end.actor) if bridged else end.address,
+        "target_address": lab.wiring.address(far.actor) if bridged else far.address,
+        "skip_bytes": 2 * state.burst_bytes + window,
+        "measured_bytes": measured,
+        "measured_s": (measured + 2 * state.burst_bytes + window) / state.rate_Bps,
+        "one_way": far.link is None,
+        "segment_bytes": lab.wiring.mtu - UDP_HEADERS,
+    }

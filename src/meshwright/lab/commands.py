@@ -1,0 +1,169 @@
+"""The commands that build a lab, in order: what `--dry-run` prints and what the holder runs.
+
+They are meant for a process that is alone in new mount, network and PID namespaces (`PREAMBLE`), so that no name, address or
+setting of the machine is touched and everything disappears with that process. Shapers: one token bucket per direction, at the
+end through which it leaves. `handle 1:` is the bucket; its queue (`parent 1:1`) is exchanged to cut a link.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from .routes import FIRST_TABLE, Routes
+from .wiring import End, Wiring
+
+__all__ = ["PREAMBLE", "Command", "batches", "build", "cut", "limit_bytes", "mend", "reshape", "shape", "shell_text"]
+
+QUEUE_S = 0.2  # a shaper queues this long before it drops
+MIN_QUEUE_BYTES = 64 * 1024
+
+PREAMBLE = (
+    "unshare --mount --net --pid --uts --fork --kill-child --mount-proc --propagation slave bash   # all below is typed inside",
+    "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns",
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line for `ip`, `tc` or `sysctl`, in a namespace or ("" ) in the lab's own."""
+
+    tool: str
+    namespace: str
+    words: tuple[str, ...]
+
+    def shell(self) -> str:
+        text = shlex.join(self.words)
+        if self.tool == "sysctl":
+            return f"ip netns exec {self.namespace} sysctl -qw {text}"
+        return f"{self.tool} -n {self.namespace} {text}" if self.namespace else f"{self.tool} {text}"
+
+
+def _command(tool: str, namespace: str, text: str) -> Command:
+    return Command(tool, namespace, tuple(text.split()))
+
+
+def build(wiring: Wiring, routes: Routes | None) -> list[Command]:
+    """All commands. `routes` is needed when the wiring is routed."""
+    made = [_command("ip", "", f"netns add {name}") for name in wiring.namespaces if name]
+    for cable in wiring.cables:
+        a, b = cable.ends
+        made.append(_command(
+            "ip", "",
+            f"link add name {a.interface} netns {wiring.namespaces[a.actor]} address {a.mac} mtu {wiring.mtu} type veth "
+            f"peer name {b.interface} netns {wiring.namespaces[b.actor]} address {b.mac} mtu {wiring.mtu}",
+        ))  # fmt: skip
+    for actor, name in enumerate(wiring.namespaces):
+        if name:
+            made += _namespace(wiring, actor, name)
+    if routes is not None:
+        made += _routing(wiring, routes)
+    for cable in wiring.cables:
+        for end in cable.ends:
+            made += shape(wiring, end)
+    return made
+
+
+def _namespace(wiring: Wiring, actor: int, name: str) -> Iterator[Command]:
+    yield _command("ip", name, "link set lo up")
+    device = actor < len(wiring.fabric.devices)
+    if wiring.style == "bridged" and not device:
+        number = actor - len(wiring.fabric.devices)
+        yield _command("ip", name, f"link add br0 address 02:4e:00:00:{number >> 8:02x}:{number & 255:02x} mtu {wiring.mtu} type bridge")
+        yield _command("ip", name, "link set br0 addrgenmode none up")
+        yield _command("ip", name, f"addr add {wiring.address(actor)}/15 dev br0")
+    elif wiring.style == "routed":
+        for setting in ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0"):
+            yield _command("sysctl", name, setting)
+        if device:  # "dummy" is not in every kernel, "bridge" is where this tool can be used at all
+            yield _command("ip", name, f"link add id0 mtu {wiring.mtu} type bridge")
+            yield _command("ip", name, "link set id0 addrgenmode none up")
+            yield _command("ip", name, f"addr add {wiring.address(actor)}/32 dev id0")
+    for cable in wiring.cables_of[actor]:
+        end, far = cable.end_of(actor), cable.other(actor)
+        yield _command("ip", name, f"link set {end.interface} addrgenmode none gso_max_size {end.segment_bytes} up")
+        if wiring.style == "routed":
+            yield _command("sysctl", name, f"net.ipv4.conf.{end.interface.replace('.', '/')}.rp_filter=0")
+            yield _command("ip", name, f"addr add {end.address}/30 dev {end.interface}")
+            yield _command("ip", name, f"neigh add {far.address} lladdr {far.mac} dev {end.interface} nud permanent")
+        elif device:
+            yield _command("ip", name, f"addr add {wiring.address(actor)}/15 dev {end.interface}")
+            for other in range(len(wiring.fabric.devices)):
+                if other != actor:
+                    mac = wiring.cables_of[other][0].end_of(other).mac
+                    yield _command("ip", name, f"neigh add {wiring.address(other)} lladdr {mac} dev {end.interface} nud permanent")
+        else:
+            yield _command("ip", name, f"link set {end.interface} master br0")
+
+
+def _routing(wiring: Wiring, routes: Routes) -> Iterator[Command]:
+    devices = len(wiring.fabric.devices)
+
+    def route(actor: int, dst: int, link: int) -> str:
+        cable, end = wiring.exit_of[link]
+        source = f" src {wiring.address(actor)}" if actor < devices else ""
+        return f"route add {wiring.address(dst)}/32 via {cable.other(actor).address} dev {end.interface}{source}"
+
+    for hop in routes.main:
+        yield _command("ip", wiring.namespaces[hop.actor], route(hop.actor, hop.dst, hop.link))
+    tables: dict[tuple[int, int, int], int] = {}
+    used: dict[int, int] = {}
+    for hop in routes.special:
+        name, key = wiring.namespaces[hop.actor], (hop.actor, hop.dst, hop.link)
+        if key not in tables:
+            tables[key] = FIRST_TABLE + used.get(hop.actor, 0)
+            used[hop.actor] = used.get(hop.actor, 0) + 1
+            yield _command("ip", name, f"{route(hop.actor, hop.dst, hop.link)} table {tables[key]}")
+        assert hop.src is not None
+        yield _command("ip", name, f"rule add from {wiring.address(hop.src)} to {wiring.address(hop.dst)} lookup {tables[key]}")
+
+
+# ---- shapers -----------------------------------------------------------------------------------------------------------
+def limit_bytes(rate_Bps: int, burst_bytes: int) -> int:
+    """What a shaper queues before it drops: 0.2 s, beyond its bucket."""
+    return burst_bytes + max(MIN_QUEUE_BYTES, int(rate_Bps * QUEUE_S))
+
+
+def _bucket(rate_Bps: int, burst_bytes: int) -> str:
+    # "bps" is bytes per second in tc
+    return f"tbf rate {rate_Bps}bps burst {burst_bytes}b limit {limit_bytes(rate_Bps, burst_bytes)}b"
+
+
+def shape(wiring: Wiring, end: End) -> Iterator[Command]:
+    """The token bucket of one direction; a direction that does not exist passes nothing."""
+    name = wiring.namespaces[end.actor]
+    if end.link is None:
+        yield _command("tc", name, f"qdisc add dev {end.interface} root blackhole")
+        return
+    link = wiring.fabric.links[end.link]
+    yield _command("tc", name, f"qdisc add dev {end.interface} root handle 1: {_bucket(link.rate_Bps, link.burst_bytes)}")
+
+
+def reshape(wiring: Wiring, end: End, rate_Bps: int, burst_bytes: int) -> Command:
+    """Another rate, live; what is queued stays queued, counters go on."""
+    return _command("tc", wiring.namespaces[end.actor], f"qdisc change dev {end.interface} root handle 1: {_bucket(rate_Bps, burst_bytes)}")
+
+
+def cut(wiring: Wiring, end: End) -> Command:
+    """Nothing leaves through this end any more, silently, and what was queued is lost."""
+    return _command("tc", wiring.namespaces[end.actor], f"qdisc replace dev {end.interface} parent 1:1 handle 2: blackhole")
+
+
+def mend(wiring: Wiring, end: End, rate_Bps: int, burst_bytes: int) -> Command:
+    """Undo `cut`."""
+    limit = limit_bytes(rate_Bps, burst_bytes)
+    return _command("tc", wiring.namespaces[end.actor], f"qdisc replace dev {end.interface} parent 1:1 handle 3: bfifo limit {limit}")
+
+
+# ---- how they are run --------------------------------------------------------------------------------------------------
+def batches(commands: Iterable[Command]) -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
+    """Runs of neighbours for one tool in one namespace: (tool, namespace, lines)."""
+    for (tool, namespace), run in groupby(commands, key=lambda c: (c.tool, c.namespace)):
+        yield tool, namespace, [c.words for c in run]
+
+
+def shell_text(commands: Iterable[Command]) -> str:
+    """What a person can paste into a root shell."""
+    return "\n".join([*PREAMBLE, *(c.shell() for c in commands)])

@@ -1,0 +1,162 @@
+"""The process that is a lab: `python -m meshwright.lab.holder FOLDER`, setup as JSON on stdin, one JSON line back on stdout.
+
+It makes new mount, network, PID and host name namespaces (and, without privileges, a user namespace around them), forks, and the
+child - process 1 of the lab - builds the network and serves `FOLDER/control.sock`. Every process of the lab is its descendant in its
+PID namespace, and no network namespace has a name outside its mount namespace. So whatever ends it, kill -9 included, the kernel
+ends all of them and frees every namespace; nothing can stay behind but files, which `lab gc` removes.
+
+It ends when told, or when its owner (if it has one) ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import namespaces as ns
+
+__all__ = ["main"]
+
+HERE = Path("/run/netns")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    setup = json.loads(sys.stdin.read())
+    owner = os.pidfd_open(setup["owner"]) if setup["owner"] else -1
+    user_namespace = False
+    flags = ns.NEWNS | ns.NEWNET | ns.NEWPID | ns.NEWUTS
+    try:
+        ns.unshare(flags)
+    except OSError as first:
+        try:
+            ns.become_root_of_user_namespace()
+            ns.unshare(flags)
+            user_namespace = True
+        except OSError as second:
+            _answer({"error": "privileges", "message": str(first), "user_namespace": str(second)})
+            return
+    ready, done = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ready)
+        _first_process(folder, setup, owner, done)
+    os.close(done)
+    said = os.fdopen(ready, "rb").read()
+    if not said:
+        said = json.dumps({"error": "died", "message": "the first process of the lab ended"}).encode()
+    answer = json.loads(said)
+    if "error" in answer:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    _answer(answer | {"pid": child, "user_namespace": user_namespace} if "error" not in answer else answer)
+
+
+def _answer(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int) -> None:
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(folder / "holder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for fd, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(fd, target)
+        _mounts(folder)
+        from .serve import Server
+
+        problem = run_batches(setup["batches"])
+        if problem is not None:
+            os.write(done, json.dumps({"error": "command"} | problem).encode())
+            os._exit(1)
+        server = Server(folder, setup["namespaces"], setup["hostnames"], owner)
+        server.start_helpers(setup["helpers"])
+        os.write(done, json.dumps({"control": "control.sock"}).encode())
+        os.close(done)
+    except BaseException as error:
+        try:
+            os.write(done, json.dumps({"error": "setup", "message": f"{type(error).__name__}: {error}"}).encode())
+        finally:
+            os._exit(1)
+    try:
+        server.serve()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _mounts(folder: Path) -> None:
+    """Our own view of /proc, of the names of network namespaces, and of /etc/hosts."""
+    ns.mount("none", "/", "", ns.MS_REC | ns.MS_SLAVE)
+    HERE.mkdir(parents=True, exist_ok=True)
+    ns.mount("tmpfs", str(HERE), "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
+    ns.mount("proc", "/proc", "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
+    ns.bind(str(folder / "hosts"), "/etc/hosts")
+
+
+def run_batches(batches: list[list[Any]]) -> dict[str, Any] | None:
+    """Run (tool, namespace, lines) in order. Returns what failed: {"command", "message"}; None when nothing did."""
+    for tool, namespace, lines in batches:
+        if tool == "sysctl":
+            problem = _sysctl(namespace, [words[0] for words in lines])
+        else:
+            problem = _batch(tool, namespace, lines)[1]
+        if problem is not None:
+            return problem
+    return None
+
+
+def _batch(tool: str, namespace: str, lines: list[list[str]]) -> tuple[str, dict[str, Any] | None]:
+    command = [tool, *(["-n", namespace] if namespace else []), "-batch", "-"]
+    text = "".join(" ".join(words) + "\n" for words in lines)
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+    except OSError as error:
+        return "", {"command": tool, "message": str(error.strerror)}
+    if done.returncode == 0:
+        return done.stdout, None
+    at = done.stderr.rpartition("Command failed -:")[2].strip()
+    line = lines[int(at) - 1] if at.isdigit() and 0 < int(at) <= len(lines) else []
+    message = " ".join(x for x in done.stderr.splitlines() if not x.startswith("Command failed"))
+    return done.stdout, {"command": " ".join([*command[:-2], *line]), "message": message or f"exit {done.returncode}"}
+
+
+def _sysctl(namespace: str, settings: list[str]) -> dict[str, Any] | None:
+    """Written by a child inside the namespace, because /proc/sys/net shows the settings of whoever looks."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            ns.setns(os.open(HERE / namespace, os.O_RDONLY), ns.NEWNET)
+            for setting in settings:
+                key, _, value = setting.partition("=")
+                Path("/proc/sys", key.replace(".", "\0").replace("/", ".").replace("\0", "/")).write_text(value)
+            os._exit(0)
+        except OSError as error:
+            os.write(write, f"{setting}: {error.strerror}".encode())
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        message = pipe.read().decode()
+    os.waitpid(child, 0)
+    return {"command": f"sysctl -w in {namespace}", "message": message} if message else None
+
+
+def ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+if __name__ == "__main__":
+    main()
