@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from ..errors import UsageError
 from ..io.fabric_name import load_fabric
 from .frame import Result
 
@@ -30,6 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-verify", action="store_true", help="do not measure the links first")
     parser.add_argument("--force", action="store_true", help="build it even if the processors cannot carry its rates")
     parser.add_argument("--mtu", type=int, default=1500, metavar="BYTES", help="largest packet (default %(default)s)")
+    parser.add_argument("--no-delay", action="store_true", help="leave latencies to the simulator (those below 0.2 ms always are)")
+    parser.add_argument("--loss", action="append", default=[], metavar="LINK=P", help="lose packets on a link (a->b, a<->b) with probability P")
+    parser.add_argument("--seed", type=int, default=0, help="of the losses (default %(default)s)")
     parser.add_argument("--no-offload", action="store_true", help="send single packets instead of super-packets of up to 64 KiB")
 
 
@@ -40,19 +44,38 @@ def run(args: argparse.Namespace) -> Result:
 
     fabric = load_fabric(args.fabric, args.devices)
     scale = parse_scale(args.scale)
+    loss = _losses(args.loss)
     if args.dry_run:
-        plan = plan_lab(fabric, args.name or new_name(), Options(scale=scale, mtu=args.mtu, offload=not args.no_offload, force=args.force))
+        options = Options(
+            scale=scale, mtu=args.mtu, offload=not args.no_offload, force=args.force, delay=not args.no_delay, loss=loss, seed=args.seed
+        )
+        plan = plan_lab(fabric, args.name or new_name(), options)
         document = {"schema": "meshwright.lab-dry-run", "version": 1, "style": plan.wiring.style, "notes": list(plan.notes),
                     "commands": plan.shell_text().splitlines()}  # fmt: skip
         return Result(document, plan.shell_text())
     lab = Lab.up(
         fabric, name=args.name, scale=scale, verify=not args.no_verify, keep=True, mtu=args.mtu, offload=not args.no_offload, force=args.force,
+        delay=not args.no_delay, loss=loss, seed=args.seed,
         say=lambda line: print(line, file=sys.stderr),  # noqa: T201
     )
     lab.close()
     from .lab_show import lab_document, lab_text
 
     return Result(lab_document(lab), lab_text(lab) + _next(lab.name))
+
+
+def _losses(given: list[str]) -> dict[str, float]:
+    """`["a->b=0.01"]` -> {"a->b": 0.01}. Raises: UsageError."""
+    found = {}
+    for item in given:
+        name, equals, text = item.rpartition("=")
+        try:
+            found[name] = float(text)
+        except ValueError:
+            equals = ""
+        if not name or not equals:
+            raise UsageError(f"not LINK=PROBABILITY: {item[:64]!r}", where="--loss", hint="e.g. --loss 'd0->hub=0.01'")
+    return found
 
 
 def _next(name: Any) -> str:

@@ -1,9 +1,9 @@
 """Measure every link of a lab before it is used: a link that misses its rate would make every result wrong.
 
-A transfer per direction, from one end of the cable to the other: TCP where both directions exist, UDP on one-way links. What
-counts is the steady rate at the receiver, after two buckets have passed unshaped. It must be within 3 % of the payload's share of
-the rate (1448 of 1514 bytes with an MTU of 1500: the shaper counts Ethernet, IP and TCP headers and time stamps). A link that
-misses is measured again, then with a larger bucket; if that does not help, the lab is refused.
+A transfer per direction, from one end of the cable to the other: TCP, or datagrams on one-way and lossy links. What counts is the
+steady rate at the receiver, after two buckets have passed unshaped. It must be within 3 % of the payload's share of the rate (1448
+of 1514 bytes with an MTU of 1500: the shaper counts Ethernet, IP and TCP headers and time stamps). A link that misses is measured
+again, then with a larger bucket; if that does not help, the lab is refused. So it is when a made delay is off by more than a tenth.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["TOLERANCE", "calibrate", "ceiling_Bps", "phases"]
 
 TOLERANCE = 0.03
+DELAY_TOLERANCE, DELAY_NOISE_S = 0.1, 2e-3  # of a round trip where delays are made
 MEASURE_S = 0.25
 MIN_MEASURED_BYTES = 256 * 1024
 PHASE_Bps = 100_000_000  # links measured at the same moment pass at most this together, where one alone does not
@@ -36,9 +37,9 @@ TCP_HEADERS, UDP_HEADERS, ETHERNET = 52, 28, 14  # IPv4 20, TCP 20 and time stam
 PHASE_TIMEOUT_S = 120.0
 
 
-def ceiling_Bps(rate_Bps: int, mtu: int, *, one_way: bool = False) -> int:
+def ceiling_Bps(rate_Bps: int, mtu: int, *, datagrams: bool = False) -> int:
     """The most payload that a link of this rate can pass."""
-    return rate_Bps * (mtu - (UDP_HEADERS if one_way else TCP_HEADERS)) // (mtu + ETHERNET)
+    return rate_Bps * (mtu - (UDP_HEADERS if datagrams else TCP_HEADERS)) // (mtu + ETHERNET)
 
 
 def calibrate(lab: Lab, *, say: Callable[[str], None] | None = None) -> None:
@@ -71,7 +72,10 @@ def calibrate(lab: Lab, *, say: Callable[[str], None] | None = None) -> None:
 
 def _off(lab: Lab, index: int) -> bool:
     link = lab.state.links[index]
-    return abs(link.goodput_Bps - link.ceiling_Bps) > TOLERANCE * link.ceiling_Bps
+    cable, end = lab.wiring.exit_of[index]
+    declared_s = link.delay_s + cable.other(end.actor).impairment.delay_s
+    late = link.round_trip_s > 0 and abs(link.round_trip_s - declared_s) > DELAY_TOLERANCE * declared_s + DELAY_NOISE_S
+    return late or abs(link.goodput_Bps - link.ceiling_Bps) > TOLERANCE * link.ceiling_Bps
 
 
 def _error(lab: Lab, waiting: Sequence[int], others: float) -> RunError:
@@ -79,6 +83,7 @@ def _error(lab: Lab, waiting: Sequence[int], others: float) -> RunError:
     wrong = [{"link": name, "goodput_Bps": s.goodput_Bps, "ceiling_Bps": s.ceiling_Bps} for name, s in zip(names, states, strict=True)]
     shown = "; ".join(
         f"{name} passes {s.goodput_Bps * 8 / 1e6:.4g} Mbit/s of payload instead of {s.ceiling_Bps * 8 / 1e6:.4g}"
+        + (f", round trip {s.round_trip_s * 1e3:.3g} ms" if s.delay_s else "")
         for name, s in list(zip(names, states, strict=True))[:4]
     )
     busy = f"; other programs used {others:.0%} of the processors" if others > 0.05 else ""
@@ -134,7 +139,8 @@ def _measure(lab: Lab, groups: Sequence[Sequence[int]]) -> None:
     for index, result in zip((i for links in groups for i in links), results, strict=True):
         state = lab.state.links[index]
         state.goodput_Bps, state.round_trip_s = round(result["goodput_Bps"]), result["round_trip_s"]
-        state.ceiling_Bps = ceiling_Bps(lab.fabric.links[index].rate_Bps, lab.wiring.mtu, one_way=result["one_way"])
+        ceiling = ceiling_Bps(lab.fabric.links[index].rate_Bps, lab.wiring.mtu, datagrams=result["datagrams"])
+        state.ceiling_Bps = round(ceiling * (1 - state.loss))
 
 
 def _environment() -> dict[str, str]:
@@ -146,10 +152,12 @@ def _environment() -> dict[str, str]:
 def _job(lab: Lab, index: int) -> dict[str, Any]:
     """Where one transfer goes from and to, how many bytes do not count, and how many do."""
     cable, end = lab.wiring.exit_of[index]
-    far = cable.other(end.actor) if cable.ends[0].actor != cable.ends[1].actor else cable.ends[1]
+    far = cable.other(end.actor)
     state = lab.state.links[index]
     measured = max(MIN_MEASURED_BYTES, int(state.rate_Bps * MEASURE_S))
-    window = int(state.rate_Bps * 10 * lab.fabric.links[index].latency_s) if state.delay else 0
+    back_s = far.impairment.delay_s
+    window = int(state.rate_Bps * 8 * (state.delay_s + back_s))  # while the sender's window grows to what is under way
+    datagrams = far.link is None or state.loss > 0 or far.impairment.loss > 0
     bridged = lab.wiring.style == "bridged"
     return {
         "source": lab.wiring.namespaces[end.actor],
@@ -158,7 +166,8 @@ def _job(lab: Lab, index: int) -> dict[str, Any]:
         "target_address": lab.wiring.address(far.actor) if bridged else far.address,
         "skip_bytes": 2 * state.burst_bytes + window,
         "measured_bytes": measured,
-        "measured_s": (measured + 2 * state.burst_bytes + window) / state.rate_Bps,
-        "one_way": far.link is None,
+        "measured_s": (measured + 2 * state.burst_bytes + window) / state.rate_Bps + 8 * (state.delay_s + back_s),
+        "datagrams": datagrams,
+        "pings": far.link is not None,
         "segment_bytes": lab.wiring.mtu - UDP_HEADERS,
     }

@@ -36,9 +36,9 @@ def main() -> None:
 def _phase(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Transfers at the same moment."""
     pairs = [_sockets(job) for job in jobs]
-    results: list[dict[str, Any]] = [{"one_way": job["one_way"], "round_trip_s": 0.0, "goodput_Bps": 0.0} for job in jobs]
+    results: list[dict[str, Any]] = [{"datagrams": job["datagrams"], "round_trip_s": 0.0, "goodput_Bps": 0.0} for job in jobs]
     for job, (sends, receives), result in zip(jobs, pairs, results, strict=True):
-        if not job["one_way"]:
+        if job["pings"] and not job["datagrams"]:
             result["round_trip_s"] = _round_trip_s(sends, receives)
     threads = [threading.Thread(target=_goodput, args=(job, *pair, result)) for job, pair, result in zip(jobs, pairs, results, strict=True)]
     for thread in threads:
@@ -56,12 +56,12 @@ def _inside(namespace: str) -> None:
 
 def _sockets(job: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
     """(sending, receiving) sockets of one transfer, made in the namespaces at the two ends of the cable."""
-    kind = socket.SOCK_DGRAM if job["one_way"] else socket.SOCK_STREAM
+    kind = socket.SOCK_DGRAM if job["datagrams"] else socket.SOCK_STREAM
     _inside(job["target"])
     listens = socket.socket(socket.AF_INET, kind)
     listens.bind((job["target_address"], 0))
     listens.settimeout(TIMEOUT_S)
-    if job["one_way"]:
+    if job["datagrams"]:
         listens.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
     else:
         listens.listen(1)
@@ -69,10 +69,10 @@ def _sockets(job: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
     sends = socket.socket(socket.AF_INET, kind)
     sends.bind((job["source_address"], 0))
     sends.settimeout(TIMEOUT_S)
-    if job["one_way"]:
+    if job["datagrams"]:
         sends.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, job["segment_bytes"])
     sends.connect(listens.getsockname())
-    if job["one_way"]:
+    if job["datagrams"]:
         return sends, listens
     receives, _ = listens.accept()
     listens.close()
@@ -125,11 +125,11 @@ def _goodput(job: dict[str, Any], sends: socket.socket, receives: socket.socket,
 
 
 def _send(job: dict[str, Any], sends: socket.socket, total: int, stop: threading.Event) -> None:
-    size = job["segment_bytes"] * min(UDP_BATCH, 65_000 // job["segment_bytes"]) if job["one_way"] else CHUNK
+    size = job["segment_bytes"] * min(UDP_BATCH, 65_000 // job["segment_bytes"]) if job["datagrams"] else CHUNK
     data = memoryview(bytes(size))
     sent = 0
     try:
-        while not stop.is_set() and (job["one_way"] or sent < total):
+        while not stop.is_set() and (job["datagrams"] or sent < total):
             sent += sends.send(data)
     except OSError:  # the receiver has what it wants and has closed
         pass

@@ -7,15 +7,18 @@ end through which it leaves. `handle 1:` is the bucket; its queue (`parent 1:1`)
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from .impair import UNIMPAIRED
 from .routes import FIRST_TABLE, Routes
-from .wiring import End, Wiring
+from .wiring import Cable, End, Wiring
 
-__all__ = ["PREAMBLE", "Command", "batches", "build", "cut", "limit_bytes", "mend", "reshape", "shape", "shell_text"]
+__all__ = ["PREAMBLE", "Command", "batches", "build", "cut", "limit_bytes", "mend", "relays", "reshape", "shape", "shell_text"]
 
 QUEUE_S = 0.2  # a shaper queues this long before it drops
 MIN_QUEUE_BYTES = 64 * 1024
@@ -49,12 +52,7 @@ def build(wiring: Wiring, routes: Routes | None) -> list[Command]:
     """All commands. `routes` is needed when the wiring is routed."""
     made = [_command("ip", "", f"netns add {name}") for name in wiring.namespaces if name]
     for cable in wiring.cables:
-        a, b = cable.ends
-        made.append(_command(
-            "ip", "",
-            f"link add name {a.interface} netns {wiring.namespaces[a.actor]} address {a.mac} mtu {wiring.mtu} type veth "
-            f"peer name {b.interface} netns {wiring.namespaces[b.actor]} address {b.mac} mtu {wiring.mtu}",
-        ))  # fmt: skip
+        made += _cable(wiring, cable)
     for actor, name in enumerate(wiring.namespaces):
         if name:
             made += _namespace(wiring, actor, name)
@@ -64,6 +62,33 @@ def build(wiring: Wiring, routes: Routes | None) -> list[Command]:
         for end in cable.ends:
             made += shape(wiring, end)
     return made
+
+
+def _cable(wiring: Wiring, cable: Cable) -> Iterator[Command]:
+    a, b = cable.ends
+    if not cable.relayed:
+        near = f"name {a.interface} netns {wiring.namespaces[a.actor]} address {a.mac} mtu {wiring.mtu}"
+        far = f"name {b.interface} netns {wiring.namespaces[b.actor]} address {b.mac} mtu {wiring.mtu}"
+        yield _command("ip", "", f"link add {near} type veth peer {far}")
+        return
+    for end in cable.ends:
+        yield _command("ip", wiring.namespaces[end.actor], f"tuntap add dev {end.interface} mode tap vnet_hdr")
+        yield _command("ip", wiring.namespaces[end.actor], f"link set {end.interface} address {end.mac} mtu {wiring.mtu}")
+
+
+def relays(wiring: Wiring, seed: int = 0) -> list[list[str]]:
+    """The processes that carry relayed cables, as commands; none if there is no such cable."""
+    jobs = [
+        {
+            "ends": [[wiring.namespaces[end.actor], end.interface] for end in cable.ends],
+            "delay_s": [end.impairment.delay_s for end in cable.ends],
+            "loss": [end.impairment.loss for end in cable.ends],
+            "seed": seed,
+        }
+        for cable in wiring.cables
+        if cable.relayed
+    ]
+    return [[sys.executable, "-m", "meshwright.lab.relay", json.dumps(jobs)]] if jobs else []
 
 
 def _namespace(wiring: Wiring, actor: int, name: str) -> Iterator[Command]:
@@ -83,7 +108,7 @@ def _namespace(wiring: Wiring, actor: int, name: str) -> Iterator[Command]:
             yield _command("ip", name, f"addr add {wiring.address(actor)}/32 dev id0")
     for cable in wiring.cables_of[actor]:
         end, far = cable.end_of(actor), cable.other(actor)
-        yield _command("ip", name, f"link set {end.interface} addrgenmode none gso_max_size {end.segment_bytes} up")
+        yield _command("ip", name, f"link set {end.interface} addrgenmode none" + (f" gso_max_size {end.segment_bytes}" if device else "") + " up")
         if wiring.style == "routed":
             yield _command("sysctl", name, f"net.ipv4.conf.{end.interface.replace('.', '/')}.rp_filter=0")
             yield _command("ip", name, f"addr add {end.address}/30 dev {end.interface}")
@@ -139,6 +164,16 @@ def shape(wiring: Wiring, end: End) -> Iterator[Command]:
         return
     link = wiring.fabric.links[end.link]
     yield _command("tc", name, f"qdisc add dev {end.interface} root handle 1: {_bucket(link.rate_Bps, link.burst_bytes)}")
+    if wiring.method == "netem" and end.impairment != UNIMPAIRED:
+        yield _command("tc", name, f"qdisc add dev {end.interface} parent 1:1 handle 2: {_netem(wiring, end, link.rate_Bps, link.burst_bytes)}")
+
+
+def _netem(wiring: Wiring, end: End, rate_Bps: int, burst_bytes: int) -> str:
+    # netem's queue is counted in packets and must also hold what is under way
+    packets = 1000 + 2 * int(limit_bytes(rate_Bps, burst_bytes) + rate_Bps * end.impairment.delay_s) // wiring.mtu
+    delay = f" delay {end.impairment.delay_s * 1e6:.0f}us" if end.impairment.delay_s else ""
+    loss = f" loss {end.impairment.loss:.6%}" if end.impairment.loss else ""
+    return f"netem{delay}{loss} limit {packets}"
 
 
 def reshape(wiring: Wiring, end: End, rate_Bps: int, burst_bytes: int) -> Command:
@@ -148,13 +183,15 @@ def reshape(wiring: Wiring, end: End, rate_Bps: int, burst_bytes: int) -> Comman
 
 def cut(wiring: Wiring, end: End) -> Command:
     """Nothing leaves through this end any more, silently, and what was queued is lost."""
-    return _command("tc", wiring.namespaces[end.actor], f"qdisc replace dev {end.interface} parent 1:1 handle 2: blackhole")
+    return _command("tc", wiring.namespaces[end.actor], f"qdisc replace dev {end.interface} parent 1:1 handle 3: blackhole")
 
 
 def mend(wiring: Wiring, end: End, rate_Bps: int, burst_bytes: int) -> Command:
     """Undo `cut`."""
-    limit = limit_bytes(rate_Bps, burst_bytes)
-    return _command("tc", wiring.namespaces[end.actor], f"qdisc replace dev {end.interface} parent 1:1 handle 3: bfifo limit {limit}")
+    queue = f"bfifo limit {limit_bytes(rate_Bps, burst_bytes)}"
+    if wiring.method == "netem" and end.impairment != UNIMPAIRED:
+        queue = _netem(wiring, end, rate_Bps, burst_bytes)
+    return _command("tc", wiring.namespaces[end.actor], f"qdisc replace dev {end.interface} parent 1:1 handle 2: {queue}")
 
 
 # ---- how they are run --------------------------------------------------------------------------------------------------
@@ -164,6 +201,6 @@ def batches(commands: Iterable[Command]) -> Iterator[tuple[str, str, list[tuple[
         yield tool, namespace, [c.words for c in run]
 
 
-def shell_text(commands: Iterable[Command]) -> str:
+def shell_text(commands: Iterable[Command], helpers: Iterable[Sequence[str]] = ()) -> str:
     """What a person can paste into a root shell."""
-    return "\n".join([*PREAMBLE, *(c.shell() for c in commands)])
+    return "\n".join([*PREAMBLE, *(c.shell() for c in commands), *(f"{shlex.join(argv)} &" for argv in helpers)])

@@ -16,7 +16,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,9 +29,10 @@ from ..io.fabric_name import load_fabric
 from ..io.fabric_toml import fabric_toml, read_fabric_toml
 from ..run.cpu_quota import CpuQuota, process_start_ticks, quota_place
 from ..run.pacing import machine_facts
-from .build import start_holder, stop_holder
-from .commands import Command, batches, build, cut, mend, reshape, shell_text
+from .build import start_holder, stop_holder, tool_path
+from .commands import Command, batches, build, cut, mend, relays, reshape, shell_text
 from .control import Control
+from .impair import MIN_DELAY_S, Impairment, has_netem, impairments, method_for
 from .process import LabProcess
 from .ranks import Place, RunResult, device_environment, places, require_success, run_ranks
 from .routes import Routes, find_routes
@@ -44,12 +45,18 @@ __all__ = ["Lab", "LinkCount", "Options", "Plan", "plan_lab"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a fabric is rehearsed. `scale` divides all rates; `force` builds what the processors cannot carry."""
+    """How a fabric is rehearsed. `scale` divides all rates; `force` builds what the processors cannot carry.
+
+    `delay`: latencies of 0.2 ms and more are made real. `loss`: link name (as in `Lab.cut`) -> probability; `seed` is that of the losses.
+    """
 
     scale: Fraction = Fraction(1)
     mtu: int = 1500
     offload: bool = True
     force: bool = False
+    delay: bool = True
+    loss: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +87,22 @@ class Plan:
     wiring: Wiring
     routes: Routes | None
     commands: tuple[Command, ...]
+    helpers: tuple[list[str], ...]
     notes: tuple[str, ...]
 
     def shell_text(self) -> str:
-        return shell_text(self.commands)
+        return shell_text(self.commands, self.helpers)
 
 
 def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
-    """Raises: Disconnected, Infeasible, UsageError."""
+    """Raises: Disconnected, Infeasible, UsageError, UnknownName; Unsupported when a delay or loss cannot be made here."""
     if not 576 <= options.mtu <= 9000:
         raise UsageError(f"must be between 576 and 9000, got {options.mtu}", where="--mtu")
     cores = machine_facts().cores
     built = rehearsed(fabric, options.scale, cores=cores, force=options.force)
-    wiring = wire(built, f"mw-{name}-", mtu=options.mtu, offload=options.offload)
+    impaired = impairments(built, delay=options.delay, loss=options.loss)
+    method = method_for(built, impaired, netem=bool(impaired) and has_netem(tool_path()))
+    wiring = wire(built, f"mw-{name}-", mtu=options.mtu, offload=options.offload, impaired=impaired, method=method)
     routes = find_routes(wiring) if wiring.style == "routed" else None
     load = load_of(built, cores)
     notes = []
@@ -101,9 +111,17 @@ def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
             f"devices can send {load.sum_Bps * 8 / 1e9:.3g} Gbit/s together, above {load.warn_Bps * 8 / 1e9:.3g}: where all send at once, "
             f"times measure the processors"
         )
+    small = max((x.latency_s for i, x in enumerate(built.links) if i not in impaired), default=0.0)
+    if small >= MIN_DELAY_S:
+        notes.append("latencies are not made real (--no-delay)")
+    if method == "relay":
+        notes.append(f"delay and loss of {len(impaired)} links by a relay in user space: the kernel has no netem")
     if len(built.links) < len(fabric.links):
         notes.append(f"{len(fabric.links) - len(built.links)} parallel links were merged with others")
-    return Plan(fabric=built, wiring=wiring, routes=routes, commands=tuple(build(wiring, routes)), notes=tuple(notes))
+    return Plan(
+        fabric=built, wiring=wiring, routes=routes, commands=tuple(build(wiring, routes)), helpers=tuple(relays(wiring, options.seed)),
+        notes=tuple(notes),
+    )  # fmt: skip
 
 
 class Lab:
@@ -116,7 +134,8 @@ class Lab:
     @classmethod
     def up(
         cls, fabric: Fabric | str, *, name: str | None = None, scale: Fraction | int = 1, verify: bool = True, keep: bool = False, mtu: int = 1500,
-        offload: bool = True, force: bool = False, say: Callable[[str], None] | None = None,
+        offload: bool = True, force: bool = False, delay: bool = True, loss: Mapping[str, float] | None = None, seed: int = 0,
+        say: Callable[[str], None] | None = None,
     ) -> Lab:  # fmt: skip
         """Build a lab. It ends with this process unless `keep`. `verify` measures every link first (see `calibrate`).
 
@@ -125,7 +144,7 @@ class Lab:
         """
         fabric = load_fabric(fabric) if isinstance(fabric, str) else fabric
         name = new_name() if name is None else name
-        options = Options(scale=Fraction(scale), mtu=mtu, offload=offload, force=force)
+        options = Options(scale=Fraction(scale), mtu=mtu, offload=offload, force=force, delay=delay, loss=loss or {}, seed=seed)
         folder_of(name)
         plan = plan_lab(fabric, name, options)
         folder = claim(name)
@@ -134,7 +153,7 @@ class Lab:
             state = _first_state(name, plan, options)
             write_state(folder, state)
             write_text(folder / "fabric.toml", fabric_toml(plan.fabric))
-            answer = start_holder(folder, plan.wiring, plan.routes, owner=os.getpid())
+            answer = start_holder(folder, plan.wiring, plan.routes, owner=os.getpid(), helpers=plan.helpers)
             state.holder, state.user_namespace = answer["pid"], answer["user_namespace"]
             state.holder_start = process_start_ticks(state.holder) or ""
             write_state(folder, state)
@@ -162,7 +181,8 @@ class Lab:
         folder = folder_of(name)
         state = read_state(folder)
         fabric = read_fabric_toml(folder / "fabric.toml")
-        wiring = wire(fabric, f"mw-{name}-", mtu=state.mtu, offload=state.offload)
+        impaired = {i: Impairment(delay_s=x.delay_s, loss=x.loss) for i, x in enumerate(state.links) if x.delay_s or x.loss}
+        wiring = wire(fabric, f"mw-{name}-", mtu=state.mtu, offload=state.offload, impaired=impaired, method=state.method)
         return cls(folder, state, fabric, wiring, Control(folder))
 
     def down(self) -> None:
@@ -351,8 +371,12 @@ def _first_state(name: str, plan: Plan, options: Options) -> LabState:
         devices=[d.name for d in plan.fabric.devices], addresses=[plan.wiring.address(i) for i in range(len(plan.fabric.devices))],
         namespaces=list(plan.wiring.namespaces), hostnames=[plan.wiring.hostname(i) for i in range(len(plan.fabric.devices))],
         links=[
-            LinkState(src=x.src, dst=x.dst, rate_Bps=x.rate_Bps, burst_bytes=x.burst_bytes, segment_bytes=plan.wiring.exit_of[i][1].segment_bytes)
+            LinkState(
+                src=x.src, dst=x.dst, rate_Bps=x.rate_Bps, burst_bytes=x.burst_bytes, segment_bytes=end.segment_bytes,
+                delay_s=end.impairment.delay_s, loss=end.impairment.loss,
+            )
             for i, x in enumerate(plan.fabric.links)
+            for end in (plan.wiring.exit_of[i][1],)
         ],
-        notes=list(plan.notes),
+        method=plan.wiring.method, seed=options.seed, notes=list(plan.notes),
     )  # fmt: skip

@@ -185,13 +185,19 @@ class Server:
         os.execvpe(request["argv"][0], request["argv"], request["environment"] | {RUN_VARIABLE: request["run"]})
 
     def start_helpers(self, helpers: list[list[str]]) -> None:
-        """Processes that belong to the lab itself, such as relays. They end with it."""
+        """Processes that belong to the lab itself, such as relays. They end with it. Raises: ValueError when one does not say `ready`."""
         for argv in helpers:
+            said, says = os.pipe2(os.O_CLOEXEC)
             if os.fork() == 0:
                 try:
+                    os.dup2(says, 1)
                     os.execvp(argv[0], argv)
                 finally:
                     os._exit(127)
+            os.close(says)
+            with os.fdopen(said, "rb") as words:
+                if words.readline() != b"ready\n":
+                    raise ValueError(f"{' '.join(argv[1:3])} could not start")
 
     def reap(self) -> None:
         """Collect ended children, and orphans, which are ours as process 1, and tell those who asked."""

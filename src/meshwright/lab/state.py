@@ -13,6 +13,7 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -35,7 +36,8 @@ class LinkState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rate_Bps: int
     burst_bytes: int
     segment_bytes: int
-    delay: str = ""  # "" | "netem" | "relay"
+    delay_s: float = 0.0
+    loss: float = 0.0
     goodput_Bps: int = 0
     ceiling_Bps: int = 0  # of payload, from the rate and the headers
     round_trip_s: float = 0.0
@@ -67,6 +69,8 @@ class LabState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     namespaces: list[str] = []
     hostnames: list[str] = []
     links: list[LinkState] = []
+    method: Literal["", "netem", "relay"] = ""  # how delays and losses are made: "" | netem | relay
+    seed: int = 0  # of losses
     notes: list[str] = []
     machine: dict[str, float | int | str | bool] = {}
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from ..errors import Infeasible
 from ..fabric import Fabric
-from .scaling import segment_bytes
+from .impair import UNIMPAIRED, Impairment, Method
+from .scaling import MAX_SEGMENT_BYTES, segment_bytes
 
 __all__ = ["MAX_NAMESPACES", "Cable", "End", "Wiring", "wire"]
 
@@ -32,7 +34,10 @@ _CABLES = int(ipaddress.IPv4Address("10.80.0.0"))
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """One end of a cable. `link` is the fabric's link that leaves here, None for a direction that does not exist."""
+    """One end of a cable. `link` is the fabric's link that leaves here, None for a direction that does not exist.
+
+    `impairment` is that of what leaves here.
+    """
 
     actor: int
     interface: str
@@ -40,12 +45,16 @@ class End:
     address: str  # of the /30; unused when bridged
     link: int | None
     segment_bytes: int  # largest super-packet
+    impairment: Impairment = UNIMPAIRED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cable:
+    """A veth pair, or with `relayed` a pair of TAP interfaces joined by a relay."""
+
     number: int
     ends: tuple[End, End]
+    relayed: bool = False
 
     def end_of(self, actor: int) -> End:
         return self.ends[0] if self.ends[0].actor == actor else self.ends[1]
@@ -63,6 +72,7 @@ class Wiring:
     namespaces: tuple[str, ...]
     cables: tuple[Cable, ...]
     mtu: int
+    method: Method = ""  # of delays and losses
 
     @property
     def interface(self) -> str:
@@ -102,8 +112,12 @@ class Wiring:
         return {end.link: (cable, end) for cable in self.cables for end in cable.ends if end.link is not None}
 
 
-def wire(fabric: Fabric, prefix: str, *, mtu: int = 1500, offload: bool = True) -> Wiring:
+def wire(
+    fabric: Fabric, prefix: str, *, mtu: int = 1500, offload: bool = True, impaired: Mapping[int, Impairment] | None = None, method: Method = ""
+) -> Wiring:
     """Cables, names and addresses for a rehearsed fabric. `offload=False` sends single packets instead of super-packets.
+
+    `impaired` says which links get delay or loss, `method` how.
 
     Raises: Infeasible when the fabric has too many parts for one machine.
     """
@@ -122,9 +136,9 @@ def wire(fabric: Fabric, prefix: str, *, mtu: int = 1500, offload: bool = True) 
     for (a, b), (there, back) in pairs.items():
         for i in range(max(len(there), len(back))):
             links = (there[i] if i < len(there) else None, back[i] if i < len(back) else None)
-            cables.append(_cable(fabric, style, len(cables), (a, b), links, i, mtu, offload))
+            cables.append(_impair(_cable(fabric, style, len(cables), (a, b), links, i, mtu, offload), impaired or {}, method))
     names = tuple(_short(fabric, prefix, actor) if actor in used else "" for actor in range(len(fabric.actor_names)))
-    return Wiring(fabric, style, names, tuple(cables), mtu)
+    return Wiring(fabric, style, names, tuple(cables), mtu, method)
 
 
 def _short(fabric: Fabric, prefix: str, actor: int) -> str:
@@ -158,20 +172,34 @@ def _cable(
     fabric: Fabric, style: str, number: int, pair: tuple[int, int], links: tuple[int | None, int | None], parallel: int, mtu: int, offload: bool
 ) -> Cable:
     a, b = pair
-    rates = [fabric.links[x].rate_Bps for x in links if x is not None]
-    segment = segment_bytes(min(rates)) if offload else mtu + 14
+    devices = len(fabric.devices)
+
+    def segment(actor: int, link: int | None) -> int:
+        """Only where packets begin: a switch that cut what it forwards would spend the processor on it."""
+        if actor >= devices or link is None:
+            return MAX_SEGMENT_BYTES
+        return segment_bytes(fabric.links[link].rate_Bps) if offload else mtu + 14
+
     low = _CABLES + 4 * number
     return Cable(
         number=number,
         ends=tuple(  # type: ignore[arg-type]
             End(
-                actor=actor, interface=_interface(fabric, style, actor, peer, number, parallel), link=link, segment_bytes=segment,
+                actor=actor, interface=_interface(fabric, style, actor, peer, number, parallel), link=link, segment_bytes=segment(actor, link),
                 mac=f"02:4d:{number >> 16 & 255:02x}:{number >> 8 & 255:02x}:{number & 255:02x}:{side + 1:02x}",
                 address=str(ipaddress.IPv4Address(low + side + 1)),
             )
             for side, (actor, peer, link) in enumerate(((a, b, links[0]), (b, a, links[1])))
         ),
     )  # fmt: skip
+
+
+def _impair(cable: Cable, impaired: Mapping[int, Impairment], method: Method) -> Cable:
+    found = [impaired.get(end.link) if end.link is not None else None for end in cable.ends]
+    if not any(found):
+        return cable
+    a, b = (replace(end, impairment=x or Impairment()) for end, x in zip(cable.ends, found, strict=True))
+    return replace(cable, ends=(a, b), relayed=method == "relay")
 
 
 def _interface(fabric: Fabric, style: str, actor: int, peer: int, number: int, parallel: int) -> str:
