@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from ...cost import Transport, assumed_cost
+from ...cost import assumed_cost
 from ...errors import FormatError, MeshwrightError, PlanMismatch, Unsupported, UsageError
 from ...fabric import Fabric
 from ...program import Program
 from ...program_hash import program_hash
 from .code import Form, form_of
+from .predict import executor_transport
 from .settings import Settings
 
 __all__ = ["Chosen", "GroupPlans", "size_class"]
@@ -58,6 +63,7 @@ class GroupPlans:
         self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
         self.files = [_from_file(path) for path in settings.plans]
         self.known: dict[tuple[str, int, int], Chosen | str] = {}
+        self.ranks_per_core = 1.0
 
     # ---- agreement ---------------------------------------------------------------------------------------------
     def fingerprint(self) -> str:
@@ -72,8 +78,11 @@ class GroupPlans:
     def agree(self) -> None:
         """All ranks must have been told the same. Raises: PlanMismatch, naming the rank that differs from rank 0."""
         mine = self.fingerprint()
-        self.store.set(f"told/{self.rank}", mine)
-        rows = [self._get(f"told/{r}").decode() for r in range(self.ranks)]
+        self.store.set(f"told/{self.rank}", f"{mine} {_machine()}")
+        told = [self._get(f"told/{r}").decode().split(" ", 2) for r in range(self.ranks)]
+        rows = [row[0] for row in told]
+        shared = Counter(machine for _, machine, _ in told)
+        self.ranks_per_core = max(shared[machine] / int(cores) for _, machine, cores in told)
         for rank, other in enumerate(rows):
             if other != rows[0]:
                 raise PlanMismatch(
@@ -135,12 +144,13 @@ class GroupPlans:
         return self._decode(answer, class_bytes)
 
     def _plan(self, op: str, root: int, class_bytes: int) -> bytes:
-        from ...decide.collective import CollectiveProblem, Ring, strategy
+        from ...decide.collective import CollectiveProblem, strategy
         from ...drive_collective_job import plan_collective
         from ...io.plan_file import plan_bytes
+        from .choose import builtin_time_s, executed
 
         assert self.fabric is not None
-        transport = _transport(self.fabric)
+        transport = executor_transport(self.fabric, self.ranks_per_core)
         n = self.ranks
         size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
         problem = CollectiveProblem(
@@ -148,14 +158,11 @@ class GroupPlans:
             time_limit_s=self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
-        plan, ranked = plan_collective(problem, candidates=candidates, each_s=self.settings.plan_s)
-        best = ranked[0]
-        assert best.time_s is not None
-        builtin = next((r.time_s for r in ranked if r.strategy == "ring"), None)
-        if builtin is None and op in ("all-reduce", "all-gather", "reduce-scatter"):
-            builtin = plan_collective(problem, candidates=[Ring()])[0].prediction.time_s  # type: ignore[union-attr]
+        best = executed(problem, candidates, each_s=self.settings.plan_s)[0]
+        builtin = builtin_time_s(problem)
         if self.settings.builtin and builtin is not None and best.time_s > GAIN * builtin:
-            return json.dumps({"none": f"a ring is predicted to be as fast ({builtin:.4g} s)"}).encode()
+            return json.dumps({"none": f"the built-in backend is predicted to be as fast ({builtin:.3g} s against {best.time_s:.3g} s)"}).encode()
+        plan, _ = plan_collective(problem, candidates=[best.candidate])
         head = {"strategy": best.strategy, "predicted_s": best.time_s, "builtin_s": builtin}
         return json.dumps(head).encode() + b"\n" + plan_bytes(plan)
 
@@ -214,9 +221,7 @@ def _timed(plan: Any, fabric: Fabric | None) -> Form:
     plain = form_of(plan.main)
     if fabric is None or len(plain.unrolled.steps) > MOST_TIMED_STEPS:
         return plain
-    from ...cost import Cost
-
-    timeline = simulate_program(plain.unrolled, fabric, plan.placement, Cost(transport=_transport(fabric)), record=True)
+    timeline = simulate_program(plain.unrolled, fabric, plan.placement, assumed_cost(fabric), record=True)
     spans, n = timeline.spans, len(plain.unrolled.steps)
     start, end = [0.0] * n, [0.0] * n
     for step, begins, ends in zip(spans.step.tolist(), spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
@@ -228,8 +233,13 @@ def _timed(plan: Any, fabric: Fabric | None) -> Form:
 MOST_TIMED_STEPS = 60_000
 
 
-def _transport(fabric: Fabric) -> Transport:
-    return assumed_cost(fabric).transport
+def _machine() -> str:
+    """The machine that this rank runs on and its cores: ranks in namespaces of one machine share them."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = socket.gethostname()
+    return f"{boot} {len(os.sched_getaffinity(0))}"
 
 
 def _log2(size_bytes: int) -> float:

@@ -1,0 +1,118 @@
+"""The program that this executor runs fastest, among all strategies' plans, and whether the built-in backend would be as fast.
+
+Planners rank by what the links could do. Here every plan is predicted as it will be walked (`predict`), the best few are cut finer and coarser as
+long as that gains, and the winner is held against a model of what gloo does: a ring in rank order (all-reduce, all-gather, reduce-scatter,
+reduce), a binomial tree of whole messages (broadcast), everybody at once (the rest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from time import monotonic
+from typing import Any
+
+from ...cost import Transport
+from ...decide.collective import CollectiveProblem, CollectiveStrategy, Ring, auto, default_candidates, strategy
+from ...decide.collective.classic.direct import Direct
+from ...decide.collective.classic.rooted_tree import RootedTree
+from ...decide.collective.problem import Ranked
+from ...errors import Infeasible, MeshwrightError, TimeLimit
+from .code import form_of
+from .predict import predicted_time_s
+
+__all__ = ["MOST_STEPS", "Executed", "builtin_time_s", "executed"]
+
+MOST_STEPS = 60_000  # unrolled, of all ranks; a program beyond is not predicted
+TUNED = 3  # so many of the best are cut finer and coarser
+CUTS = ("pieces", "slices", "chunks")
+WORTH = 0.99
+TUNING_SHARE = 0.5  # of the time limit
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One candidate: its strategy with every option filled in, and the predicted time of its walk."""
+
+    strategy: str
+    candidate: CollectiveStrategy
+    ranked: Ranked
+    time_s: float
+
+
+def executed(problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy] | None = None, *, each_s: float = float("inf")) -> list[Executed]:
+    """All candidates that can be walked, fastest first; equal ones in the planners' order.
+
+    Raises: what `decide.collective.auto` raises; Infeasible when no plan can be walked.
+    """
+    deadline = monotonic() + problem.time_limit_s * TUNING_SHARE
+    found = []
+    for ranked in auto(problem, candidates=candidates or default_candidates(), each_s=each_s):
+        if ranked.plan is not None and (one := _predicted(problem, ranked)) is not None:
+            found.append(one)
+    if not found:
+        raise Infeasible(f"no plan for this {problem.op} can be executed", where=problem.fabric.name, hint="`collective compare` shows why not")
+    found.sort(key=lambda e: e.time_s)
+    best = [_tuned(problem, one, deadline) for one in found[:TUNED]]
+    return sorted([*best, *found[TUNED:]], key=lambda e: e.time_s)
+
+
+def _predicted(problem: CollectiveProblem, ranked: Ranked) -> Executed | None:
+    assert ranked.plan is not None
+    if ranked.plan.program.switches or ranked.plan.program.executed_steps > MOST_STEPS:
+        return None
+    try:
+        time_s = predicted_time_s(form_of(ranked.plan.program), problem.fabric, problem.ranks, problem.transport or Transport())
+    except MeshwrightError:
+        return None  # folded, or not executable
+    made = _with_options(ranked.plan.strategy, ranked.plan.options)
+    return Executed(ranked.strategy, made, ranked, time_s)
+
+
+def _with_options(name: str, options: Any) -> CollectiveStrategy:
+    kind = strategy(name)
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if k in known})
+
+
+def _tuned(problem: CollectiveProblem, first: Executed, deadline: float) -> Executed:
+    """Twice and half as many pieces, as long as that gains."""
+    assert first.ranked.plan is not None
+    option = next((o for o in CUTS if isinstance(first.ranked.plan.options.get(o), int)), "")
+    best = first
+    for factor in (2.0, 0.5):
+        here = best
+        while option and monotonic() < deadline:
+            pieces = int(getattr(here.candidate, option) * factor)
+            if pieces < 1:
+                break
+            candidate = replace(here.candidate, **{option: pieces})  # type: ignore[type-var]
+            try:
+                ranked = auto(problem, candidates=[candidate])[0]
+            except (Infeasible, TimeLimit):
+                break
+            after = _predicted(problem, ranked) if ranked.plan is not None else None
+            if after is None or after.time_s > here.time_s * WORTH:
+                break
+            here = after
+        best = min(best, here, key=lambda e: e.time_s)
+    return best
+
+
+def builtin_time_s(problem: CollectiveProblem) -> float | None:
+    """Predicted time of gloo's own algorithm; None where nothing like it can be planned."""
+    n = len(problem.ranks)
+    order = tuple(range(n))
+    model: CollectiveStrategy
+    if problem.op in ("all-reduce", "all-gather", "reduce-scatter", "reduce"):
+        model = Ring(order=order, rings=1, slices=2 if problem.op in ("all-reduce", "reduce") else 1)
+    elif problem.op == "broadcast":
+        model = RootedTree(shape="binomial", pieces=1)
+    else:
+        model = Direct()
+    try:
+        ranked = auto(problem, candidates=[model])[0]
+    except MeshwrightError:
+        return None
+    found = _predicted(problem, ranked) if ranked.plan is not None else None
+    return found.time_s if found is not None else None

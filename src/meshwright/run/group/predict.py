@@ -1,0 +1,103 @@
+"""How long a program takes as this executor runs it, which is not quite how its lanes would run.
+
+Three things differ. One thread per rank takes in messages in the fused order, so their overheads add up: the simulator gets the walk, one lane of
+everything but sends per rank, and a lane of sends per channel (posting is all a send costs the walk). Ranks that share a machine share its cores:
+overheads grow by ranks per core. And several TCP flows on one link lose part of it, measured on shaped links: queues overflow, flows take turns
+unevenly; so the rate of a link falls with the number of pairs of ranks that talk across it.
+
+Sources: fabricrun card, section 3.3 (three owners behind one slow link are 10 to 60 % slower than one; four pairs across a trunk);
+`benchmarks/executed.py` measures both figures again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...cost import Cost, Transport, assumed_cost
+from ...fabric import Fabric
+from ...program import Kind, Part, Program
+from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ...simulate import compile_network, simulate_program
+from .code import Form
+
+__all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "walk_program"]
+
+LOSS_PER_FLOW = 0.06  # of a link's rate, for every pair of ranks beyond the first
+MOST_LOSS = 0.3
+MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
+
+
+def executor_transport(fabric: Fabric, ranks_per_core: float = 1.0) -> Transport:
+    """The fabric's assumed overheads of messages, where so many ranks share each core of a machine."""
+    transport = assumed_cost(fabric).transport
+    times = max(1.0, ranks_per_core)
+    return Transport(
+        per_message_s=transport.per_message_s * times, per_byte_s=transport.per_byte_s * times, per_step_s=transport.per_step_s * times
+    )  # fmt: skip
+
+
+def walk_program(form: Form) -> Program:
+    """The program of the walks, for prediction only: what is sent from staging is read where the sum would have been stored."""
+    p = form.unrolled
+    s = p.steps
+    b = ProgramBuilder(ranks=p.ranks, name=p.name)
+    for i, actor in enumerate(p.buffers.actor.tolist()):
+        b.buffer(actor, chunks=int(p.buffers.chunks[i]), chunk_bytes=int(p.buffers.chunk_bytes[i]))
+    for src, dst, depth in zip(p.channels.src.tolist(), p.channels.dst.tolist(), p.channels.depth.tolist(), strict=True):
+        b.channel(src, dst, depth=depth)
+    columns = (s.kind, s.parts, s.chan_in, s.chan_out, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.count)
+    kind, parts, chan_in, chan_out, src_buffer, src_chunk, dst_buffer, dst_chunk, count = (c.tolist() for c in columns)
+    sending = Part.SEND | Part.OUT_SET
+    for rank, order in enumerate(form.orders):
+        main = b.lane(rank)
+        outgoing: dict[int, LaneBuilder] = {}
+        before: list[StepRef] = []
+        for step in order.tolist():
+            if kind[step] != Kind.TRANSFER:
+                continue
+            held = parts[step]
+            src, dst = (src_buffer[step], src_chunk[step]), (dst_buffer[step], dst_chunk[step])
+            if held & ~(sending | Part.READ):
+                stores = bool(held & Part.STORE)
+                into = dst if stores else src if held & Part.READ else dst
+                ref = main.transfer(
+                    recv=chan_in[step] if held & Part.RECV else -1, src=src if held & Part.READ else (-1, 0), dst=into, count=count[step],
+                    add=bool(held & Part.ADD), store=True,
+                )  # fmt: skip
+                before, src = [ref], into
+            if held & Part.SEND:
+                out = outgoing.setdefault(chan_out[step], b.lane(rank)) if chan_out[step] not in outgoing else outgoing[chan_out[step]]
+                out.send(chan_out[step], *src, count[step], after=before)
+    return b.build()
+
+
+def flows_on_links(program: Program, fabric: Fabric, ranks: Sequence[str]) -> np.ndarray:
+    """By link: how many ordered pairs of ranks send a fair part of what crosses it."""
+    network = compile_network(program, fabric, tuple(ranks))
+    s = program.steps
+    sends = (s.parts & Part.SEND) != 0
+    moved = np.bincount(s.chan_out[sends], weights=program.message_bytes()[sends].astype(float), minlength=len(program.channels))
+    pair = program.channels.src.astype(np.int64) * program.ranks + program.channels.dst
+    hops = np.diff(network.route_ptr)
+    link, owner = network.route_link, np.repeat(np.arange(len(pair)), hops)
+    flows = np.zeros(len(fabric.links), np.int64)
+    for number in np.unique(link).tolist():
+        on = owner[link == number]
+        by_pair = np.bincount(pair[on], weights=moved[on])
+        flows[number] = int((by_pair > MANY_BYTES * by_pair.max(initial=0.0)).sum())
+    return flows
+
+
+def slowed_by_flows(program: Program, fabric: Fabric, ranks: Sequence[str]) -> Fabric:
+    flows = flows_on_links(program, fabric, ranks)
+    share = 1 - np.minimum(LOSS_PER_FLOW * np.maximum(flows - 1, 0), MOST_LOSS)
+    return replace(fabric, links=tuple(replace(x, rate_Bps=max(1, int(x.rate_Bps * f))) for x, f in zip(fabric.links, share.tolist(), strict=True)))
+
+
+def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> float:
+    """Simulated time of the walks on links slowed by their flows. Raises: as `simulate_program`."""
+    walks = walk_program(form)
+    return simulate_program(walks, slowed_by_flows(walks, fabric, ranks), tuple(ranks), Cost(transport=transport), record=False).makespan_s
