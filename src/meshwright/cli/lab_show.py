@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..lab.lab import Lab, LinkCount
+    from ..lab.lab import Lab
+    from ..lab.links import LinkCount
 
 __all__ = ["HELP", "arguments", "counters_text", "lab_document", "lab_text", "run"]
 

@@ -38,7 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..lab.lab import Lab, Options, plan_lab
+    from ..lab.lab import Lab
+    from ..lab.planning import Options, plan_lab
     from ..lab.scaling import parse_scale
     from ..lab.state import new_name
 

@@ -16,9 +16,8 @@ from typing import Any
 
 from ..errors import FormatError, MeshwrightError, RunError, UnknownName, Unsupported
 from ..run import cpu_quota
-from .commands import batches, build
-from .routes import Routes
-from .state import LabState, known_labs, read_state, remove
+from .commands import Command, batches
+from .state import LabState, known_labs, read_state, remove, runtime_folder
 from .wiring import Wiring
 
 __all__ = ["collect", "start_holder", "stop_holder", "tool_path"]
@@ -38,7 +37,9 @@ def tool_path() -> str:
     return path
 
 
-def start_holder(folder: Path, wiring: Wiring, routes: Routes | None, *, owner: int, helpers: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+def start_holder(
+    folder: Path, wiring: Wiring, commands: Sequence[Command], *, owner: int, helpers: Sequence[Sequence[str]] = ()
+) -> dict[str, Any]:
     """Start the process that is the lab and wait until its network stands. Returns its pid and whether it is in a user namespace.
 
     Raises: Unsupported when we may not make namespaces or the kernel lacks something; RunError.
@@ -47,7 +48,7 @@ def start_holder(folder: Path, wiring: Wiring, routes: Routes | None, *, owner: 
     (folder / "hosts").write_text(_hosts(wiring))
     setup = {
         "owner": owner,
-        "batches": list(batches(build(wiring, routes))),
+        "batches": list(batches(commands)),
         "namespaces": list(wiring.namespaces),
         "hostnames": [wiring.hostname(a) for a in range(len(wiring.namespaces))],
         "helpers": [list(argv) for argv in helpers],
@@ -125,6 +126,8 @@ def collect() -> list[str]:
     A live lab is never touched, whoever started it.
     """
     removed = []
+    for folder in runtime_folder().glob(".*.*"):  # a removal that was killed half-way
+        shutil.rmtree(folder, ignore_errors=True)
     for folder in known_labs():
         try:
             state = read_state(folder)

@@ -17,9 +17,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import namespaces as ns
+
+if TYPE_CHECKING:
+    from .serve import Server
 
 __all__ = ["main"]
 
@@ -27,6 +30,8 @@ HERE = Path("/run/netns")
 
 
 def main() -> None:
+    from .serve import Server  # now, while files can be read as the user that we are
+
     folder = Path(sys.argv[1])
     setup = json.loads(sys.stdin.read())
     owner = os.pidfd_open(setup["owner"]) if setup["owner"] else -1
@@ -46,7 +51,7 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         os.close(ready)
-        _first_process(folder, setup, owner, done)
+        _first_process(folder, setup, owner, done, Server)
     os.close(done)
     said = os.fdopen(ready, "rb").read()
     if not said:
@@ -63,7 +68,7 @@ def _answer(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int) -> None:
+def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int, server_type: type[Server]) -> None:
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -71,13 +76,11 @@ def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int) -
         for fd, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(fd, target)
         _mounts(folder)
-        from .serve import Server
-
         problem = run_batches(setup["batches"])
         if problem is not None:
             os.write(done, json.dumps({"error": "command"} | problem).encode())
             os._exit(1)
-        server = Server(folder, setup["namespaces"], setup["hostnames"], owner)
+        server = server_type(folder, setup["namespaces"], setup["hostnames"], owner)
         server.start_helpers(setup["helpers"])
         os.write(done, json.dumps({"control": "control.sock"}).encode())
         os.close(done)

@@ -11,124 +11,41 @@ the goodput that was measured in place of the rates.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ..errors import RunError, UsageError
 from ..fabric import Fabric
-from ..fabric_edit import find_part
 from ..io.atomic import write_text
 from ..io.fabric_name import load_fabric
 from ..io.fabric_toml import fabric_toml, read_fabric_toml
 from ..run.cpu_quota import CpuQuota, process_start_ticks, quota_place
-from ..run.pacing import machine_facts
-from .build import start_holder, stop_holder, tool_path
-from .commands import Command, batches, build, cut, mend, relays, reshape, shell_text
+from .build import collect, start_holder, stop_holder
 from .control import Control
-from .impair import MIN_DELAY_S, Impairment, has_netem, impairments, method_for
+from .impair import Impairment
+from .links import Links
+from .planning import Options, first_state, plan_lab
 from .process import LabProcess
 from .ranks import Place, RunResult, device_environment, places, require_success, run_ranks
-from .routes import Routes, find_routes
-from .scaling import burst_bytes, load_of, rehearsed
-from .state import LabState, LinkState, claim, folder_of, new_name, read_state, remove, write_state
-from .wiring import End, Wiring, wire
+from .state import LabState, claim, folder_of, new_name, read_state, remove, write_state
+from .wiring import Wiring, wire
 
-__all__ = ["Lab", "LinkCount", "Options", "Plan", "plan_lab"]
+__all__ = ["Lab"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a fabric is rehearsed. `scale` divides all rates; `force` builds what the processors cannot carry.
-
-    `delay`: latencies of 0.2 ms and more are made real. `loss`: link name (as in `Lab.cut`) -> probability; `seed` is that of the losses.
-    """
-
-    scale: Fraction = Fraction(1)
-    mtu: int = 1500
-    offload: bool = True
-    force: bool = False
-    delay: bool = True
-    loss: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkCount:
-    """What has left through one direction of a cable since the lab was built.
-
-    `bytes` as the interface counts: payload and one header per super-packet; `wire_bytes` as the shaper counts: with the headers of
-    every packet; `drops` packets refused by the shaper (its queue was full, or the link is cut).
-    """
-
-    bytes: int
-    packets: int
-    wire_bytes: int
-    drops: int
-
-    def __sub__(self, before: LinkCount) -> LinkCount:
-        return LinkCount(
-            bytes=self.bytes - before.bytes, packets=self.packets - before.packets, wire_bytes=self.wire_bytes - before.wire_bytes,
-            drops=self.drops - before.drops,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """All that is decided before anything is made."""
-
-    fabric: Fabric
-    wiring: Wiring
-    routes: Routes | None
-    commands: tuple[Command, ...]
-    helpers: tuple[list[str], ...]
-    notes: tuple[str, ...]
-
-    def shell_text(self) -> str:
-        return shell_text(self.commands, self.helpers)
-
-
-def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
-    """Raises: Disconnected, Infeasible, UsageError, UnknownName; Unsupported when a delay or loss cannot be made here."""
-    if not 576 <= options.mtu <= 9000:
-        raise UsageError(f"must be between 576 and 9000, got {options.mtu}", where="--mtu")
-    cores = machine_facts().cores
-    built = rehearsed(fabric, options.scale, cores=cores, force=options.force)
-    impaired = impairments(built, delay=options.delay, loss=options.loss)
-    method = method_for(built, impaired, netem=bool(impaired) and has_netem(tool_path()))
-    wiring = wire(built, f"mw-{name}-", mtu=options.mtu, offload=options.offload, impaired=impaired, method=method)
-    routes = find_routes(wiring) if wiring.style == "routed" else None
-    load = load_of(built, cores)
-    notes = []
-    if load.heavy:
-        notes.append(
-            f"devices can send {load.sum_Bps * 8 / 1e9:.3g} Gbit/s together, above {load.warn_Bps * 8 / 1e9:.3g}: where all send at once, "
-            f"times measure the processors"
-        )
-    small = max((x.latency_s for i, x in enumerate(built.links) if i not in impaired), default=0.0)
-    if small >= MIN_DELAY_S:
-        notes.append("latencies are not made real (--no-delay)")
-    if method == "relay":
-        notes.append(f"delay and loss of {len(impaired)} links by a relay in user space: the kernel has no netem")
-    if len(built.links) < len(fabric.links):
-        notes.append(f"{len(fabric.links) - len(built.links)} parallel links were merged with others")
-    return Plan(
-        fabric=built, wiring=wiring, routes=routes, commands=tuple(build(wiring, routes)), helpers=tuple(relays(wiring, options.seed)),
-        notes=tuple(notes),
-    )  # fmt: skip
-
-
-class Lab:
+class Lab(Links):
     """A lab that stands. Made by `Lab.up` or `Lab.open`."""
 
     def __init__(self, folder: Path, state: LabState, fabric: Fabric, wiring: Wiring, control: Control) -> None:
         self.folder, self.state, self.fabric, self.wiring, self.control = folder, state, fabric, wiring, control
+        self._finalizer = weakref.finalize(self, _abandoned, os.getpid(), folder, state, control)
 
     # ---- up and down -----------------------------------------------------------------------------------------------
     @classmethod
@@ -146,14 +63,15 @@ class Lab:
         name = new_name() if name is None else name
         options = Options(scale=Fraction(scale), mtu=mtu, offload=offload, force=force, delay=delay, loss=loss or {}, seed=seed)
         folder_of(name)
+        collect()
         plan = plan_lab(fabric, name, options)
         folder = claim(name)
         lab: Lab | None = None
         try:
-            state = _first_state(name, plan, options)
+            state = first_state(name, plan, options)
             write_state(folder, state)
             write_text(folder / "fabric.toml", fabric_toml(plan.fabric))
-            answer = start_holder(folder, plan.wiring, plan.routes, owner=os.getpid(), helpers=plan.helpers)
+            answer = start_holder(folder, plan.wiring, plan.commands, owner=os.getpid(), helpers=plan.helpers)
             state.holder, state.user_namespace = answer["pid"], answer["user_namespace"]
             state.holder_start = process_start_ticks(state.holder) or ""
             write_state(folder, state)
@@ -187,12 +105,14 @@ class Lab:
 
     def down(self) -> None:
         """End all its processes and remove it. Raises: RunError."""
+        self._finalizer.detach()
         self.control.close()
         stop_holder(self.state)
         remove(self.folder)
 
     def close(self) -> None:
         """Let go of a lab that stays up; processes started through this object end."""
+        self._finalizer.detach()
         self.control.close()
 
     def __enter__(self) -> Lab:
@@ -288,95 +208,11 @@ class Lab:
                         groups[place.rank] = [quotas[place.device].members_file]
             yield groups
 
-    # ---- links -----------------------------------------------------------------------------------------------------
-    def link_name(self, index: int) -> str:
-        """`src->dst`, with `#k` for the k-th of parallel links (from 1) after the first."""
-        link = self.fabric.links[index]
-        before = sum((x.src, x.dst) == (link.src, link.dst) for x in self.fabric.links[:index])
-        return f"{link.src}->{link.dst}" + (f"#{before + 1}" if before else "")
 
-    def counters(self) -> dict[str, LinkCount]:
-        """Bytes that left over every link since the lab was built. Raises: RunError."""
-        names = [x for x in self.wiring.namespaces if x]
-        outputs = self.control.read([[t, "-n", n, "-j", "-s", *what] for n in names for t, what in (("ip", ["link"]), ("tc", ["qdisc"]))])
-        found: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
-        for at, namespace in enumerate(names):
-            interfaces = {x["ifname"]: x["stats64"]["tx"] for x in json.loads(outputs[2 * at])}
-            for qdisc in json.loads(outputs[2 * at + 1]):
-                if qdisc.get("root"):
-                    found[namespace, qdisc["dev"]] = (interfaces[qdisc["dev"]], qdisc)
-        counts = {}
-        for index in range(len(self.fabric.links)):
-            end = self.wiring.exit_of[index][1]
-            sent, shaper = found[self.wiring.namespaces[end.actor], end.interface]
-            counts[self.link_name(index)] = LinkCount(
-                bytes=sent["bytes"], packets=sent["packets"], wire_bytes=shaper["bytes"], drops=shaper["drops"]
-            )  # fmt: skip
-        return counts
-
-    def links_named(self, name: str) -> list[int]:
-        """Links that a name stands for: `a->b`, `a<->b`, `a->b#2`, or a device or switch with all its links. Raises: UnknownName."""
-        exact = [i for i in range(len(self.fabric.links)) if self.link_name(i) == name and "#" in name]
-        return exact or sorted(find_part(self.fabric, name).links)
-
-    def set_rate(self, link: str, rate_Bps: int) -> None:
-        """Another rate, live, with a bucket to match. Raises: UnknownName, UsageError, RunError."""
-        if rate_Bps < 1:
-            raise UsageError(f"must be at least 1 B/s, got {rate_Bps}", where=link, hint="`cut` lets nothing through")
-
-        def slow(end: End, state: LinkState) -> list[Command]:
-            state.rate_Bps, state.burst_bytes = rate_Bps, burst_bytes(rate_Bps)
-            return [reshape(self.wiring, end, rate_Bps, state.burst_bytes)]
-
-        self._change(link, slow)
-
-    def cut(self, link: str) -> None:
-        """Let nothing through any more, silently. Raises: UnknownName, RunError."""
-
-        def silence(end: End, state: LinkState) -> list[Command]:
-            if state.cut:
-                return []
-            state.cut = True
-            return [cut(self.wiring, end)]
-
-        self._change(link, silence)
-
-    def restore(self, link: str) -> None:
-        """Undo `cut` and `set_rate`. Raises: UnknownName, RunError."""
-
-        def undo(end: End, state: LinkState) -> list[Command]:
-            assert end.link is not None
-            link = self.fabric.links[end.link]
-            state.rate_Bps, state.burst_bytes = link.rate_Bps, link.burst_bytes
-            commands = [reshape(self.wiring, end, link.rate_Bps, link.burst_bytes)]
-            if state.cut:
-                commands.append(mend(self.wiring, end, link.rate_Bps, link.burst_bytes))
-            state.cut = False
-            return commands
-
-        self._change(link, undo)
-
-    def _change(self, name: str, change: Callable[[End, LinkState], list[Command]]) -> None:
-        indices = self.links_named(name)
-        commands = [c for i in indices for c in change(self.wiring.exit_of[i][1], self.state.links[i])]
-        self.control.do(list(batches(commands)))
-        write_state(self.folder, self.state)
-
-
-def _first_state(name: str, plan: Plan, options: Options) -> LabState:
-    pid = os.getpid()
-    return LabState(
-        name=name, fabric=plan.fabric.name, scale=str(options.scale), style=plan.wiring.style, interface=plan.wiring.interface, mtu=options.mtu,
-        offload=options.offload, owner=pid, owner_start=process_start_ticks(pid) or "",
-        devices=[d.name for d in plan.fabric.devices], addresses=[plan.wiring.address(i) for i in range(len(plan.fabric.devices))],
-        namespaces=list(plan.wiring.namespaces), hostnames=[plan.wiring.hostname(i) for i in range(len(plan.fabric.devices))],
-        links=[
-            LinkState(
-                src=x.src, dst=x.dst, rate_Bps=x.rate_Bps, burst_bytes=x.burst_bytes, segment_bytes=end.segment_bytes,
-                delay_s=end.impairment.delay_s, loss=end.impairment.loss,
-            )
-            for i, x in enumerate(plan.fabric.links)
-            for end in (plan.wiring.exit_of[i][1],)
-        ],
-        method=plan.wiring.method, seed=options.seed, notes=list(plan.notes),
-    )  # fmt: skip
+def _abandoned(pid: int, folder: Path, state: LabState, control: Control) -> None:
+    """A `Lab` object is gone or the interpreter ends: a lab of ours goes with it, a kept one stays."""
+    if os.getpid() == pid:  # not in a forked child
+        control.close()
+        if state.owner == pid:
+            stop_holder(state)
+            remove(folder)

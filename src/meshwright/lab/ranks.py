@@ -101,8 +101,8 @@ def device_environment(lab: Lab, device: int) -> dict[str, str]:
         "MESHWRIGHT_DEVICE": state.devices[device],
     }
     share = state.shares[device] if state.shares else 0.0
-    if state.pacing == "paced" and share:
-        found["MESHWRIGHT_CPU_SHARE"] = f"{share:g}"
+    if share:
+        found |= {"MESHWRIGHT_CPU_SHARE": f"{share:g}", "MESHWRIGHT_CPU_PACING": state.pacing}
     return found
 
 

@@ -32,7 +32,7 @@ from ..program_calls import inline
 from .blame import first_cause, typed
 from .checkpoint import find_checkpoint
 from .machine_use import MachineUseRecorder
-from .pacing import CpuQuota, Pacing, choose_pacing
+from .pacing import CpuQuota, Pacing, choose_pacing, declared_pacing
 from .process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport, blob_get, blob_put
 from .rank import RankLink, RankOptions, fetch_setup, put_setup, run_rank
 from .torchrun_worker import tell_torchrun
@@ -104,7 +104,7 @@ class _ElasticRank:
             put_setup(self.store, forward_graph(plan, layout), walk_orders(plan))
         graph, self.orders = fetch_setup(self.store)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
-        pacing = choose_pacing(here, mode=request.pacing)  # type: ignore[arg-type]
+        pacing = declared_pacing(os.environ) or choose_pacing(here, mode=request.pacing)  # type: ignore[arg-type]
         options = RankOptions(
             data=request.data, steps=request.steps, out=str(request.out), device=request.device, checkpoint_every=request.checkpoint_every,
             resume_from=resume_from, timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share, calibrate=request.calibrate,

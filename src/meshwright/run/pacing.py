@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from typing import Literal
 from ..errors import RunError, UsageError
 from .cpu_quota import CpuQuota, cgroup_cpu_limit, gc, quota_place
 
-__all__ = ["MAX_LOAD", "CpuQuota", "MachineFacts", "PacedClock", "Pacing", "choose_pacing", "gc", "machine_facts"]
+__all__ = ["MAX_LOAD", "CpuQuota", "MachineFacts", "PacedClock", "Pacing", "choose_pacing", "declared_pacing", "gc", "machine_facts"]
 
 MAX_LOAD = 0.8  # sum of the shares over the cores
 MAX_PAYBACK_S = 0.01  # longer delays are not timer slack but other programs; hiding them would make later steps too fast
@@ -81,6 +81,26 @@ class Pacing:
         finally:
             for quota in quotas:
                 quota.close()
+
+
+def declared_pacing(environment: Mapping[str, str]) -> Pacing | None:
+    """What a rehearsal lab says about this rank's device (`MESHWRIGHT_CPU_SHARE`, `MESHWRIGHT_CPU_PACING`); None outside of one.
+
+    Raises: UsageError when the two do not say anything sensible.
+    """
+    share, mode = environment.get("MESHWRIGHT_CPU_SHARE"), environment.get("MESHWRIGHT_CPU_PACING")
+    if share is None:
+        return None
+    try:
+        value = float(share)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1 or mode not in ("quota", "paced"):
+        raise UsageError(
+            f"MESHWRIGHT_CPU_SHARE={share[:32]!r} with MESHWRIGHT_CPU_PACING={str(mode)[:32]!r}", where="environment",
+            hint="a share in (0, 1], and quota or paced",
+        )  # fmt: skip
+    return Pacing(mode="quota" if mode == "quota" else "paced", share=value, why=f"the lab declares {value:.3g} of a core")
 
 
 def choose_pacing(ranks: int, cores: float | None = None, *, mode: Mode | Literal["auto"] = "auto") -> Pacing:
