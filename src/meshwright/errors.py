@@ -13,7 +13,8 @@ MeshwrightError
 │   └── Deadlock                   the cycle of steps that wait for each other
 ├── TimeLimit             exit 5   stopped at the limit; carries the best answer so far
 └── RunError              exit 1   a real run failed; names rank, step and peer
-    ├── RankDied, RankFailed, RunTimeout, PortInUse, TooFewDevices
+    ├── RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed
+    ├── RunTimeout, PortInUse, TooFewDevices
     └── Interrupted       exit 130
 
 Each carries `code` (stable, for scripts), `message`, `where` (file, field, rank, step), `hint` (what to do) and `data`
@@ -107,6 +108,36 @@ class RankDied(RunError):
 
 class RankFailed(RunError):
     code = "rank-failed"
+
+
+class RankFrozen(RunError):
+    """A rank answers nobody though its machine does: stopped, or hung in foreign code."""
+
+    code = "rank-frozen"
+
+
+class RankDiverged(RunError):
+    """A rank called another collective than the others at the same place of their sequence."""
+
+    code = "rank-diverged"
+
+
+class LinkLost(RunError):
+    """Nothing comes through a link, or a connection broke, while both ranks live."""
+
+    code = "link-lost"
+
+
+class LinkSlow(RunError):
+    """A message was under way beyond the deadline."""
+
+    code = "link-slow"
+
+
+class MessageDamaged(RunError):
+    """A message is not what was sent, or not the one that was due (debug mode)."""
+
+    code = "message-damaged"
 
 
 class RunTimeout(RunError):

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .errors import PlanMismatch, UsageError
+from .errors import MeshwrightError, PlanMismatch, UsageError
 from .fabric import Fabric
 from .run.group.engine import Engine
 from .run.group.group import MeshwrightGroup
+from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 
 __all__ = ["MeshwrightGroup", "configure", "report"]
@@ -29,14 +30,23 @@ _groups: weakref.WeakSet[MeshwrightGroup] = weakref.WeakSet()
 def _create(options: Any, _: Any = None) -> MeshwrightGroup:
     settings = current_settings()
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-    fabric = _fabric(settings)
-    devices = _devices(settings, fabric, ranks)
-    own = dist.PrefixStore("builtin", options.store)
-    builtin = dist.ProcessGroupGloo(own, options.group_rank, options.group_size, options.timeout)
+    try:
+        fabric = _fabric(settings)
+        devices = _devices(settings, fabric, ranks)
+    except MeshwrightError as error:  # the others wait: they must hear of it
+        refuse(dist.PrefixStore("meshwright", options.store), options.group_rank, error)
+        raise
     engine = Engine(
         settings, options.store, options.group_rank, options.group_size, options.timeout.total_seconds(), global_ranks=ranks, devices=devices,
         fabric=fabric,
     )  # fmt: skip
+    try:
+        own = dist.PrefixStore("builtin", options.store)
+        builtin = dist.ProcessGroupGloo(own, options.group_rank, options.group_size, options.timeout)
+    except RuntimeError as error:
+        found = engine.lost_builtin("closed")
+        engine.close()
+        raise found from error
     group = MeshwrightGroup(engine, builtin)
     _groups.add(group)
     return group

@@ -1,25 +1,40 @@
-"""What runs behind a process group: its plans, its thread, its messages, its recorder, and what happens when a wait fails."""
+"""What runs behind a process group: its plans, its thread, its messages, its recorder, and what happens when something fails."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from ...errors import GroupFailed, MeshwrightError
+from ...errors import GroupFailed, MeshwrightError, RunError
 from ...fabric import Fabric
-from .messages import GlooMessages
+from .call import Session
+from .chunks import BLOCKED
+from .health import GroupHealth, claim_of, refuse
+from .messages import TAG_BITS, GlooMessages
 from .plans import Chosen, GroupPlans
-from .recorder import Recorder
+from .record_file import pack_call
+from .recorder import Recorder, flight_file
+from .reductions import Reduction
 from .settings import Settings
+from .verdict import View
+from .views import view_of
+from .work import BuiltinWork
 from .worker import Lost, Task, Worker
 
 __all__ = ["Engine"]
 
+_BUILTIN_ABORT_TAG = (1 << 31) - 9
+_AT_ONCE = timedelta(milliseconds=1)
+
 
 class Engine:
-    """Made with the group; thread and connections only when the first planned collective comes."""
+    """Made with the group; thread and message connections only when the first planned collective comes, control connections at once."""
 
     def __init__(
         self, settings: Settings, store: Any, rank: int, size: int, timeout_s: float, *, global_ranks: Sequence[int], devices: Sequence[str],
@@ -28,28 +43,103 @@ class Engine:
         self.settings, self.store, self.rank, self.size = settings, store, rank, size
         self.global_ranks = tuple(global_ranks)
         self.timeout_s = settings.timeout_s or timeout_s
-        own = dist.PrefixStore("meshwright", store)
-        self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s)
-        if size > 1:
-            self.plans.agree()
-        self.recorder = Recorder()
         self._worker: Worker | None = None
-        self._messages: GlooMessages | None = None
+        self._messages: Any = None
+        self._builtin: Any = None
         self._closed: MeshwrightError | None = None
+        self._planning = False
+        self._inside = 0  # number of the built-in collective that is waited for
+        self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
+        own = dist.PrefixStore("meshwright", store)
+        try:
+            self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s)
+        except MeshwrightError as error:
+            refuse(own, rank, error)
+            raise
+        self.health: GroupHealth | None = None
+        self.recorder = Recorder(None, self.global_ranks, rank)
+        if size > 1:
+            health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed)
+            health.meet()
+            self.health = health
+            self.plans.wait_for = self._wait_for
+        try:
+            self.recorder = self._recorder(self.health.run if self.health is not None else secrets.token_hex(8))
+            if size > 1:
+                self.plans.agree()
+        except BaseException:
+            self.close()
+            raise
+        if self.health is not None:
+            from .exits import watch
 
+            watch(self.health, self)
+
+    def _recorder(self, run: str) -> Recorder:
+        folder = self.settings.record_dir
+        try:
+            file = flight_file(folder, run, self.global_ranks[self.rank], max(self.global_ranks) + 1)
+        except (OSError, RunError):
+            if folder:  # asked for, so its absence is an error
+                raise
+            file = None
+        return Recorder(file, self.global_ranks, self.rank)
+
+    def attend(self, builtin: Any) -> None:
+        """The built-in group beside this engine: its waits end too when the group fails."""
+        self._builtin = builtin
+
+    # ---- collectives -------------------------------------------------------------------------------------------
     def choose(self, op: str, root: int, size_bytes: int) -> Chosen | str:
-        return self.plans.choose(op, root, size_bytes)
+        self._planning = True
+        try:
+            return self.plans.choose(op, root, size_bytes)
+        finally:
+            self._planning = False
 
     def submit(self, task: Task) -> None:
-        if self._worker is None:
-            self._messages = GlooMessages(dist.PrefixStore("meshwright/messages", self.store), self.rank, self.size, self.timeout_s)
-            self._worker = Worker(self._messages, self.recorder, self.timeout_s, self._diagnose)
-        self._worker.submit(task)
+        worker = self._worker or self._start()
+        call, size_bytes = self._signature(task.session, task.reduction)
+        task.number = self.recorder.asked(call, size_bytes, task.name)
+        task.mask = (task.number * 0x9E3779B1 ^ task.name ^ size_bytes * 0x85EBCA77 ^ call * 0xC2B2AE35) & ((1 << TAG_BITS) - 1)
+        worker.submit(task)
 
-    def raise_if_failed(self) -> None:
-        error = self._closed or (self._worker.failed if self._worker is not None else None)
-        if error is not None:
-            raise error
+    def _start(self) -> Worker:
+        store = dist.PrefixStore("meshwright/messages", self.store)
+        try:
+            self._messages = GlooMessages(store, self.rank, self.size, self.timeout_s)
+        except RuntimeError as error:
+            raise self.lost_builtin("closed") from error
+        if self.settings.debug:
+            from .checksums import CheckedMessages
+
+            self._messages = CheckedMessages(self._messages, self.global_ranks)
+        self._worker = Worker(self._messages, self.recorder, self.timeout_s, self._diagnose)
+        return self._worker
+
+    def _signature(self, session: Session, reduction: Reduction | None) -> tuple[int, int]:
+        key = session, reduction.name if reduction is not None else ""
+        found = self._signatures.get(key)
+        if found is None:
+            blocks = self.size if session.op in BLOCKED else 1
+            call = pack_call(session.op, session.root, key[1], str(session.dtype).removeprefix("torch."))
+            found = self._signatures[key] = call, session.elements * blocks * session.dtype.itemsize
+        return found
+
+    def builtin(self, op: str, work: Callable[[], Any]) -> Any:
+        """A collective that the built-in backend runs: recorded, and its failure looked into."""
+        number = self.recorder.asked(pack_call(op, -1, "", ""), 0, 0)
+        made = work()
+        if self.health is None or made is None:
+            return made
+
+        def before() -> None:
+            self._inside = number
+
+        def after() -> None:
+            self._inside = 0
+
+        return BuiltinWork(made, self.lost_builtin, before, after)
 
     def set_timeout(self, timeout_s: float) -> None:
         if self.settings.timeout_s is None:
@@ -57,22 +147,94 @@ class Engine:
             if self._worker is not None:
                 self._worker.timeout_s = timeout_s
 
-    def _diagnose(self, lost: Lost, task: Task) -> MeshwrightError:
-        code = task.session.code
-        step = code.unrolled.describe(lost.step)
-        return GroupFailed(f"lost rank {self.global_ranks[lost.peer]}: {lost.__cause__}", where=step, data={"rank": lost.peer, "step": lost.step})
+    # ---- failures ----------------------------------------------------------------------------------------------
+    def raise_if_failed(self) -> None:
+        error = self._closed or (self.health.error if self.health is not None else None) or (self._worker.failed if self._worker else None)
+        if error is not None:
+            raise error
 
-    def abort(self) -> None:
+    def _look(self) -> View:
+        """This rank's own view, for the control thread."""
+        worker = self._worker
+        task = worker.task if worker is not None else None
+        view = view_of(self.recorder, self.rank, task.session.code if task is not None else None, self._planning)
+        if view.state == "idle" and self._inside:
+            view.state, view.number = "builtin", self._inside
+        if view.state == "planning":
+            view.number = self.recorder.number + 1
+            view.waiting, view.peer, view.receives = self.rank != 0, 0 if self.rank else -1, True
+            view.text = f"rank {self.global_ranks[self.rank]} waits for the plan from rank {self.global_ranks[0]}" if self.rank else ""
+        return view
+
+    def _diagnose(self, error: Exception, task: Task) -> MeshwrightError:
+        if self._closed is not None:
+            return self._closed
+        if self.health is None:
+            return error if isinstance(error, MeshwrightError) else GroupFailed(f"{type(error).__name__}: {error}", where=task.call.op)
+        if isinstance(error, Lost):
+            return self.health.lost(error.why)
+        found = self.health.fail(claim_of(error, self.rank, self.global_ranks, f"collective {task.number} ({task.call.op})"))
+        if found is not error and found.__cause__ is None:
+            found.__cause__ = error
+        return found
+
+    def lost_builtin(self, why: str) -> MeshwrightError:
+        """The built-in backend lost a collective, or could not be made: what the ranks make of it."""
+        if self._closed is not None:
+            return self._closed
+        return self.health.lost(why) if self.health is not None else GroupFailed(f"the built-in backend failed ({why})")
+
+    def _failed(self, error: MeshwrightError) -> None:
+        """The group's verdict, in the control thread: end every wait."""
+        self.recorder.verdict(str(error))
+        if self._worker is not None:
+            self._worker.failed = self._worker.failed or error
         if self._messages is not None:
+            self._messages.abort()
+        if self._builtin is not None and self.size > 1:
+            try:
+                self._builtin.recv([torch.empty(1)], (self.rank + 1) % self.size, _BUILTIN_ABORT_TAG).wait(_AT_ONCE)
+            except RuntimeError:
+                pass  # a wait that is over in vain closes the context
+
+    def _wait_for(self, key: str) -> None:
+        """A key of the store, from another rank of this group."""
+        assert self.health is not None
+        deadline, pause = time.monotonic() + self.timeout_s, 0.0005
+        try:
+            while not self.plans.store.check([key]):
+                self.raise_if_failed()
+                if time.monotonic() > deadline:
+                    raise self.health.lost("deadline")
+                time.sleep(pause)
+                pause = min(0.02, 1.5 * pause)
+        except RuntimeError as error:
+            raise self.health.lost("closed") from error
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+    def abort(self) -> None:
+        if self.health is not None and self.health.error is None:
+            name = self.global_ranks[self.rank]
+            self.health.fail(claim_of(GroupFailed(f"rank {name} aborted the group"), self.rank, self.global_ranks, ""))
+        elif self._messages is not None:
             self._messages.abort()
 
     def close(self) -> None:
-        """Ends the thread. A collective still under way is given up."""
+        """Ends the thread and all connections. A collective still under way is given up."""
+        if self._closed is not None:
+            return
         self._closed = GroupFailed("the process group was destroyed", hint="make a new one with init_process_group or new_group")
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close(0.2)
-            if worker.alive:
-                self.abort()
+            if worker.alive and self._messages is not None:
+                self._messages.abort()
                 worker.close()
-        self._messages = None
+        self._messages = self._builtin = None
+        if self.health is not None:
+            self.health.close()
+        self.recorder.close()
+
+    def let_go(self) -> None:
+        """The process ends without having destroyed the group. Threads and connections are ended here, while there is an interpreter."""
+        self.close()

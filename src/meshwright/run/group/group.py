@@ -51,6 +51,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, engine: Engine, builtin: Any) -> None:
         super().__init__(engine.rank, engine.size)
         self.engine, self.builtin = engine, builtin
+        engine.attend(builtin)
         self.tally = Tally(Counter(), Counter())
         self._routes: dict[Any, _Route | str] = {}
         self._name = ""
@@ -182,7 +183,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- not collectives of data -------------------------------------------------------------------------------
     def barrier(self, opts: Any = None) -> Any:
         self.engine.raise_if_failed()
-        return self.builtin.barrier(opts or dist.BarrierOptions())
+        return self.engine.builtin("barrier", lambda: self.builtin.barrier(opts or dist.BarrierOptions()))
 
     def send(self, tensors: Tensors, peer: int, tag: int) -> Any:
         self.engine.raise_if_failed()
@@ -209,7 +210,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _fall(self, op: str, reason: str, builtin: Callable[[], Any]) -> Any:
         self.engine.raise_if_failed()
         self.tally.builtin[op, reason] += 1
-        return builtin()
+        return self.engine.builtin(op, builtin)
 
     def _in_place(self, op: str, tensors: Tensors, operator: Any, root: int, builtin: Callable[[], Any]) -> Any:
         if len(tensors) != 1:

@@ -3,6 +3,9 @@
 It is a context of its own, so tags never meet the user's sends. One connection per pair carries all channels between two ranks: one flow per
 direction. gloo cannot be polled and a wait cannot be interrupted, except in one way: a wait that times out closes all pairs of its context, and
 every other wait on it ends with an error. `abort` does that on purpose.
+
+A message longer than the receive that it matches makes gloo end the whole process, a shorter one passes for right. So tags are mixed with `mask`,
+a number made of the collective's place in the sequence and its program: messages of ranks that differ in either never meet.
 """
 
 from __future__ import annotations
@@ -13,10 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["GlooMessages"]
+__all__ = ["Broken", "GlooMessages", "TAG_BITS"]
 
-_ABORT_TAG = (1 << 31) - 7  # no channel has it
+TAG_BITS = 31
+_ABORT_TAG = (1 << TAG_BITS) - 7
 _AT_ONCE = timedelta(milliseconds=1)
+
+
+class Broken(RuntimeError):
+    """The connection to `peer` is closed: nothing could be posted."""
+
+    def __init__(self, peer: int, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer
 
 
 class GlooMessages:
@@ -24,14 +36,21 @@ class GlooMessages:
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size = rank, size
+        self.mask = 0
         self.group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
         self._send, self._recv = self.group.send, self.group.recv
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return self._send([tensor], peer, tag)
+        try:
+            return self._send([tensor], peer, tag ^ self.mask)
+        except RuntimeError as error:
+            raise Broken(peer, str(error)) from error
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return self._recv([tensor], peer, tag)
+        try:
+            return self._recv([tensor], peer, tag ^ self.mask)
+        except RuntimeError as error:
+            raise Broken(peer, str(error)) from error
 
     def wait(self, work: Any, limit: timedelta) -> None:
         """Raises RuntimeError: a lost peer, an abort, the deadline."""

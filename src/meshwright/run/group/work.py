@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ...errors import RunTimeout
 
-__all__ = ["JoinedWork", "PlannedWork"]
+__all__ = ["BuiltinWork", "JoinedWork", "PlannedWork"]
 
 
 class PlannedWork(dist._Work):  # type: ignore[misc]
@@ -97,3 +97,43 @@ class JoinedWork(dist._Work):  # type: ignore[misc]
         self.wait()
         future.set_result(self._outputs)
         return future
+
+
+class BuiltinWork(dist._Work):  # type: ignore[misc]
+    """A work of the built-in backend whose failure is looked into: `lost(why)` gives the error to raise. `before`, `after` surround every wait."""
+
+    def __init__(self, work: Any, lost: Callable[[str], BaseException], before: Callable[[], None], after: Callable[[], None]) -> None:
+        super().__init__()
+        self._work, self._lost, self._before, self._after = work, lost, before, after
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._before()
+        try:
+            return bool(self._work.wait(timeout) if timeout else self._work.wait())
+        except RuntimeError as error:
+            raise self._lost("deadline" if "timed out" in str(error).lower() else "closed") from error
+        finally:
+            self._after()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+    _source_rank = source_rank
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def get_future(self) -> Any:
+        return self._work.get_future()

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ...errors import GroupFailed, MeshwrightError
+from ...errors import MeshwrightError, MessageDamaged
 from .call import Call, Session
-from .messages import GlooMessages
+from .messages import Broken, GlooMessages
 from .recorder import Recorder
 from .reductions import Reduction
 from .walk import walk
@@ -23,16 +23,19 @@ __all__ = ["Lost", "Task", "Worker"]
 
 
 class Lost(Exception):
-    """A wait failed: for `peer`, in `step` of the program; the transport's words are the cause."""
+    """A wait failed: for `peer`, in `step` of the program; the transport's words are the cause. `why`: "deadline" or "closed"."""
 
-    def __init__(self, step: int, peer: int, receives: bool) -> None:
+    def __init__(self, step: int, peer: int, receives: bool, why: str) -> None:
         super().__init__(f"step {step}, peer {peer}")
-        self.step, self.peer, self.receives = step, peer, receives
+        self.step, self.peer, self.receives, self.why = step, peer, receives, why
 
 
-@dataclass(frozen=True)
+@dataclass
 class Task:
-    """One collective to run. `name` identifies its program for the recorder; `after` puts the result where the caller's tensors are not flat."""
+    """One collective to run. `name` identifies its program for the recorder; `after` puts the result where the caller's tensors are not flat.
+
+    `number`: its place in the group's sequence; `mask`: see `messages`.
+    """
 
     call: Call
     session: Session
@@ -40,14 +43,19 @@ class Task:
     name: int
     work: PlannedWork
     after: Callable[[], None] | None
+    number: int = 0
+    mask: int = 0
 
 
 class Worker:
-    """`diagnose` turns a lost wait into the error that every survivor raises; after one the group is unusable and every task ends with it."""
+    """`diagnose` turns a failure into the error that every survivor raises; after one the group is unusable and every task ends with it."""
 
-    def __init__(self, messages: GlooMessages, recorder: Recorder, timeout_s: float, diagnose: Callable[[Lost, Task], MeshwrightError]) -> None:
+    def __init__(
+        self, messages: GlooMessages, recorder: Recorder, timeout_s: float, diagnose: Callable[[Exception, Task], MeshwrightError]
+    ) -> None:  # fmt: skip
         self.messages, self.recorder, self.timeout_s, self.diagnose = messages, recorder, timeout_s, diagnose
         self.failed: MeshwrightError | None = None
+        self.task: Task | None = None  # under way
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="meshwright-group", daemon=True)
         self._thread.start()
@@ -73,22 +81,18 @@ class Worker:
 
     def _run(self, task: Task) -> BaseException | None:
         recorder = self.recorder
-        recorder.begin(task.name, task.session.code.steps)
+        self.task, self.messages.mask = task, task.mask
+        recorder.begin(task.number)
         try:
             self._walk(task)
             recorder.end()
-            return None
-        except Lost as lost:
-            self.failed = self.diagnose(lost, task)
+        except Exception as error:
+            self.failed = self.diagnose(error, task)
             recorder.fail()
             return self.failed
-        except MeshwrightError as error:
-            self.failed = error
-        except Exception as error:
-            self.failed = GroupFailed(f"{type(error).__name__}: {error}", where=task.call.op, hint="the group is unusable; see the traceback")
-            self.failed.__cause__ = error
-        recorder.fail()
-        return self.failed
+        finally:
+            self.task = None
+        return None
 
     def _walk(self, task: Task) -> None:
         reduction = task.reduction
@@ -96,13 +100,20 @@ class Worker:
         combine: Any = reduction.combine if reduction is not None else None
         waiting, moving, wait = self.recorder.waiting, self.recorder.moving, self.messages.wait
         limit = timedelta(seconds=self.timeout_s)
-        for step, work, peer, receives in walk(bound, self.messages, combine):
-            waiting(step, peer, receives)
-            try:
-                wait(work, limit)
-            except RuntimeError as error:
-                raise Lost(step, peer, bool(receives)) from error
-            moving()
+        try:
+            for step, work, peer, receives in walk(bound, self.messages, combine):
+                waiting(step, peer, receives)
+                try:
+                    wait(work, limit)
+                except RuntimeError as error:
+                    raise Lost(step, peer, bool(receives), "deadline" if "timed out" in str(error).lower() else "closed") from error
+                except MessageDamaged as error:
+                    error.where = task.session.code.unrolled.describe(step)
+                    error.data["step"] = step
+                    raise
+                moving()
+        except Broken as error:
+            raise Lost(-1, error.peer, False, "closed") from error
         finish()
         if reduction is not None and reduction.divide and task.call.target is not None:
             task.call.target.div_(self.messages.size)

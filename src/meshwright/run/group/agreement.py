@@ -1,0 +1,199 @@
+"""How ranks agree on what went wrong: one round per group, as a state machine without sockets, threads or clocks.
+
+It is told what happened (`alarm`, `receive`, `closed`, `tick`) with the time, and fills `out` with messages for peers. Real connections drive it in
+`control`, the deterministic twin drives it in virtual time. Nothing depends on a store or on a particular rank being alive.
+
+A rank that loses a wait, fails by itself or sees a connection end without a farewell sends its view to all; whoever hears of it does so too. After
+half the grace a rank asks the others for whom it has not heard, and they relay, so one cut link hides nobody. After the grace, links from which
+nothing came are judged (does the peer's machine still take bytes?), views become final, and the lowest rank that is fit applies the rule to all of
+them. Its verdict is passed on by everyone. Should it fall silent, the next fit rank takes over after half a grace. A rank that was stopped
+meanwhile finds the verdict in its connections when it goes on.
+
+Two verdicts are possible only if a second rank fails while the first failure is being judged; every rank keeps the first that it hears.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from .verdict import DEAD, LEFT, UNKNOWN, UP, Claim, Verdict, View, first_cause
+
+__all__ = ["Agreement", "Message"]
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`view`: somebody's view; `need`: ranks that the sender has not heard; `verdict`: the end."""
+
+    view: View | None = None
+    need: list[int] = []
+    verdict: Verdict | None = None
+
+
+class Agreement:
+    """`look()`: this rank's own view now; `judge(peer)`: SILENT or CUT for a peer from which nothing came. `next_s`: when `tick` is due."""
+
+    def __init__(
+        self, rank: int, size: int, grace_s: float, look: Callable[[], View], judge: Callable[[int], str], names: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        self.rank, self.size, self.grace_s, self.look, self.judge = rank, size, grace_s, look, judge
+        self.names = tuple(names) or tuple(range(size))
+        self.links = [UNKNOWN] * size
+        self.views: dict[int, View] = {}
+        self.verdict: Verdict | None = None
+        self.out: list[tuple[int, Message]] = []
+        self.alarmed_s = math.inf
+        self.next_s = math.inf
+        self._why = ""
+        self._relay: set[tuple[int, int]] = set()
+        self._needed = False
+
+    # ---- what happens ------------------------------------------------------------------------------------------
+    def alarm(self, now_s: float, why: str = "", claim: Claim | None = None) -> None:
+        """Something is wrong here: a lost wait (`why`), a failure of its own (`claim`), or somebody else's alarm."""
+        if self.verdict is not None:
+            return
+        self._why = self._why or why
+        if self.alarmed_s == math.inf:
+            self.alarmed_s = now_s
+            self.next_s = now_s + self.grace_s / 2
+        elif not why and claim is None:
+            return
+        self._own(claim=claim)
+        self._settle(now_s)
+
+    def receive(self, now_s: float, peer: int, message: Message) -> None:
+        self.links[peer] = UP
+        if message.verdict is not None:
+            self._end(message.verdict, peer)
+            return
+        if self.verdict is not None:
+            if message.view is not None and message.view.state not in LEFT:
+                self._send(peer, Message(verdict=self.verdict))  # it has not heard yet
+            return
+        for missing in message.need:
+            if missing != self.rank and 0 <= missing < self.size:
+                self._relay |= {(peer, missing), (missing, peer)}
+                for source, target in ((missing, peer), (peer, missing)):
+                    if source in self.views and target != self.rank:
+                        self._send(target, Message(view=self.views[source]))
+        view = message.view
+        if view is not None and view.rank != self.rank and 0 <= view.rank < self.size:
+            self._learn(now_s, view)
+        if self.alarmed_s != math.inf:
+            self._settle(now_s)
+
+    def closed(self, now_s: float, peer: int) -> None:
+        """The connection to `peer` has ended."""
+        if self.links[peer] == DEAD:
+            return
+        self.links[peer] = DEAD
+        if self.verdict is None and not self._farewell(peer):
+            self.alarm(now_s)
+            self._settle(now_s)
+
+    def tick(self, now_s: float) -> None:
+        if now_s < self.next_s or self.verdict is not None:
+            return
+        grace = self.grace_s
+        passed = now_s - self.alarmed_s
+        unheard = self._unheard()
+        if not self._needed:
+            self._needed = True
+            if unheard:
+                self._own()
+                for peer in range(self.size):
+                    if self.links[peer] == UP:
+                        self._send(peer, Message(need=unheard))
+        if passed < grace:
+            self.next_s = self.alarmed_s + grace
+            return
+        for peer in unheard:
+            self.links[peer] = self.judge(peer)
+        if not self.views[self.rank].final:
+            self._own(final=True)
+        self.next_s = self.alarmed_s + self._patience_s()
+        self._settle(now_s)
+        if self.verdict is None and now_s >= self.next_s:
+            self._conclude()
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+    def _own(self, *, claim: Claim | None = None, final: bool = False) -> None:
+        """This rank's view, anew, to everybody. What it waited for when the alarm came stays: an abort would hide it."""
+        before = self.views.get(self.rank)
+        view = self.look() if before is None else before
+        if claim is None and before is not None:
+            claim = before.claim
+        view = msgspec.structs.replace(
+            view, links="".join(self.links), final=final or (before is not None and before.final), why=self._why or view.why,
+            claim=claim, state="failed" if claim is not None else view.state,
+        )  # fmt: skip
+        self.views[self.rank] = view
+        for peer in range(self.size):
+            if peer != self.rank and self.links[peer] != DEAD:
+                self._send(peer, Message(view=view))
+
+    def _learn(self, now_s: float, view: View) -> None:
+        before = self.views.get(view.rank)
+        if before is not None and ((before.final and not view.final) or (before.claim is not None and view.claim is None)):
+            return
+        self.views[view.rank] = view
+        for source, target in self._relay:
+            if source == view.rank and target != self.rank:
+                self._send(target, Message(view=view))
+        if view.state not in LEFT or view.claim is not None:
+            self.alarm(now_s)
+
+    def _farewell(self, peer: int) -> bool:
+        view = self.views.get(peer)
+        return view is not None and (view.state in LEFT or view.claim is not None)
+
+    def _unheard(self) -> list[int]:
+        return [p for p in range(self.size) if p != self.rank and self.links[p] not in (UP, DEAD)]
+
+    def _settle(self, now_s: float) -> None:
+        """Views become final when every link is known; the first fit rank concludes when all views are final."""
+        if self.verdict is not None or self.alarmed_s == math.inf:
+            return
+        own = self.views[self.rank]
+        if not own.final and not self._unheard():
+            self._own(final=True)
+        if not self._fit() or self._fit()[0] != self.rank or not self.views[self.rank].final:
+            return
+        waiting = [r for r in range(self.size) if not self._accounted(r)]
+        if not waiting:
+            self._conclude()
+
+    def _accounted(self, rank: int) -> bool:
+        view = self.views.get(rank)
+        if view is None:
+            return self.links[rank] != UNKNOWN and self.links[rank] != UP
+        return view.final or view.state in LEFT or view.claim is not None or self.links[rank] == DEAD
+
+    def _fit(self) -> list[int]:
+        """Ranks that can conclude: those that were heard, stay, and have no failure of their own; all that were heard where there are none."""
+        fit = [r for r, v in sorted(self.views.items()) if v.state not in LEFT and v.claim is None and self.links[r] != DEAD]
+        return fit or sorted(self.views)
+
+    def _patience_s(self) -> float:
+        fit = self._fit()
+        place = fit.index(self.rank) if self.rank in fit else len(fit)
+        return self.grace_s * (1.5 + 0.5 * place)
+
+    def _conclude(self) -> None:
+        self._end(first_cause(self.views, self.size, self.names), self.rank)
+
+    def _end(self, verdict: Verdict, source: int) -> None:
+        if self.verdict is not None:
+            return
+        self.verdict, self.next_s = verdict, math.inf
+        for peer in range(self.size):
+            if peer not in (self.rank, source) and self.links[peer] != DEAD:
+                self._send(peer, Message(verdict=verdict))
+
+    def _send(self, peer: int, message: Message) -> None:
+        self.out.append((peer, message))
+
+

@@ -1,0 +1,376 @@
+"""The control connections of a process: one listener and one thread for all its groups, one TCP connection per pair of ranks and group.
+
+They carry views and verdicts only, so they are silent while all is well; but the end of a connection tells of a death at once, also to ranks that do
+not wait for the dead one, and a peer's kernel that takes bytes which nobody reads tells a frozen process from a cut link (SIOCOUTQ).
+
+Frames: 4 bytes of length (capped), JSON of a typed struct. The first frame of a connection names the protocol's version, the group and its token,
+which comes from the group's store; anything else is closed without an answer. The listener is bound to the one address that peers use.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import hmac
+import os
+import selectors
+import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from .agreement import Agreement, Message
+from .verdict import CUT, SILENT, Verdict
+
+__all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control", "own_address"]
+
+PROTOCOL = 1
+MAX_FRAME = 1 << 20
+MAX_HELLO = 1024
+HELLO_S = 10.0
+MAX_STRANGERS = 256  # connections that have not said hello yet
+_LENGTH = struct.Struct("!I")
+
+
+class Hello(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    protocol: int
+    group: str
+    token: str
+    rank: int
+
+
+_HELLO, _MESSAGE = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Message)
+
+
+def frame(value: msgspec.Struct) -> bytes:
+    body = msgspec.json.encode(value)
+    return _LENGTH.pack(len(body)) + body
+
+
+def own_address(store_host: str) -> str:
+    """The address that the group's peers reach this process at: of GLOO_SOCKET_IFNAME's interface, else of the way to the store, else loopback."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0].strip()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if name:
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))  # SIOCGIFADDR
+                return socket.inet_ntoa(found[20:24])
+        with contextlib.suppress(OSError):
+            probe.connect((store_host or "127.0.0.1", 9))
+            address = str(probe.getsockname()[0])
+            if not address.startswith("127."):
+                return address
+        # The store is on this machine; so are all ranks, unless the host's own name resolves to an address of it.
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(socket.gethostname())
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+                trial.bind((address, 0))
+            if store_host not in ("", "localhost", "127.0.0.1"):
+                return address
+    return "127.0.0.1"
+
+
+class Member:
+    """A group's place in the control thread. `ended(verdict)` is called there, once."""
+
+    def __init__(self, group: str, token: str, agreement: Agreement, ended: Callable[[Verdict], None]) -> None:
+        self.group, self.token, self.agreement, self.ended = group, token, agreement, ended
+        self.connections: dict[int, _Connection] = {}
+        self.attached = threading.Event()
+        self.over = threading.Event()
+        self.gone = False
+        agreement.judge = self.judge
+        if agreement.size == 1:
+            self.attached.set()
+
+    def judge(self, peer: int) -> str:
+        """SILENT: the peer's kernel took everything, nobody answered; CUT: it did not."""
+        connection = self.connections.get(peer)
+        if connection is None or connection.out:
+            return CUT
+        try:
+            left = struct.unpack("i", fcntl.ioctl(connection.socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        except OSError:
+            return CUT
+        return CUT if left else SILENT
+
+
+class _Connection:
+    def __init__(self, connection: socket.socket, member: Member | None, peer: int) -> None:
+        self.socket, self.member, self.peer = connection, member, peer
+        self.into, self.out = bytearray(), bytearray()
+        self.since_s = time.monotonic()
+
+
+class Control:
+    """`address`: what to bind. Everything but `call`, `attach`, `flush` and `close` runs in its own thread."""
+
+    def __init__(self, address: str) -> None:
+        self.pid = os.getpid()
+        self.listener = socket.create_server((address, 0), backlog=512)
+        self.listener.setblocking(False)
+        self.address, self.port = address, int(self.listener.getsockname()[1])
+        self.members: dict[str, Member] = {}
+        self.users = 0
+        self._strangers: set[_Connection] = set()
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._ear, self._wake = socket.socketpair()
+        self._ear.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.listener, selectors.EVENT_READ)
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._ending = False
+        self._thread = threading.Thread(target=self._loop, name="meshwright-control", daemon=True)
+        self._thread.start()
+
+    # ---- from other threads ------------------------------------------------------------------------------------
+    def call(self, what: Callable[[], None]) -> None:
+        """Have `what` done in the control thread."""
+        self._calls.append(what)
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+
+    def join(self, member: Member) -> None:
+        self.members[member.group] = member
+
+    def attach(self, member: Member, peer: int, connection: socket.socket) -> None:
+        """A connection that this rank made, its hello sent."""
+        connection.setblocking(False)
+        self.call(lambda: self._attach(_Connection(connection, member, peer)))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what was asked for before is done, and what it sent is with the kernel (best effort)."""
+        done = threading.Event()
+        deadline = time.monotonic() + timeout_s
+
+        def look() -> None:
+            waiting = any(c.out for m in self.members.values() for c in m.connections.values())
+            if waiting and time.monotonic() < deadline:
+                self._calls.append(look)
+            else:
+                done.set()
+
+        self.call(look)
+        done.wait(timeout_s)
+
+    def leave(self, member: Member) -> None:
+        """Close a group's connections."""
+        done = threading.Event()
+
+        def close() -> None:
+            member.gone = True
+            self.members.pop(member.group, None)
+            for connection in list(member.connections.values()):
+                self._drop(connection, quiet=True)
+            done.set()
+
+        self.call(close)
+        if threading.current_thread() is not self._thread:
+            done.wait(2.0)
+
+    def close(self) -> None:
+        self._ending = True
+        self.call(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2.0)
+
+    def forked(self) -> None:
+        """In a forked child: its copies of the sockets must not keep connections open when the parent dies."""
+        for key in list(self._selector.get_map().values()):
+            with contextlib.suppress(OSError):
+                os.close(key.fd)
+        with contextlib.suppress(OSError):
+            self._wake.close()
+
+    # ---- the thread --------------------------------------------------------------------------------------------
+    def _loop(self) -> None:
+        while not self._ending:
+            due = min((m.agreement.next_s for m in self.members.values()), default=float("inf"))
+            limit = None if due == float("inf") else max(0.0, due - time.monotonic())
+            if self._strangers:
+                limit = min(limit if limit is not None else 1.0, 1.0)
+            if self._calls:
+                limit = 0.0
+            for key, events in self._selector.select(limit):
+                if key.fileobj is self.listener:
+                    self._accept()
+                elif key.fileobj is self._ear:
+                    with contextlib.suppress(OSError):
+                        self._ear.recv(4096)
+                else:
+                    self._serve(key.data, events)
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
+            self._deal()
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._ear:
+                with contextlib.suppress(OSError):
+                    key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        self._ear.close()
+        self._wake.close()
+
+    def _deal(self) -> None:
+        """Timers, outgoing messages, verdicts."""
+        now = time.monotonic()
+        for connection in [c for c in self._strangers if now - c.since_s > HELLO_S]:
+            self._drop(connection)
+        for member in list(self.members.values()):
+            agreement = member.agreement
+            agreement.tick(now)
+            self._send(member)
+            if agreement.verdict is not None and not member.over.is_set():
+                member.over.set()
+                member.ended(agreement.verdict)
+
+    def _send(self, member: Member) -> None:
+        out, member.agreement.out = member.agreement.out, []
+        kept: tuple[Message, bytes] | None = None
+        for peer, message in out:
+            connection = member.connections.get(peer)
+            if connection is None:
+                continue
+            if kept is None or kept[0] is not message:
+                kept = message, frame(message)
+            connection.out += kept[1]
+            self._write(connection)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return
+        if len(self._strangers) >= MAX_STRANGERS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        stranger = _Connection(connection, None, -1)
+        self._strangers.add(stranger)
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def _attach(self, connection: _Connection) -> None:
+        member = connection.member
+        assert member is not None
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        before = member.connections.get(connection.peer)
+        if member.gone or before is not None:
+            connection.socket.close()
+            return
+        member.connections[connection.peer] = connection
+        try:
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+        except KeyError:
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        if len(member.connections) == member.agreement.size - 1:
+            member.attached.set()
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._write(connection)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = connection.socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        connection.into += data
+        if not self._frames(connection) or not data:
+            self._drop(connection)
+
+    def _frames(self, connection: _Connection) -> bool:
+        """Handle what is complete; False for a peer that breaks the rules."""
+        into = connection.into
+        while len(into) >= 4:
+            length = _LENGTH.unpack_from(into)[0]
+            if length > (MAX_FRAME if connection.member is not None else MAX_HELLO):
+                return False
+            if len(into) < 4 + length:
+                return True
+            body = bytes(into[4 : 4 + length])
+            del into[: 4 + length]
+            try:
+                if connection.member is None:
+                    if not self._hello(connection, _HELLO.decode(body)):
+                        return False
+                else:
+                    connection.member.agreement.receive(time.monotonic(), connection.peer, _MESSAGE.decode(body))
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, ValueError):
+                return False
+        return True
+
+    def _hello(self, connection: _Connection, hello: Hello) -> bool:
+        member = self.members.get(hello.group)
+        if hello.protocol != PROTOCOL or member is None or not hmac.compare_digest(hello.token.encode(), member.token.encode()):
+            return False
+        if not 0 <= hello.rank < member.agreement.size or hello.rank == member.agreement.rank or hello.rank in member.connections:
+            return False
+        connection.member, connection.peer = member, hello.rank
+        self._strangers.discard(connection)
+        self._attach(connection)
+        return True
+
+    def _write(self, connection: _Connection) -> None:
+        try:
+            while connection.out:
+                sent = connection.socket.send(connection.out)
+                del connection.out[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            connection.out.clear()  # reading will find the end
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.modify(connection.socket, wanted, connection)
+
+    def _drop(self, connection: _Connection, quiet: bool = False) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._strangers.discard(connection)
+        member = connection.member
+        if member is not None and member.connections.get(connection.peer) is connection:
+            del member.connections[connection.peer]
+            if not quiet:
+                member.agreement.closed(time.monotonic(), connection.peer)
+
+
+_lock = threading.Lock()
+_controls: dict[str, Control] = {}
+
+
+def control(address: str) -> Control:
+    """The process's control thread for an address."""
+    with _lock:
+        found = _controls.get(address)
+        if found is None or found.pid != os.getpid():
+            found = _controls[address] = Control(address)
+        found.users += 1
+        return found
+
+
+def release(used: Control) -> None:
+    with _lock:
+        used.users -= 1
+        if used.users == 0:
+            if _controls.get(used.address) is used:
+                del _controls[used.address]
+            used.close()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for each in _controls.values():
+        each.forked()
+    _controls.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,76 @@
+"""A rank's own view of itself, from its recorder and the code that it walks. Made only when something is wrong, so it may take its time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from weakref import WeakValueDictionary
+
+from ...program import Program
+from ..lanes import channel_messages
+from .code import Op, RankCode
+from .recorder import Recorder
+from .verdict import HISTORY, View
+
+__all__ = ["partners", "progress", "view_of"]
+
+MOST_OPEN = 512
+
+
+@functools.lru_cache(maxsize=8)
+def _partners(key: int) -> Mapping[int, int]:
+    program = _known[key]
+    sends, receives = channel_messages(program)
+    sender = {b: a for out, into in zip(sends, receives, strict=True) for a, b in zip(out, into, strict=True)}
+    return sender
+
+
+_known: WeakValueDictionary[int, Program] = WeakValueDictionary()
+
+
+def partners(program: Program) -> Mapping[int, int]:
+    """Receiving step -> sending step."""
+    _known[id(program)] = program
+    return _partners(id(program))
+
+
+def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int, list[int]]:
+    """(step of the peer that the wait needs, own steps whose messages are under way) of a walk that is at `step`."""
+    at = len(code.instructions)
+    for row, i in enumerate(code.instructions):
+        if i.step == step and i.op == (Op.TAKE if receives else Op.DONE):
+            at = row
+            break
+    else:
+        if step < 0:
+            at = 0
+    begun: dict[int, None] = {}
+    for i in code.instructions[:at]:
+        if i.op in (Op.SEND, Op.POST):
+            begun[i.key] = None
+        elif i.op in (Op.TAKE, Op.DONE):
+            begun.pop(i.key, None)
+    needs = -1
+    if waiting:
+        sender = partners(code.unrolled)
+        needs = sender.get(step, -1) if receives else next((r for r, s in sender.items() if s == step), -1)
+    return needs, list(begun)[:MOST_OPEN]
+
+
+def view_of(recorder: Recorder, rank: int, code: RankCode | None, planning: bool = False) -> View:
+    """`code`: of the collective under way, None between collectives."""
+    history = [(n, *recorder.calls[n]) for n in sorted(recorder.calls)[-HISTORY:]]
+    view = View(rank=rank, asked=recorder.number, history=history)
+    if code is None:
+        view.state = "planning" if planning else "idle"
+        view.number = recorder.last
+        return view
+    step, peer, receives, waiting, since = recorder.position()
+    view.state, view.number = "walking", recorder.running or recorder.last
+    view.step, view.waiting = step, waiting
+    if waiting:
+        view.peer, view.receives, view.waited_s = peer, receives, round(since, 3)
+    if 0 <= step < len(code.unrolled.steps):
+        view.text = code.unrolled.describe(step)
+    view.needs, view.open = progress(code, step, receives, waiting)
+    return view
