@@ -9,6 +9,7 @@ slow link would need a bucket that hides whole messages.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -20,6 +21,7 @@ __all__ = [
     "segment_bytes",
 ]  # fmt: skip
 
+_SCALE = re.compile(r"\d{1,16}(\.\d{1,16}|/\d{1,16})?(e\+?\d)?\Z")
 TICK_S = Fraction(4, 1000)  # kernels are built with 250 or 1000 ticks per second; 250 is the slower
 SEGMENT_S = Fraction(1, 1000)
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 8 * 1024, 64 * 1024
@@ -46,8 +48,8 @@ class Load:
 def parse_scale(text: str) -> Fraction:
     """`"8000"`, `"2.5"`, `"1/4"` -> the divisor of all rates. Raises: UsageError."""
     try:
-        scale = Fraction(text.replace("_", "")) if len(text) <= 32 else Fraction(0)
-    except (ValueError, ZeroDivisionError):
+        scale = Fraction(text) if _SCALE.match(text) else Fraction(0)
+    except ZeroDivisionError:
         scale = Fraction(0)
     if not 0 < scale <= 10**12:
         raise UsageError(f"must be a positive number, got {text[:32]!r}", where="--scale", hint="8000 makes 25 Mbit/s of 25 GB/s")
@@ -89,6 +91,8 @@ def load_of(fabric: Fabric, cores: float) -> Load:
 
 def _round_up(value: Fraction) -> Fraction:
     """The next 1, 2 or 5 times a power of ten."""
+    if value <= 0:  # a device without links sends nothing
+        return Fraction(1)
     power = Fraction(1)
     while power * 10 <= value:
         power *= 10
