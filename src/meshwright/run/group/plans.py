@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ from .settings import Settings
 
 __all__ = ["Chosen", "GroupPlans", "size_class"]
 
+PLANS = 15  # candidates whose limits the whole choice may use
 GAIN = 0.98  # a plan must be predicted to take at most this share of the ring's time
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 
@@ -64,6 +65,7 @@ class GroupPlans:
         self.files = [_from_file(path) for path in settings.plans]
         self.known: dict[tuple[str, int, int], Chosen | str] = {}
         self.ranks_per_core = 1.0
+        self.wait_for: Callable[[str], None] | None = None  # waits for a key and raises what has ended the group meanwhile
 
     # ---- agreement ---------------------------------------------------------------------------------------------
     def fingerprint(self) -> str:
@@ -76,22 +78,31 @@ class GroupPlans:
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def agree(self) -> None:
-        """All ranks must have been told the same. Raises: PlanMismatch, naming the rank that differs from rank 0."""
+        """All ranks must have been told the same; where each knows only its own device (MESHWRIGHT_DEVICE, as the lab sets it), they tell each other.
+
+        Raises: PlanMismatch, naming the rank that differs from rank 0.
+        """
         mine = self.fingerprint()
-        self.store.set(f"told/{self.rank}", f"{mine} {_machine()}")
-        told = [self._get(f"told/{r}").decode().split(" ", 2) for r in range(self.ranks)]
+        self.store.set(f"told/{self.rank}", f"{mine} {_machine()} {self.settings.device}")
+        told = [self._get(f"told/{r}").decode().split(" ", 3) for r in range(self.ranks)]
         rows = [row[0] for row in told]
-        shared = Counter(machine for _, machine, _ in told)
-        self.ranks_per_core = max(shared[machine] / int(cores) for _, machine, cores in told)
+        shared = Counter(machine for _, machine, _, _ in told)
+        self.ranks_per_core = max(shared[machine] / int(cores) for _, machine, cores, _ in told)
+        own = tuple(device for _, _, _, device in told)
+        if all(own) and not self.settings.devices:
+            self.devices = own
         for rank, other in enumerate(rows):
             if other != rows[0]:
                 raise PlanMismatch(
-                    f"rank {rank} has other plans, devices or another fabric than rank 0", where=f"rank {self.rank}",
+                    f"rank {rank} has other plans, devices or another fabric than rank 0", where=f"rank {rank}",
                     hint="give all ranks the same MESHWRIGHT_PLAN, MESHWRIGHT_FABRIC and MESHWRIGHT_DEVICES (and the same version of their files)",
                     data={"rank": rank, "fingerprints": rows},
                 )  # fmt: skip
 
     def _get(self, key: str) -> bytes:
+        if self.wait_for is not None:
+            self.wait_for(key)
+            return bytes(self.store.get(key))
         try:
             self.store.wait([key], timedelta(seconds=self.timeout_s))
         except Exception as error:
@@ -155,7 +166,7 @@ class GroupPlans:
         size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
         problem = CollectiveProblem(
             fabric=self.fabric, op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
-            time_limit_s=self.settings.plan_s,
+            time_limit_s=PLANS * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
         best = executed(problem, candidates, each_s=self.settings.plan_s)[0]

@@ -25,18 +25,16 @@ from .code import Form
 
 __all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "walk_program"]
 
+PER_MESSAGE_S = 5e-5  # at either end, a core to itself
 LOSS_PER_FLOW = 0.06  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
 MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
 
 
 def executor_transport(fabric: Fabric, ranks_per_core: float = 1.0) -> Transport:
-    """The fabric's assumed overheads of messages, where so many ranks share each core of a machine."""
-    transport = assumed_cost(fabric).transport
-    times = max(1.0, ranks_per_core)
-    return Transport(
-        per_message_s=transport.per_message_s * times, per_byte_s=transport.per_byte_s * times, per_step_s=transport.per_step_s * times
-    )  # fmt: skip
+    """Overheads of messages, where so many ranks share each core of a machine."""
+    assumed, times = assumed_cost(fabric).transport, max(1.0, ranks_per_core)
+    return Transport(per_message_s=PER_MESSAGE_S * times, per_byte_s=assumed.per_byte_s * times, per_step_s=assumed.per_step_s * times)
 
 
 def walk_program(form: Form) -> Program:
@@ -95,6 +93,15 @@ def slowed_by_flows(program: Program, fabric: Fabric, ranks: Sequence[str]) -> F
     flows = flows_on_links(program, fabric, ranks)
     share = 1 - np.minimum(LOSS_PER_FLOW * np.maximum(flows - 1, 0), MOST_LOSS)
     return replace(fabric, links=tuple(replace(x, rate_Bps=max(1, int(x.rate_Bps * f))) for x, f in zip(fabric.links, share.tolist(), strict=True)))
+
+
+def at_size(program: Program, size_bytes: int) -> Program:
+    """The unrolled program with chunks that fit a message of another size."""
+    contract = program.contract or next(iter(program.contracts), None)
+    rows = (*contract.inputs, *contract.outputs) if contract is not None else ()
+    most = max((count for _, _, count in rows), default=int(program.buffers.chunks.max()))
+    chunk = max(1, -(-size_bytes // max(most, 1)))
+    return replace(program, buffers=replace(program.buffers, chunk_bytes=np.full(len(program.buffers), chunk, np.int64)))
 
 
 def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> float:

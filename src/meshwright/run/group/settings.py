@@ -5,6 +5,7 @@
 | MESHWRIGHT_PLAN | plan files (`collective plan -o`), separated by `:`; each serves its operation on its devices |
 | MESHWRIGHT_FABRIC | a fabric file or preset to plan for at first use, or `probe`: measure the group's own fabric when it starts |
 | MESHWRIGHT_DEVICES | device of every rank, separated by commas; default: the fabric's devices in order |
+| MESHWRIGHT_DEVICE | device of this rank alone; `lab run` sets it |
 | MESHWRIGHT_TIMEOUT_S | deadline of every wait; default: the group's timeout |
 | MESHWRIGHT_STRATEGIES | strategies to plan with, separated by commas; default: all |
 | MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size) |
@@ -35,6 +36,7 @@ class Settings:
     plans: tuple[str, ...] = ()
     fabric: str = ""
     devices: tuple[str, ...] = ()
+    device: str = ""
     timeout_s: float | None = None
     strategies: tuple[str, ...] = ()
     min_bytes: int = MIN_BYTES
@@ -75,6 +77,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
     return _validated(
         Settings(
             plans=words("MESHWRIGHT_PLAN", os.pathsep), fabric=env.get("MESHWRIGHT_FABRIC", "").strip(), devices=words("MESHWRIGHT_DEVICES", ","),
+            device=env.get("MESHWRIGHT_DEVICE", "").strip(),
             timeout_s=_number("MESHWRIGHT_TIMEOUT_S", timeout) if timeout else None, strategies=words("MESHWRIGHT_STRATEGIES", ","),
             min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(MIN_BYTES)))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
