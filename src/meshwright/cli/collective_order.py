@@ -12,6 +12,7 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..decide.collective.cloudcollectives.cost import CostMatrix
     from ..decide.collective.cloudcollectives.strategy import RankOrder
+    from ..run.ordered import LaunchOrder
 
 HELP = "which host should play which rank, from probed or stated costs"
 
@@ -35,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--echoes", type=int, default=100, help="round trips per pair and direction (default 100)")
     parser.add_argument("--hostfile", type=Path, help="write the endpoints in rank order to this file")
     parser.add_argument("--assignment", type=Path, help="write `name RANK=r` lines to this file")
+    parser.add_argument("--save-order", type=Path, metavar="FILE", help="write the order for `meshwright run ordered` to this file (JSON)")
     parser.add_argument("--save-matrix", type=Path, help="write the costs to this file (JSON)")
 
 
@@ -46,6 +48,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.problem import OPERATIONS
     from ..errors import UnknownName
     from ..io.atomic import write_bytes
+    from ..run.ordered import write_order
     from .collective_nccl import sizes_of
 
     if args.op not in OPERATIONS:
@@ -72,7 +75,20 @@ def run(args: argparse.Namespace) -> Result:
         if path is not None:
             write_bytes(path, text.encode())
             written.append(str(path))
+    if args.save_order is not None:
+        write_order(args.save_order, launch_order(matrix, last))
+        written.append(str(args.save_order))
     return Result(document, _text(matrix, rows, written))
+
+
+def launch_order(matrix: CostMatrix, found: RankOrder) -> LaunchOrder:
+    """The order with what is needed to start programs in it."""
+    from ..io.quantity import show_size
+    from ..run.ordered import LaunchOrder
+
+    note = f"{found.op} {show_size(found.size_bytes)} {found.algorithm}: {found.gain:.2f}x by the model; {matrix.source}"
+    address = matrix.address or ("",) * len(matrix)
+    return LaunchOrder(names=matrix.names, host=matrix.host, address=address, order=found.order, note=note)
 
 
 def _json(matrix: CostMatrix) -> str:

@@ -1,8 +1,8 @@
 """From what was measured to a fabric: hosts, ports, trunks, direct links, latencies; and what the fabric says of every trial.
 
 Ours (no publication): rates come from transfers that ran at once, so that shared ports and trunks are seen and not guessed from pairs; a fabric is
-given out only after max-min sharing on it, along its own routes, has been laid against every trial. A link that no trial filled has the most that
-was ever seen on it as its rate ("at least").
+given out only after every trial has been laid against it, along its own routes: no link beyond its rate, every transfer held back by a full one.
+A link that no trial filled has the most that was ever seen on it as its rate ("at least").
 """
 
 from __future__ import annotations
@@ -18,24 +18,34 @@ from ..fabric import Fabric
 from .fabric_build import Nodes, build_direct, build_loopback, build_tree
 from .fabric_direct import MOST_NODES, DirectFit, fit_direct
 from .fabric_measurements import Measurements
-from .fabric_share import F64, Bools, Fit, Trial, errors_of, share
+from .fabric_share import F64, Bools, Fit, LEAST_Bps, Trial, errors_of, share
 from .fabric_tree import fit_tree, linkage_sets
 
-__all__ = ["Inferred", "TrialCheck", "Trunk", "infer_fabric", "nodes_of", "require_explained", "verify"]
+__all__ = ["TOLERANCE", "UNEXPLAINED", "Inferred", "TrialCheck", "Trunk", "infer_fabric", "nodes_of", "require_explained", "verify"]
 
 TOLERANCE = 0.10
+UNEXPLAINED = 0.05  # share of the trials that may exceed the tolerance: now and then TCP does not fill its links
 DIRECT_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True)
 class TrialCheck:
-    """One trial against the fabric. `error`: of what each full link lets through, the largest; `single`: mean over single transfers."""
+    """One trial against the fabric: what max-min sharing predicts, and the errors of `fabric_share.errors_of`.
+
+    single: mean relative error of single transfers against max-min; why: what the larger error is about.
+    """
 
     trial: Trial
     held_out: bool
     predicted_Bps: tuple[float, ...]
-    error: float
+    overload: float
+    slack: float
     single: float
+    why: str
+
+    @property
+    def error(self) -> float:
+        return max(self.overload, self.slack)
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,11 @@ class Inferred:
         """None where nothing was held out."""
         return max((c.error for c in self.checks if c.held_out), default=None)
 
+    def stands(self, tolerance: float, most: float = UNEXPLAINED) -> bool:
+        """Few trials are not explained, and none of them shows a link beyond its rate (unless all may be unexplained: `most` = 1)."""
+        bad = self.unexplained(tolerance)
+        return len(bad) <= most * len(self.checks) and (most >= 1 or all(c.overload <= tolerance for c in bad))
+
     def unexplained(self, tolerance: float) -> tuple[TrialCheck, ...]:
         return tuple(c for c in self.checks if c.error > tolerance)
 
@@ -84,25 +99,38 @@ def verify(fabric: Fabric, measured: Measurements) -> tuple[TrialCheck, ...]:
         crossed = np.zeros((len(trial.flows), len(capacity)), bool)
         for row, (i, j) in zip(crossed, trial.flows, strict=True):
             row[list(fabric.route(actor[i], actor[j]))] = True
-        rate, neck = share(crossed, capacity)
-        error, single = errors_of(np.array(trial.rate_Bps), rate, neck)
-        checks.append(TrialCheck(trial, held_out, tuple(rate.tolist()), error, single))
+        rate, _ = share(crossed, capacity)
+        got = np.array(trial.rate_Bps)
+        over, slack = errors_of(crossed, capacity, got)
+        single = float(np.abs(rate / np.maximum(got, LEAST_Bps) - 1).mean())
+        why = _why(fabric, measured, trial, crossed, capacity, over >= slack)
+        checks.append(TrialCheck(trial, held_out, tuple(rate.tolist()), over, slack, single, why))
     return tuple(checks)
 
 
-def require_explained(found: Inferred, names: Sequence[str], tolerance: float) -> None:
-    """Raise CheckFailed, naming the worst trial, if the fabric does not explain everything that was measured."""
+def _why(fabric: Fabric, measured: Measurements, trial: Trial, crossed: Bools, capacity: F64, over: bool) -> str:
+    full = (np.array(trial.rate_Bps) @ crossed) / capacity
+    if over:
+        k = int(np.where(crossed.any(axis=0), full, -1.0).argmax())
+        return f"{fabric.links[k].src} -> {fabric.links[k].dst} carried {full[k]:.0%} of its {capacity[k] / 1e6:.4g} MB/s"
+    fullest = np.where(crossed, full, 0.0).max(axis=1)
+    f = int(fullest.argmin())
+    i, j = trial.flows[f]
+    way = f"{measured.names[i]} -> {measured.names[j]}"
+    return f"{way} had {trial.rate_Bps[f] / 1e6:.4g} MB/s, though no link on its way was more than {fullest[f]:.0%} full"
+
+
+def require_explained(found: Inferred, names: Sequence[str], tolerance: float, most: float = UNEXPLAINED) -> None:
+    """Raise CheckFailed, naming the worst trial, if more than `most` of the trials are not explained, or one by which a link is beyond its rate."""
     bad = found.unexplained(tolerance)
-    if not bad:
+    if found.stands(tolerance, most):
         return
     worst = max(bad, key=lambda c: c.error)
-    k = max(range(len(worst.trial.flows)), key=lambda x: abs(worst.predicted_Bps[x] / max(worst.trial.rate_Bps[x], 1.0) - 1))
     flows = [f"{names[i]} -> {names[j]}" for i, j in worst.trial.flows]
-    rates = f"{flows[k]}: measured {worst.trial.rate_Bps[k] / 1e6:.4g} MB/s, predicted {worst.predicted_Bps[k] / 1e6:.4g} MB/s"
     raise CheckFailed(
         f"the best {found.kind} fabric does not explain {len(bad)} of {len(found.checks)} trials within {tolerance:.0%}; the worst, "
-        f"{worst.trial.kind} of {len(flows)} transfers, is off by {worst.error:.0%} ({rates})",
-        hint="was the network busy, or is it neither a tree nor direct links? probe again, or raise --tolerance, or --allow-unexplained",
+        f"{worst.trial.kind} of {len(flows)} transfers, is off by {worst.error:.0%}: {worst.why}",
+        hint="was the network busy, or is it neither a tree nor direct links? probe again, or raise --tolerance or --unexplained",
         data={
             "trial": worst.trial.kind, "flows": flows[:64], "measured_Bps": list(worst.trial.rate_Bps[:64]),
             "predicted_Bps": list(worst.predicted_Bps[:64]), "error": worst.error, "unexplained": len(bad), "trials": len(found.checks),
@@ -140,7 +168,8 @@ def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: flo
     direct = None
     together = any(len(t.flows) > 1 for t in trials)
     if n == 2 or (together and n <= MOST_NODES and (tree.worst > tolerance / 2 or len(splits) >= n - 3)):
-        direct = fit_direct(trials, n, tolerance=tolerance, rival=tree.loss if len(splits) < n - 3 else np.inf, deadline=min(deadline, monotonic() + DIRECT_LIMIT_S))
+        rival = tree.loss if len(splits) < n - 3 else float("inf")
+        direct = fit_direct(trials, n, tolerance=tolerance, rival=rival, deadline=min(deadline, monotonic() + DIRECT_LIMIT_S))
     if direct is not None and _is_direct(tree, direct, n, tolerance):
         built = [build_direct(nodes, direct, rtt, loopback, name, measured, exact=exact) for exact in (False, True)]
         return min((_judged(measured, f, "direct", (), _loose(direct.fit, links), rtt, nodes) for f, links in built), key=_badness)

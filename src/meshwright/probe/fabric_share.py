@@ -1,8 +1,9 @@
-"""Max-min fair sharing of links by transfers that run at once, and how well it explains what was measured.
+"""Sharing of links by transfers that run at once, and how well given links explain what was measured.
 
-Every transfer crosses some links; rates rise together until a link is full, the transfers on it stop there, the others go on (progressive filling;
-Bertsekas and Gallager, Data Networks, 6.5.2). TCP is only roughly fair: what one transfer loses to another on a full link says nothing about the
-link. So a prediction is judged by what all transfers that the same link holds back reach together; single transfers are reported beside it.
+Max-min fair sharing: every transfer crosses some links; rates rise together until a link is full, the transfers on it stop there, the others go on
+(progressive filling; Bertsekas and Gallager, Data Networks, 6.5.2). TCP is only roughly fair, most of all where a transfer crosses two full links:
+what one loses to another says nothing about the links. What every work-conserving sharing has is this: no link carries more than its rate, and every
+transfer crosses a link that is full. A trial is judged by that; how far single transfers are from max-min is reported beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["Bools", "F64", "Fit", "Trial", "errors_of", "share"]
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 LEAST_Bps = 1.0
-SINGLE_WEIGHT, MOST_LOSS = 0.3, 5.0
+SINGLE_WEIGHT, MOST_SINGLE = 0.3, 10.0
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,12 @@ def share(crossed: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
     return rate, neck
 
 
-def errors_of(measured: F64, predicted: F64, neck: NDArray[np.int64]) -> tuple[float, float]:
-    """(largest relative error of what a full link lets through, mean relative error of single transfers): |predicted / measured - 1|."""
-    if len(neck) == 1:
-        error = float(abs(predicted[0] / max(measured[0], LEAST_Bps) - 1))
-        return error, error
-    together, expected = np.bincount(neck, measured), np.bincount(neck, predicted)
-    full = expected > 0
-    groups = np.abs(expected[full] / np.maximum(together[full], LEAST_Bps) - 1)
-    singles = np.abs(predicted / np.maximum(measured, LEAST_Bps) - 1)
-    return float(groups.max()), float(singles.mean())
+def errors_of(crossed: Bools, capacity_Bps: F64, measured: F64) -> tuple[float, float]:
+    """(overload, slack) of a trial: by how much of its rate some link carried too much, and how far from full the links of some transfer were."""
+    full = (measured @ crossed) / capacity_Bps
+    over = float(full[crossed.any(axis=0)].max()) - 1
+    slack = 1 - float(np.where(crossed, full, 0.0).max(axis=1).min())
+    return max(over, 0.0), max(slack, 0.0)
 
 
 @dataclass
@@ -118,10 +115,12 @@ class Fit:
                 rate, neck = share(crossed, capacity)
                 full = set(neck.tolist())
             else:
-                rate, neck, full = capacity[[link]], np.array([link]), {link}
+                rate, full = capacity[[link]], {link}
             self.predicted[k] = rate
-            self.error[k], single = errors_of(measured, rate, neck)
-            self.loss += min(float(np.log1p(float(self.error[k]) + SINGLE_WEIGHT * single)), MOST_LOSS)
+            error = max(errors_of(crossed, capacity, measured))
+            single = float(np.abs(rate / np.maximum(measured, LEAST_Bps) - 1).clip(0, MOST_SINGLE).mean())
+            self.error[k] = error
+            self.loss += float(np.log1p(error + SINGLE_WEIGHT * single))
             for link in full:
                 self.tight[link] = True
                 ratios[link].append(float(self._seen[k, link]) / float(capacity[link]))

@@ -145,7 +145,6 @@ def fit_tree(
     trials: Sequence[Trial], n: int, *, tolerance: float, hints: Iterable[Bools] = (), deadline: float = float("inf")
 ) -> tuple[Fit, list[Bools]]:
     """The tree that explains the trials, and its trunks' splits (sets without node 0). Stops early at `deadline` (monotonic seconds)."""
-    worth = 0.1 + 0.002 * len(trials)  # a split must explain more than noise does
     splits: list[Bools] = []
     fit = Fit(trials, tree_paths(n, splits))
     candidates = _Candidates(trials, n, hints)
@@ -154,16 +153,23 @@ def fit_tree(
         if not tried:
             break
         best, chosen = min(tried, key=lambda x: x[0].loss)
-        if best.loss > fit.loss - worth:
+        if not _better(best, fit, tolerance):
             break
         splits.append(chosen)
         splits, fit = _exchanged(trials, n, splits, deadline)
     for inside in list(splits):
         fewer = [s for s in splits if s is not inside]
         without = Fit(trials, tree_paths(n, fewer))
-        if without.loss < fit.loss + worth:
+        if not _better(fit, without, tolerance):
             splits, fit = fewer, without
     return fit, splits
+
+
+def _better(more: Fit, fewer: Fit, tolerance: float) -> bool:
+    """Whether a split more explains more than noise would, or the last trials that nothing else explained."""
+    if fewer.worst > tolerance >= more.worst:
+        return more.loss < fewer.loss
+    return more.loss < fewer.loss - (0.1 + 0.002 * len(fewer.trials) + 0.06 * fewer.loss)
 
 
 def _exchanged(trials: Sequence[Trial], n: int, splits: list[Bools], deadline: float) -> tuple[list[Bools], Fit]:

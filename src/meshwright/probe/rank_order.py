@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..decide.collective.cloudcollectives.cost import CostMatrix
 from ..decide.collective.cloudcollectives.search import groups_of
 from ..errors import RunError, RunTimeout, UsageError
 
-__all__ = ["Endpoint", "Probed", "local_agents", "parse_endpoint", "probe", "tournament"]
+__all__ = ["Endpoint", "Probed", "local_agents", "order_agent", "parse_endpoint", "probe", "tournament"]
 
 PERCENTILE = 10.0
 BURST_BYTES = 1 << 20
@@ -95,7 +95,7 @@ def probe(
     def way(i: int, j: int) -> None:
         counts = {"echoes": echoes, "bursts": bursts, "burst_bytes": burst_bytes}
         order = {"do": "probe", "host": endpoints[j].address, "port": endpoints[j].port, **counts}
-        found = _order(endpoints[i], token, order, limit_s)
+        found = order_agent(endpoints[i], token, order, limit_s)
         if "error" in found:
             raise RunError(f"{names[i]} cannot reach {found['error']}", hint="is the agent running there, and the port open for UDP and TCP?")
         rtt[i, j] = np.percentile(found["rtt_s"], PERCENTILE)
@@ -120,11 +120,10 @@ def _probed(endpoints: Sequence[Endpoint], rtt: Any, beta: Any, seconds: float, 
     n = len(endpoints)
     plain = CostMatrix(
         names=tuple(e.name for e in endpoints), alpha_s=rtt / 2, beta_s_per_byte=beta, host=host, group=(0,) * n,
+        address=tuple(e.address for e in endpoints),
         source=f"probed: {echoes} echoes, bursts of {burst_bytes} B, percentile {PERCENTILE:g}",
     )  # fmt: skip
-    matrix = CostMatrix(
-        names=plain.names, alpha_s=plain.alpha_s, beta_s_per_byte=beta, host=host, group=groups_of(plain, burst_bytes), source=plain.source
-    )
+    matrix = replace(plain, group=groups_of(plain, burst_bytes))
     rate = np.divide(1.0, beta, out=np.zeros_like(beta), where=beta > 0)
     return Probed(
         matrix=matrix, rtt_s=tuple(map(tuple, rtt.tolist())), rate_Bps=tuple(map(tuple, rate.tolist())), seconds=seconds, echoes=echoes,
@@ -132,7 +131,7 @@ def _probed(endpoints: Sequence[Endpoint], rtt: Any, beta: Any, seconds: float, 
     )  # fmt: skip
 
 
-def _order(endpoint: Endpoint, token: str, order: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def order_agent(endpoint: Endpoint, token: str, order: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """Send one order to an agent and wait for its answer."""
     try:
         with socket.create_connection((endpoint.address, endpoint.port), timeout=min(10.0, limit_s)) as link:

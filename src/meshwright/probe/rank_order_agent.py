@@ -5,6 +5,7 @@
 UDP: a datagram is sent back as it came. TCP: the first line is a JSON order that carries the token,
     {"token": ..., "do": "probe", "host": ..., "port": ..., "echoes": k, "bursts": b, "burst_bytes": m}   measure the way to another agent
     {"token": ..., "do": "sink", "bytes": m}                                                              take m bytes, then answer
+    {"token": ..., "do": "flow", "host": ..., "port": ..., ...}, {"token": ..., "do": "take", ...}        stream to another agent (`fabric_flow`)
     {"token": ..., "do": "stop"}
 and the answer is one JSON line. Orders are bounded; without the token a connection is closed unanswered, and datagrams above 64 bytes are dropped,
 so that an agent never sends more than it gets.
@@ -22,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .fabric_flow import drain, stream, take
+
 ECHO_BYTES, LINE_BYTES, BLOCK = 64, 4096, 1 << 16
 MOST_ECHOES, MOST_BURSTS, MOST_BYTES = 10_000, 64, 1 << 30
 LOST_S, STUCK_S = 0.5, 30.0
@@ -32,7 +35,7 @@ class Agent:
 
     def __init__(self, host: str, port: int, token: str, patience_s: float = 600.0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.token, self.patience_s = token, patience_s
+        self.host, self.token, self.patience_s = host, token, patience_s
         self.tcp = socket.socket(family, socket.SOCK_STREAM)
         self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.tcp.bind((host, port))
@@ -74,6 +77,8 @@ class Agent:
                 if not isinstance(order, dict) or not hmac.compare_digest(str(order.get("token")), self.token):
                     return
                 link.sendall(json.dumps(self._obey(order, reader)).encode() + b"\n")
+                if order["do"] == "take":
+                    drain(reader)
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 return
 
@@ -81,6 +86,10 @@ class Agent:
         if order["do"] == "stop":
             self.stopped.set()
             return {"ok": True}
+        if order["do"] == "take":
+            return take(reader, order)
+        if order["do"] == "flow":
+            return stream(order, self.token, self.host)
         if order["do"] == "sink":
             left = min(int(order["bytes"]), MOST_BYTES)
             while left:

@@ -51,7 +51,7 @@ class CostMatrix:
     """Costs between n endpoints, `names[i]` -> `names[j]`.
 
     host: endpoints of one host have equal numbers and stay together in every order. group: locality group. uplink_Bps: rate at which a group is
-    left, 0 = unknown. source: where the figures come from.
+    left, 0 = unknown. source: where the figures come from. address: where each endpoint can be reached; () = unknown.
     """
 
     names: tuple[str, ...]
@@ -61,6 +61,7 @@ class CostMatrix:
     group: tuple[int, ...]
     uplink_Bps: tuple[float, ...] = ()
     source: str = ""
+    address: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.names)
@@ -110,6 +111,7 @@ class CostMatrix:
         return {
             "schema": SCHEMA, "version": VERSION, "source": self.source, "names": list(self.names), "alpha_s": self.alpha_s.tolist(),
             "beta_s_per_byte": self.beta_s_per_byte.tolist(), "host": list(self.host), "group": list(self.group), "uplink_Bps": list(self.uplink_Bps),
+            **({"address": list(self.address)} if any(self.address) else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -141,9 +143,13 @@ class CostMatrix:
         uplinks = document.get("uplink_Bps", [])
         if not isinstance(uplinks, list) or len(uplinks) > n or not all(type(x) in (int, float) and x >= 0 and np.isfinite(x) for x in uplinks):
             raise FormatError("must be a list of rates >= 0, one per group", where="uplink_Bps")
+        addresses = document.get("address", [])
+        if not isinstance(addresses, list) or len(addresses) not in (0, n) or not all(isinstance(x, str) for x in addresses):
+            raise FormatError(f"must be {n} texts", where="address")
         return CostMatrix(
             names=tuple(names), alpha_s=matrix("alpha_s"), beta_s_per_byte=matrix("beta_s_per_byte"), host=numbered("host", range(n)),
             group=numbered("group", [0] * n), uplink_Bps=tuple(float(x) for x in uplinks), source=str(document.get("source", "")),
+            address=tuple(addresses),
         )  # fmt: skip
 
 

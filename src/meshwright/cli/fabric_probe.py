@@ -1,0 +1,73 @@
+"""`meshwright fabric probe`: measure a network with transfers that run at once, and write the fabric that explains them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..probe.fabric_options import check_arguments, outcome, probe_arguments
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..probe.fabric_infer import Inferred
+    from ..probe.fabric_measurements import Measurements
+
+HELP = "measure latencies, ports and shared trunks between hosts, and write the fabric"
+EPILOG = """\
+examples:
+  python -m meshwright.probe.rank_order_agent --host 10.0.0.3 --port 7000 --token-file secret      # on every host
+  meshwright fabric probe --probe n0=10.0.0.3:7000 --probe n1=10.0.0.4:7000 ... --token-file secret -o cluster.toml --save measured.json
+  meshwright fabric probe --from measured.json -o cluster.toml
+  torchrun ... -m meshwright.probe.fabric_worker -o cluster.toml                                    # in a job, without agents"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_argument_group("what is measured (one of these)")
+    source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help="an agent (`python -m meshwright.probe.rank_order_agent`); repeat")
+    source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
+    source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="what --save wrote, or costs of `collective order --save-matrix`")
+    parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
+    probe_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..errors import UsageError
+    from ..probe.fabric_infer import infer_fabric
+    from ..probe.fabric_measurements import read_measurements
+
+    check_arguments(args)
+    given = [name for name in ("probe", "probe_local", "saved") if getattr(args, name) is not None]
+    if len(given) != 1:
+        raise UsageError("name one source of measurements", hint="--probe, --probe-local or --from")
+    if args.saved is not None:
+        measured = read_measurements(args.saved)
+        return Result(*outcome(args, measured, infer_fabric(measured, name=args.name, tolerance=args.tolerance)))
+    return Result(*outcome(args, *_measured(args)))
+
+
+def _measured(args: argparse.Namespace) -> tuple[Measurements, Inferred]:
+    from ..errors import UsageError
+    from ..probe.fabric_campaign import probe_fabric
+    from ..probe.fabric_network import AgentNetwork
+    from ..probe.rank_order import local_agents, parse_endpoint
+
+    more = {"name": args.name, "budget_s": args.budget, "tolerance": args.tolerance, "seed": args.seed, "say": _say}
+    if args.probe_local is not None:
+        if not 2 <= args.probe_local <= 64:
+            raise UsageError(f"2 to 64 agents, got {args.probe_local}", where="--probe-local")
+        with local_agents(args.probe_local) as (endpoints, token):
+            return probe_fabric(AgentNetwork(endpoints, token, window_s=args.window, one_host=True), **more)
+    if args.token_file is None:
+        raise UsageError("--probe needs the agents' secret", where="--token-file", hint="the file that the agents were started with")
+    try:
+        token = args.token_file.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where="--token-file") from error
+    return probe_fabric(AgentNetwork([parse_endpoint(text) for text in args.probe], token, window_s=args.window), **more)
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(text + "\n")
