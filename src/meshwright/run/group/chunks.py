@@ -9,10 +9,7 @@ A program that parks chunks in scratch needs them all to be of one size. It gets
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ...errors import Unsupported
 from ...program import Program
@@ -119,24 +116,15 @@ def _blocks(program: Program, buffer: int, role: str, chunks: int, blocks: int) 
     """Blocks in a buffer: all of them, or one where it holds only a rank's own."""
     contract = program.contract
     assert contract is not None
-    rows: Sequence[tuple[int, int, int]] = [x for x in (*contract.inputs, *contract.outputs) if x[0] == buffer]
-    own = {count for _, _, count in (*contract.inputs, *contract.outputs) if count}
-    most = max(own)
-    if blocks == 1 or (chunks == most and role == "data"):
-        return blocks
-    if most % blocks:
-        raise Unsupported(f"{most} chunks are no {blocks} equal blocks", where=program.name, hint="unequal shards run through the built-in backend")
-    if all(count == most for _, _, count in rows) and chunks == most:
-        return blocks
-    if all(count in (0, most // blocks) for _, _, count in rows) and chunks == most // blocks:
+    if blocks == 1:
         return 1
-    raise Unsupported(f"buffer {buffer} is neither a whole message nor one rank's share", where=program.name)
-
-
-def unused(program: Program) -> np.ndarray:
-    """Buffers that no step touches."""
-    s = program.steps
-    used = np.zeros(len(program.buffers), bool)
-    for column in (s.src_buffer, s.dst_buffer):
-        used[column[column >= 0]] = True
-    return ~used
+    both = (*contract.inputs, *contract.outputs)
+    most, rank = max(count for _, _, count in both), int(program.buffers.actor[buffer])
+    own = most // blocks
+    rows = {(first, count) for at, first, count in both if at == buffer and count}
+    if most % blocks == 0 and chunks == most and rows <= {(0, most), (rank * own, own)}:
+        return blocks
+    if most % blocks == 0 and chunks == own and rows <= {(0, own)} and role != "data":
+        return 1
+    hint = "unequal shards run through the built-in backend"
+    raise Unsupported(f"buffer {buffer} is no {blocks} equal blocks in rank order, nor one rank's block", where=program.name, hint=hint)

@@ -1,0 +1,123 @@
+"""Ranks' walks in one thread: messages in queues, the next rank chosen by a seed. The oracle's side of the executor's tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from meshwright.program import Program
+from meshwright.run.group.call import Call, Session
+from meshwright.run.group.chunks import BLOCKED
+from meshwright.run.group.code import compile_rank, form_of
+from meshwright.run.group.walk import walk
+
+
+@dataclass
+class _Message:
+    tensor: torch.Tensor
+    done: bool = False
+
+
+@dataclass
+class Network:
+    sent: dict[Any, deque[_Message]] = field(default_factory=lambda: defaultdict(deque))
+    posted: dict[Any, deque[_Message]] = field(default_factory=lambda: defaultdict(deque))
+    delivered: int = 0
+
+    def match(self, key: Any) -> None:
+        while self.sent[key] and self.posted[key]:
+            out, into = self.sent[key].popleft(), self.posted[key].popleft()
+            assert out.tensor.numel() == into.tensor.numel(), key
+            into.tensor.copy_(out.tensor)
+            out.done = into.done = True
+            self.delivered += 1
+
+
+@dataclass
+class End:
+    network: Network
+    rank: int
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> _Message:
+        key, message = (self.rank, peer, tag), _Message(tensor)
+        self.network.sent[key].append(message)
+        self.network.match(key)
+        return message
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> _Message:
+        key, message = (peer, self.rank, tag), _Message(tensor)
+        self.network.posted[key].append(message)
+        self.network.match(key)
+        return message
+
+
+def inputs(op: str, n: int, elements: int, rng: np.random.Generator, dtype: torch.dtype) -> list[torch.Tensor]:
+    blocks = n if op in ("reduce-scatter", "all-to-all", "scatter") else 1
+    return [torch.tensor(rng.integers(-9, 10, elements * blocks)).to(dtype) for _ in range(n)]
+
+
+def calls(op: str, given: list[torch.Tensor], elements: int, root: int) -> list[Call]:
+    n, made = len(given), []
+    for rank, source in enumerate(given):
+        own = source.clone()
+        blocks = n if op in ("all-gather", "all-to-all") or (op == "gather" and rank == root) else 1
+        fresh = torch.full((elements * blocks,), -77).to(source.dtype)
+        if op in ("all-reduce", "broadcast", "reduce"):
+            made.append(Call(op, own, own, root))
+        elif op == "scatter":
+            made.append(Call(op, own if rank == root else None, fresh, root))
+        elif op == "gather":
+            made.append(Call(op, own, fresh if rank == root else None, root))
+        else:
+            made.append(Call(op, own, fresh, root))
+    return made
+
+
+def wanted(op: str, given: list[torch.Tensor], elements: int, root: int, rank: int) -> torch.Tensor | None:
+    """What the operation's definition says; None: anything."""
+    n, total = len(given), sum(given[1:], given[0].clone())
+    mine = slice(rank * elements, (rank + 1) * elements)
+    return {
+        "all-reduce": lambda: total, "broadcast": lambda: given[root], "reduce": lambda: total if rank == root else given[rank],
+        "all-gather": lambda: torch.cat(given), "gather": lambda: torch.cat(given) if rank == root else None,
+        "reduce-scatter": lambda: total[mine], "scatter": lambda: given[root][mine],
+        "all-to-all": lambda: torch.cat([given[s][mine] for s in range(n)]),
+    }[op]()  # fmt: skip
+
+
+def run_virtually(
+    program: Program, op: str, elements: int, root: int, seed: int, dtype: torch.dtype = torch.int64, repeats: int = 1
+) -> Network:  # fmt: skip
+    """Run on tensors of `elements` elements per block and compare every rank with the definition; inputs must survive where torch says so."""
+    rng, n = np.random.default_rng(seed), program.ranks
+    form = form_of(program)
+    sessions = [Session(compile_rank(form, r, elements), op, root, elements, dtype, torch.device("cpu")) for r in range(n)]
+    network = Network()
+    for _ in range(repeats):
+        given = inputs(op, n, elements, rng, dtype)
+        asked = calls(op, given, elements, root)
+        bound = [session.with_tensors(call) for session, call in zip(sessions, asked, strict=True)]
+        walks = [walk(b, End(network, r), lambda a, b: a.add_(b)) for r, (b, _) in enumerate(bound)]
+        waits = [next(w, None) for w in walks]
+        while any(w is not None for w in waits):
+            ready = [r for r, w in enumerate(waits) if w is not None and w[1].done]
+            assert ready, f"ranks wait for each other: {waits}"
+            chosen = int(rng.choice(ready))
+            waits[chosen] = next(walks[chosen], None)
+        for _, finish in bound:
+            finish()
+        assert not any(network.sent.values()) and not any(network.posted.values()), "messages were left over"
+        for rank, call in enumerate(asked):
+            want = wanted(op, given, elements, root, rank)
+            if want is not None and call.target is not None:
+                assert torch.equal(call.target, want), (op, rank)
+            if call.source is not None and call.source is not call.target:
+                assert torch.equal(call.source, given[rank]), f"{op} changed the input of rank {rank}"
+    return network
+
+
+__all__ = ["BLOCKED", "run_virtually"]
