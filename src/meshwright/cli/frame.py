@@ -94,8 +94,9 @@ def _run(words: list[str]) -> int:
     args, unrecognised = parser.parse_known_args(rest)
     if unrecognised:
         _refuse(parser, unrecognised[0])
+    args.json = as_json or args.json
     result: Result = module.run(args)
-    return _print(result, as_json or args.json)
+    return _print(result, args.json)
 
 
 def _find(words: list[str]) -> tuple[tuple[str, ...] | None, list[str]]:
