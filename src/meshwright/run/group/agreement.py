@@ -7,7 +7,7 @@ A rank that loses a wait, fails by itself or sees a connection end without a far
 half the grace a rank asks the others for whom it has not heard, and they relay, so one cut link hides nobody. After the grace, links from which
 nothing came are judged (does the peer's machine still take bytes?), views become final, and the lowest rank that is fit applies the rule to all of
 them. Its verdict is passed on by everyone. Should it fall silent, the next fit rank takes over after half a grace. A rank that was stopped
-meanwhile finds the verdict in its connections when it goes on.
+meanwhile finds the verdict in its connections when it goes on: whoever drives this handles all that has arrived before it calls `tick`.
 
 Two verdicts are possible only if a second rank fails while the first failure is being judged; every rank keeps the first that it hears.
 """
@@ -48,7 +48,7 @@ class Agreement:
         self.next_s = math.inf
         self._why = ""
         self._relay: set[tuple[int, int]] = set()
-        self._needed = False
+        self._needed = self._complete = False
 
     # ---- what happens ------------------------------------------------------------------------------------------
     def alarm(self, now_s: float, why: str = "", claim: Claim | None = None) -> None:
@@ -97,8 +97,9 @@ class Agreement:
     def tick(self, now_s: float) -> None:
         if now_s < self.next_s or self.verdict is not None:
             return
-        grace = self.grace_s
-        passed = now_s - self.alarmed_s
+        if self._complete:
+            self._conclude()
+            return
         unheard = self._unheard()
         if not self._needed:
             self._needed = True
@@ -107,8 +108,8 @@ class Agreement:
                 for peer in range(self.size):
                     if self.links[peer] == UP:
                         self._send(peer, Message(need=unheard))
-        if passed < grace:
-            self.next_s = self.alarmed_s + grace
+        if now_s < self.alarmed_s + self.grace_s:
+            self.next_s = self.alarmed_s + self.grace_s
             return
         for peer in unheard:
             self.links[peer] = self.judge(peer)
@@ -116,7 +117,7 @@ class Agreement:
             self._own(final=True)
         self.next_s = self.alarmed_s + self._patience_s()
         self._settle(now_s)
-        if self.verdict is None and now_s >= self.next_s:
+        if now_s >= self.alarmed_s + self._patience_s():
             self._conclude()
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -162,9 +163,8 @@ class Agreement:
             self._own(final=True)
         if not self._fit() or self._fit()[0] != self.rank or not self.views[self.rank].final:
             return
-        waiting = [r for r in range(self.size) if not self._accounted(r)]
-        if not waiting:
-            self._conclude()
+        if all(self._accounted(r) for r in range(self.size)):
+            self._complete, self.next_s = True, now_s  # not here: a verdict may lie unread in another connection
 
     def _accounted(self, rank: int) -> bool:
         view = self.views.get(rank)

@@ -4,8 +4,8 @@ The rule is a pure function. The health threads of real ranks, the deterministic
 views come from. Ranks are numbers of the group; texts name global ranks (`names`).
 
 Order of suspicion: what a rank says about itself (an exception, a damaged message), a rank that died, one that answers nobody though its machine
-does, a broken link, another program at the same place of the sequence, another call there, a rank that left or has not come, and last a slow link:
-following who waits for whom ends at whoever waits for nobody, or at a message that was sent and is not there.
+does, a broken link, a rank that left, another program at the same place of the sequence, another call there, and last whatever is found by following
+who waits for whom: it ends at a rank that waits for nobody (it has not come, it is busy), or at a message that was sent and is not there.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Claim(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class View(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One rank's own state. `number`: of the collective that it is in, or has last been in; `links`: one letter per rank of the group.
 
-    `why`: how its wait was lost ("deadline", "closed"); `needs`: the step of `peer` that must happen for its wait to end; `open`: its own steps whose
-    messages are under way. `state`: idle, planning, walking, builtin, failed, exited, terminated, closed.
+    `why`: how its wait was lost ("deadline", "closed"); `needs`: what the wait needs of `peer`; `open`: what is under way here (a send of step s
+    is s, a posted receive of it -1 - s). `state`: idle, planning, walking, builtin, failed, exited, terminated, closed.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class View(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     waiting: bool = False
     waited_s: float = 0.0
     why: str = ""
-    needs: int = -1
+    needs: int | None = None
     open: list[int] = []
     links: str = ""
     text: str = ""  # the step in words
@@ -82,7 +82,7 @@ def first_cause(views: Mapping[int, View], size: int, names: Sequence[int] = ())
     """The cause as far as `views` tell it. Depends on nothing else, so equal views give equal verdicts."""
     names = names or range(size)
     rule = _Rule(views, size, names)
-    for find in (rule.claimed, rule.died, rule.frozen, rule.cut, rule.mismatch, rule.waits):
+    for find in (rule.claimed, rule.died, rule.frozen, rule.cut, rule.left, rule.mismatch, rule.waits):
         if (found := find()) is not None:
             break
     else:
@@ -256,11 +256,28 @@ class _Rule:
         hint = "all ranks of a group must call the same collectives in the same order; a branch that one rank took?"
         return self.make("rank-diverged", rank, what, how="sequence", hint=hint, waits=False)
 
+    def under_way(self, view: View) -> bool:
+        """Both ends have posted the message that `view` waits for, and its time is up."""
+        peer = self.views.get(view.peer)
+        late = any(v.why == "deadline" for v in self.views.values())
+        return late and peer is not None and view.needs is not None and view.needs in peer.open
+
+    def departed(self, peer: View) -> Verdict:
+        what = {"exited": "has ended", "terminated": "was told to end (SIGTERM)", "closed": "has destroyed the group"}[peer.state]
+        hint = "every rank must stay in the group until all have finished"
+        return self.make("rank-died" if peer.state != "closed" else "group-failed", peer.rank, what, how=peer.state, hint=hint)
+
+    def left(self) -> Verdict | None:
+        """A rank that went in good order, and that somebody misses."""
+        gone = [v for v in self.views.values() if v.state in LEFT]
+        missed = [v for v in gone if self.waiters(v.rank)] or (gone if any(v.why == "closed" for v in self.views.values()) else [])
+        return self.departed(missed[0]) if missed else None
+
     def waits(self) -> Verdict | None:
         """Follow who waits for whom, from the wait that was lost, or the oldest."""
         starts = [v for v in self.views.values() if v.waiting]
         if not starts:
-            return self.left() or self.builtin()
+            return self.builtin()
         at = min(starts, key=lambda v: (not v.why, v.number, -round(v.waited_s, 3), v.rank))
         seen: list[View] = []
         while True:
@@ -271,9 +288,7 @@ class _Rule:
             if peer is None:
                 return self.make("rank-died", at.peer, "does not answer", how="no answer")
             if peer.state in LEFT:
-                what = {"exited": "has ended", "terminated": "was told to end (SIGTERM)", "closed": "has destroyed the group"}[peer.state]
-                hint = "every rank must stay in the group until all have finished"
-                return self.make("rank-died" if peer.state != "closed" else "group-failed", peer.rank, what, how=peer.state, hint=hint)
+                return self.departed(peer)
             if peer.number < at.number and not peer.waiting and peer.state in ("idle", "planning"):
                 what = f"has not come to collective {at.number}; it has called {peer.asked}"
                 hint = "it computes, loads data or took another branch; raise the group's timeout if it is only slow"
@@ -281,7 +296,7 @@ class _Rule:
             if peer.state == "planning" and not peer.waiting:
                 hint = "planning has a limit of its own: MESHWRIGHT_STRATEGIES names fewer candidates, a plan file needs none"
                 return self.make("run-timeout", peer.rank, f"is still planning collective {peer.number}", how="planning", hint=hint)
-            if at.needs in peer.open and at.needs >= 0:
+            if self.under_way(at):
                 return self.slow(at)
             if peer.waiting and peer.number <= at.number:
                 at = peer
@@ -290,13 +305,6 @@ class _Rule:
                 what = f"is busy with its own work in {place_text(peer, self.names)}"
                 return self.make("run-timeout", peer.rank, what, how="busy", hint="raise the group's timeout if its machine is only slow")
             return self.broken(at)
-
-    def left(self) -> Verdict | None:
-        gone = [v for v in self.views.values() if v.state in LEFT]
-        if not gone:
-            return None
-        rank = gone[0].rank
-        return self.make("rank-died", rank, "has left the group", how=gone[0].state)
 
     def builtin(self) -> Verdict | None:
         """A collective of the built-in backend was given up: who has not called it?"""
@@ -312,7 +320,7 @@ class _Rule:
         return self.make("group-failed", first.rank, f"lost collective {number} in the built-in backend ({first.why})", how=first.why)
 
     def circle(self, ring: Sequence[View]) -> Verdict:
-        moving = [v for v in ring if v.needs >= 0 and v.needs in self.views[v.peer].open]
+        moving = [v for v in ring if self.under_way(v)]
         view = max(moving or ring, key=lambda v: (v.waited_s, -v.rank))
         if moving:
             return self.slow(view)

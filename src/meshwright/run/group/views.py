@@ -34,8 +34,8 @@ def partners(program: Program) -> Mapping[int, int]:
     return _partners(id(program))
 
 
-def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int, list[int]]:
-    """(step of the peer that the wait needs, own steps whose messages are under way) of a walk that is at `step`."""
+def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int | None, list[int]]:
+    """(what the wait needs of the peer, what is under way here) of a walk that is at `step`: a send of step s is s, a posted receive of it -1 - s."""
     at = len(code.instructions)
     for row, i in enumerate(code.instructions):
         if i.step == step and i.op == (Op.TAKE if receives else Op.DONE):
@@ -47,13 +47,13 @@ def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[
     begun: dict[int, None] = {}
     for i in code.instructions[:at]:
         if i.op in (Op.SEND, Op.POST):
-            begun[i.key] = None
+            begun[i.key if i.op == Op.SEND else -1 - i.key] = None
         elif i.op in (Op.TAKE, Op.DONE):
-            begun.pop(i.key, None)
-    needs = -1
+            begun.pop(i.key if i.op == Op.DONE else -1 - i.key, None)
+    needs: int | None = None
     if waiting:
         sender = partners(code.unrolled)
-        needs = sender.get(step, -1) if receives else next((r for r, s in sender.items() if s == step), -1)
+        needs = sender.get(step) if receives else next((-1 - r for r, s in sender.items() if s == step), None)
     return needs, list(begun)[:MOST_OPEN]
 
 
