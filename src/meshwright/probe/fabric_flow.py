@@ -18,6 +18,7 @@ __all__ = ["drain", "stream", "take"]
 
 BLOCK = 1 << 18
 MOST_S, STUCK_S = 60.0, 30.0
+MOST_BUFFER = 1 << 24
 NOT_SENT_BYTES = 1 << 17  # what waits unsent in the sender's kernel is lost time at the end
 
 
@@ -29,7 +30,10 @@ def _seconds(order: dict[str, Any], *names: str) -> list[float]:
 
 
 def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any]:
-    """Send to another agent as fast as it goes; what that agent counted, or {"error": ...}. Orders: host, port, warm_s, window_s, tail_s."""
+    """Send to another agent as fast as it goes; what that agent counted, or {"error": ...}. Orders: host, port, warm_s, window_s, tail_s.
+
+    buffer_bytes bounds what is under way (0: the system decides).
+    """
     warm, window, tail = _seconds(order, "warm_s", "window_s", "tail_s")
     host, port = str(order["host"]), int(order["port"])
     bound = (source, 0) if source not in ("", "0.0.0.0", "::") else None
@@ -37,6 +41,9 @@ def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any
     try:
         with socket.create_connection((host, port), timeout=STUCK_S, source_address=bound) as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still queued at the end is of no use
+            if 0 < int(order.get("buffer_bytes", 0)) <= MOST_BUFFER:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(order["buffer_bytes"]))
+                _by_loss(link)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
             link.sendall(json.dumps(request).encode() + b"\n")
@@ -55,6 +62,17 @@ def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any
     if not isinstance(answer, dict) or not all(isinstance(answer.get(x), int | float) for x in ("bytes", "seconds", "idle")):
         return {"error": f"{host}:{port}: answered what is no answer"}
     return answer
+
+
+def _by_loss(link: socket.socket) -> None:
+    """A window that grows until the buffer is under way fills a link at once. BBR, where it is the default, paces by what it got so far, and takes
+    seconds to find its share of a link that others are on; cubic grows more slowly than reno here."""
+    for name in (b"reno", b"cubic"):
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        except (OSError, AttributeError):  # not available, or not allowed
+            continue
+        return
 
 
 def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ __all__ = ["TOLERANCE", "UNEXPLAINED", "Inferred", "TrialCheck", "Trunk", "infer
 TOLERANCE = 0.10
 UNEXPLAINED = 0.05  # share of the trials that may exceed the tolerance: now and then TCP does not fill its links
 DIRECT_LIMIT_S = 15.0
+ROUNDING = 0.02
 
 
 @dataclass(frozen=True)
@@ -96,28 +97,29 @@ def verify(fabric: Fabric, measured: Measurements) -> tuple[TrialCheck, ...]:
     capacity = np.array([x.rate_Bps for x in fabric.links], np.float64)
     checks = []
     for trial, held_out in zip(measured.trials, measured.held_out, strict=True):
-        crossed = np.zeros((len(trial.flows), len(capacity)), bool)
-        for row, (i, j) in zip(crossed, trial.flows, strict=True):
+        crossed, back = np.zeros((2, len(trial.flows), len(capacity)), bool)
+        for row, returned, (i, j) in zip(crossed, back, trial.flows, strict=True):
             row[list(fabric.route(actor[i], actor[j]))] = True
+            returned[list(fabric.route(actor[j], actor[i]))] = True
         rate, _ = share(crossed, capacity)
         got = np.array(trial.rate_Bps)
-        over, slack = errors_of(crossed, capacity, got)
+        over, slack = errors_of(crossed, crossed | back, capacity, got)
         single = float(np.abs(rate / np.maximum(got, LEAST_Bps) - 1).mean())
-        why = _why(fabric, measured, trial, crossed, capacity, over >= slack)
+        why = _why(fabric, measured, trial, crossed, crossed | back, capacity, over >= slack)
         checks.append(TrialCheck(trial, held_out, tuple(rate.tolist()), over, slack, single, why))
     return tuple(checks)
 
 
-def _why(fabric: Fabric, measured: Measurements, trial: Trial, crossed: Bools, capacity: F64, over: bool) -> str:
+def _why(fabric: Fabric, measured: Measurements, trial: Trial, crossed: Bools, either: Bools, capacity: F64, over: bool) -> str:
     full = (np.array(trial.rate_Bps) @ crossed) / capacity
     if over:
         k = int(np.where(crossed.any(axis=0), full, -1.0).argmax())
         return f"{fabric.links[k].src} -> {fabric.links[k].dst} carried {full[k]:.0%} of its {capacity[k] / 1e6:.4g} MB/s"
-    fullest = np.where(crossed, full, 0.0).max(axis=1)
+    fullest = np.where(either, full, 0.0).max(axis=1)
     f = int(fullest.argmin())
     i, j = trial.flows[f]
     way = f"{measured.names[i]} -> {measured.names[j]}"
-    return f"{way} had {trial.rate_Bps[f] / 1e6:.4g} MB/s, though no link on its way was more than {fullest[f]:.0%} full"
+    return f"{way} had {trial.rate_Bps[f] / 1e6:.4g} MB/s, though no link on its way or back was more than {fullest[f]:.0%} full"
 
 
 def require_explained(found: Inferred, names: Sequence[str], tolerance: float, most: float = UNEXPLAINED) -> None:
@@ -172,19 +174,19 @@ def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: flo
         direct = fit_direct(trials, n, tolerance=tolerance, rival=rival, deadline=min(deadline, monotonic() + DIRECT_LIMIT_S))
     if direct is not None and _is_direct(tree, direct, n, tolerance):
         built = [build_direct(nodes, direct, rtt, loopback, name, measured, exact=exact) for exact in (False, True)]
-        return min((_judged(measured, f, "direct", (), _loose(direct.fit, links), rtt, nodes) for f, links in built), key=_badness)
+        return _chosen(*(_judged(measured, f, "direct", (), _loose(direct.fit, links), rtt, nodes) for f, links in built))
     notes = () if together else ("no transfers ran at once: links that pairs share are a guess (the least that explains the rates)",)
     found = []
     for exact in (False, True):
         fabric, links = build_tree(nodes, tree.capacity_Bps, splits, rtt, loopback, name, measured, exact=exact)
         trunks = tuple(_trunk(nodes, s, tree, 2 * n + 2 * k) for k, s in enumerate(splits))
         found.append(_judged(measured, fabric, "tree", trunks, _loose(tree, links), rtt, nodes, notes))
-    return min(found, key=_badness)
+    return _chosen(*found)
 
 
-def _badness(found: Inferred) -> tuple[int, float]:
-    """Rounded rates are as good as exact ones while they stay within half the tolerance."""
-    return (0, 0.0) if found.worst.error <= TOLERANCE / 2 else (1, found.worst.error)
+def _chosen(rounded: Inferred, exact: Inferred) -> Inferred:
+    """Rounded rates (equal where they are within noise) are preferred while they explain about as much."""
+    return rounded if rounded.worst.error <= max(TOLERANCE / 2, exact.worst.error + ROUNDING) else exact
 
 
 def _is_direct(tree: Fit, direct: DirectFit, n: int, tolerance: float) -> bool:

@@ -16,6 +16,8 @@ __all__ = ["AgentNetwork"]
 WARM_S, WINDOW_S, TAIL_S = 0.2, 0.3, 0.08
 ROUND_TRIPS = 20  # a window and its warm-up last this many round trips at least
 ECHOES = 40
+BUFFER_BYTES = 192 << 10  # below what Linux grants anyone
+MARGIN = 4  # times the fastest rate and the longest round trip
 
 
 class AgentNetwork:
@@ -33,7 +35,7 @@ class AgentNetwork:
         self.host = tuple("local" if one_host else e.host or e.name for e in endpoints)
         self.address = tuple(e.address for e in endpoints)
         self.warm_s, self.window_s, self.tail_s = warm_s, window_s, TAIL_S
-        self.idle = 1.0
+        self.idle, self.longest_rtt_s, self.fastest_Bps = 1.0, 0.0, 0.0
 
     @property
     def source(self) -> str:
@@ -55,24 +57,32 @@ class AgentNetwork:
             for pairs in tournament(n):
                 for done in [pool.submit(way, i, j) for i, j in pairs]:
                     done.result()
-        longest = ROUND_TRIPS * float(rtt.max())
+        self.longest_rtt_s = float(rtt.max())
+        longest = ROUND_TRIPS * self.longest_rtt_s
         self.warm_s, self.window_s = max(self.warm_s, longest), max(self.window_s, longest)
         return rtt
 
     def transfer(self, flows: Sequence[tuple[int, int]], longer: float = 1.0) -> list[float]:
-        times = {"warm_s": self.warm_s * longer, "window_s": self.window_s * longer, "tail_s": self.tail_s}
+        facts = {"warm_s": self.warm_s * longer, "window_s": self.window_s * longer, "buffer_bytes": self._buffer_bytes(), "tail_s": self.tail_s}
 
         def one(flow: tuple[int, int]) -> float:
             i, j = flow
             to = self.endpoints[j]
-            found = order_agent(self.endpoints[i], self.token, {"do": "flow", "host": to.address, "port": to.port, **times}, self.limit_s)
+            found = order_agent(self.endpoints[i], self.token, {"do": "flow", "host": to.address, "port": to.port, **facts}, self.limit_s)
             if "error" in found:
                 raise self._unreachable(i, j, str(found["error"]))
             self.idle = min(self.idle, float(found["idle"]))
-            return float(found["bytes"]) / float(found["seconds"])
+            rate = float(found["bytes"]) / float(found["seconds"])
+            self.fastest_Bps = max(self.fastest_Bps, rate)
+            return rate
 
         with ThreadPoolExecutor(max_workers=len(flows)) as pool:
             return list(pool.map(one, flows))
+
+    def _buffer_bytes(self) -> int:
+        """Transfers that each have little under way share a full link evenly and overflow no queue; 0 where the network holds more than that."""
+        needed = MARGIN * self.longest_rtt_s * self.fastest_Bps
+        return BUFFER_BYTES if 0 < needed <= BUFFER_BYTES else 0
 
     def _unreachable(self, i: int, j: int, why: str) -> RunError:
         hint = "is the agent running there, and the port open for UDP and TCP?"

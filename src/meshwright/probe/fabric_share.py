@@ -3,7 +3,8 @@
 Max-min fair sharing: every transfer crosses some links; rates rise together until a link is full, the transfers on it stop there, the others go on
 (progressive filling; Bertsekas and Gallager, Data Networks, 6.5.2). TCP is only roughly fair, most of all where a transfer crosses two full links:
 what one loses to another says nothing about the links. What every work-conserving sharing has is this: no link carries more than its rate, and every
-transfer crosses a link that is full. A trial is judged by that; how far single transfers are from max-min is reported beside it.
+transfer crosses a link that is full, with its data or its acknowledgements. A trial is judged by that; how far single transfers are from max-min is
+reported beside it.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ def share(crossed: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
     return rate, neck
 
 
-def errors_of(crossed: Bools, capacity_Bps: F64, measured: F64) -> tuple[float, float]:
-    """(overload, slack) of a trial: by how much of its rate some link carried too much, and how far from full the links of some transfer were."""
+def errors_of(crossed: Bools, either: Bools, capacity_Bps: F64, measured: F64) -> tuple[float, float]:
+    """(overload, slack) of a trial: by how much of its rate some link carried too much, and how far from full the links of some transfer were.
+
+    either[f, l]: transfer f or its acknowledgements cross link l. Where acknowledgements queue behind others' data, TCP slows down: with equal
+    windows, one transfer against k that fill the link in the other direction gets a k-th of it.
+    """
     full = (measured @ crossed) / capacity_Bps
     over = float(full[crossed.any(axis=0)].max()) - 1
-    slack = 1 - float(np.where(crossed, full, 0.0).max(axis=1).min())
+    slack = 1 - float(np.where(either, full, 0.0).max(axis=1).min())
     return max(over, 0.0), max(slack, 0.0)
 
 
@@ -85,6 +90,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self._crossed = [self.paths[[i for i, _ in t.flows], [j for _, j in t.flows]] for t in self.trials]
+        self._either = [c | self.paths[[j for _, j in t.flows], [i for i, _ in t.flows]] for c, t in zip(self._crossed, self.trials, strict=True)]
         self._measured = [np.array(t.rate_Bps) for t in self.trials]
         self._seen = np.array([m @ c for m, c in zip(self._measured, self._crossed, strict=True)])
         self._single = np.array([k for k, t in enumerate(self.trials) if len(t.flows) == 1], np.int64)
@@ -117,7 +123,7 @@ class Fit:
             else:
                 rate, full = capacity[[link]], {link}
             self.predicted[k] = rate
-            error = max(errors_of(crossed, capacity, measured))
+            error = max(errors_of(crossed, self._either[k], capacity, measured))
             single = float(np.abs(rate / np.maximum(measured, LEAST_Bps) - 1).clip(0, MOST_SINGLE).mean())
             self.error[k] = error
             self.loss += float(np.log1p(error + SINGLE_WEIGHT * single))
