@@ -87,6 +87,8 @@ class Network:
             space.up.add(words[2])
         elif what == "link set" and words[3] == "master":
             space.bridge.add(words[2])
+        elif what == "link set" and words[3] in ("addrgenmode", "gso_max_size"):
+            assert words[2] not in space.up
         elif what == "link set":
             given = dict(zip(words[3::2], words[4::2], strict=True))
             space.interfaces[words[2]] = given["address"]

@@ -213,6 +213,8 @@ def test_declared_shares_are_kept() -> None:
         assert f"share=0.25 pacing={lab.state.pacing}" in slow
         assert "share= pacing=" in whole
         if lab.state.pacing == "quota":
+            with lab.popen(0, ["cat", "/proc/self/cgroup"], stdout=subprocess.PIPE) as one:
+                assert f"meshwright-{os.getpid()}-".encode() in one.communicate(20)[0]
             assert f"meshwright-{os.getpid()}-" in slow
             assert f"meshwright-{os.getpid()}-" not in whole
 
@@ -370,11 +372,13 @@ def test_a_killed_owner_takes_its_lab_along() -> None:
     assert owner.stdout is not None
     holder = int(owner.stdout.readline())
     space = str(Path(f"/proc/{holder}/ns/pid").readlink())
-    assert len(members(space)) > 3
-    assert "one" not in build.collect()  # it lives
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
+    try:
+        until(lambda: len(members(space)) > 3)
+        assert "one" not in build.collect()  # it lives
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
     until(lambda: not members(space))
     assert build.collect() == ["one"]
 
@@ -451,16 +455,25 @@ def test_a_dry_run_makes_nothing(capsys: pytest.CaptureFixture[str], own_folder:
     assert not list(own_folder.iterdir())
 
 
-def test_a_pasted_dry_run_builds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("fabric", "look", "shown"),
+    [
+        (STAR, "tc -n mw-one-s0 qdisc | grep -c tbf; ip -n mw-one-d1 -br addr show eth0", ["4", "3", "10.77.0.2/15"]),
+        ("ring:3?link=1MB/s", "cat /proc/sys/net/ipv4/ip_forward; ip netns exec mw-one-d1 cat /proc/sys/net/ipv4/ip_forward; "
+         "ip -n mw-one-d0 -br addr show id0; ip -n mw-one-d0 route get 10.77.0.3 | grep -c 'dev to-d2 src 10.77.0.1'",
+         ["3", "0", "1", "10.77.0.1/32", "1"]),
+    ],
+)  # fmt: skip
+def test_a_pasted_dry_run_builds_the_same(capsys: pytest.CaptureFixture[str], fabric: str, look: str, shown: list[str]) -> None:
     if os.geteuid():
         pytest.skip("pasting needs root")
-    assert main(["lab", "up", STAR, "--dry-run", "--name", "one"]) == 0
+    assert main(["lab", "up", fabric, "--dry-run", "--name", "one"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
-    script = "set -e\n" + "\n".join(rest) + "\nip netns list | wc -l; tc -n mw-one-s0 qdisc | grep -c tbf; ip -n mw-one-d1 -br addr show eth0"
+    script = "set -e\n" + "\n".join(rest) + "\nip netns list | wc -l; " + look
     words = first.partition("#")[0].split()
     done = subprocess.run([*words[:-1], "bash", "-c", script], capture_output=True, text=True, timeout=60, check=False, env={"PATH": PATH})
     assert done.returncode == 0, done.stderr
-    assert [x.split()[-1] for x in done.stdout.splitlines()] == ["4", "3", "10.77.0.2/15"]
+    assert [x.split()[-1] for x in done.stdout.splitlines()] == shown
 
 
 def test_warnings_are_loud(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 A transfer per direction, from one end of the cable to the other: TCP, or datagrams on one-way and lossy links. What counts is the
 steady rate at the receiver, after two buckets have passed unshaped. It must be within 3 % of the payload's share of the rate (1448
 of 1514 bytes with an MTU of 1500: the shaper counts Ethernet, IP and TCP headers and time stamps). A link that misses is measured
-again, then with a larger bucket; if that does not help, the lab is refused. So it is when a made delay is off by more than a tenth.
+again, longer, then with a larger bucket; if that does not help, the lab is refused. So it is when a made delay is off by more than a tenth.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEASURE_S = 0.25
 MIN_MEASURED_BYTES = 256 * 1024
 PHASE_Bps = 100_000_000  # links measured at the same moment pass at most this together, where one alone does not
 PHASE_LINKS = 16
-BUCKETS = (1, 1, 2, 4, 4)  # factors of the bucket, attempt by attempt
+BUCKETS = (1, 1, 1, 2, 4)  # factors of the bucket, attempt by attempt
 TCP_HEADERS, UDP_HEADERS, ETHERNET = 52, 28, 14  # IPv4 20, TCP 20 and time stamps 12; IPv4 20, UDP 8; what the shaper sees of Ethernet
 PHASE_TIMEOUT_S = 120.0
 
@@ -53,7 +53,7 @@ def calibrate(lab: Lab, *, say: Callable[[str], None] | None = None) -> None:
         for attempt, factor in enumerate(BUCKETS):
             if attempt:
                 _enlarge(lab, waiting, [first_bursts[i] * factor for i in waiting])
-            _measure(lab, phases(lab, waiting))
+            _measure(lab, phases(lab, waiting), (attempt + 1) * MEASURE_S)
             waiting = [i for i in waiting if _off(lab, i)]
             if say is not None:
                 done = len(lab.fabric.links) - len(waiting)
@@ -118,10 +118,10 @@ def _enlarge(lab: Lab, links: Sequence[int], bursts: Sequence[int]) -> None:
     lab.control.do(list(batches(commands)))
 
 
-def _measure(lab: Lab, groups: Sequence[Sequence[int]]) -> None:
+def _measure(lab: Lab, groups: Sequence[Sequence[int]], measure_s: float) -> None:
     """One process measures the groups one after the other."""
     run = secrets.token_hex(8)
-    jobs = [[_job(lab, index) for index in links] for links in groups]
+    jobs = [[_job(lab, index, measure_s) for index in links] for links in groups]
     file = lab.folder / "calibrate.json"
     file.write_text(json.dumps(jobs))
     process = lab.control.start(run, None, [sys.executable, "-m", "meshwright.lab.calibrate_worker", str(file)], _environment(), stdout=-1, stderr=-1)
@@ -149,12 +149,12 @@ def _environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def _job(lab: Lab, index: int) -> dict[str, Any]:
+def _job(lab: Lab, index: int, measure_s: float) -> dict[str, Any]:
     """Where one transfer goes from and to, how many bytes do not count, and how many do."""
     cable, end = lab.wiring.exit_of[index]
     far = cable.other(end.actor)
     state = lab.state.links[index]
-    measured = max(MIN_MEASURED_BYTES, int(state.rate_Bps * MEASURE_S))
+    measured = max(MIN_MEASURED_BYTES, int(state.rate_Bps * measure_s))
     back_s = far.impairment.delay_s
     window = int(state.rate_Bps * 8 * (state.delay_s + back_s))  # while the sender's window grows to what is under way
     datagrams = far.link is None or state.loss > 0 or far.impairment.loss > 0

@@ -55,7 +55,7 @@ def build(wiring: Wiring, routes: Routes | None, *, ipv6: bool = True) -> list[C
         made += _cable(wiring, cable)
     for actor, name in enumerate(wiring.namespaces):
         if name:
-            made += _namespace(wiring, actor, name, " addrgenmode none" if ipv6 else "")
+            made += _namespace(wiring, actor, name, ipv6)
     if routes is not None:
         made += _routing(wiring, routes)
     for cable in wiring.cables:
@@ -91,24 +91,26 @@ def relays(wiring: Wiring, seed: int = 0) -> list[list[str]]:
     return [[sys.executable, "-m", "meshwright.lab.relay", json.dumps(jobs)]] if jobs else []
 
 
-def _namespace(wiring: Wiring, actor: int, name: str, quiet: str) -> Iterator[Command]:
+def _namespace(wiring: Wiring, actor: int, name: str, ipv6: bool) -> Iterator[Command]:
     yield _command("ip", name, "link set lo up")
     device = actor < len(wiring.fabric.devices)
     if wiring.style == "bridged" and not device:
         number = actor - len(wiring.fabric.devices)
         yield _command("ip", name, f"link add br0 address 02:4e:00:00:{number >> 8:02x}:{number & 255:02x} mtu {wiring.mtu} type bridge")
-        yield _command("ip", name, f"link set br0{quiet} up")
+        yield from _set_up(name, "br0", ipv6)
         yield _command("ip", name, f"addr add {wiring.address(actor)}/15 dev br0")
     elif wiring.style == "routed":
         for setting in ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0"):
             yield _command("sysctl", name, setting)
         if device:  # "dummy" is not in every kernel, "bridge" is where this tool can be used at all
             yield _command("ip", name, f"link add id0 mtu {wiring.mtu} type bridge")
-            yield _command("ip", name, f"link set id0{quiet} up")
+            yield from _set_up(name, "id0", ipv6)
             yield _command("ip", name, f"addr add {wiring.address(actor)}/32 dev id0")
     for cable in wiring.cables_of[actor]:
         end, far = cable.end_of(actor), cable.other(actor)
-        yield _command("ip", name, f"link set {end.interface}{quiet}" + (f" gso_max_size {end.segment_bytes}" if device else "") + " up")
+        if device:
+            yield _command("ip", name, f"link set {end.interface} gso_max_size {end.segment_bytes}")
+        yield from _set_up(name, end.interface, ipv6)
         if wiring.style == "routed":
             yield _command("sysctl", name, f"net.ipv4.conf.{end.interface.replace('.', '/')}.rp_filter=0")
             yield _command("ip", name, f"addr add {end.address}/30 dev {end.interface}")
@@ -121,6 +123,12 @@ def _namespace(wiring: Wiring, actor: int, name: str, quiet: str) -> Iterator[Co
                     yield _command("ip", name, f"neigh add {wiring.address(other)} lladdr {mac} dev {end.interface} nud permanent")
         else:
             yield _command("ip", name, f"link set {end.interface} master br0")
+
+
+def _set_up(name: str, interface: str, ipv6: bool) -> Iterator[Command]:
+    if ipv6:  # before the interface is up, or it has an address and speaks
+        yield _command("ip", name, f"link set {interface} addrgenmode none")
+    yield _command("ip", name, f"link set {interface} up")
 
 
 def _routing(wiring: Wiring, routes: Routes) -> Iterator[Command]:

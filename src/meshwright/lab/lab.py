@@ -14,8 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -33,7 +32,7 @@ from .impair import Impairment
 from .links import Links
 from .planning import Options, first_state, plan_lab
 from .process import LabProcess
-from .ranks import Place, RunResult, device_environment, places, require_success, run_ranks
+from .ranks import RunResult, device_environment, places, require_success, run_ranks
 from .state import LabState, claim, folder_of, new_name, read_state, remove, write_state
 from .wiring import Wiring, wire
 
@@ -45,6 +44,7 @@ class Lab(Links):
 
     def __init__(self, folder: Path, state: LabState, fabric: Fabric, wiring: Wiring, control: Control) -> None:
         self.folder, self.state, self.fabric, self.wiring, self.control = folder, state, fabric, wiring, control
+        self._quotas: dict[int, CpuQuota] = {}
         self._finalizer = weakref.finalize(self, _abandoned, os.getpid(), folder, state, control)
 
     # ---- up and down -----------------------------------------------------------------------------------------------
@@ -105,15 +105,13 @@ class Lab(Links):
 
     def down(self) -> None:
         """End all its processes and remove it. Raises: RunError."""
-        self._finalizer.detach()
-        self.control.close()
         stop_holder(self.state)
+        self._let_go()
         remove(self.folder)
 
     def close(self) -> None:
         """Let go of a lab that stays up; processes started through this object end."""
-        self._finalizer.detach()
-        self.control.close()
+        self._let_go()
 
     def __enter__(self) -> Lab:
         return self
@@ -179,7 +177,8 @@ class Lab(Links):
         number = self.device_number(device)
         environment = {**os.environ, **device_environment(self, number), **(env or {})}
         return self.control.start(
-            run or secrets.token_hex(8), number, argv, environment, folder=cwd, stdin=stdin, stdout=stdout, stderr=stderr
+            run or secrets.token_hex(8), number, argv, environment, folder=cwd, stdin=stdin, stdout=stdout, stderr=stderr,
+            groups=self.groups_of(number),
         )  # fmt: skip
 
     def end(self, run: str) -> None:
@@ -193,20 +192,21 @@ class Lab(Links):
             self.state.shares = shares
             self.state.pacing = "quota" if quota_place() is not None else "paced"
 
-    @contextmanager
-    def share_groups(self, taken: Sequence[Place]) -> Iterator[dict[int, list[Path]]]:
-        """CPU groups for ranks on devices with a declared share: rank -> files through which a process joins its group."""
-        with ExitStack() as stack:
-            groups: dict[int, list[Path]] = {}
-            quotas: dict[int, CpuQuota] = {}
-            if self.state.pacing == "quota":
-                for place in taken:
-                    share = self.state.shares[place.device]
-                    if share and place.device not in quotas:
-                        quotas[place.device] = stack.enter_context(CpuQuota(share))
-                    if share:
-                        groups[place.rank] = [quotas[place.device].members_file]
-            yield groups
+    def groups_of(self, device: int) -> list[Path]:
+        """Files through which a process joins the CPU group of its device; none where no share is declared. Raises: RunError."""
+        share = self.state.shares[device] if self.state.pacing == "quota" else 0.0
+        if not share:
+            return []
+        if device not in self._quotas:
+            self._quotas[device] = CpuQuota(share).open()
+        return [self._quotas[device].members_file]
+
+    def _let_go(self) -> None:
+        self._finalizer.detach()
+        self.control.close()
+        for quota in self._quotas.values():
+            quota.close()
+        self._quotas.clear()
 
 
 def _abandoned(pid: int, folder: Path, state: LabState, control: Control) -> None:

@@ -128,7 +128,6 @@ def run_ranks(
     started: dict[int, LabProcess] = {}
     began = time.monotonic()
     with ExitStack() as stack:
-        groups = stack.enter_context(lab.share_groups(taken))
         stack.callback(_end, lab, run, started)
         try:
             for place in taken:
@@ -140,7 +139,7 @@ def run_ranks(
                     command = torchrun_argv(lab, taken, place, port, argv)
                     environment = {**os.environ, **device_environment(lab, place.device), **(env or {})}
                 started[place.rank] = lab.control.start(
-                    run, place.device, command, environment, stdout=-1, stderr=-2, folder=folder, groups=groups.get(place.rank, ())
+                    run, place.device, command, environment, stdout=-1, stderr=-2, folder=folder, groups=lab.groups_of(place.device)
                 )
             result = _watch(started, timeout_s, sink, began)
         except KeyboardInterrupt:
