@@ -43,6 +43,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "check"): ("collective_check", "prove a schedule right, or show where it is wrong; ours, MSCCL XML or MSCCL++ JSON"),
     ("collective", "export"): ("collective_export", "hand a schedule to MSCCL, MSCCL++ or NCCL"),
     ("collective", "import"): ("collective_import", "turn a foreign schedule into a plan"),
+    ("run", "doctor"): ("run_doctor", "read the flight recorders of all ranks and name the first divergence"),
     ("run", "ordered"): ("run_ordered", "start any program with the ranks of an order"),
     ("lab", "up"): ("lab_up", "build a rehearsal lab after a fabric"),
     ("lab", "run"): ("lab_run", "run a command once per device of a lab"),

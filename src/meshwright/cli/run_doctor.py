@@ -1,0 +1,49 @@
+"""`meshwright run doctor`: what the flight recorders of a run's ranks say."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..run.doctor import Diagnosis
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "read the flight recorders of all ranks and name the first divergence"
+EPILOG = """\
+The first line names what is wrong. Records of a run that ended well are removed; those of a failed or killed one stay in
+MESHWRIGHT_RECORD_DIR or in a private folder of the user. For a run on several machines, copy them into one folder.
+
+exit code: 0 nothing is wrong, 1 something is"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", nargs="*", metavar="DIR|FILE", help="folders or records (default: MESHWRIGHT_RECORD_DIR, else the private folder)")
+    parser.add_argument("--run", default="", metavar="ID", help="the run to look at (default: the latest)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..run.doctor import diagnose, find_records
+    from ..run.group.recorder import private_folder
+
+    paths = args.paths or [os.environ.get("MESHWRIGHT_RECORD_DIR") or private_folder()]
+    records, damaged = find_records(paths, args.run)
+    found = diagnose(records, damaged=damaged)
+    return Result(found.to_json(), _text(found), exit_code=1 if found.wrong else 0)
+
+
+def _text(found: Diagnosis) -> str:
+    lines = [found.line]
+    for group in found.groups:
+        ranks = f"group of {len(group.ranks)} rank{'s' if len(group.ranks) > 1 else ''}"
+        lines += ["", ranks if group.verdict is None else f"{ranks}: {group.verdict.code}"]
+        lines += [f"  rank {rank:<4} {found.processes.get(rank, 'unknown'):<8} {place}" for rank, place in sorted(group.places.items())]
+        lines += [f"  link {a} -> {b}: waited {s:.3g} s" for a, b, s in group.waits[:3]]
+        if group.verdict is not None and group.verdict.hint:
+            lines.append(f"  {group.verdict.hint}")
+    lines += [f"unreadable: {text}" for text in found.damaged]
+    return "\n".join(lines)
