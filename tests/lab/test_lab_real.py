@@ -516,7 +516,8 @@ def test_torchrun_starts_one_agent_per_device(star: Lab, tmp_path: Path) -> None
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "x = torch.ones(4) * (dist.get_rank() + 1); dist.all_reduce(x)\n"
-        "print(dist.get_rank(), os.environ['LOCAL_RANK'], os.environ['MESHWRIGHT_DEVICE'], int(x.sum()))\n"
+        "print(dist.get_rank(), os.environ['LOCAL_RANK'], os.environ['MESHWRIGHT_DEVICE'], int(x.sum()), flush=True)\n"
+        "dist.barrier(); dist.destroy_process_group()\n"
     )
     result = star.run([str(script)], torchrun=True, ranks=[0, 2], timeout_s=90)
     assert [[w for w in out.split(b"\n") if w[:2] in (b"0 ", b"1 ")] for out in result.outputs] == [[b"0 0 d0 12"], [b"1 0 d2 12"]]
@@ -548,6 +549,21 @@ def test_without_root_a_user_namespace_does(tmp_path_factory: pytest.TempPathFac
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("True b'd0") and "10.77.0.1/15" in done.stdout and done.stdout.endswith(" 6\n")
         assert not list(Path(folder, "labs").iterdir())
+
+
+def test_without_root_and_without_a_place_for_names(own_folder: Path) -> None:
+    """/run is root's and has no folder `netns` yet; the lab's own folder lies in it too."""
+    if os.geteuid():
+        pytest.skip("only root can become nobody")
+    prepare = "mount -t tmpfs -o mode=755 tmpfs /run && mkdir -m 700 -p /run/user/65534 && chown 65534 /run/user/65534 && exec \"$@\""
+    inside = INSIDE.replace("hostname;", "grep -q schema $MESHWRIGHT_FABRIC && hostname;")
+    command = ["unshare", "--mount", "sh", "-c", prepare, "sh", *NOBODY, sys.executable, "-c", inside, STAR]
+    environment = {k: v for k, v in os.environ.items() if k != "MESHWRIGHT_LAB_DIR"} | {"XDG_RUNTIME_DIR": "/run/user/65534", "PATH": PATH}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    if "namespaces may not be made here" in done.stderr:
+        pytest.skip("this kernel allows no user namespaces to others than root")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("True b'd0")
 
 
 def test_without_any_right_it_says_what_is_missing(own_folder: Path) -> None:

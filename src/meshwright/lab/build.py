@@ -54,6 +54,8 @@ def start_holder(
         "helpers": [list(argv) for argv in helpers],
     }
     environment = {k: v for k, v in os.environ.items() if k.startswith(("LANG", "LC_", "PYTHON", "VIRTUAL_ENV"))} | {"PATH": path}
+    if "PYTHONPATH" in environment:  # relative to our folder, which is not the holder's
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(x).absolute()) for x in environment["PYTHONPATH"].split(os.pathsep))
     command = [sys.executable, "-m", "meshwright.lab.holder", str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/")
     try:

@@ -102,10 +102,25 @@ def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int, s
 def _mounts(folder: Path) -> None:
     """Our own view of /proc, of the names of network namespaces, and of /etc/hosts."""
     ns.mount("none", "/", "", ns.MS_REC | ns.MS_SLAVE)
-    HERE.mkdir(parents=True, exist_ok=True)
+    _make_place(folder)
     ns.mount("tmpfs", str(HERE), "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
     ns.mount("proc", "/proc", "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
-    ns.bind(str(folder / "hosts"), "/etc/hosts")
+    if Path("/etc/hosts").exists():
+        ns.bind(str(folder / "hosts"), "/etc/hosts")
+
+
+def _make_place(folder: Path) -> None:
+    """The folder in which `ip` looks for names. Where we may not make it, /run is an empty one of our own, with the lab's folder in it."""
+    try:
+        HERE.mkdir(parents=True, exist_ok=True)
+    except PermissionError:
+        ours = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        ns.mount("tmpfs", "/run", "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
+        HERE.mkdir(parents=True)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            ns.bind(f"/proc/self/fd/{ours}", str(folder))
+        os.close(ours)
 
 
 def run_batches(batches: list[list[Any]]) -> dict[str, Any] | None:

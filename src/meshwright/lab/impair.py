@@ -7,6 +7,7 @@ smaller ones cannot be told from noise and are left to the simulator. Losses are
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -63,7 +64,8 @@ def has_netem(path: str) -> bool:
     """Whether the running kernel has netem, found by trying in a namespace that ends with the trial."""
     command = [sys.executable, "-m", "meshwright.lab.impair_trial"]
     try:
-        return subprocess.run(command, env={"PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False).returncode == 0
+        done = subprocess.run(command, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
+        return done.returncode == 0
     except (OSError, subprocess.SubprocessError):
         return False
 

@@ -87,6 +87,10 @@ class LabProcess:
                 os.close(fd)
         self._pidfd = self._exit_pipe = -1
 
+    def __del__(self) -> None:
+        if hasattr(self, "_exit_pipe"):
+            self.close()
+
     def __enter__(self) -> LabProcess:
         return self
 
