@@ -104,7 +104,7 @@ def gloo(what: str, fabric: Any, size_bytes: int, ring_link_Bps: float, order: l
     times = [max(map(float, ranks)) for ranks in zip(*(out.split() for out in result.outputs), strict=True)][1:]  # of the last rank to end
     n = len(fabric.devices)
     peer = 2 * (n - 1) / n * size_bytes / (ring_link_Bps * 1448 / 1514)
-    return {"what": what, "value": statistics.median(times), "unit": "s", "peer": peer, "times_s": times}
+    return {"what": what, "value": statistics.median(times), "unit": "s", "peer": peer, "times_s": times, "machine": result.machine.to_json()}
 
 
 def build_time(name: str, devices: str | None, scale: int, verify: bool) -> dict[str, Any]:
@@ -121,24 +121,22 @@ def build_time(name: str, devices: str | None, scale: int, verify: bool) -> dict
 
 def main() -> None:
     from meshwright.io.fabric_name import load_fabric
-    from meshwright.run.machine_use import MachineUseRecorder
 
     star = load_fabric("star:4?link=50MB/s")
     slow = replace(star, links=tuple(replace(x, rate_Bps=12_500_000) if "d3" in (x.src, x.dst) else x for x in star.links))
     islands = load_fabric("two-islands:4")
-    with MachineUseRecorder() as use:
-        rows = [
-            *(links(mbit) for mbit in (100, 400, 1000)),
-            carried(),
-            *(relayed(mbit) for mbit in (100, 250, 500)),
-            gloo("gloo all-reduce, 8 MiB, 4 x 400 Mbit/s", star, 8 << 20, 50e6),
-            gloo("gloo all-reduce, 8 MiB, 400/400/400/100 Mbit/s", slow, 8 << 20, 12.5e6),
-            gloo("gloo all-reduce, 8 MiB, two islands, contiguous ranks", islands, 8 << 20, 25e6),
-            gloo("gloo all-reduce, 8 MiB, two islands, interleaved ranks", islands, 8 << 20, 25e6 / 4, [0, 4, 1, 5, 2, 6, 3, 7]),
-            build_time("star:4?link=50MB/s", None, 1, False), build_time("star:4?link=50MB/s", None, 1, True),
-            build_time("dgx1-v100:1", None, 8000, False), build_time("dgx1-v100:1", None, 8000, True),
-        ]  # fmt: skip
-    machine.record("lab_links", rows, others=use.result.others)
+    rows = [
+        *(links(mbit) for mbit in (100, 400, 1000)),
+        carried(),
+        *(relayed(mbit) for mbit in (100, 250, 500)),
+        gloo("gloo all-reduce, 8 MiB, 4 x 400 Mbit/s", star, 8 << 20, 50e6),
+        gloo("gloo all-reduce, 8 MiB, 400/400/400/100 Mbit/s", slow, 8 << 20, 12.5e6),
+        gloo("gloo all-reduce, 8 MiB, two islands, contiguous ranks", islands, 8 << 20, 25e6),
+        gloo("gloo all-reduce, 8 MiB, two islands, interleaved ranks", islands, 8 << 20, 25e6 / 4, [0, 4, 1, 5, 2, 6, 3, 7]),
+        build_time("star:4?link=50MB/s", None, 1, False), build_time("star:4?link=50MB/s", None, 1, True),
+        build_time("dgx1-v100:1", None, 8000, False), build_time("dgx1-v100:1", None, 8000, True),
+    ]  # fmt: skip
+    machine.record("lab_links", rows)
     for row in rows:
         against = f"{row.get('limit', row.get('peer')):12.4g}  ratio {row['ratio']:.3f}" if "ratio" in row else ""
         print(f"{row['what']:60s} {row['value']:12.4g} {row['unit']:16s} {against}")

@@ -124,6 +124,7 @@ def test_ranks_find_their_environment(star: Lab) -> None:
     words = "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $GLOO_SOCKET_IFNAME $OMP_NUM_THREADS $MESHWRIGHT_LAB $MESHWRIGHT_DEVICE $(hostname)"
     result = star.run(["sh", "-c", f"echo {words}; test -f $MESHWRIGHT_FABRIC"], order=[2, 0, 1])
     assert result.returncodes == [0, 0, 0]
+    assert result.machine is not None and result.machine.own_s >= 0
     assert [out.decode().split() for out in result.outputs] == [
         [str(rank), "3", "0", "10.77.0.3", "eth0", "1", "star", f"d{device}", f"d{device}"] for rank, device in enumerate([2, 0, 1])
     ]
@@ -430,6 +431,7 @@ def test_a_lab_from_up_to_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a lab is called 'one' already" in capsys.readouterr().err
     assert document(capsys, "show")["labs"][0]["alive"]
     ran = document(capsys, "run", "one", "--counters", "--", "sh", "-c", "echo $RANK")
+    assert 0 <= ran["machine"]["others"] <= 1
     assert ran["returncodes"] == [0, 0, 0] and set(ran["counters"]) == {x["name"] for x in up["links"]}
     assert main(["lab", "run", "one", "--", "sh", "-c", "exit $((RANK * 5))"]) in (5, 10)
     assert "failed first: exit" in capsys.readouterr().out

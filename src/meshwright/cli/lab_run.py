@@ -53,10 +53,13 @@ def run(args: argparse.Namespace) -> Result:
     document: dict[str, Any] = {
         "schema": "meshwright.lab-run", "version": 1, "lab": args.name, "returncodes": result.returncodes, "first_failure": result.first_failure,
         "wall_s": result.wall_s, "pacing": lab.state.pacing, "counters": {name: vars(c) for name, c in counts.items()},
+        "machine": result.machine.to_json() if result.machine is not None else None,
     }  # fmt: skip
     text = counters_text(counts) if args.counters else ""
     if result.first_failure is not None:
         text = (text + "\n" if text else "") + f"rank {result.first_failure} failed first: {_ended(result.returncodes[result.first_failure])}"
+    if result.machine is not None and result.machine.disturbed:
+        text += ("\n" if text else "") + f"note: other programs used {result.machine.others:.0%} of the processors; times taken now prove little"
     return Result(document, text, exit_code=result.exit_code)
 
 

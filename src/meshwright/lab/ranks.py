@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Interrupted, RankFailed, RunTimeout, UsageError
+from ..run.machine_use import MachineUse, MachineUseRecorder
 from .process import LabProcess
 
 if TYPE_CHECKING:
@@ -37,12 +38,16 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """`returncodes[rank]` (of torchrun's agents: one per device); `first_failure` is the rank that failed first, or None."""
+    """`returncodes[rank]` (of torchrun's agents: one per device); `first_failure` is the rank that failed first, or None.
+
+    `machine` says how much of the processors other programs used meanwhile: above a tenth (`machine.disturbed`), times prove little.
+    """
 
     returncodes: list[int]
     first_failure: int | None
     wall_s: float
     outputs: list[bytes] = field(default_factory=list)
+    machine: MachineUse | None = None
 
     @property
     def exit_code(self) -> int:
@@ -127,6 +132,7 @@ def run_ranks(
     port = lab.control.free_port(taken[0].device) if port is None else port
     started: dict[int, LabProcess] = {}
     began = time.monotonic()
+    use = MachineUseRecorder(lab.state.holder).start()
     with ExitStack() as stack:
         stack.callback(_end, lab, run, started)
         try:
@@ -141,7 +147,7 @@ def run_ranks(
                 started[place.rank] = lab.control.start(
                     run, place.device, command, environment, stdout=-1, stderr=-2, folder=folder, groups=lab.groups_of(place.device)
                 )
-            result = _watch(started, timeout_s, sink, began)
+            result = replace(_watch(started, timeout_s, sink, began), machine=use.stop())
         except KeyboardInterrupt:
             _ask_to_end(started.values())
             raise Interrupted("interrupted; all ranks have been ended", where=lab.state.name) from None
