@@ -58,9 +58,9 @@ def build(wiring: Wiring, routes: Routes | None, *, ipv6: bool = True) -> list[C
             made += _namespace(wiring, actor, name, ipv6)
     if routes is not None:
         made += _routing(wiring, routes)
-    for cable in wiring.cables:
-        for end in cable.ends:
-            made += shape(wiring, end)
+    for actor in range(len(wiring.namespaces)):  # by namespace, so that one batch shapes all its ends
+        for cable in wiring.cables_of[actor]:
+            made += shape(wiring, cable.end_of(actor))
     return made
 
 
@@ -92,6 +92,11 @@ def relays(wiring: Wiring, seed: int = 0) -> list[list[str]]:
 
 
 def _namespace(wiring: Wiring, actor: int, name: str, ipv6: bool) -> Iterator[Command]:
+    if wiring.style == "routed":  # first and together: a batch is one process
+        interfaces = [cable.end_of(actor).interface.replace(".", "/") for cable in wiring.cables_of[actor]]
+        yield _command("sysctl", name, "net.ipv4.ip_forward=1")
+        for interface in ("all", "default", *interfaces):
+            yield _command("sysctl", name, f"net.ipv4.conf.{interface}.rp_filter=0")
     yield _command("ip", name, "link set lo up")
     device = actor < len(wiring.fabric.devices)
     if wiring.style == "bridged" and not device:
@@ -99,20 +104,16 @@ def _namespace(wiring: Wiring, actor: int, name: str, ipv6: bool) -> Iterator[Co
         yield _command("ip", name, f"link add br0 address 02:4e:00:00:{number >> 8:02x}:{number & 255:02x} mtu {wiring.mtu} type bridge")
         yield from _set_up(name, "br0", ipv6)
         yield _command("ip", name, f"addr add {wiring.address(actor)}/15 dev br0")
-    elif wiring.style == "routed":
-        for setting in ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0"):
-            yield _command("sysctl", name, setting)
-        if device:  # "dummy" is not in every kernel, "bridge" is where this tool can be used at all
-            yield _command("ip", name, f"link add id0 mtu {wiring.mtu} type bridge")
-            yield from _set_up(name, "id0", ipv6)
-            yield _command("ip", name, f"addr add {wiring.address(actor)}/32 dev id0")
+    elif wiring.style == "routed" and device:  # "dummy" is not in every kernel, "bridge" is where this tool can be used at all
+        yield _command("ip", name, f"link add id0 mtu {wiring.mtu} type bridge")
+        yield from _set_up(name, "id0", ipv6)
+        yield _command("ip", name, f"addr add {wiring.address(actor)}/32 dev id0")
     for cable in wiring.cables_of[actor]:
         end, far = cable.end_of(actor), cable.other(actor)
         if device:
             yield _command("ip", name, f"link set {end.interface} gso_max_size {end.segment_bytes}")
         yield from _set_up(name, end.interface, ipv6)
         if wiring.style == "routed":
-            yield _command("sysctl", name, f"net.ipv4.conf.{end.interface.replace('.', '/')}.rp_filter=0")
             yield _command("ip", name, f"addr add {end.address}/30 dev {end.interface}")
             yield _command("ip", name, f"neigh add {far.address} lladdr {far.mac} dev {end.interface} nud permanent")
         elif device:
