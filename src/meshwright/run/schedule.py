@@ -55,14 +55,18 @@ class Schedule:
     direct_targets: set[int] = field(default_factory=set)  # buffers that messages are received straight into
 
 
-def compile_schedule(program: Program, orders: Sequence[I32], rank: int, *, pair_order: bool = False) -> Schedule:
-    """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`). `pair_order`: see `transport.TaglessTransport`."""
-    return _Compiler(program, orders, rank, pair_order).run()
+def compile_schedule(program: Program, orders: Sequence[I32], rank: int, *, pair_order: bool = False, sends_ahead: int = 0) -> Schedule:
+    """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`). `pair_order`: see `transport.TaglessTransport`.
+
+    `sends_ahead`: messages out of buffers that may wait to be taken, where that is more than the channel's depth. A send costs no memory until its
+    receive is posted, and a walk that does not wait for it can take in what has come meanwhile.
+    """
+    return _Compiler(program, orders, rank, pair_order, sends_ahead).run()
 
 
 class _Compiler:
-    def __init__(self, program: Program, orders: Sequence[I32], rank: int, pair_order: bool) -> None:
-        self.program, self.orders, self.rank, self.pair_order = program, orders, rank, pair_order
+    def __init__(self, program: Program, orders: Sequence[I32], rank: int, pair_order: bool, sends_ahead: int) -> None:
+        self.program, self.orders, self.rank, self.pair_order, self.sends_ahead = program, orders, rank, pair_order, sends_ahead
         self.order = orders[rank].tolist()
         self.position = {step: i for i, step in enumerate(self.order)}
         self.channel_sends, self.channel_receives = channel_messages(program)
@@ -225,8 +229,9 @@ class _Compiler:
             steps, depth = self.channel_sends[channel], int(channels.depth[channel])
             for j, step in enumerate(steps):
                 self.schedule.sends[step] = Send(step, int(channels.dst[channel]), channel * TAG_WINDOW + j % TAG_WINDOW)
-                at = self.position[steps[j + depth]] if j + depth < len(steps) else end_of_step
                 source = self.sent_range(step)
+                ahead = depth if source is None else max(depth, self.sends_ahead)
+                at = self.position[steps[j + ahead]] if j + ahead < len(steps) else end_of_step
                 if source is not None:
                     buffer, first, end = source
                     here = self.position[step]

@@ -26,6 +26,9 @@ from .chunks import Region, Span, regions
 __all__ = ["Form", "Instruction", "Op", "RankCode", "compile_rank", "form_of"]
 
 
+SENDS_AHEAD = 64  # sends of a channel that may be under way, out of buffers: what is received ahead bounds the bytes on the way
+
+
 class Op(IntEnum):
     """What an instruction does. `place` and `source` are (space, first element, end)."""
 
@@ -90,7 +93,7 @@ def form_of(program: Program, start_s: Sequence[float] | None = None, end_s: Seq
 def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = False) -> RankCode:
     """Code of `rank` for `elements` elements per block (all-gather: of one shard; all-reduce: of the tensor).
 
-    Raises: Unsupported (no contract, unequal blocks, chunks that change their size on the way).
+    Raises: Unsupported (no contract, unequal blocks, chunks that change their size on the way), at all ranks or at none.
     """
     return _Compiler(form, rank, elements, pair_order).run()
 
@@ -108,7 +111,7 @@ class _Compiler:
             seen[actor] += 1
         self.mine = [i for i, r in enumerate(self.region) if r.rank == rank]
         self.sends, self.receives = channel_messages(self.program)
-        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order)
+        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=SENDS_AHEAD)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
         self.free: list[int] = []
@@ -119,10 +122,31 @@ class _Compiler:
             self.sender.update(zip(ins, outs, strict=True))
         s = self.program.steps
         self.parts = s.parts.tolist()
+        self.cached: dict[tuple[int, int, int], tuple[Span, ...]] = {}
         self.src = list(zip(s.src_buffer.tolist(), s.src_chunk.tolist(), s.count.tolist(), strict=True))
         self.dst = list(zip(s.dst_buffer.tolist(), s.dst_chunk.tolist(), s.count.tolist(), strict=True))
 
+    def require_fitting(self) -> None:
+        """What any rank takes in, adds or copies must have the size of its place: looked at for all ranks, so that all of them refuse or none."""
+        for step, parts in enumerate(self.parts):
+            place = self.dst[step] if parts & Part.STORE else self.src[step] if parts & Part.ADD else None
+            if place is None or place[0] < 0:
+                continue
+            here = self.elements(place)
+            both = [self.message(self.sender[step])] if step in self.sender else []
+            if parts & Part.READ and self.src[step] != place:
+                both.append(self.elements(self.src[step]))
+            if any(size != here for size in both):
+                raise Unsupported(
+                    f"{max(both)} elements arrive where {here} belong", where=self.program.describe(step),
+                    hint="plan for a size that the chunks divide", data={"step": step},
+                )  # fmt: skip
+
+    def elements(self, place: tuple[int, int, int]) -> int:
+        return sum(high - low for low, high in self.spans(place))
+
     def run(self) -> RankCode:
+        self.require_fitting()
         schedule, order = self.schedule, self.schedule.order.tolist()
         for position in range(len(order) + 1):
             for step in schedule.waits.get(position, ()):
@@ -140,25 +164,21 @@ class _Compiler:
 
     # ---- places ------------------------------------------------------------------------------------------------
     def spans(self, place: tuple[int, int, int]) -> tuple[Span, ...]:
-        buffer, first, count = place
-        return self.region[buffer].map.spans(first, count)
+        if place not in self.cached:
+            self.cached[place] = self.region[place[0]].map.spans(place[1], place[2])
+        return self.cached[place]
 
     def message(self, step: int) -> int:
         """Elements of what a sending step sends."""
         parts = self.parts[step]
-        place = self.dst[step] if parts & Part.STORE else self.src[step]
-        return sum(high - low for low, high in self.spans(place))
+        if not parts & (Part.STORE | Part.READ):
+            return self.message(self.sender[step])  # passed on as it came
+        return self.elements(self.dst[step] if parts & Part.STORE else self.src[step])
 
-    def at(self, place: tuple[int, int, int], step: int) -> list[Place]:
-        """A rank's own chunks as places. A step that takes in a message must have room for exactly what was sent."""
+    def at(self, place: tuple[int, int, int]) -> list[Place]:
+        """A rank's own chunks as places."""
         space = self.region[place[0]].local
-        found = [(space, low, high) for low, high in self.spans(place)]
-        if step in self.sender and (sent := self.message(self.sender[step])) != (here := sum(high - low for _, low, high in found)):
-            raise Unsupported(
-                f"a message of {sent} elements arrives where {here} belong", where=self.program.describe(step),
-                hint="plan for a size that the chunks divide",
-            )  # fmt: skip
-        return found
+        return [(space, low, high) for low, high in self.spans(place)]
 
     def slot(self, elements: int) -> int:
         """A staging slot of at least so many elements: the smallest free one that is large enough, or one that grows, or a new one."""
@@ -177,7 +197,7 @@ class _Compiler:
         elements = self.message(self.sender[step])
         if not elements:
             return
-        where = self.at(self.dst[step], step) if receive.direct else []
+        where = self.at(self.dst[step]) if receive.direct else []
         if len(where) == 1:
             place = where[0]
         else:
@@ -202,7 +222,7 @@ class _Compiler:
         elif parts & Part.STORE:
             here = self.local(step)
         else:
-            here = self.at(self.src[step], -1)
+            here = self.at(self.src[step])
         if passes:
             self.send(step, here)
 
@@ -214,13 +234,13 @@ class _Compiler:
             return []
         self.out.append(Instruction(Op.TAKE, step, key=step, peer=receive.peer))
         if step not in self.staged:
-            return self.at(self.dst[step], step)
+            return self.at(self.dst[step])
         slot = self.staged[step]
         if parts & Part.STORE:
-            into = self.at(self.dst[step], step)
+            into = self.at(self.dst[step])
             if parts & Part.ADD:
                 if self.src[step] != self.dst[step]:
-                    self.pairwise(Op.COPY, step, into, self.at(self.src[step], step))
+                    self.pairwise(Op.COPY, step, into, self.at(self.src[step]))
                 self.from_slot(Op.ADD, step, into, slot)
             else:
                 self.from_slot(Op.COPY, step, into, slot)
@@ -228,7 +248,7 @@ class _Compiler:
             return into
         if parts & Part.ADD:
             first = 0
-            for place in self.at(self.src[step], step):
+            for place in self.at(self.src[step]):
                 end = first + place[2] - place[1]
                 self.out.append(Instruction(Op.ADD, step, place=(-1 - slot, first, end), source=place))
                 first = end
@@ -237,15 +257,12 @@ class _Compiler:
         return [(-1 - slot, 0, elements)]
 
     def local(self, step: int) -> list[Place]:
-        into, source = self.at(self.dst[step], -1), self.at(self.src[step], -1)
+        into, source = self.at(self.dst[step]), self.at(self.src[step])
         self.pairwise(Op.ADD if self.parts[step] & Part.ADD else Op.COPY, step, into, source)
         return into
 
     def pairwise(self, op: Op, step: int, into: list[Place], source: list[Place]) -> None:
-        """Runs of both sides may be cut differently; together they are equally long."""
-        if sum(b - a for _, a, b in into) != sum(b - a for _, a, b in source):
-            where = self.program.describe(step)
-            raise Unsupported("a chunk moves to a place of another size", where=where, hint="plan for a size that the chunks divide")
+        """Runs of both sides may be cut differently; together they are equally long (`require_fitting`)."""
         left, right = list(reversed(into)), list(reversed(source))
         while left and right:
             (s0, a0, b0), (s1, a1, b1) = left.pop(), right.pop()

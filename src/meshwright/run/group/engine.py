@@ -59,8 +59,8 @@ class Engine:
         self.health: GroupHealth | None = None
         self.recorder = Recorder(None, self.global_ranks, rank)
         if size > 1:
-            health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed)
-            health.meet()
+            health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed, self._busy)
+            health.meet(max(self.timeout_s, timeout_s))  # processes may start long after one another
             self.health = health
             self.plans.wait_for = self._wait_for
         try:
@@ -90,10 +90,10 @@ class Engine:
         self._builtin = builtin
 
     # ---- collectives -------------------------------------------------------------------------------------------
-    def choose(self, op: str, root: int, size_bytes: int) -> Chosen | str:
+    def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
         self._planning = True
         try:
-            return self.plans.choose(op, root, size_bytes)
+            return self.plans.candidates(op, root, size_bytes)
         finally:
             self._planning = False
 
@@ -152,6 +152,10 @@ class Engine:
         error = self._closed or (self.health.error if self.health is not None else None) or (self._worker.failed if self._worker else None)
         if error is not None:
             raise error
+
+    def _busy(self) -> bool:
+        worker = self._worker
+        return worker is not None and worker.task is not None
 
     def _look(self) -> View:
         """This rank's own view, for the control thread."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from .worker import Task
 __all__ = ["MeshwrightGroup", "Tally"]
 
 Tensors = list[torch.Tensor]
+TRIAL_ROUNDS = 4  # the first warms up
+MEASURED = "measured: the built-in backend is faster"
 
 
 @dataclass
@@ -45,6 +48,20 @@ class _Route:
     name: int  # for the recorder: what of the program's hash fits 63 bits
 
 
+@dataclass
+class _Trial:
+    """Programs and the built-in backend (None), tried in turn; the least time of each, after a first round that warms up."""
+
+    options: list[_Route | None]
+    size_bytes: int
+    calls: int = 0
+    least_s: list[float] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return self.calls >= TRIAL_ROUNDS * len(self.options)
+
+
 class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     """One process group. Collectives of one group run one after the other, those of different groups side by side."""
 
@@ -53,7 +70,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine, self.builtin = engine, builtin
         engine.attend(builtin)
         self.tally = Tally(Counter(), Counter())
-        self._routes: dict[Any, _Route | str] = {}
+        self._routes: dict[Any, _Route | _Trial | str] = {}
         self._name = ""
         kind = dist.ProcessGroup.BackendType.GLOO
         self._set_default_backend(kind)
@@ -263,14 +280,52 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         route = self._routes.get(key)
         if route is None:
             route = self._routes[key] = self._route(call, elements, given)
+        if isinstance(route, _Trial):
+            work = self._try(route, call, found, builtin, outputs, after)
+            if route.over:
+                self._routes[key] = self._settle(route, call)
+            return work
+        return self._run(route, call, found, builtin, outputs, after)
+
+    def _run(
+        self, route: _Route | str, call: Call, found: Reduction | None, builtin: Callable[[], Any], outputs: Any, after: Callable[[], None] | None
+    ) -> Any:  # fmt: skip
         if isinstance(route, str):
             return self._fall(call.op, route, builtin)
         self.tally.planned[call.op, route.chosen.strategy] += 1
-        work = PlannedWork(outputs, f"{call.op} of {elements} elements")
+        work = PlannedWork(outputs, call.op)
         self.engine.submit(Task(call, route.session, found, route.name, work, after))
         return work
 
-    def _route(self, call: Call, elements: int, given: torch.Tensor) -> _Route | str:
+    # ---- trials ------------------------------------------------------------------------------------------------
+    def _try(
+        self, trial: _Trial, call: Call, found: Reduction | None, builtin: Callable[[], Any], outputs: Any, after: Callable[[], None] | None
+    ) -> Any:  # fmt: skip
+        """One call by the option whose turn it is. Calls under trial are waited for here, so that all ranks issue everything in one order."""
+        number = trial.calls % len(trial.options)
+        warm = trial.calls >= len(trial.options)
+        trial.calls += 1
+        self.barrier().wait()
+        start = perf_counter()
+        work = self._run(trial.options[number] or "on trial", call, found, builtin, outputs, after)
+        work.wait()
+        lasted = perf_counter() - start
+        trial.least_s = trial.least_s or [float("inf")] * len(trial.options)
+        if warm:
+            trial.least_s[number] = min(trial.least_s[number], lasted)
+        return work
+
+    def _settle(self, trial: _Trial, call: Call) -> _Route | str:
+        """The option that is fastest at its slowest rank: the same answer everywhere."""
+        times = torch.tensor(trial.least_s, dtype=torch.float64)
+        most = dist.AllreduceOptions()
+        most.reduceOp = dist.ReduceOp.MAX
+        self.engine.builtin("all-reduce", lambda: self.builtin.allreduce([times], most)).wait()
+        winner = trial.options[int(times.argmin())]
+        self.engine.plans.settle(call.op, call.root, trial.size_bytes, winner.chosen if winner is not None else MEASURED)
+        return winner or MEASURED
+
+    def _route(self, call: Call, elements: int, given: torch.Tensor) -> _Route | _Trial | str:
         if self.size() < 2:
             return "one rank"
         if not elements:
@@ -278,9 +333,22 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if given.device.type != "cpu":
             return f"tensors on {given.device.type}"
         blocks = self.size() if call.op in ("all-gather", "reduce-scatter", "all-to-all", "scatter", "gather") else 1
-        chosen = self.engine.choose(call.op, call.root, elements * blocks * given.element_size())
-        if isinstance(chosen, str):
-            return chosen
+        size_bytes = elements * blocks * given.element_size()
+        found = self.engine.candidates(call.op, call.root, size_bytes)
+        if isinstance(found, str):
+            return found
+        settled = self.engine.plans.settled.get(self.engine.plans.key(call.op, call.root, size_bytes))
+        if settled is not None:
+            found = [settled] if not isinstance(settled, str) else []
+        made = [self._compiled(chosen, call, elements, given) for chosen in found]
+        routes = [route for route in made if isinstance(route, _Route)]
+        if not routes:
+            return next((route for route in made if isinstance(route, str)), MEASURED)
+        if self.engine.settings.tune and settled is None:
+            return _Trial([*routes, None], size_bytes)
+        return routes[0]
+
+    def _compiled(self, chosen: Chosen, call: Call, elements: int, given: torch.Tensor) -> _Route | str:
         try:
             code = compile_rank(chosen.form, self.rank(), elements)
         except MeshwrightError as error:

@@ -63,7 +63,8 @@ class GroupPlans:
         self.settings, self.store, self.rank, self.ranks = settings, store, rank, ranks
         self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
         self.files = [_from_file(path) for path in settings.plans]
-        self.known: dict[tuple[str, int, int], Chosen | str] = {}
+        self.known: dict[tuple[str, int, int], list[Chosen] | str] = {}
+        self.settled: dict[tuple[str, int, int], Chosen | str] = {}  # by measurement
         self.ranks_per_core = 1.0
         self.wait_for: Callable[[str], None] | None = None  # waits for a key and raises what has ended the group meanwhile
 
@@ -114,8 +115,13 @@ class GroupPlans:
 
     # ---- the choice --------------------------------------------------------------------------------------------
     def choose(self, op: str, root: int, size_bytes: int) -> Chosen | str:
-        """A program, or in words why there is none. Equal at all ranks of the group."""
-        key = op, root if op in ROOTED else 0, size_class(size_bytes)
+        """The program predicted or measured to be fastest, or in words why there is none. Equal at all ranks of the group."""
+        found = self.settled.get(self.key(op, root, size_bytes)) or self.candidates(op, root, size_bytes)
+        return found[0] if isinstance(found, list) else found
+
+    def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
+        """With MESHWRIGHT_TUNE the programs that deserve a trial, best predicted first; without, one."""
+        key = self.key(op, root, size_bytes)
         if key not in self.known:
             try:
                 self.known[key] = self._choose(*key, size_bytes)
@@ -123,11 +129,17 @@ class GroupPlans:
                 self.known[key] = str(error)
         return self.known[key]
 
-    def _choose(self, op: str, root: int, class_bytes: int, size_bytes: int) -> Chosen | str:
+    def settle(self, op: str, root: int, size_bytes: int, winner: Chosen | str) -> None:
+        self.settled[self.key(op, root, size_bytes)] = winner
+
+    def key(self, op: str, root: int, size_bytes: int) -> tuple[str, int, int]:
+        return op, root if op in ROOTED else 0, size_class(size_bytes)
+
+    def _choose(self, op: str, root: int, class_bytes: int, size_bytes: int) -> list[Chosen] | str:
         fitting = [f for f in self.files if self._serves(f, op, root)]
         if fitting:
             best = min(fitting, key=lambda f: (abs(_log2(f.size_bytes) - _log2(size_bytes)), f.name))
-            return Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)
+            return [Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)]
         if self.fabric is None:
             return "no plan for it" if self.files else "no plans and no fabric"
         if size_bytes < self.settings.min_bytes:
@@ -139,7 +151,7 @@ class GroupPlans:
             return False
         return not self.devices or file.devices == self.devices
 
-    def _planned(self, op: str, root: int, class_bytes: int) -> Chosen | str:
+    def _planned(self, op: str, root: int, class_bytes: int) -> list[Chosen] | str:
         key = f"plan/{op}/{root}/{class_bytes}"
         if self.rank == 0:
             try:
@@ -169,25 +181,31 @@ class GroupPlans:
             time_limit_s=PLANS * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
-        best = executed(problem, candidates, each_s=self.settings.plan_s)[0]
+        best = executed(problem, candidates, each_s=self.settings.plan_s)[: max(1, self.settings.tune)]
         builtin = builtin_time_s(problem)
-        if self.settings.builtin and builtin is not None and best.time_s > GAIN * builtin:
-            return json.dumps({"none": f"the built-in backend is predicted to be as fast ({builtin:.3g} s against {best.time_s:.3g} s)"}).encode()
-        plan, _ = plan_collective(problem, candidates=[best.candidate])
-        head = {"strategy": best.strategy, "predicted_s": best.time_s, "builtin_s": builtin}
-        return json.dumps(head).encode() + b"\n" + plan_bytes(plan)
+        if self.settings.builtin and not self.settings.tune and builtin is not None and best[0].time_s > GAIN * builtin:
+            text = f"the built-in backend is predicted to be as fast ({builtin:.3g} s against {best[0].time_s:.3g} s)"
+            return json.dumps({"none": text}).encode()
+        heads, plans = [], []
+        for one in best:
+            plans.append(plan_bytes(plan_collective(problem, candidates=[one.candidate])[0]))
+            heads.append({"strategy": one.strategy, "predicted_s": one.time_s, "builtin_s": builtin, "bytes": len(plans[-1])})
+        return json.dumps({"plans": heads}).encode() + b"\n" + b"".join(plans)
 
-    def _decode(self, answer: bytes, class_bytes: int) -> Chosen | str:
+    def _decode(self, answer: bytes, class_bytes: int) -> list[Chosen] | str:
         from ...io.plan_file import plan_from_bytes
 
         head, _, rest = answer.partition(b"\n")
         found = json.loads(head)
         if "none" in found:
             return str(found["none"])
-        plan = plan_from_bytes(rest, where="the plan from rank 0")
-        form = _timed(plan, self.fabric)
-        origin = self.fabric.name if self.fabric else ""
-        return Chosen(form, program_hash(plan.main), found["strategy"], origin, class_bytes, found["predicted_s"], found["builtin_s"])
+        out, first, origin = [], 0, self.fabric.name if self.fabric else ""
+        for row in found["plans"]:
+            plan = plan_from_bytes(rest[first : first + row["bytes"]], where="the plan from rank 0")
+            first += row["bytes"]
+            form, name = _timed(plan, self.fabric), program_hash(plan.main)
+            out.append(Chosen(form, name, row["strategy"], origin, class_bytes, row["predicted_s"], row["builtin_s"]))
+        return out
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from .code import Form
 
 __all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "walk_program"]
 
-PER_MESSAGE_S = 5e-5  # at either end, a core to itself
+PER_MESSAGE_S = 2.5e-5  # at either end, a core to itself
 LOSS_PER_FLOW = 0.06  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
 MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow

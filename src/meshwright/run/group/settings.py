@@ -8,6 +8,7 @@
 | MESHWRIGHT_DEVICE | device of this rank alone; `lab run` sets it |
 | MESHWRIGHT_TIMEOUT_S | deadline of every wait; default: the group's timeout |
 | MESHWRIGHT_STRATEGIES | strategies to plan with, separated by commas; default: all |
+| MESHWRIGHT_TUNE | N: the first calls of a size run the N programs predicted to be fastest and the built-in backend in turn; the fastest stays |
 | MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size) |
 | MESHWRIGHT_BUILTIN | 0: never choose the built-in backend where a plan exists |
 | MESHWRIGHT_DEBUG | 1: checksum every message |
@@ -27,6 +28,7 @@ from ...errors import UsageError
 __all__ = ["Settings", "configure", "current_settings", "settings_from"]
 
 MIN_BYTES = 1 << 15
+MOST_TUNED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Settings:
     timeout_s: float | None = None
     strategies: tuple[str, ...] = ()
     min_bytes: int = MIN_BYTES
+    tune: int = 0
     debug: bool = False
     record_dir: str = ""
     report: bool = False
@@ -80,6 +83,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             device=env.get("MESHWRIGHT_DEVICE", "").strip(),
             timeout_s=_number("MESHWRIGHT_TIMEOUT_S", timeout) if timeout else None, strategies=words("MESHWRIGHT_STRATEGIES", ","),
             min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(MIN_BYTES)))),
+            tune=int(_number("MESHWRIGHT_TUNE", env.get("MESHWRIGHT_TUNE", "0"))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
             report=env.get("MESHWRIGHT_REPORT", "0") not in ("", "0"), builtin=env.get("MESHWRIGHT_BUILTIN", "1") not in ("", "0"),
         )
@@ -98,4 +102,6 @@ def _validated(settings: Settings) -> Settings:
         raise UsageError(f"must be above 0 s, got {settings.timeout_s}", where="MESHWRIGHT_TIMEOUT_S")
     if settings.min_bytes < 0:
         raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
+    if not 0 <= settings.tune <= MOST_TUNED:
+        raise UsageError(f"must be 0..{MOST_TUNED} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
     return settings
