@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,15 @@ from synthetic_networks import SyntheticNetwork, racks
 
 from meshwright.cli.frame import main
 from meshwright.decide.collective.cloudcollectives.cost import CostMatrix
-from meshwright.errors import FormatError, RunError
+from meshwright.errors import FormatError, RunError, Unsupported, UsageError
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_toml import read_fabric_json, read_fabric_toml
 from meshwright.probe.fabric_campaign import probe_fabric
 from meshwright.probe.fabric_flow import stream, take
+from meshwright.probe.fabric_infer import infer_fabric
 from meshwright.probe.fabric_measurements import Measurements, measurements_of_matrix, read_measurements, write_measurements
 from meshwright.probe.fabric_network import AgentNetwork
+from meshwright.probe.fabric_report import probed_toml
 from meshwright.probe.rank_order import Endpoint
 from meshwright.probe.rank_order_agent import Agent
 
@@ -253,3 +256,64 @@ def test_a_job_probes_itself(tmp_path: Path) -> None:
     fabric = read_fabric_toml(out)
     assert [d.name for d in fabric.devices] == ["rank0", "rank1"] and all(x.library_latency_s > 0 for x in fabric.links)
     assert "one host" in done[0][0] and not done[1][0]
+
+
+def test_a_job_of_one_rank_or_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    from meshwright.probe.fabric_job import probe_group
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="at least two endpoints"):
+            probe_group()
+        monkeypatch.setattr(dist, "get_backend", lambda group=None: "nccl")
+        with pytest.raises(Unsupported, match="needs a gloo group, not nccl"):
+            probe_group()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_address_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.probe.fabric_job import own_address
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert own_address() == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    with pytest.raises(RunError, match="no IPv4 address of interface 'nosuch0'"):
+        own_address()
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert own_address() == "127.0.0.1"
+
+
+def test_ranks_learn_why_rank_0_failed(tmp_path: Path) -> None:
+    """A budget that is too small: rank 0 says so, and the others say that it was rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys, torch.distributed as dist\n"
+        "from meshwright.errors import MeshwrightError\n"
+        "from meshwright.probe import fabric_job\n"
+        "dist.init_process_group('gloo')\n"
+        "try:\n"
+        "    fabric_job.probe_group(tolerance=2.0)\n"
+        "except MeshwrightError as error:\n"
+        "    print(type(error).__name__, error)\n"
+        "dist.destroy_process_group()\n"
+    )
+    running = []
+    for rank in range(2):
+        told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        running.append(subprocess.Popen([sys.executable, str(script)], env={**os.environ, **told}, stdout=subprocess.PIPE, text=True))
+    said = [p.communicate(timeout=120)[0] for p in running]
+    assert said[0].startswith("UsageError tolerance") and said[1].startswith("RunError the probe failed on rank 0: tolerance")
+
+
+def test_a_name_that_no_device_can_have_is_refused() -> None:
+    _, measured = known()
+    odd = replace(measured, names=("a b", *measured.names[1:]))
+    with pytest.raises(FormatError, match="blanks"):
+        probed_toml(odd, infer_fabric(odd), 0.1)
