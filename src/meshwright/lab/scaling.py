@@ -26,7 +26,7 @@ TICK_S = Fraction(4, 1000)  # kernels are built with 250 or 1000 ticks per secon
 SEGMENT_S = Fraction(1, 1000)
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 8 * 1024, 64 * 1024
 MIN_RATE_Bps = 12_500  # 100 kbit/s: 1 MB takes 80 s
-# Two processes on two cores that do nothing else move 8.5 to 12.5 Gbit/s through a lab without limits (benchmarks/lab_links.py).
+# One stream through a lab without limits reaches 8.5 to 13.8 Gbit/s on two cores that do nothing else (benchmarks/lab_links.py).
 CARRY_Bps_PER_CORE = 500_000_000
 WARN_SHARE = Fraction(1, 2)  # beyond half of that, times begin to measure the processor instead of the links
 
