@@ -97,15 +97,16 @@ def pid_namespace(lab: Lab) -> str:
 def outside() -> dict[str, Any]:
     """Everything of this machine that a lab might be thought to touch."""
     found: dict[str, Any] = {}
-    for command in ("ip -j addr", "ip -j route show table all", "ip -j rule", "ip netns list"):
+    for command in ("ip -j addr", "ip -j route show table all", "ip -j rule"):
         words = command.split()
         text = subprocess.run(words, capture_output=True, text=True, check=True, env={"PATH": PATH}).stdout
-        found[command] = [{k: v for k, v in x.items() if "life_time" not in k} for x in json.loads(text)] if "-j" in words and text else text
+        found[command] = [{k: v for k, v in x.items() if "life_time" not in k} for x in json.loads(text)] if "-j" in words and text else None
+    found["names"] = [x for x in Path("/run/netns").iterdir() if x.name.startswith("mw-")] if Path("/run/netns").is_dir() else []
     found["qdiscs"] = [(x["kind"], x["dev"]) for x in json.loads(subprocess.run(["tc", "-j", "qdisc"], capture_output=True, check=True, env={"PATH": PATH}).stdout)]  # noqa: E501
     found["settings"] = {str(p): p.read_text() for p in sorted(Path("/proc/sys/net/ipv4").glob("conf/*/*")) + [Path("/proc/sys/net/ipv4/ip_forward")]}
     found["hosts"] = Path("/etc/hosts").read_bytes()
     found["etc/netns"] = sorted(Path("/etc/netns").iterdir()) if Path("/etc/netns").exists() else None
-    found["mounts"] = Path("/proc/self/mountinfo").read_text()
+    found["mounts"] = [x for x in Path("/proc/self/mountinfo").read_text().splitlines() if "/netns" not in x or "/mw-" in x]
     found["hostname"] = socket.gethostname()
     return found
 

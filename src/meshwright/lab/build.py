@@ -57,11 +57,13 @@ def start_holder(
     if "PYTHONPATH" in environment:  # relative to our folder, which is not the holder's
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(x).absolute()) for x in environment["PYTHONPATH"].split(os.pathsep))
     command = [sys.executable, "-m", "meshwright.lab.holder", str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/")
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
+    )  # fmt: skip
     try:
         output, errors = process.communicate(json.dumps(setup).encode(), timeout=START_S)
     except BaseException:
-        process.kill()  # its child, the lab, notices that nobody listens, or has no state file: gc finds it
+        process.kill()  # its child, the lab, finds that nobody listens and ends
         process.communicate()
         raise
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ class Lab(Links):
 
     def __init__(self, folder: Path, state: LabState, fabric: Fabric, wiring: Wiring, control: Control) -> None:
         self.folder, self.state, self.fabric, self.wiring, self.control = folder, state, fabric, wiring, control
+        self._changing = threading.Lock()
         self._quotas: dict[int, CpuQuota] = {}
         self._finalizer = weakref.finalize(self, _abandoned, os.getpid(), folder, state, control)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class Links:
     fabric: Fabric
     wiring: Wiring
     control: Control
+    _changing: threading.Lock
 
     def link_name(self, index: int) -> str:
         """`src->dst`, with `#k` for the k-th of parallel links (from 1) after the first."""
@@ -118,7 +120,8 @@ class Links:
 
     def _change(self, name: str, change: Callable[[End, LinkState], list[Command]]) -> None:
         indices = self.links_named(name)
-        self.state.links = read_state(self.folder).links  # another process may have changed some
-        commands = [c for i in indices for c in change(self.wiring.exit_of[i][1], self.state.links[i])]
-        self.control.do(list(batches(commands)))
-        write_state(self.folder, self.state)
+        with self._changing:
+            self.state.links = read_state(self.folder).links  # another process may have changed some
+            commands = [c for i in indices for c in change(self.wiring.exit_of[i][1], self.state.links[i])]
+            self.control.do(list(batches(commands)))
+            write_state(self.folder, self.state)
