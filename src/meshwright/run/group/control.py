@@ -13,6 +13,7 @@ import collections
 import contextlib
 import fcntl
 import hmac
+import math
 import os
 import selectors
 import socket
@@ -21,11 +22,12 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from .agreement import Agreement, Message
-from .verdict import CUT, SILENT, Verdict
+from .verdict import CRAWLS, CUT, SILENT, Verdict
 
 __all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control", "own_address"]
 
@@ -75,29 +77,87 @@ def own_address(store_host: str) -> str:
     return "127.0.0.1"
 
 
-class Member:
-    """A group's place in the control thread. `ended(verdict)` is called there, once."""
+def transferred(hosts: set[str]) -> dict[str, int]:
+    """Bytes acknowledged by, and received from, each of `hosts`, over all TCP connections of this process that are open now."""
+    total = dict.fromkeys(hosts, 0)
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            seen = socket.socket(fileno=int(entry.name))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        try:
+            host = seen.getpeername()[0] if seen.family in (socket.AF_INET, socket.AF_INET6) else ""
+            host = host.removeprefix("::ffff:")
+            if host in total:
+                acknowledged, received = struct.unpack_from("=QQ", seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 120)
+                total[host] += acknowledged + received
+        except (OSError, struct.error):
+            continue
+        finally:
+            seen.detach()
+    return total
 
-    def __init__(self, group: str, token: str, agreement: Agreement, ended: Callable[[Verdict], None]) -> None:
+
+class Member:
+    """A group's place in the control thread. `ended(verdict)` is called there, once; while `busy()`, links are sampled every `period_s`."""
+
+    def __init__(
+        self, group: str, token: str, agreement: Agreement, ended: Callable[[Verdict], None], busy: Callable[[], bool], period_s: float
+    ) -> None:  # fmt: skip
         self.group, self.token, self.agreement, self.ended = group, token, agreement, ended
         self.connections: dict[int, _Connection] = {}
         self.attached = threading.Event()
         self.over = threading.Event()
         self.gone = False
         agreement.judge = self.judge
+        self.busy, self.period_s, self.next_sample_s = busy, period_s, 0.0
+        self.seen: dict[str, int] = {}
+        self.moved: dict[int, bool] = {}
         if agreement.size == 1:
             self.attached.set()
 
     def judge(self, peer: int) -> str:
-        """SILENT: the peer's kernel took everything, nobody answered; CUT: it did not."""
+        """SILENT: the peer's kernel took everything, nobody answered; CRAWLS: it did not, but lately some bytes got through; CUT: none did."""
         connection = self.connections.get(peer)
-        if connection is None or connection.out:
+        if connection is None:
             return CUT
+        if self._taken(connection):
+            return SILENT
+        return CRAWLS if self.moved.get(peer) else CUT
+
+    def _taken(self, connection: _Connection) -> bool:
+        if connection.out:
+            return False
         try:
             left = struct.unpack("i", fcntl.ioctl(connection.socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         except OSError:
-            return CUT
-        return CUT if left else SILENT
+            return False
+        return not left
+
+    def sample(self, now_s: float) -> None:
+        """Note which peers' machines have moved any byte since the last sample, over any connection of this process.
+
+        A full queue in front of a slow link holds back the messages of this protocol like all others: only the bytes tell it from a cut one. Peers
+        that share an address with others, or with this process, cannot be told apart and have no slow link between them.
+        """
+        if self.agreement.alarmed_s != math.inf:  # a lost wait has closed connections: what was seen before counts
+            self.next_sample_s = math.inf
+        if now_s < self.next_sample_s:
+            return
+        self.next_sample_s = now_s + self.period_s
+        if not self.busy():
+            self.seen.clear()
+            return
+        hosts: dict[str, list[int]] = {}
+        for peer, connection in self.connections.items():
+            with contextlib.suppress(OSError):
+                hosts.setdefault(connection.socket.getpeername()[0], []).append(peer)
+        alone = {host: peers[0] for host, peers in hosts.items() if len(peers) == 1}
+        now = transferred(set(alone))
+        for host, peer in alone.items():
+            if host in self.seen:
+                self.moved[peer] = now.get(host, 0) > self.seen[host]
+        self.seen = now
 
 
 class _Connection:
@@ -191,7 +251,7 @@ class Control:
     # ---- the thread --------------------------------------------------------------------------------------------
     def _loop(self) -> None:
         while not self._ending:
-            due = min((m.agreement.next_s for m in self.members.values()), default=float("inf"))
+            due = min((min(m.agreement.next_s, m.next_sample_s) for m in self.members.values()), default=float("inf"))
             limit = None if due == float("inf") else max(0.0, due - time.monotonic())
             if self._strangers:
                 limit = min(limit if limit is not None else 1.0, 1.0)
@@ -223,6 +283,7 @@ class Control:
             self._drop(connection)
         for member in list(self.members.values()):
             agreement = member.agreement
+            member.sample(now)
             agreement.tick(now)
             self._send(member)
             if agreement.verdict is not None and not member.over.is_set():

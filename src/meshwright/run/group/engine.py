@@ -16,7 +16,7 @@ from ...fabric import Fabric
 from .call import Session
 from .chunks import BLOCKED
 from .health import GroupHealth, claim_of, refuse
-from .messages import TAG_BITS, GlooMessages
+from .messages import GlooMessages, mask_of
 from .plans import Chosen, GroupPlans
 from .record_file import pack_call
 from .recorder import Recorder, flight_file
@@ -101,7 +101,7 @@ class Engine:
         worker = self._worker or self._start()
         call, size_bytes = self._signature(task.session, task.reduction)
         task.number = self.recorder.asked(call, size_bytes, task.name)
-        task.mask = (task.number * 0x9E3779B1 ^ task.name ^ size_bytes * 0x85EBCA77 ^ call * 0xC2B2AE35) & ((1 << TAG_BITS) - 1)
+        task.mask = mask_of(task.number, call, size_bytes, task.name)
         worker.submit(task)
 
     def _start(self) -> Worker:

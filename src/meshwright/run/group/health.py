@@ -91,12 +91,13 @@ def store_host(store: Any) -> str:
 
 
 class GroupHealth:
-    """`look()`: this rank's view. `ended(error)`: the group is over."""
+    """`look()`: this rank's view. `ended(error)`: the group is over. `busy()`: a collective is under way."""
 
     def __init__(
         self, store: Any, rank: int, size: int, names: Sequence[int], timeout_s: float, look: Callable[[], View],
-        ended: Callable[[MeshwrightError], None],
+        ended: Callable[[MeshwrightError], None], busy: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
+        self._busy = busy
         self.store, self.rank, self.size, self.names, self.timeout_s = store, rank, size, tuple(names), timeout_s
         self.error: MeshwrightError | None = None
         self.run = ""
@@ -109,10 +110,10 @@ class GroupHealth:
         self._member: Member | None = None
 
     # ---- coming together ---------------------------------------------------------------------------------------
-    def meet(self) -> None:
+    def meet(self, limit_s: float) -> None:
         """Raises: the error that stopped the group, the same at all ranks that live."""
         try:
-            self._meet(time.monotonic() + self.timeout_s)
+            self._meet(time.monotonic() + limit_s, limit_s)
         except MeshwrightError:
             self.close()
             raise
@@ -123,20 +124,21 @@ class GroupHealth:
                 hint="it lives with rank 0, or with torchrun's agent: has that process died?", data={"rank": 0},
             ) from error  # fmt: skip
 
-    def _meet(self, deadline: float) -> None:
+    def _meet(self, deadline: float, limit_s: float) -> None:
         if self.rank == 0:
             made = _Group(group=secrets.token_hex(8), token=secrets.token_hex(16))
             self.store.set("group", msgspec.json.encode(made))
-        self.wait_for(["group"], deadline, whose=0)
+        self._come(["group"], deadline, limit_s, 0)
         told = msgspec.json.decode(self.store.get("group"), type=_Group)
         self.run = told.group
-        member = self._member = Member(told.group, told.token, self.agreement, self._over)
+        period_s = min(30.0, max(0.1, self.timeout_s / 4))
+        member = self._member = Member(told.group, told.token, self.agreement, self._over, self._busy, period_s)
         self._control.join(member)
         mine = _Place(address=self._control.address, port=self._control.port)
         self.store.set(f"meet/{self.rank}", msgspec.json.encode(mine))
         for peer in range(self.size):
             if peer != self.rank:
-                self.wait_for([f"meet/{peer}"], deadline, whose=peer)
+                self._come([f"meet/{peer}"], deadline, limit_s, peer)
         for peer in range(self.size):
             place = msgspec.json.decode(self.store.get(f"meet/{peer}"), type=_Place)
             if place.claim is not None:
@@ -162,13 +164,13 @@ class GroupHealth:
         connection.sendall(frame(hello))
         self._control.attach(member, peer, connection)
 
-    def wait_for(self, keys: list[str], deadline: float, *, whose: int) -> None:
+    def _come(self, keys: list[str], deadline: float, limit_s: float, whose: int) -> None:
         """Wait for keys of the store that rank `whose` sets. Raises: what has ended the group; RunTimeout naming that rank."""
         pause = 0.0005
         while not self.store.check(keys):
             self.check()
             if time.monotonic() > deadline:
-                raise self._stop(whose, "run-timeout", f"rank {self.names[whose]} did not come within {self.timeout_s:g} s")
+                raise self._stop(whose, "run-timeout", f"rank {self.names[whose]} did not come within {limit_s:g} s")
             self._stopped()
             time.sleep(pause)
             pause = min(0.02, 1.5 * pause)

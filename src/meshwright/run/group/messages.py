@@ -10,17 +10,25 @@ a number made of the collective's place in the sequence and its program: message
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["Broken", "GlooMessages", "TAG_BITS"]
+__all__ = ["Broken", "GlooMessages", "mask_of"]
 
 TAG_BITS = 31
 _ABORT_TAG = (1 << TAG_BITS) - 7
 _AT_ONCE = timedelta(milliseconds=1)
+
+
+def mask_of(number: int, call: int, size_bytes: int, program: int) -> int:
+    """What tags of a collective are mixed with. Any difference changes half of the bits, so tags of two collectives never come close."""
+    digest = hashlib.blake2b(struct.pack("<4q", number, call, size_bytes, program), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & ((1 << TAG_BITS) - 1)
 
 
 class Broken(RuntimeError):

@@ -25,9 +25,9 @@ from .agreement import Agreement, Message
 from .call import Call, Session
 from .checksums import check
 from .health import claim_of, error_of
-from .messages import Broken
+from .messages import Broken, mask_of
 from .record_file import pack_call
-from .verdict import CUT, SILENT, Claim, Verdict, View
+from .verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View
 from .views import view_of
 from .walk import walk
 
@@ -100,7 +100,7 @@ class _Work:
     crc: Any = None
     done: bool = False
     failed: str = ""
-    moving: bool = False
+    copy: Any = None  # what the transport has taken
 
 
 class _Messages:
@@ -156,11 +156,13 @@ class VirtualWorld:
     ) -> None:  # fmt: skip
         self.size, self.timeout_s, self.checks = len(calls), timeout_s, checks
         self.random = random.Random(seed)
+        self.buffered = self.random.random() < 0.5  # the transport takes a message off its sender's hands before it arrives
         self.now = 0.0
         self.links, self.default = dict(links or {}), default
         self.free: dict[tuple[int, int], float] = defaultdict(float)
         self.cut: set[frozenset[int]] = set()
         self.shut: set[frozenset[int]] = set()  # pairs of which one side has closed its connection, and the other knows
+        self.full: set[frozenset[int]] = set()  # links whose queue holds back control messages too
         self.damage: set[tuple[int, int]] = set()
         self.faults = {(f.rank, f.at): f for f in faults}
         self.fault_s: float | None = None
@@ -175,8 +177,12 @@ class VirtualWorld:
     def _make(self, number: int, calls: list[VirtualCall], grace_s: float) -> _Rank:
         log = _Log(self)
         rank = _Rank(number, deque(calls), log, _Messages(self, number), Agreement(number, self.size, grace_s, lambda: self._look(number), str))
-        rank.agreement.judge = lambda peer: CUT if frozenset((number, peer)) in self.cut else SILENT
+        rank.agreement.judge = lambda peer: self._judge(number, peer)
         return rank
+
+    def _judge(self, rank: int, peer: int) -> str:
+        pair = frozenset((rank, peer))
+        return CUT if pair in self.cut else CRAWLS if pair in self.full else SILENT
 
     # ---- time --------------------------------------------------------------------------------------------------
     def at(self, time_s: float, what: Callable[[], None], label: str = "") -> None:
@@ -266,7 +272,7 @@ class VirtualWorld:
         call = pack_call(session.op, session.root, "sum" if item.combine else "", str(session.dtype)[6:])
         log.calls[log.number] = call, size_bytes, item.name
         log.place = -1, -1, False, False
-        rank.messages.mask = (log.number * 0x9E3779B1 ^ item.name ^ size_bytes * 0x85EBCA77 ^ call * 0xC2B2AE35) & 0x7FFFFFFF
+        rank.messages.mask = mask_of(log.number, call, size_bytes, item.name)
         rank.messages.counts.clear()
         bound, rank.finish = session.with_tensors(item.call)
         rank.walker = walk(bound, rank.messages, item.combine)
@@ -331,14 +337,25 @@ class VirtualWorld:
         a, b = send.rank, receive.rank
         rate, latency = self.links.get((a, b), self.default)
         size = send.tensor.numel() * send.tensor.element_size()
-        send.moving = receive.moving = True
+        if self.buffered and not self.checks:
+            send.copy = send.tensor.clone()
+            self.at(self.now + latency, lambda: self.taken(send))
         start = max(self.now, self.free[a, b])
         self.free[a, b] = end = start + size / rate
         jitter = 1 + 0.2 * self.random.random()
         self.at(end + latency * jitter, lambda: self.arrive(send, receive), f"message {a} -> {b} tag {send.tag}")
 
+    def taken(self, send: _Work) -> None:
+        rank = self.ranks[send.rank]
+        if rank.frozen:
+            rank.inbox.append(lambda: self.taken(send))
+        elif not send.failed and not send.done and rank.state != _KILLED:
+            send.done = True
+            rank.posted.remove(send)
+            self.wake(send)
+
     def arrive(self, send: _Work, receive: _Work) -> None:
-        if send.failed or receive.failed or send.done:
+        if send.failed or receive.failed or receive.done:
             return
         a, b = self.ranks[send.rank], self.ranks[receive.rank]
         if frozenset((a.number, b.number)) in self.cut or _KILLED in (a.state, b.state):
@@ -354,13 +371,15 @@ class VirtualWorld:
             from .checksums import _crc
 
             receive.crc = [b.messages.mask, receive.tag, 0, receive.tensor.numel() * receive.tensor.element_size(), _crc(send.tensor)]
-        receive.tensor.copy_(send.tensor)
+        receive.tensor.copy_(send.tensor if send.copy is None else send.copy)
         if (a.number, b.number) in self.damage:
             self.damage.discard((a.number, b.number))
             self.fault_s = self.now
             flat = receive.tensor.reshape(-1).view(torch.uint8)
             flat[self.random.randrange(flat.numel())] ^= 1 << self.random.randrange(8)
         for work, rank in ((send, a), (receive, b)):
+            if work.done:
+                continue
             work.done = True
             rank.posted.remove(work)
             self.wake(work)
@@ -414,6 +433,8 @@ class VirtualWorld:
         elif fault.kind == "slow":
             rate, latency = self.links.get(pair, self.default)
             self.links[pair] = rate * fault.factor, latency
+            if self.random.random() < 0.5:
+                self.full.add(frozenset(pair))
             return False
         elif fault.kind == "corrupt":
             self.damage.add(pair)
@@ -494,7 +515,7 @@ class VirtualWorld:
 
     def wire(self, source: int, target: int) -> float:
         """When the next thing on a control connection arrives: never before the one ahead of it."""
-        latency = self.default[1]
+        latency = self.default[1] + (100 * self.timeout_s if frozenset((source, target)) in self.full else 0.0)
         arrives = self.now + latency * (1 + 2 * self.random.random())
         self._wire[source, target] = arrives = max(arrives, self._wire[source, target] + 1e-9)
         return arrives

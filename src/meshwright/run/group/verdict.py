@@ -17,10 +17,12 @@ import msgspec
 
 from .record_file import call_text
 
-__all__ = ["CUT", "DEAD", "HISTORY", "SILENT", "UNKNOWN", "UP", "LEFT", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list"]
+__all__ = [
+    "CRAWLS", "CUT", "DEAD", "HISTORY", "LEFT", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
+]  # fmt: skip
 
 # What a rank knows about its connection to another one.
-UP, DEAD, SILENT, CUT, UNKNOWN = "u", "d", "s", "c", "?"
+UP, DEAD, SILENT, CUT, CRAWLS, UNKNOWN = "u", "d", "s", "c", "w", "?"
 HISTORY = 16  # collectives that a view lists
 LEFT = ("exited", "terminated", "closed")
 
@@ -41,7 +43,8 @@ class View(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One rank's own state. `number`: of the collective that it is in, or has last been in; `links`: one letter per rank of the group.
 
     `why`: how its wait was lost ("deadline", "closed"); `needs`: what the wait needs of `peer`; `open`: what is under way here (a send of step s
-    is s, a posted receive of it -1 - s). `state`: idle, planning, walking, builtin, failed, exited, terminated, closed.
+    is s, a posted receive of it -1 - s); `taken`: the last sends that the transport took off this rank's hands, which is before they arrive.
+    `state`: idle, planning, walking, builtin, failed, exited, terminated, closed.
     """
 
     rank: int
@@ -57,6 +60,7 @@ class View(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     why: str = ""
     needs: int | None = None
     open: list[int] = []
+    taken: list[int] = []
     links: str = ""
     text: str = ""  # the step in words
     claim: Claim | None = None
@@ -82,7 +86,7 @@ def first_cause(views: Mapping[int, View], size: int, names: Sequence[int] = ())
     """The cause as far as `views` tell it. Depends on nothing else, so equal views give equal verdicts."""
     names = names or range(size)
     rule = _Rule(views, size, names)
-    for find in (rule.claimed, rule.died, rule.frozen, rule.cut, rule.left, rule.mismatch, rule.waits):
+    for find in (rule.claimed, rule.died, rule.frozen, rule.cut, rule.crawling, rule.left, rule.mismatch, rule.waits):
         if (found := find()) is not None:
             break
     else:
@@ -225,6 +229,18 @@ class _Rule:
             code="link-lost", message=message, rank=rank, source=source, target=target, step=step, where=where, how="nothing arrives", hint=hint
         )
 
+    def crawling(self) -> Verdict | None:
+        """A rank of which nothing is heard, over a link that moves some bytes."""
+        pairs = [(a, b) for a in self.views for b in self.missing if self.link(a, b) == CRAWLS]
+        if not pairs:
+            return None
+        waiting = [self.views[a] for a, b in pairs if self.views[a].waiting and self.views[a].peer == b]
+        if waiting:
+            return self.slow(min(waiting, key=lambda v: (not v.why, v.rank)))
+        target, source = pairs[0]
+        what = f"the link from {self.name(source)} to {self.name(target)} is too slow: nothing was heard of {self.name(source)}"
+        return Verdict(code="link-slow", message=what, rank=source, source=source, target=target, where=self.name(target), how="under way")
+
     def mismatch(self) -> Verdict | None:
         """The first collective that ranks know under different names."""
         tables = {r: {n: (call, size, name) for n, call, size, name in v.history} for r, v in self.views.items()}
@@ -257,10 +273,14 @@ class _Rule:
         return self.make("rank-diverged", rank, what, how="sequence", hint=hint, waits=False)
 
     def under_way(self, view: View) -> bool:
-        """Both ends have posted the message that `view` waits for, and its time is up."""
+        """Both ends have posted the message that `view` waits for, or its sender is done with it, and somebody's time is up."""
         peer = self.views.get(view.peer)
-        late = any(v.why == "deadline" for v in self.views.values())
-        return late and peer is not None and view.needs is not None and view.needs in peer.open
+        if peer is None or view.needs is None or not any(v.why == "deadline" for v in self.views.values()):
+            return False
+        if view.needs in peer.open:
+            return True
+        sent = view.receives and (view.needs in peer.taken or peer.number > view.number or (peer.number == view.number and peer.state == "idle"))
+        return sent and view.waited_s >= 0.25 * max(v.waited_s for v in self.views.values())  # not one that is just arriving
 
     def departed(self, peer: View) -> Verdict:
         what = {"exited": "has ended", "terminated": "was told to end (SIGTERM)", "closed": "has destroyed the group"}[peer.state]

@@ -34,8 +34,11 @@ def partners(program: Program) -> Mapping[int, int]:
     return _partners(id(program))
 
 
-def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int | None, list[int]]:
-    """(what the wait needs of the peer, what is under way here) of a walk that is at `step`: a send of step s is s, a posted receive of it -1 - s."""
+def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int | None, list[int], list[int]]:
+    """(what the wait needs of the peer, what is under way here, the last sends that the transport took) of a walk that is at `step`.
+
+    A send of step s is s, a posted receive of it -1 - s.
+    """
     at = len(code.instructions)
     for row, i in enumerate(code.instructions):
         if i.step == step and i.op == (Op.TAKE if receives else Op.DONE):
@@ -45,16 +48,19 @@ def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[
         if step < 0:
             at = 0
     begun: dict[int, None] = {}
+    taken: list[int] = []
     for i in code.instructions[:at]:
         if i.op in (Op.SEND, Op.POST):
             begun[i.key if i.op == Op.SEND else -1 - i.key] = None
         elif i.op in (Op.TAKE, Op.DONE):
             begun.pop(i.key if i.op == Op.DONE else -1 - i.key, None)
+            if i.op == Op.DONE:
+                taken.append(i.key)
     needs: int | None = None
     if waiting:
         sender = partners(code.unrolled)
         needs = sender.get(step) if receives else next((-1 - r for r, s in sender.items() if s == step), None)
-    return needs, list(begun)[:MOST_OPEN]
+    return needs, list(begun)[:MOST_OPEN], taken[-MOST_OPEN:]
 
 
 def view_of(recorder: Recorder, rank: int, code: RankCode | None, planning: bool = False) -> View:
@@ -72,5 +78,5 @@ def view_of(recorder: Recorder, rank: int, code: RankCode | None, planning: bool
         view.peer, view.receives, view.waited_s = peer, receives, round(since, 3)
     if 0 <= step < len(code.unrolled.steps):
         view.text = code.unrolled.describe(step)
-    view.needs, view.open = progress(code, step, receives, waiting)
+    view.needs, view.open, view.taken = progress(code, step, receives, waiting)
     return view
