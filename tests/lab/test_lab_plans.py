@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import socket
 from fractions import Fraction
@@ -70,6 +71,8 @@ def check_names(plan: Plan, network: Network) -> None:
     for address in addresses:
         socket.inet_aton(address.partition("/")[0])
         assert address.startswith("10.")
+    nets = [ipaddress.ip_interface(a).network for a in addresses if a.endswith("/30")]
+    assert all(nets.count(x) == 2 for x in nets)  # a network of its own for every cable
     hosts = [wiring.hostname(a) for a in range(len(plan.fabric.actor_names))]
     assert len(set(hosts)) == len(hosts)
     assert all(h.replace("-", "").isalnum() and len(h) <= 60 for h in hosts)
