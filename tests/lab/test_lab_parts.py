@@ -183,6 +183,53 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         build.tool_path()
 
 
+def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
+    own_folder.mkdir()
+    monkeypatch.setattr(state, "runtime_folder", lambda: own_folder)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RunError, match="cannot make the lab's folder: No space left"):
+        claim("one")
+
+
+def test_holders_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this very process in the place of the holder, and no signal sent."""
+    pid = os.getpid()
+    alive = a_state(holder=pid, holder_start=process_start_ticks(pid))
+    monkeypatch.setattr(build, "STOP_S", 0.01)
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
+    with pytest.raises(RunError, match="would not end"):
+        build.stop_holder(alive)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("signal.pidfd_send_signal", refused)
+    with pytest.raises(RunError, match="belongs to somebody else"):
+        build.stop_holder(alive)
+    build.stop_holder(a_state(holder=2**22 + 5, holder_start="1"))  # long gone
+
+
+def test_a_holder_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.lab.planning import Options, plan_lab
+
+    plan = plan_lab(preset("star:2", None), "one", Options(force=True))
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RunError, match="could not start"):
+        build.start_holder(claim("one"), plan.wiring, plan.commands, owner=os.getpid())
+
+
+def test_processes_that_would_not_end_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Control.__new__(Control)
+    control.name = "one"
+    monkeypatch.setattr(control, "ask", lambda request: ({"left": 2}, []))
+    with pytest.raises(RunError, match="2 processes of the run would not end"):
+        control.end("run")
+
+
 # ---- messages ----------------------------------------------------------------------------------------------------------
 def test_messages_carry_descriptors(tmp_path: Path) -> None:
     a, b = socket.socketpair()

@@ -21,8 +21,10 @@ from meshwright.cli.frame import main
 from meshwright.errors import Interrupted, RankFailed, RunError, RunTimeout, UnknownName, Unsupported, UsageError
 from meshwright.fabric import Fabric
 from meshwright.lab import Lab, build
+from meshwright.lab.calibrate import calibrate
 from meshwright.lab.impair import has_netem
-from meshwright.lab.state import known_labs, read_state
+from meshwright.lab.planning import Options, plan_lab
+from meshwright.lab.state import claim, known_labs, read_state, remove
 from meshwright.run.cpu_quota import quota_place
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
@@ -53,7 +55,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     yield tmp_path
     left = known_labs()
     for folder in left:
-        build.stop_holder(read_state(folder))
+        if (folder / "state.json").exists():
+            build.stop_holder(read_state(folder))
     assert not left
 
 
@@ -603,6 +606,32 @@ def test_a_command_that_fails_is_named(tmp_path_factory: pytest.TempPathFactory,
     with pytest.raises(RunError, match="No buffer space available") as caught:
         Lab.up(STAR, name="one")
     assert caught.value.where == "ip netns add mw-one-d1"
+
+
+def test_a_helper_that_does_not_come_up_is_named(own_folder: Path) -> None:
+    plan = plan_lab(preset(STAR), "one", Options())
+    folder = claim("one")
+    with pytest.raises(RunError, match="could not be built: true x could not start"):
+        build.start_holder(folder, plan.wiring, plan.commands, owner=os.getpid(), helpers=[["env", "true", "x"]])
+    until(lambda: not holders_of(own_folder))
+    remove(folder)
+
+
+def test_commands_that_fail_inside_are_named(star: Lab) -> None:
+    with pytest.raises(RunError, match="Cannot find device") as caught:
+        star.control.do([("ip", star.state.namespaces[0], [["link", "set", "lo", "up"], ["link", "set", "nothing", "up"]])])
+    assert caught.value.where == f"ip -n {star.state.namespaces[0]} link set nothing up"
+    with pytest.raises(RunError, match=r"net\.nothing"):
+        star.control.do([("sysctl", star.state.namespaces[0], [["net.nothing=1"]])])
+    with pytest.raises(RunError):
+        star.control.read([["false"]])
+
+
+def test_links_that_cannot_be_measured(star: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RunError, match="could not be measured"):
+        calibrate(star)
+    assert len(members(pid_namespace(star))) == 1
 
 
 def test_a_link_that_misses_its_rate_is_named(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:

@@ -86,7 +86,8 @@ def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int, s
         os.close(done)
     except BaseException as error:
         try:
-            os.write(done, json.dumps({"error": "setup", "message": f"{type(error).__name__}: {error}"}).encode())
+            kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+            os.write(done, json.dumps({"error": "setup", "message": f"{kind}{error}"}).encode())
         finally:
             os._exit(1)
     try:
