@@ -8,7 +8,7 @@ link numbers) must be those found: rates within noise of each other are made equ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from time import monotonic
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = ["MOST_NODES", "DirectFit", "alike", "fit_direct"]
 
 MOST_NODES = 16
 FAR = 3.0
+MIXED = 4  # nodes up to which the way back is tried by others than the way there from the start
 BEAM = 40  # states kept while cables are taken away, over the number of nodes
 SAME = 0.06  # rates this near each other are one rate
 
@@ -49,11 +50,11 @@ class DirectFit:
         """All on the way from i to j, both ends included."""
         return (i, *self.via.get((i, j), ()), j)
 
-    def detoured(self, trials: Sequence[Trial], pair: Pair, middle: int) -> DirectFit | None:
-        """The same without the cable of `pair`, which goes by `middle` now, both ways; None where a way would meet itself."""
+    def detoured(self, trials: Sequence[Trial], pair: Pair, middle: int, back: int) -> DirectFit | None:
+        """The same without the cable of `pair`, which goes by `middle` now, and by `back` back; None where a way would meet itself."""
         via = dict(self.via)
-        for i, k in (pair, pair[::-1]):
-            via[i, k] = (*self.stops(i, middle)[1:], *self.stops(middle, k)[1:-1])
+        for (i, k), by in ((pair, middle), (pair[::-1], back)):
+            via[i, k] = (*self.stops(i, by)[1:], *self.stops(by, k)[1:-1])
         for ends in via:  # ways over the lost cable take the detour
             whole = (ends[0], *via[ends], ends[1])
             for a, b in (pair, pair[::-1]):
@@ -122,16 +123,25 @@ def _alone(trials: Sequence[Trial], n: int) -> F64:
 def _detours(trials: Sequence[Trial], now: DirectFit, alone: F64, tolerance: float, deadline: float) -> Iterator[DirectFit]:
     """One cable less, where that explains more: its pair's rate must be that of the slowest link of the detour."""
     for i, k in now.pairs:
-        for middle in range(now.n):
-            if middle in (i, k) or monotonic() > deadline:
+        there, back = (_middles(now, a, b, alone, tolerance) for a, b in ((i, k), (k, i)))
+        for middle, other in product(there, back):
+            if monotonic() > deadline or (middle != other and now.n > MIXED):
                 continue
-            ways = [(*now.stops(a, middle), *now.stops(middle, b)[1:]) for a, b in ((i, k), (k, i))]
-            slowest = [min(float(alone[x, y]) for x, y in pairwise(way)) for way in ways]
-            if max(abs(s / float(alone[way[0], way[-1]]) - 1) for s, way in zip(slowest, ways, strict=True)) > 2 * tolerance:
-                continue
-            tried = now.detoured(trials, (i, k), middle)
+            tried = now.detoured(trials, (i, k), middle, other)
             if tried is not None and tried.fit.loss < now.fit.loss - 0.05:
                 yield tried
+
+
+def _middles(now: DirectFit, i: int, k: int, alone: F64, tolerance: float) -> list[int]:
+    """By whom the way from i to k could go: its slowest link has the pair's rate."""
+    found = []
+    for middle in range(now.n):
+        if middle not in (i, k):
+            way = (*now.stops(i, middle), *now.stops(middle, k)[1:])
+            slowest = min(float(alone[x, y]) for x, y in pairwise(way))
+            if abs(slowest / float(alone[i, k]) - 1) <= 2 * tolerance:
+                found.append(middle)
+    return found
 
 
 def _one_way(trials: Sequence[Trial], now: DirectFit, tolerance: float) -> DirectFit:
