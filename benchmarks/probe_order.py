@@ -29,7 +29,7 @@ from meshwright.lab import Lab
 from meshwright.run.machine_use import MachineUseRecorder
 
 HOSTS, PORT_Bps, TRUNK_Bps = 8, 50_000_000, 12_500_000  # 400 and 100 Mbit/s
-SIZE, ROUNDS, RANDOM = 8 << 20, 5, 10
+SIZE, ROUNDS, RANDOM = 6 << 20, 5, 10
 SCRIPT = """
 import time, torch, torch.distributed as dist
 torch.set_num_threads(1)
@@ -143,17 +143,24 @@ def spearman(a: list[float], b: list[float]) -> float:
     return float(np.corrcoef(places(a), places(b))[0, 1])
 
 
+def say(begin: float, text: str) -> None:
+    print(f"{time.monotonic() - begin:4.0f} s: {text}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     begin = time.monotonic()
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name, Lab.up(racks()) as lab:
         folder = Path(name)
+        say(begin, "lab is up")
         matrix, order, said = probe(lab, folder)
         probed = read_fabric_toml(folder / "fabric.toml")
         model = model_of(matrix, "ring", "all-reduce", SIZE)
+        say(begin, f"probed in {said['seconds']:.0f} s, largest error {said['error']:.1%}; the order is {order}")
         orders = [order, list(range(HOSTS)), *(rng.permutation(HOSTS).tolist() for _ in range(RANDOM))]
         with MachineUseRecorder() as use:
             seconds = measure(lab, orders)
+        say(begin, "all orders measured")
         by_launch = launched(lab, folder)
     median = [statistics.median(s) for s in seconds]
     predicted = [model(tuple(o)).time_s for o in orders]
