@@ -34,7 +34,7 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
         fabric = _fabric(settings)
         devices = _devices(settings, fabric, ranks)
     except MeshwrightError as error:  # the others wait: they must hear of it
-        refuse(dist.PrefixStore("meshwright", options.store), options.group_rank, error)
+        refuse(dist.PrefixStore("meshwright", options.store), options.group_rank, options.group_size, error)
         raise
     engine = Engine(
         settings, options.store, options.group_rank, options.group_size, options.timeout.total_seconds(), global_ranks=ranks, devices=devices,

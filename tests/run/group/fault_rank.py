@@ -71,13 +71,22 @@ def be_rank(case: dict[str, Any], rank: int) -> None:
     striker = Striker(case, folder, rank)
     GlooMessages.wait = lambda messages, work, limit: striker.wait(messages, work, limit)  # type: ignore[method-assign]
     result: dict[str, Any] = {"rank": rank, "code": "", "right": True}
+    if rank == case.get("culprit"):
+        os.environ.update(case.get("culprit_env", {}))
     dist.init_process_group(case["backend"], timeout=timedelta(seconds=30 if case["backend"] == "meshwright" else case["timeout_s"]))
     tensor = torch.empty(case["elements"], dtype=torch.int32)
     want = case["world"] * (case["world"] + 1) // 2
     if case["backend"] == "meshwright":
         dist.distributed_c10d._get_default_group().engine.health.check()
+    if case.get("repeat"):
+        measure(case, result, tensor, striker)
+        note(folder / f"rank-{rank}.json", result)
+        dist.destroy_process_group()
+        return
     try:
-        for k in range(3):
+        if case.get("scenario"):
+            scenario(case, rank, result, tensor)
+        for k in range(3 if not case.get("scenario") else 0):
             striker.armed = k == 1
             tensor.fill_(rank + 1)
             if case["backend"] != "meshwright" and k == 1 and striker.mine:
@@ -94,11 +103,81 @@ def be_rank(case: dict[str, Any], rank: int) -> None:
         else:
             result["code"] = "untyped"
     result["waits"] = striker.waits
+    if case.get("scenario") and result.get("type") != "RuntimeError":
+        result["anew"] = again(case, rank, folder)
     note(folder / f"rank-{rank}.json", result)
-    if case["backend"] == "meshwright":
+    if case["backend"] == "meshwright" and dist.is_initialized():
         dist.destroy_process_group()
     result["end_s"] = time.monotonic()
     note(folder / f"rank-{rank}.json", result)
+
+
+def plant(case: dict[str, Any], rank: int, tensor: torch.Tensor) -> None:
+    """What a scenario's rank does instead of its second all-reduce."""
+    kind = case["scenario"]
+    if rank != case["culprit"]:
+        return
+    if kind == "size":
+        dist.all_reduce(torch.zeros(2 * tensor.numel(), dtype=tensor.dtype))
+    elif kind == "order":
+        dist.broadcast(tensor, 0)
+    elif kind == "destroy":
+        dist.destroy_process_group()
+        raise RuntimeError("left")
+    elif kind == "late" or kind == "barrier":
+        time.sleep(2 * case["timeout_s"])
+    elif kind == "abort":
+        dist.distributed_c10d._get_default_group().abort()
+    elif kind == "flip":
+        inner = dist.distributed_c10d._get_default_group().engine._messages.inner
+        receive, wait, posted = inner.receive, inner.wait, {}
+
+        def receiving(into: torch.Tensor, peer: int, tag: int) -> Any:
+            work = receive(into, peer, tag)
+            posted[id(work)] = into
+            return work
+
+        def flipping(work: Any, limit: timedelta) -> None:
+            wait(work, limit)
+            into = posted.get(id(work))
+            if into is not None and flips:
+                flips.pop()
+                into.view(torch.uint8)[0] ^= 4
+
+        flips = [True]
+        inner.receive, inner.wait = receiving, flipping
+
+
+def scenario(case: dict[str, Any], rank: int, result: dict[str, Any], tensor: torch.Tensor) -> None:
+    for k in range(3):
+        tensor.fill_(rank + 1)
+        if k == 1:
+            plant(case, rank, tensor)
+            if case["scenario"] == "barrier":
+                dist.barrier()
+        dist.all_reduce(tensor)
+
+
+def again(case: dict[str, Any], rank: int, folder: Path) -> bool:
+    """After a failure: destroy, make the group anew in the same processes, and compute."""
+    dist.destroy_process_group()
+    store = dist.FileStore(str(folder / "second"), case["world"])
+    dist.init_process_group("meshwright", store=store, rank=rank, world_size=case["world"], timeout=timedelta(seconds=30))
+    tensor = torch.full((case["elements"],), rank + 1, dtype=torch.int32)
+    dist.all_reduce(tensor)
+    return bool((tensor == case["world"] * (case["world"] + 1) // 2).all())
+
+
+def measure(case: dict[str, Any], result: dict[str, Any], tensor: torch.Tensor, striker: Striker) -> None:
+    """Processor time of a healthy collective, and how many waits it has."""
+    tensor.fill_(0)
+    for _ in range(5):
+        dist.all_reduce(tensor)
+    striker.armed = True
+    before = time.process_time()
+    for _ in range(case["repeat"]):
+        dist.all_reduce(tensor)
+    result |= {"cpu_s": (time.process_time() - before) / case["repeat"], "waits": striker.waits / case["repeat"]}
 
 
 def say(document: Any) -> None:

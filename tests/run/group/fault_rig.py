@@ -46,7 +46,7 @@ class FaultRig:
         self.places: list[Any] = []
         if lab is None:
             env = {**os.environ, **env, "GLOO_SOCKET_IFNAME": "lo"}
-            self.places = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)]
+            self.places = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True)]
             self.inputs = [self.places[0].stdin]
         else:
             self.inputs = []
@@ -55,6 +55,7 @@ class FaultRig:
                 self.places.append(lab.popen(device, argv, {**env, "MESHWRIGHT_FABRIC": ""}, stdin=there, stdout=subprocess.PIPE))
                 os.close(there)
                 self.inputs.append(os.fdopen(here, "wb"))
+        self.sessions = {place.pid for place in self.places} if lab is None else set()
         for place in self.places:
             json.loads(place.stdout.readline())
 
@@ -78,7 +79,7 @@ class FaultRig:
 
     def run(
         self, fault: dict[str, Any] | None, act: Callable[[], None] | None = None, undo: Callable[[], None] | None = None,
-        backend: str = "meshwright",
+        backend: str = "meshwright", **more: Any,
     ) -> CaseResult:  # fmt: skip
         """One case. `act` is what the rig does to the network when the rank strikes, `undo` afterwards."""
         self.cases += 1
@@ -90,6 +91,7 @@ class FaultRig:
                 "MASTER_ADDR": self.address, "MASTER_PORT": str(free_port()), "MESHWRIGHT_PLAN": str(self.plan),
                 "MESHWRIGHT_TIMEOUT_S": str(self.timeout_s), "MESHWRIGHT_RECORD_DIR": str(folder / "record"),
             },
+            **more,
         }  # fmt: skip
         per_place = [list(range(self.world))] if self.lab is None else [[r] for r in range(self.world)]
         for place, ranks in enumerate(per_place):

@@ -54,7 +54,7 @@ class Engine:
         try:
             self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s)
         except MeshwrightError as error:
-            refuse(own, rank, error)
+            refuse(own, rank, size, error)
             raise
         self.health: GroupHealth | None = None
         self.recorder = Recorder(None, self.global_ranks, rank)
@@ -67,9 +67,12 @@ class Engine:
             self.recorder = self._recorder(self.health.run if self.health is not None else secrets.token_hex(8))
             if size > 1:
                 self.plans.agree()
-        except BaseException:
+        except Exception as error:
+            told = error
+            if self.health is not None and self.health.error is None:  # all ranks must hear the same, whoever found it first
+                told = self.health.fail(claim_of(error, rank, self.global_ranks, "joining the group"))
             self.close()
-            raise
+            raise told from (None if told is error else error)
         if self.health is not None:
             from .exits import watch
 

@@ -36,6 +36,7 @@ from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
 
+LINGER_S = 2.0
 _CLASSES: dict[str, type[MeshwrightError]] = {
     kind.code: kind
     for kind in (RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed, RunTimeout)
@@ -142,6 +143,7 @@ class GroupHealth:
         for peer in range(self.size):
             place = msgspec.json.decode(self.store.get(f"meet/{peer}"), type=_Place)
             if place.claim is not None:
+                self._heard()
                 raise error_of(_of_claim(place.claim), self.names)
             if peer < self.rank:
                 self._connect(member, peer, place, told, deadline)
@@ -180,11 +182,17 @@ class GroupHealth:
         claim = Claim(code=code, message=text, rank=culprit, peer=self.rank if link else -1, hint="see that rank's output; has it been started?")
         with contextlib.suppress(Exception):
             self.store.set("stop", msgspec.json.encode(claim))
+        _linger(self.store, self.rank, self.size)
         return error_of(_of_claim(claim), self.names)
 
     def _stopped(self) -> None:
         if self.store.check(["stop"]):
+            self._heard()
             raise error_of(_of_claim(msgspec.json.decode(self.store.get("stop"), type=Claim)), self.names)
+
+    def _heard(self) -> None:
+        with contextlib.suppress(Exception):
+            self.store.set(f"heard/{self.rank}", "1")
 
     # ---- failures ----------------------------------------------------------------------------------------------
     def check(self) -> None:
@@ -251,12 +259,22 @@ def claim_of(error: Exception, rank: int, names: Sequence[int], during: str) -> 
     return Claim(code="rank-failed", message=f"rank {name} failed in {during}: {text}", rank=rank, hint=f"see the output of rank {name}")
 
 
-def refuse(store: Any, rank: int, error: MeshwrightError) -> None:
+def _linger(store: Any, rank: int, size: int) -> None:
+    """Stay until the others have read what was written, for the store may live in this process; but not long."""
+    deadline = time.monotonic() + LINGER_S
+    with contextlib.suppress(Exception):
+        while time.monotonic() < deadline and not store.check([f"heard/{r}" for r in range(size) if r != rank]):
+            time.sleep(0.01)
+
+
+def refuse(store: Any, rank: int, size: int, error: MeshwrightError) -> None:
     """This rank cannot join a group that others wait for: tell them why."""
     code = error.code if error.code in _CLASSES else "rank-failed"
     claim = Claim(code=code, message=f"rank {rank} could not join: {error}", rank=rank, where=error.where, hint=error.hint)
     with contextlib.suppress(Exception):
         store.set(f"meet/{rank}", msgspec.json.encode(_Place(claim=claim)))
+        store.set("stop", msgspec.json.encode(claim))
+    _linger(store, rank, size)
 
 
 def _of_claim(claim: Claim) -> Verdict:
