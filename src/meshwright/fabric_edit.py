@@ -19,7 +19,7 @@ from fractions import Fraction
 from .errors import Infeasible, UnknownName, UsageError
 from .fabric import Fabric, Link, Provenance
 
-__all__ = ["Part", "edited", "forwarding_only", "find_part", "is_port", "scaled", "with_one_more", "without"]
+__all__ = ["Part", "edited", "forwarding_only", "sustained", "find_part", "is_port", "scaled", "with_one_more", "without"]
 
 MAX_NAME = 128
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -191,3 +191,13 @@ def _listed(names: Iterable[str], most: int = 4) -> str:
 def _name(name: str, change: str) -> str:
     text = f"{name} {change}"
     return text if len(text) <= MAX_NAME else text[: MAX_NAME - 3] + "..."
+
+
+def sustained(fabric: Fabric) -> Fabric:
+    """The fabric without token buckets: what planners and bounds count with, because a bucket passes only its first bytes faster than the rate."""
+    if not any(x.burst_bytes for x in fabric.links):
+        return fabric
+    kept: Fabric | None = fabric.__dict__.get("_sustained")
+    if kept is None:
+        kept = fabric.__dict__["_sustained"] = replace(fabric, links=tuple(replace(x, burst_bytes=0) for x in fabric.links))
+    return kept

@@ -10,17 +10,19 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..errors import FormatError, UsageError
-from .group.record_file import FAILED, LIVE, SUFFIX, GroupRecord, RankRecord, read_record
+from .group.record_file import FAILED, LIVE, SUFFIX, GroupRecord, RankRecord, call_text, read_record
 from .group.recorder import process_started
 from .group.verdict import DEAD, SILENT, UP, Verdict, View, first_cause, place_text, rank_list
 from .process import stopped
 
-__all__ = ["ALIVE", "GONE", "STOPPED", "UNKNOWN", "Diagnosis", "GroupFinding", "diagnose", "find_records", "liveness"]
+__all__ = ["ALIVE", "GONE", "STOPPED", "UNKNOWN", "Diagnosis", "GroupFinding", "diagnose", "dump", "find_records", "liveness"]
 
 ALIVE, GONE, STOPPED, UNKNOWN = "alive", "gone", "stopped", "unknown"
 STUCK_S = 1.0
@@ -95,6 +97,21 @@ def find_records(paths: Sequence[str | Path], run: str = "") -> tuple[list[RankR
         raise UsageError(f"no run {run!r}", where=where, hint=f"runs: {', '.join(sorted(runs)[:8])}")
     chosen = run or max(runs, key=lambda r: (runs[r], r))
     return [r for r in found if r.header.run == chosen], damaged
+
+
+def dump(records: Sequence[RankRecord]) -> list[dict[str, Any]]:
+    """Everything in the records; times in ns of each machine's monotonic clock, `call` in words."""
+    out = []
+    for record in records:
+        groups = []
+        for group in record.groups:
+            row = asdict(group)
+            for item, call in zip(row["history"], group.history, strict=True):
+                item["call"] = call_text(call.call, call.size_bytes)
+                item["name"] = f"{call.name:015x}"
+            groups.append(row)
+        out.append({"header": msgspec.to_builtins(record.header), "torn": record.torn, "groups": groups})
+    return out
 
 
 def liveness(record: RankRecord) -> str:

@@ -13,6 +13,7 @@ from ...bound import Bound
 from ...cost import Transport
 from ...errors import UnknownName, Unsupported, UsageError
 from ...fabric import Fabric
+from ...fabric_edit import sustained
 from ...program import Program
 
 __all__ = [
@@ -28,7 +29,7 @@ SHARDED = ("all-gather", "reduce-scatter", "scatter", "gather")  # operations wh
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveProblem:
-    """One collective on some devices of a fabric.
+    """One collective on some devices of a fabric. Token buckets of its links are left out (`fabric_edit.sustained`).
 
     Args:
         ranks: device names; rank i of the program is `ranks[i]`.
@@ -58,6 +59,7 @@ class CollectiveProblem:
     peers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fabric", sustained(self.fabric))
         if self.op not in OPERATIONS:
             raise UnknownName(f"no collective {self.op!r}", hint=f"operations: {', '.join(OPERATIONS)}")
         for name in self.ranks:

@@ -53,7 +53,9 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     bound_s: float | None = None
 
 
-def bench(request: Request, backend: str, group: Any, control: Any, describe: Any = None) -> Iterator[BenchRow]:
+def bench(
+    request: Request, backend: str, group: Any, control: Any, describe: Any = None, *, in_place_only: bool = False
+) -> Iterator[BenchRow]:  # fmt: skip
     """A row per size. `group`: measured; `control`: a gloo group that carries barriers and times, so that nothing of ours measures itself.
 
     `describe(op, root, elements, dtype)` gives (what ran, simulated seconds, bound in seconds) after the measurement.
@@ -65,6 +67,9 @@ def bench(request: Request, backend: str, group: Any, control: Any, describe: An
     for size_bytes in request.sizes:
         forms = []
         for in_place in (False, True):
+            if in_place_only and not in_place and request.op != "all-to-all":
+                forms.append(None)
+                continue
             case = make_case(request.op, size_bytes, dtype, request.reduction, request.root, in_place=in_place, seed=request.seed, group=group)
             forms.append(_timed(case, request, size_bytes, n, control) if case is not None else None)
         ran, simulated, bound = describe(request.op, request.root, size_bytes) if describe is not None else ("", None, None)

@@ -20,7 +20,7 @@ from ..group.predict import at_size, executor_transport
 from .data import DTYPES
 from .measure import Request, bench
 
-__all__ = ["main", "measure"]
+__all__ = ["Described", "main", "measure"]
 
 
 def measure(request: Request, backends: list[str], emit: Any) -> None:
@@ -33,7 +33,7 @@ def measure(request: Request, backends: list[str], emit: Any) -> None:
     control = dist.new_group(backend="gloo", timeout=timeout)
     groups = {backends[0]: dist.group.WORLD} | {name: dist.new_group(backend=name, timeout=timeout) for name in backends[1:]}
     for name, group in groups.items():
-        describe = _Described(group, DTYPES[request.dtype]) if isinstance(group, MeshwrightGroup) else None
+        describe = Described(group, DTYPES[request.dtype]) if isinstance(group, MeshwrightGroup) else None
         for row in bench(request, name, group, control, describe):
             if dist.get_rank() == 0:
                 emit(row)
@@ -41,7 +41,7 @@ def measure(request: Request, backends: list[str], emit: Any) -> None:
     dist.destroy_process_group()
 
 
-class _Described:
+class Described:
     """What ran, its simulated time and the bound, from the group's own plans."""
 
     def __init__(self, group: MeshwrightGroup, dtype: torch.dtype) -> None:

@@ -18,6 +18,7 @@ from ...decide.collective.classic.direct import Direct
 from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit
+from ...fabric import Fabric
 from .code import form_of
 from .predict import predicted_time_s
 
@@ -40,29 +41,33 @@ class Executed:
     time_s: float
 
 
-def executed(problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy] | None = None, *, each_s: float = float("inf")) -> list[Executed]:
+def executed(
+    problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy] | None = None, *, each_s: float = float("inf"), fabric: Fabric | None = None
+) -> list[Executed]:  # fmt: skip
     """All candidates that can be walked, fastest first; equal ones in the planners' order.
+
+    `fabric`: the problem's, with the token buckets that predictions honour and planners do not.
 
     Raises: what `decide.collective.auto` raises; Infeasible when no plan can be walked.
     """
     deadline = monotonic() + problem.time_limit_s * TUNING_SHARE
     found = []
     for ranked in auto(problem, candidates=candidates or default_candidates(), each_s=each_s):
-        if ranked.plan is not None and (one := _predicted(problem, ranked)) is not None:
+        if ranked.plan is not None and (one := _predicted(problem, ranked, fabric)) is not None:
             found.append(one)
     if not found:
         raise Infeasible(f"no plan for this {problem.op} can be executed", where=problem.fabric.name, hint="`collective compare` shows why not")
     found.sort(key=lambda e: e.time_s)
-    best = [_tuned(problem, one, deadline) for one in found[:TUNED]]
+    best = [_tuned(problem, one, deadline, fabric) for one in found[:TUNED]]
     return sorted([*best, *found[TUNED:]], key=lambda e: e.time_s)
 
 
-def _predicted(problem: CollectiveProblem, ranked: Ranked) -> Executed | None:
+def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None) -> Executed | None:
     assert ranked.plan is not None
     if ranked.plan.program.switches or ranked.plan.program.executed_steps > MOST_STEPS:
         return None
     try:
-        time_s = predicted_time_s(form_of(ranked.plan.program), problem.fabric, problem.ranks, problem.transport or Transport())
+        time_s = predicted_time_s(form_of(ranked.plan.program), fabric or problem.fabric, problem.ranks, problem.transport or Transport())
     except MeshwrightError:
         return None  # folded, or not executable
     made = _with_options(ranked.plan.strategy, ranked.plan.options)
@@ -75,7 +80,7 @@ def _with_options(name: str, options: Any) -> CollectiveStrategy:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if k in known})
 
 
-def _tuned(problem: CollectiveProblem, first: Executed, deadline: float) -> Executed:
+def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None) -> Executed:
     """Twice and half as many pieces, as long as that gains."""
     assert first.ranked.plan is not None
     option = next((o for o in CUTS if isinstance(first.ranked.plan.options.get(o), int)), "")
@@ -91,7 +96,7 @@ def _tuned(problem: CollectiveProblem, first: Executed, deadline: float) -> Exec
                 ranked = auto(problem, candidates=[candidate])[0]
             except (Infeasible, TimeLimit):
                 break
-            after = _predicted(problem, ranked) if ranked.plan is not None else None
+            after = _predicted(problem, ranked, fabric) if ranked.plan is not None else None
             if after is None or after.time_s > here.time_s * WORTH:
                 break
             here = after
@@ -99,7 +104,7 @@ def _tuned(problem: CollectiveProblem, first: Executed, deadline: float) -> Exec
     return best
 
 
-def builtin_time_s(problem: CollectiveProblem) -> float | None:
+def builtin_time_s(problem: CollectiveProblem, fabric: Fabric | None = None) -> float | None:
     """Predicted time of gloo's own algorithm; None where nothing like it can be planned."""
     n = len(problem.ranks)
     order = tuple(range(n))
@@ -114,5 +119,5 @@ def builtin_time_s(problem: CollectiveProblem) -> float | None:
         ranked = auto(problem, candidates=[model])[0]
     except MeshwrightError:
         return None
-    found = _predicted(problem, ranked) if ranked.plan is not None else None
+    found = _predicted(problem, ranked, fabric) if ranked.plan is not None else None
     return found.time_s if found is not None else None

@@ -43,6 +43,7 @@ class Engine:
         self.settings, self.store, self.rank, self.size = settings, store, rank, size
         self.global_ranks = tuple(global_ranks)
         self.timeout_s = settings.timeout_s or timeout_s
+        self.meeting_s = max(self.timeout_s, timeout_s)  # processes may start long after one another
         self._worker: Worker | None = None
         self._messages: Any = None
         self._builtin: Any = None
@@ -60,7 +61,7 @@ class Engine:
         self.recorder = Recorder(None, self.global_ranks, rank)
         if size > 1:
             health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed, self._busy)
-            health.meet(max(self.timeout_s, timeout_s))  # processes may start long after one another
+            health.meet(self.meeting_s)
             self.health = health
             self.plans.wait_for = self._wait_for
         try:
@@ -110,7 +111,7 @@ class Engine:
     def _start(self) -> Worker:
         store = dist.PrefixStore("meshwright/messages", self.store)
         try:
-            self._messages = GlooMessages(store, self.rank, self.size, self.timeout_s)
+            self._messages = GlooMessages(store, self.rank, self.size, self.meeting_s)
         except RuntimeError as error:
             raise self.lost_builtin("closed") from error
         if self.settings.debug:

@@ -97,7 +97,7 @@ class GroupPlans:
                 raise PlanMismatch(
                     f"rank {rank} has other plans, devices or another fabric than rank 0", where=f"rank {rank}",
                     hint="give all ranks the same MESHWRIGHT_PLAN, MESHWRIGHT_FABRIC and MESHWRIGHT_DEVICES (and the same version of their files)",
-                    data={"rank": rank, "fingerprints": rows},
+                    data={"rank": rank, "group_rank": rank, "fingerprints": rows},
                 )  # fmt: skip
 
     def _get(self, key: str) -> bytes:
@@ -181,8 +181,8 @@ class GroupPlans:
             time_limit_s=PLANS * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
-        best = executed(problem, candidates, each_s=self.settings.plan_s)[: max(1, self.settings.tune)]
-        builtin = builtin_time_s(problem)
+        best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric)[: max(1, self.settings.tune)]
+        builtin = builtin_time_s(problem, self.fabric)
         if self.settings.builtin and not self.settings.tune and builtin is not None and best[0].time_s > GAIN * builtin:
             text = f"the built-in backend is predicted to be as fast ({builtin:.3g} s against {best[0].time_s:.3g} s)"
             return json.dumps({"none": text}).encode()

@@ -15,6 +15,10 @@ from ...errors import RunTimeout
 __all__ = ["BuiltinWork", "JoinedWork", "PlannedWork"]
 
 
+# What gloo says when a connection or a deadline is the cause; anything else is about the arguments (an operator or a type that it lacks).
+TRANSPORT_WORDS = ("timed out", "connection", "gloo/transport", "pair closure", "broken pipe", "socket", "peer")
+
+
 class PlannedWork(dist._Work):  # type: ignore[misc]
     """Waited on by Python (`wait` raises our typed errors) or by C++, through the future (DDP's reducer; it sees the error's text)."""
 
@@ -111,7 +115,10 @@ class BuiltinWork(dist._Work):  # type: ignore[misc]
         try:
             return bool(self._work.wait(timeout) if timeout else self._work.wait())
         except RuntimeError as error:
-            raise self._lost("deadline" if "timed out" in str(error).lower() else "closed") from error
+            text = str(error).lower()
+            if not any(word in text for word in TRANSPORT_WORDS):
+                raise  # what was asked for is not possible: every rank hears the same, and the group goes on
+            raise self._lost("deadline" if "timed out" in text else "closed") from error
         finally:
             self._after()
 

@@ -1,0 +1,128 @@
+"""Collectives on real processes and sockets in the lab, against gloo's own, our bound with the measured goodput of every link in it, and each other.
+
+Run: `python benchmarks/executed.py` (root or user namespaces; about eight minutes on two quiet cores). All figures are medians of ITERATIONS after
+warm-up, of the slowest rank; results are verified element by element. "tuned": the first calls try the four programs predicted to be fastest,
+and gloo.
+"""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import machine
+from lab_worker import measure
+
+from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric_name import load_fabric
+
+MIB = 1 << 20
+ITERATIONS = 7
+TUNED = 4
+
+
+def links(a: str, b: str, mbit: int) -> tuple[Link, Link]:
+    rate = mbit * 125_000
+    return Link(src=a, dst=b, rate_Bps=rate), Link(src=b, dst=a, rate_Bps=rate)
+
+
+def star(*mbit: int) -> Fabric:
+    devices = tuple(Device(name=f"n{i}", kind="cpu") for i in range(len(mbit)))
+    row = tuple(x for i, rate in enumerate(mbit) for x in links(f"n{i}", "switch", rate))
+    return Fabric(name="star", devices=devices, switches=(Switch(name="switch"),), links=row)
+
+
+def islands(each: int, mbit: int, trunk: int) -> Fabric:
+    devices = tuple(Device(name=f"n{i}", kind="cpu") for i in range(2 * each))
+    row = [x for i in range(2 * each) for x in links(f"n{i}", f"s{i // each}", mbit)]
+    return Fabric(name="islands", devices=devices, switches=(Switch(name="s0"), Switch(name="s1")), links=(*row, *links("s0", "s1", trunk)))
+
+
+def dgx1_part() -> Fabric:
+    """GPUs 0-4 of a DGX-1 V100: NVLinks only, without its PCIe."""
+    fabric = load_fabric("dgx1-v100:1", "0-4")
+    keep = {d.name for d in fabric.devices}
+    row = tuple(x for x in fabric.links if x.src in keep and x.dst in keep)
+    return Fabric(name="dgx1-v100 GPUs 0-4", devices=fabric.devices, links=row)
+
+
+def faster(what: str, peer: dict[str, Any], ours: dict[str, Any], asked: float) -> dict[str, Any]:
+    gain = peer["time_s"] / ours["time_s"]
+    return {
+        "what": what, "value": round(gain, 3), "unit": "x", "limit": asked, "ratio": round(gain / asked, 3), "higher_is_better": True,
+        "ours": ours, "peer_row": peer,
+    }  # fmt: skip
+
+
+def over_bound(what: str, row: dict[str, Any], asked: float) -> dict[str, Any]:
+    return {"what": what, "value": round(row["time_s"] / row["bound_s"], 4), "unit": "x", "limit": asked}
+
+
+def case(what: str, fabric: Fabric, size: int, asked: float, *, order: list[int] | None = None) -> list[dict[str, Any]]:
+    from meshwright.lab import Lab
+
+    jobs = [
+        {"op": "all-reduce", "sizes": [size], "backend": "gloo", "iterations": ITERATIONS, "warmup": 2},
+        {"op": "all-reduce", "sizes": [size], "iterations": ITERATIONS, "warmup": 2, "builtin": True},
+        {"op": "all-reduce", "sizes": [size], "iterations": ITERATIONS, "warmup": 2, "tune": TUNED},
+    ]
+    with Lab.up(fabric) as lab:
+        gloo, predicted, tuned = measure(lab, jobs, order=order)
+    rows = []
+    for how, row in (("predicted choice", predicted), ("tuned", tuned)):
+        rows.append(faster(f"{what}: speed over gloo, {how}", gloo, row, asked))
+        rows.append(over_bound(f"{what}: time over the bound, {how}", row, 1.10))
+    return rows
+
+
+def dgx1() -> list[dict[str, Any]]:
+    """Joint packing against reduce-scatter and all-gather on ForestColl's trees, both ours, both executed."""
+    from meshwright.lab import Lab
+
+    fabric = dgx1_part()
+    scale = Fraction(min(x.rate_Bps for x in fabric.links), 25 * 125_000)
+    rows = []
+    with Lab.up(fabric, scale=scale) as lab:
+        for size in (4 * MIB, 8 * MIB):
+            halves, joint = measure(lab, [{"op": "all-reduce", "sizes": [size], "strategies": [s], "iterations": 5} for s in ("forestcoll", "joint")])
+            name = f"DGX-1 V100 GPUs 0-4, {size // MIB} MiB"
+            rows.append(faster(f"{name}: joint over reduce-scatter + all-gather", halves, joint, 1.4))
+            rows.append(over_bound(f"{name}: joint over its bound", joint, 1.12))
+    return rows
+
+
+def unshaped() -> list[dict[str, Any]]:
+    """Without a fabric everything goes to gloo: what the backend adds. With one, it may choose."""
+    import json
+    import subprocess
+
+    rows = []
+    for op in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
+        sizes = ["-b", "64KiB", "-e", "16MiB", "-f", "4", "-n", "41", "-w", "5"]
+        command = [sys.executable, "-m", "meshwright", "collective", "bench", op, "--ranks", "2", *sizes, "--json"]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        by = {(r["backend"], r["size_bytes"]): r for r in found["rows"]}
+        for size in sorted({s for _, s in by}):
+            ours, gloo = by["meshwright", size]["in_place"], by["gloo", size]["in_place"]
+            what, times = f"unshaped machine, {op}, {size} B: time over gloo", (ours["time_s"], gloo["time_s"])
+            rows.append({"what": what, "value": round(times[0] / times[1], 3), "unit": "x", "limit": 1.1, "ours_s": times[0], "gloo_s": times[1]})
+    return rows
+
+
+def main() -> None:
+    rows = case("slow node (400/400/400/100 Mbit/s), 32 MiB", star(400, 400, 400, 100), 32 * MIB, 1.35)
+    two, turns = islands(4, 1000, 200), [0, 4, 1, 5, 2, 6, 3, 7]
+    rows += case("two islands of four, trunk 200 Mbit/s, 16 MiB, contiguous ranks", two, 16 * MIB, 1.7)
+    rows += case("two islands of four, trunk 200 Mbit/s, 16 MiB, interleaved ranks", two, 16 * MIB, 6.0, order=turns)
+    rows += dgx1()
+    rows += unshaped()
+    for row in rows:
+        print(f"{row['what']:<95} {row['value']:>8} {row['unit']} (asked {row['limit']})")
+    machine.record("executed", rows)
+
+
+if __name__ == "__main__":
+    main()

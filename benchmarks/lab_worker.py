@@ -1,0 +1,79 @@
+"""One rank of the lab's benchmarks: runs a list of measurements in one job, a process group per measurement, and prints rank 0's rows.
+
+Started by the other scripts through `measure`; not a benchmark by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+
+def measure(lab: Any, jobs: Sequence[dict[str, Any]], *, order: Sequence[int] | None = None, timeout_s: float = 3600.0) -> list[dict[str, Any]]:
+    """Rows of all jobs on a lab whose fabric is what was measured of it. A job: op, sizes, and optionally strategies, backend, tune, iterations,
+    warmup, plan."""
+    from meshwright.io.fabric_toml import fabric_toml
+
+    lines: list[dict[str, Any]] = []
+
+    def sink(rank: int, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        if rank == 0 and text.startswith('{"row"'):
+            lines.append(json.loads(text)["row"])
+        elif rank == 0 and "Warning" not in text:
+            sys.stderr.write(text)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "measured.toml")
+        path.write_text(fabric_toml(lab.measured_fabric))
+        env = {"MESHWRIGHT_FABRIC": str(path), "LAB_JOBS": json.dumps(list(jobs)), "MESHWRIGHT_TIMEOUT_S": "600"}
+        lab.run([sys.executable, __file__], order=order, env=env, timeout_s=timeout_s, sink=sink)
+    return lines
+
+
+def main() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import meshwright.torch
+    from meshwright.run.bench.data import DTYPES
+    from meshwright.run.bench.measure import Request, bench
+    from meshwright.run.bench.worker import Described
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+    control = dist.group.WORLD
+    for job in json.loads(os.environ["LAB_JOBS"]):
+        tune, builtin = job.get("tune", 0), job.get("builtin", False)
+        backend = job.get("backend", "meshwright")
+        meshwright.torch.configure(strategies=job.get("strategies") or None, tune=tune, builtin=builtin or bool(tune), plans=job.get("plans") or None)
+        group = dist.new_group(backend=backend, timeout=timedelta(minutes=30)) if backend != "gloo" else control
+        trials = 4 * (tune + 1) + 1 if tune else 0
+        request = Request(
+            op=job["op"], sizes=tuple(job["sizes"]), dtype="float", iterations=job.get("iterations", 5), warmup=job.get("warmup", 2) + trials
+        )  # fmt: skip
+        describe = Described(group, DTYPES["float"]) if backend == "meshwright" else None
+        for row in bench(request, backend, group, control, describe, in_place_only=True):
+            timed = row.in_place or row.out_of_place
+            assert timed is not None
+            found = {
+                **job, "size_bytes": row.size_bytes, "time_s": timed.time_s, "least_s": timed.least_s, "most_s": timed.most_s, "wrong": timed.wrong,
+                "ran": row.ran, "simulated_s": row.simulated_s, "bound_s": row.bound_s,
+            }  # fmt: skip
+            if dist.get_rank() == 0:
+                sys.stdout.write(json.dumps({"row": found}) + "\n")
+                sys.stdout.flush()
+        if backend == "meshwright":
+            dist.destroy_process_group(group)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

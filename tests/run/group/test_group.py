@@ -1,0 +1,99 @@
+"""The backend in real processes: all operations, types and operators against gloo; DDP, FSDP2 and tensor parallelism; groups that end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from fault_rig import free_port
+
+from meshwright.errors import UsageError
+from meshwright.run.group.settings import settings_from
+
+HERE = Path(__file__).parent
+pytestmark = [pytest.mark.timeout(280)]
+
+
+def run_ranks(n: int, argv: list[str], limit_s: float = 240, **more: str) -> list[tuple[int, str]]:
+    """(exit code, what it said) of every rank of a small job on loopback."""
+    common = {**os.environ, "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    common |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
+    ranks = [
+        subprocess.Popen([sys.executable, *argv], env={**common, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for r in range(n)
+    ]
+    try:
+        return [(rank.wait(limit_s), rank.stdout.read() if rank.stdout else "") for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            if rank.stdout:
+                rank.stdout.close()
+
+
+@pytest.mark.real
+def test_everything_that_torch_asks_for() -> None:
+    done = run_ranks(3, [str(HERE / "group_rank.py"), "laptop:3", str(free_port())])
+    assert [code for code, _ in done] == [0, 0, 0], "\n".join(text[-3000:] for code, text in done if code)
+    assert '{"ok": true}' in done[0][1]
+
+
+SCRIPT = """
+    import torch, torch.distributed as dist, meshwright.torch
+    from meshwright.errors import MeshwrightError
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("meshwright")
+        x = torch.ones(20000)
+        for _ in range(30):
+            dist.all_reduce(x)
+            assert (x == dist.get_world_size()).all(); x.fill_(1)
+        print("report", meshwright.torch.report())
+        dist.destroy_process_group()
+    except MeshwrightError as error:
+        print("error", error.code, error)
+"""
+
+
+def script(folder: Path) -> str:
+    path = folder / "job.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return str(path)
+
+
+@pytest.mark.real
+def test_trials_end_with_one_choice_everywhere(tmp_path: Path) -> None:
+    done = run_ranks(2, [script(tmp_path)], MESHWRIGHT_FABRIC="laptop:2", MESHWRIGHT_TUNE="2", MESHWRIGHT_STRATEGIES="ring,forestcoll,direct")
+    assert [code for code, _ in done] == [0, 0], done
+    said = [next(line for line in text.splitlines() if line.startswith("report")) for _, text in done]
+    assert said[0] == said[1] and "on trial" in said[0]
+
+
+@pytest.mark.real
+def test_plans_for_another_world_are_refused(tmp_path: Path) -> None:
+    done = run_ranks(3, [script(tmp_path)], MESHWRIGHT_FABRIC="laptop:2")
+    assert all("error plan-mismatch" in text for _, text in done), done
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MESHWRIGHT_TIMEOUT_S", "soon"), ("MESHWRIGHT_TIMEOUT_S", "-1"), ("MESHWRIGHT_TUNE", "99"), ("MESHWRIGHT_MIN_BYTES", "-5")]
+)
+def test_settings_that_are_none_are_refused(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        settings_from({name: value})
+
+
+def test_unknown_settings_are_refused() -> None:
+    from meshwright.run.group.settings import configure, current_settings
+
+    with pytest.raises(UsageError, match="no setting"):
+        configure(speed=3)
+    configure(tune=2)
+    assert current_settings().tune == 2
+    configure(tune=None)
+    assert current_settings().tune == 0
