@@ -20,6 +20,7 @@ class Namespace:
     rules: list[tuple[str, str, str]] = field(default_factory=list)  # (from, to, table)
     bridge: set[str] = field(default_factory=set)
     shapers: dict[str, list[dict[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    below: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # what lies below the bucket
     settings: set[str] = field(default_factory=set)
 
 
@@ -59,15 +60,16 @@ class Network:
             assert words[1] == "-n"
             self._ip(words[2], self.spaces[words[2]], words[3:])
         elif words[0] == "tc":
-            assert words[1] == "-n" and words[3:6] == ["qdisc", "add", "dev"]
+            assert words[1] == "-n" and words[4:6] in (["add", "dev"], ["replace", "dev"])
             space = self.spaces[words[2]]
             assert words[6] in space.interfaces
             rest = words[7:]
-            if "tbf" in rest:
+            if rest[0] == "parent":  # below the bucket: a queue, classes, a filter
+                assert rest[1] in ("1:1", "2:", "2:1", "2:2")
+                space.below[words[6]].append(" ".join([words[3], *rest]))
+            elif "tbf" in rest:
                 options = rest[rest.index("tbf") + 1 :]
                 space.shapers[words[6]].append({"kind": "tbf"} | dict(zip(options[::2], options[1::2], strict=True)))
-            elif "netem" in rest:
-                assert rest[:2] == ["parent", "1:1"]
             else:
                 assert rest == ["root", "blackhole"]
                 space.shapers[words[6]].append({"kind": "blackhole"})

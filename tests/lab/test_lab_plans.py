@@ -28,6 +28,7 @@ from meshwright.lab.wiring import MAX_NAMESPACES, wire
 def without_netem(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned must not depend on the kernel on which the tests run."""
     monkeypatch.setattr("meshwright.lab.planning.has_netem", lambda path: False)
+    monkeypatch.setattr("meshwright.lab.planning.has_priorities", lambda path: True)
     monkeypatch.setattr("meshwright.lab.planning.tool_path", lambda: "/usr/sbin")
 
 
@@ -50,6 +51,8 @@ def check_network(plan: Plan) -> None:
         shaper = shaped[place][0]
         assert shaper["kind"] == "tbf" and shaper["rate"] == f"{link.rate_Bps}bps" and shaper["burst"] == f"{link.burst_bytes}b"
         assert int(shaper["limit"][:-1]) >= link.burst_bytes + 65_536
+        queues = network.spaces[place[0]].below[place[1]]
+        assert sum(x.startswith("class ") for x in queues) == 2 or "netem" in queues[0]
         other = fabric.actor_of[link.dst]
         assert network.cables[place][0] == wiring.namespaces[other]  # the cable leads where the link does
     assert set(network.cables) == set(shaped)  # both ends of every cable
@@ -148,8 +151,30 @@ def test_the_whole_dry_run_of_a_pair() -> None:
         "ip -n mw-test-s0 link set to-d0 up",
         "ip -n mw-test-s0 link set to-d0 master br0",
         "tc -n mw-test-d0 qdisc add dev eth0 root handle 1: tbf rate 12500000bps burst 50000b limit 2550000b",
+        *queues("mw-test-d0 eth0"),
         "tc -n mw-test-s0 qdisc add dev to-d0 root handle 1: tbf rate 12500000bps burst 50000b limit 2550000b",
+        *queues("mw-test-s0 to-d0"),
     ]
+
+
+def queues(place: str) -> list[str]:
+    space, interface = place.split()
+    return [
+        f"tc -n {space} qdisc replace dev {interface} parent 1:1 handle 2: htb default 2",
+        f"tc -n {space} class add dev {interface} parent 2: classid 2:1 htb rate 30gbit burst 1mb cburst 1mb quantum 60000 prio 0",
+        f"tc -n {space} qdisc add dev {interface} parent 2:1 handle 21: bfifo limit 2550000",
+        f"tc -n {space} class add dev {interface} parent 2: classid 2:2 htb rate 30gbit burst 1mb cburst 1mb quantum 60000 prio 1",
+        f"tc -n {space} qdisc add dev {interface} parent 2:2 handle 22: bfifo limit 2550000",
+        f"tc -n {space} filter add dev {interface} parent 2: protocol ip prio 1 u32 "
+        "match u8 0x06 0xff at 9 match u16 0x0034 0xffff at 2 match u8 0x10 0xff at 33 flowid 2:1",
+    ]
+
+
+def test_kernels_without_priorities_get_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.lab.planning.has_priorities", lambda path: False)
+    plan = planned(preset("star:2"), 100)
+    assert "htb" not in plan.shell_text()
+    assert any("acknowledgements wait" in note for note in plan.notes)
 
 
 def test_batches_keep_the_order() -> None:

@@ -114,7 +114,7 @@ def _enlarge(lab: Lab, links: Sequence[int], bursts: Sequence[int]) -> None:
     commands = []
     for index, burst in zip(links, bursts, strict=True):
         lab.state.links[index].burst_bytes = burst
-        commands.append(reshape(lab.wiring, lab.wiring.exit_of[index][1], lab.state.links[index].rate_Bps, burst))
+        commands += list(reshape(lab.wiring, lab.wiring.exit_of[index][1], lab.state.links[index].rate_Bps, burst))
     lab.control.do(list(batches(commands)))
 
 

@@ -19,7 +19,10 @@ from ..errors import UnknownName, Unsupported, UsageError
 from ..fabric import Fabric
 from ..fabric_edit import find_part
 
-__all__ = ["MAX_RELAY_Bps", "MAX_RELAY_SUM_Bps", "MIN_DELAY_S", "UNIMPAIRED", "Impairment", "Method", "has_netem", "impairments", "method_for"]
+__all__ = [
+    "MAX_RELAY_Bps", "MAX_RELAY_SUM_Bps", "MIN_DELAY_S", "UNIMPAIRED", "Impairment", "Method", "has_netem", "has_priorities", "impairments",
+    "method_for",
+]  # fmt: skip
 
 MIN_DELAY_S = 200e-6
 # Measured on two cores (docs/lab.md): eight relayed directions passed 500 Mbit/s each, four at a time; half of that sum is the limit
@@ -59,15 +62,24 @@ def impairments(fabric: Fabric, *, delay: bool = True, loss: Mapping[str, float]
 UNIMPAIRED = Impairment()
 
 
-@cache
 def has_netem(path: str) -> bool:
-    """Whether the running kernel has netem, found by trying in a namespace that ends with the trial."""
+    """Whether the running kernel can delay and lose packets. Found by trying in a namespace that ends with the trial."""
+    return "netem" in _features(path)
+
+
+def has_priorities(path: str) -> bool:
+    """Whether it can let small packets pass others (htb and u32), found in the same way."""
+    return "priorities" in _features(path)
+
+
+@cache
+def _features(path: str) -> frozenset[str]:
     command = [sys.executable, "-m", "meshwright.lab.impair_trial"]
     try:
         done = subprocess.run(command, env=os.environ | {"PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
-        return done.returncode == 0
     except (OSError, subprocess.SubprocessError):
-        return False
+        return frozenset()
+    return frozenset(done.stdout.decode().split())
 
 
 def method_for(fabric: Fabric, wanted: Mapping[int, Impairment], *, netem: bool) -> Method:

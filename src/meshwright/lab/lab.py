@@ -102,7 +102,9 @@ class Lab(Links):
         state = read_state(folder)
         fabric = read_fabric_toml(folder / "fabric.toml")
         impaired = {i: Impairment(delay_s=x.delay_s, loss=x.loss) for i, x in enumerate(state.links) if x.delay_s or x.loss}
-        wiring = wire(fabric, f"mw-{name}-", mtu=state.mtu, offload=state.offload, impaired=impaired, method=state.method)
+        wiring = wire(
+            fabric, f"mw-{name}-", mtu=state.mtu, offload=state.offload, impaired=impaired, method=state.method, acks_first=state.acks_first
+        )
         return cls(folder, state, fabric, wiring, Control(folder))
 
     def down(self) -> None:

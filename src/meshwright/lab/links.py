@@ -88,7 +88,7 @@ class Links:
 
         def slow(end: End, state: LinkState) -> list[Command]:
             state.rate_Bps, state.burst_bytes = rate_Bps, burst_bytes(rate_Bps)
-            return [reshape(self.wiring, end, rate_Bps, state.burst_bytes)]
+            return list(reshape(self.wiring, end, rate_Bps, state.burst_bytes, is_cut=state.cut))
 
         self._change(link, slow)
 
@@ -110,9 +110,9 @@ class Links:
             assert end.link is not None
             link = self.fabric.links[end.link]
             state.rate_Bps, state.burst_bytes = link.rate_Bps, link.burst_bytes
-            commands = [reshape(self.wiring, end, link.rate_Bps, link.burst_bytes)]
+            commands = list(reshape(self.wiring, end, link.rate_Bps, link.burst_bytes, is_cut=state.cut))
             if state.cut:
-                commands.append(mend(self.wiring, end, link.rate_Bps, link.burst_bytes))
+                commands += mend(self.wiring, end, link.rate_Bps, link.burst_bytes)
             state.cut = False
             return commands
 

@@ -14,7 +14,7 @@ from ..run.cpu_quota import process_start_ticks
 from ..run.pacing import machine_facts
 from .build import tool_path
 from .commands import Command, build, relays, shell_text
-from .impair import MIN_DELAY_S, has_netem, impairments, method_for
+from .impair import MIN_DELAY_S, has_netem, has_priorities, impairments, method_for
 from .routes import Routes, find_routes
 from .scaling import load_of, rehearsed
 from .state import LabState, LinkState
@@ -62,7 +62,9 @@ def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
     built = rehearsed(fabric, options.scale, cores=cores, force=options.force)
     impaired = impairments(built, delay=options.delay, loss=options.loss)
     method = method_for(built, impaired, netem=bool(impaired) and has_netem(tool_path()))
-    wiring = wire(built, f"mw-{name}-", mtu=options.mtu, offload=options.offload, impaired=impaired, method=method)
+    wiring = wire(
+        built, f"mw-{name}-", mtu=options.mtu, offload=options.offload, impaired=impaired, method=method, acks_first=has_priorities(tool_path())
+    )
     routes = find_routes(wiring) if wiring.style == "routed" else None
     load = load_of(built, cores)
     notes = []
@@ -74,6 +76,8 @@ def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
     small = max((x.latency_s for i, x in enumerate(built.links) if i not in impaired), default=0.0)
     if small >= MIN_DELAY_S:
         notes.append("latencies are not made real (--no-delay)")
+    if not wiring.acks_first:
+        notes.append("the kernel has no sch_htb or cls_u32: acknowledgements wait behind data, which slows transfers in both directions at once")
     if method == "relay":
         notes.append(f"delay and loss of {len(impaired)} links by a relay in user space: the kernel has no netem")
     if len(built.links) < len(fabric.links):
@@ -101,5 +105,5 @@ def first_state(name: str, plan: Plan, options: Options) -> LabState:
             for i, x in enumerate(plan.fabric.links)
             for end in (plan.wiring.exit_of[i][1],)
         ],
-        method=plan.wiring.method, seed=options.seed, notes=list(plan.notes),
+        method=plan.wiring.method, acks_first=plan.wiring.acks_first, seed=options.seed, notes=list(plan.notes),
     )  # fmt: skip

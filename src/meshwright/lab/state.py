@@ -71,6 +71,7 @@ class LabState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     links: list[LinkState] = []
     method: Literal["", "netem", "relay"] = ""  # how delays and losses are made: "" | netem | relay
     seed: int = 0  # of losses
+    acks_first: bool = False  # acknowledgements do not wait behind data
     notes: list[str] = []
     machine: dict[str, float | int | str | bool] = {}
 

@@ -73,6 +73,7 @@ class Wiring:
     cables: tuple[Cable, ...]
     mtu: int
     method: Method = ""  # of delays and losses
+    acks_first: bool = False  # acknowledgements do not wait behind data
 
     @property
     def interface(self) -> str:
@@ -113,8 +114,9 @@ class Wiring:
 
 
 def wire(
-    fabric: Fabric, prefix: str, *, mtu: int = 1500, offload: bool = True, impaired: Mapping[int, Impairment] | None = None, method: Method = ""
-) -> Wiring:
+    fabric: Fabric, prefix: str, *, mtu: int = 1500, offload: bool = True, impaired: Mapping[int, Impairment] | None = None, method: Method = "",
+    acks_first: bool = False,
+) -> Wiring:  # fmt: skip
     """Cables, names and addresses for a rehearsed fabric. `offload=False` sends single packets instead of super-packets.
 
     `impaired` says which links get delay or loss, `method` how.
@@ -138,7 +140,7 @@ def wire(
             links = (there[i] if i < len(there) else None, back[i] if i < len(back) else None)
             cables.append(_impair(_cable(fabric, style, len(cables), (a, b), links, i, mtu, offload), impaired or {}, method))
     names = tuple(_short(fabric, prefix, actor) if actor in used else "" for actor in range(len(fabric.actor_names)))
-    return Wiring(fabric, style, names, tuple(cables), mtu, method)
+    return Wiring(fabric, style, names, tuple(cables), mtu, method, acks_first)
 
 
 def _short(fabric: Fabric, prefix: str, actor: int) -> str:
