@@ -23,17 +23,19 @@ exit code: 0 nothing is wrong, 1 something is"""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="DIR|FILE", help="folders or records (default: MESHWRIGHT_RECORD_DIR, else the private folder)")
+    parser.add_argument("--dump", action="store_true", help="with --json: everything that the records hold")
     parser.add_argument("--run", default="", metavar="ID", help="the run to look at (default: the latest)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..run.doctor import diagnose, find_records
+    from ..run.doctor import diagnose, dump, find_records
     from ..run.group.recorder import private_folder
 
     paths = args.paths or [os.environ.get("MESHWRIGHT_RECORD_DIR") or private_folder()]
     records, damaged = find_records(paths, args.run)
     found = diagnose(records, damaged=damaged)
-    return Result(found.to_json(), _text(found), exit_code=1 if found.wrong else 0)
+    document = found.to_json() | ({"records": dump(records)} if args.dump else {})
+    return Result(document, _text(found), exit_code=1 if found.wrong else 0)
 
 
 def _text(found: Diagnosis) -> str:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import meshwright.torch  # noqa: F401
 from meshwright.errors import MeshwrightError
 from meshwright.run.group.messages import GlooMessages
+from meshwright.run.group.plans import GroupPlans
 
 torch.set_num_threads(1)
 
@@ -67,12 +68,14 @@ def note(path: Path, document: Any) -> None:
 def be_rank(case: dict[str, Any], rank: int) -> None:
     """Two collectives more than the warm-up; what came of them goes to `rank-N.json`."""
     folder = Path(case["folder"])
-    os.environ.update(case["env"], RANK=str(rank), WORLD_SIZE=str(case["world"]))
+    os.environ.update(case["env"] | case.get("more_env", {}), RANK=str(rank), WORLD_SIZE=str(case["world"]))
     striker = Striker(case, folder, rank)
     GlooMessages.wait = lambda messages, work, limit: striker.wait(messages, work, limit)  # type: ignore[method-assign]
     result: dict[str, Any] = {"rank": rank, "code": "", "right": True}
     if rank == case.get("culprit"):
         os.environ.update(case.get("culprit_env", {}))
+        if case.get("scenario") == "planning":
+            GroupPlans._plan = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     dist.init_process_group(case["backend"], timeout=timedelta(seconds=30 if case["backend"] == "meshwright" else case["timeout_s"]))
     tensor = torch.empty(case["elements"], dtype=torch.int32)
     want = case["world"] * (case["world"] + 1) // 2
@@ -103,7 +106,7 @@ def be_rank(case: dict[str, Any], rank: int) -> None:
         else:
             result["code"] = "untyped"
     result["waits"] = striker.waits
-    if case.get("scenario") and result.get("type") != "RuntimeError":
+    if case.get("scenario") and case["scenario"] != "planning" and result.get("type") != "RuntimeError":
         result["anew"] = again(case, rank, folder)
     note(folder / f"rank-{rank}.json", result)
     if case["backend"] == "meshwright" and dist.is_initialized():

@@ -200,5 +200,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["run", "doctor", "--json", str(other)]) in (0, 1)  # waits are as young as this test: both are right
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "meshwright.doctor" and document["processes"] == {"0": "alive", "1": "alive", "2": "alive"}
+    assert main(["run", "doctor", "--json", "--dump", str(other)]) in (0, 1)
+    records_json = json.loads(capsys.readouterr().out)["records"]
+    assert records_json[0]["header"]["schema"] == "meshwright.flight" and len(records_json[0]["groups"][0]["history"]) == 9
+    assert records_json[0]["groups"][0]["history"][0]["call"] == "all-reduce sum float32 4 MiB"
     assert main(["run", "doctor", str(tmp_path / "nowhere")]) == 2
     assert histories.SUM

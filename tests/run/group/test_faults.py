@@ -114,6 +114,15 @@ def test_a_damaged_plan_on_one_rank(rig: FaultRig, tmp_path: Path) -> None:
     assert "rank 0 could not join" in said[1] and said[1] == said[2] and not result.left, said
 
 
+def test_the_planning_rank_dies(rig: FaultRig) -> None:
+    """It hosts the store, too: the others wait there for its plan."""
+    env = {"MESHWRIGHT_PLAN": "", "MESHWRIGHT_FABRIC": "laptop:3", "MESHWRIGHT_MIN_BYTES": "0", "MESHWRIGHT_TIMEOUT_S": "30"}
+    result = rig.run(None, scenario="planning", culprit=0, more_env=env)
+    errors = [result.ranks[r] for r in (1, 2)]
+    assert {e["code"] for e in errors} == {"rank-died"} and {e["data"]["rank"] for e in errors} == {0}, errors
+    assert len({e["message"] for e in errors}) == 1 and not result.left
+
+
 # ---- processes that end by themselves --------------------------------------------------------------------------------------
 SCRIPT = """
 import os, signal, sys, time
