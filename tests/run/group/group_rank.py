@@ -215,14 +215,15 @@ def endings(rank: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    meshwright.torch.configure(fabric=sys.argv[1], builtin=False, min_bytes=0, plan_s=20.0, strategies=("forestcoll", "ring", "direct", "hierarchical"))
+    some = ("forestcoll", "ring", "direct", "hierarchical")
+    meshwright.torch.configure(fabric=sys.argv[1], builtin=False, min_bytes=0, plan_s=20.0, strategies=some)
     dist.init_process_group("meshwright")
     rank, n = dist.get_rank(), dist.get_world_size()
     compare(rank, n, dist.group.WORLD, dist.new_group(backend="gloo"))
-    some = dist.new_group([0, n - 1], backend="meshwright")
+    ends = dist.new_group([0, n - 1], backend="meshwright")
     if rank in (0, n - 1):
         x = torch.full((1000,), float(rank))
-        dist.all_reduce(x, group=some)
+        dist.all_reduce(x, group=ends)
         assert (x == n - 1).all()
     train(rank, dist.group.WORLD)
     tensor_parallel(rank)
@@ -235,7 +236,7 @@ def main() -> None:
     assert (x == n).all()
     dist.destroy_process_group()
     if rank == 0:
-        print(json.dumps({"ok": True}))
+        sys.stdout.write(json.dumps({"ok": True}) + "\n")
 
 
 if __name__ == "__main__":

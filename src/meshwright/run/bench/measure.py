@@ -65,7 +65,7 @@ def bench(
     dtype = DTYPES[request.dtype]
     n = dist.get_world_size(group)
     for size_bytes in request.sizes:
-        forms = []
+        forms: list[Timed | None] = []
         for in_place in (False, True):
             if in_place_only and not in_place and request.op != "all-to-all":
                 forms.append(None)
