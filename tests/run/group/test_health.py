@@ -15,11 +15,25 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from meshwright.errors import FormatError, LinkSlow, MeshwrightError, RankDied, RankFailed, RankFrozen, RunTimeout
+from meshwright.errors import (
+    FormatError,
+    GroupFailed,
+    LinkLost,
+    LinkSlow,
+    MeshwrightError,
+    MessageDamaged,
+    PlanMismatch,
+    RankDied,
+    RankDiverged,
+    RankFailed,
+    RankFrozen,
+    RunTimeout,
+)  # fmt: skip
 from meshwright.run.group import control as control_module
 from meshwright.run.group import health as health_module
+from meshwright.run.group.addresses import own_address, transferred
 from meshwright.run.group.agreement import Agreement
-from meshwright.run.group.control import MAX_FRAME, PROTOCOL, Control, Hello, frame, own_address, transferred
+from meshwright.run.group.control import MAX_FRAME, PROTOCOL, Control, Hello, frame
 from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s, refuse
 from meshwright.run.group.verdict import CUT, SILENT, Claim, Verdict, View, first_cause
 
@@ -256,6 +270,16 @@ def test_the_address_that_peers_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_grace_follows_the_deadline() -> None:
     assert [grace_s(t) for t in (0.1, 4.0, 1800.0)] == [0.5, 1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "kind", [RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed, RunTimeout]
+)  # fmt: skip
+def test_a_verdict_becomes_the_error_of_its_code(kind: type[MeshwrightError]) -> None:
+    verdict = Verdict(code=kind.code, message="told", rank=1, source=1, target=0, step=4, where="here", hint="do", how="seen", views={"7": "idle"})
+    error = error_of(verdict, (7, 9))
+    assert type(error) is kind and str(error) == "here: told" and error.hint == "do"
+    assert error.data == {"rank": 9, "step": 4, "link": "9 -> 7", "how": "seen", "views": {"7": "idle"}}
 
 
 def test_unknown_codes_are_group_failures() -> None:

@@ -19,7 +19,7 @@ import torch
 
 from ...errors import MessageDamaged
 
-__all__ = ["CheckedMessages"]
+__all__ = ["CheckedMessages", "check", "checksum"]
 
 _FIELDS = ("collective", "tag", "count", "bytes", "checksum")
 _HEADER_TAG = 1 << 30  # no channel's tag reaches it
@@ -57,7 +57,7 @@ class CheckedMessages:
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         count = self._sent[peer, tag]
         self._sent[peer, tag] = count + 1
-        said = torch.tensor([self.mask, tag, count, tensor.numel() * tensor.element_size(), _crc(tensor)])
+        said = torch.tensor([self.mask, tag, count, tensor.numel() * tensor.element_size(), checksum(tensor)])
         payload = self.inner.send(tensor, peer, tag)
         return _Checked(payload, self.inner.send(said, peer, tag | _HEADER_TAG), tensor, said, peer, None)
 
@@ -82,7 +82,7 @@ class CheckedMessages:
 
 def check(said: Sequence[int], expected: Sequence[int], tensor: torch.Tensor, peer: int, rank: int, names: Sequence[int]) -> None:
     """Raises: MessageDamaged, if what came from `peer` is not what is due."""
-    for field, here, there in zip(_FIELDS, (*expected, _crc(tensor)), said, strict=True):
+    for field, here, there in zip(_FIELDS, (*expected, checksum(tensor)), said, strict=True):
         if here != there:
             link = f"{names[peer]} -> {names[rank]}"
             what = "is damaged: its checksum is" if field == "checksum" else f"is not the one that is due: its {field} is"
@@ -94,5 +94,6 @@ def check(said: Sequence[int], expected: Sequence[int], tensor: torch.Tensor, pe
             )
 
 
-def _crc(tensor: torch.Tensor) -> int:
+def checksum(tensor: torch.Tensor) -> int:
+    """CRC-32 of a contiguous tensor's bytes."""
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -22,14 +22,14 @@ import termios
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
+from .addresses import transferred
 from .agreement import Agreement, Message
 from .verdict import CRAWLS, CUT, SILENT, Verdict
 
-__all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control", "own_address"]
+__all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control"]
 
 PROTOCOL = 1
 MAX_FRAME = 1 << 20
@@ -52,50 +52,6 @@ _HELLO, _MESSAGE = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Message)
 def frame(value: msgspec.Struct) -> bytes:
     body = msgspec.json.encode(value)
     return _LENGTH.pack(len(body)) + body
-
-
-def own_address(store_host: str) -> str:
-    """The address that the group's peers reach this process at: of GLOO_SOCKET_IFNAME's interface, else of the way to the store, else loopback."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0].strip()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if name:
-            with contextlib.suppress(OSError):
-                found = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))  # SIOCGIFADDR
-                return socket.inet_ntoa(found[20:24])
-        with contextlib.suppress(OSError):
-            probe.connect((store_host or "127.0.0.1", 9))
-            address = str(probe.getsockname()[0])
-            if not address.startswith("127."):
-                return address
-        # The store is on this machine; so are all ranks, unless the host's own name resolves to an address of it.
-        with contextlib.suppress(OSError):
-            address = socket.gethostbyname(socket.gethostname())
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-                trial.bind((address, 0))
-            if store_host not in ("", "localhost", "127.0.0.1"):
-                return address
-    return "127.0.0.1"
-
-
-def transferred(hosts: set[str]) -> dict[str, int]:
-    """Bytes acknowledged by, and received from, each of `hosts`, over all TCP connections of this process that are open now."""
-    total = dict.fromkeys(hosts, 0)
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            seen = socket.socket(fileno=int(entry.name))
-        except OSError:  # no socket, or closed meanwhile
-            continue
-        try:
-            host = seen.getpeername()[0] if seen.family in (socket.AF_INET, socket.AF_INET6) else ""
-            host = host.removeprefix("::ffff:")
-            if host in total:
-                acknowledged, received = struct.unpack_from("=QQ", seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 120)
-                total[host] += acknowledged + received
-        except (OSError, struct.error):
-            continue
-        finally:
-            seen.detach()
-    return total
 
 
 class Member:

@@ -30,8 +30,9 @@ from ...errors import (
     RankFrozen,
     RunTimeout,
 )
+from .addresses import own_address
 from .agreement import Agreement, Message
-from .control import PROTOCOL, Hello, Member, control, frame, own_address, release
+from .control import PROTOCOL, Hello, Member, control, frame, release
 from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]

@@ -13,141 +13,40 @@ from __future__ import annotations
 import heapq
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import torch
 
-from ...errors import MeshwrightError, MessageDamaged
+from ...errors import MessageDamaged
 from .agreement import Agreement, Message
-from .call import Call, Session
 from .checksums import check
 from .health import claim_of, error_of
 from .messages import Broken, mask_of
 from .record_file import pack_call
+from .twin_transport import (
+    DONE,
+    FAILED,
+    FAULTS,
+    KILLED,
+    RUNNING,
+    Fault,
+    Outcome,
+    Transport,
+    VirtualCall,
+    VirtualLog,
+    VirtualMessages,
+    VirtualRank,
+    VirtualWork,
+)
 from .verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View
 from .views import view_of
 from .walk import walk
 
 __all__ = ["FAULTS", "Fault", "Outcome", "VirtualCall", "VirtualWorld"]
 
-FAULTS = ("kill", "freeze", "pause", "cut", "slow", "corrupt", "exception", "exit", "late")
-_RUNNING, _DONE, _FAILED, _KILLED = "running", "done", "failed", "killed"
 
-
-@dataclass(frozen=True)
-class Fault:
-    """`kind` happens to `rank` when it comes to its `at`-th wait, counted over all its collectives (the last one is its end).
-
-    `peer`: the other end of the link, for cut, slow (from rank to peer) and corrupt (likewise).
-    """
-
-    kind: str
-    rank: int
-    at: int
-    peer: int = -1
-    factor: float = 1e-6  # slow: share of the rate that is left
-    pause_s: float = 0.0  # pause: frozen for so long
-
-
-@dataclass
-class VirtualCall:
-    """One collective of one rank, ready to walk."""
-
-    call: Call
-    session: Session
-    name: int
-    combine: Any = None
-    number: int = 0
-
-
-@dataclass
-class Outcome:
-    """What became of a rank. `error`: what it raised; `error_s`: when."""
-
-    state: str
-    finished: int
-    error: MeshwrightError | None = None
-    error_s: float = 0.0
-    waits: int = 0
-
-
-class _Log:
-    """The recorder's face towards `view_of`, in virtual time."""
-
-    def __init__(self, world: VirtualWorld) -> None:
-        self.world = world
-        self.calls: dict[int, tuple[int, int, int]] = {}
-        self.number = self.running = self.last = 0
-        self.place: tuple[int, int, bool, bool] = (-1, -1, False, False)
-        self.since = 0.0
-
-    def position(self) -> tuple[int, int, bool, bool, float]:
-        return (*self.place, self.world.now - self.since)
-
-
-@dataclass(eq=False, slots=True)
-class _Work:
-    """A posted send or receive. `failed`: why its wait raises."""
-
-    rank: int
-    peer: int
-    tag: int
-    tensor: torch.Tensor
-    sends: bool
-    crc: Any = None
-    done: bool = False
-    failed: str = ""
-    copy: Any = None  # what the transport has taken
-
-
-class _Messages:
-    """One rank's messages."""
-
-    def __init__(self, world: VirtualWorld, rank: int) -> None:
-        self.world, self.rank, self.mask = world, rank, 0
-        self.counts: dict[tuple[bool, int, int], int] = defaultdict(int)
-
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> _Work:
-        return self.post(_Work(self.rank, peer, tag ^ self.mask, tensor, True))
-
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> _Work:
-        return self.post(_Work(self.rank, peer, tag ^ self.mask, tensor, False))
-
-    def post(self, work: _Work) -> _Work:
-        if self.world.pair_closed(self.rank, work.peer):
-            raise Broken(work.peer, "connection closed")
-        self.world.post(work)
-        return work
-
-
-@dataclass(eq=False)
-class _Rank:
-    number: int
-    calls: deque[VirtualCall]
-    log: _Log
-    messages: _Messages
-    agreement: Agreement
-    state: str = _RUNNING
-    walker: Iterator[Any] | None = None
-    finish: Callable[[], None] | None = None
-    current: VirtualCall | None = None
-    waiting: _Work | None = None
-    wait_id: int = 0
-    waits: int = 0
-    finished: int = 0
-    frozen: bool = False
-    left: bool = False
-    inbox: list[Callable[[], None]] = field(default_factory=list)  # what arrives while frozen
-    error: MeshwrightError | None = None
-    error_s: float = 0.0
-    posted: list[_Work] = field(default_factory=list)
-    closed: bool = False
-
-
-class VirtualWorld:
+class VirtualWorld(Transport):
     """`calls[rank]`: its collectives in order; `links[a, b]`: (bytes per second, latency), `default` elsewhere. `checks`: debug mode."""
 
     def __init__(
@@ -169,16 +68,15 @@ class VirtualWorld:
         self.events: list[tuple[float, float, int, Callable[[], None], str]] = []
         self._serial = 0
         self._wire: dict[tuple[int, int], float] = defaultdict(float)  # when the last message of a control connection arrives
-        self.queues: dict[tuple[int, int, int], tuple[deque[_Work], deque[_Work]]] = defaultdict(lambda: (deque(), deque()))
+        self.queues: dict[tuple[int, int, int], tuple[deque[VirtualWork], deque[VirtualWork]]] = defaultdict(lambda: (deque(), deque()))
         self.ranks = [self._make(rank, list(own), grace_s) for rank, own in enumerate(calls)]
         for rank in self.ranks:
             self.soon(rank, lambda rank=rank: self.advance(rank))  # type: ignore[misc]
 
-    def _make(self, number: int, calls: list[VirtualCall], grace_s: float) -> _Rank:
-        log = _Log(self)
-        rank = _Rank(number, deque(calls), log, _Messages(self, number), Agreement(number, self.size, grace_s, lambda: self._look(number), str))
-        rank.agreement.judge = lambda peer: self._judge(number, peer)
-        return rank
+    def _make(self, number: int, calls: list[VirtualCall], grace_s: float) -> VirtualRank:
+        log = VirtualLog(self)
+        agreement = Agreement(number, self.size, grace_s, lambda: self._look(number), lambda peer: self._judge(number, peer))
+        return VirtualRank(number, deque(calls), log, VirtualMessages(self, number), agreement)
 
     def _judge(self, rank: int, peer: int) -> str:
         pair = frozenset((rank, peer))
@@ -190,7 +88,7 @@ class VirtualWorld:
         self._serial += 1
         heapq.heappush(self.events, (time_s, self.random.random(), self._serial, what, label))
 
-    def soon(self, rank: _Rank, what: Callable[[], None]) -> None:
+    def soon(self, rank: VirtualRank, what: Callable[[], None]) -> None:
         """After a little while that the seed decides; not while the rank is frozen."""
         self.at(self.now + self.random.random() * 30e-6, lambda: self.to(rank, what), f"rank {rank.number}")
 
@@ -209,8 +107,8 @@ class VirtualWorld:
         """Where everybody is: equal states have equal futures while nothing fails."""
         return (*((r.waits, r.finished, r.state) for r in self.ranks), *self.choices())
 
-    def to(self, rank: _Rank, what: Callable[[], None]) -> None:
-        if rank.state == _KILLED:
+    def to(self, rank: VirtualRank, what: Callable[[], None]) -> None:
+        if rank.state == KILLED:
             return
         if rank.frozen:
             rank.inbox.append(what)
@@ -231,9 +129,9 @@ class VirtualWorld:
         return [Outcome(r.state, r.finished, r.error, r.error_s, r.waits) for r in self.ranks]
 
     # ---- a rank's thread ---------------------------------------------------------------------------------------
-    def advance(self, rank: _Rank) -> None:
+    def advance(self, rank: VirtualRank) -> None:
         """Walk on until something has to be waited for."""
-        while rank.state == _RUNNING:
+        while rank.state == RUNNING:
             if rank.walker is None and not self._begin(rank):
                 return
             try:
@@ -258,9 +156,9 @@ class VirtualWorld:
             if not self._ready(rank, rank.wait_id):
                 return
 
-    def _begin(self, rank: _Rank) -> bool:
+    def _begin(self, rank: VirtualRank) -> bool:
         if not rank.calls:
-            rank.state = _DONE
+            rank.state = DONE
             rank.waits += 1
             self._strikes(rank)
             return False
@@ -278,17 +176,17 @@ class VirtualWorld:
         rank.walker = walk(bound, rank.messages, item.combine)
         return True
 
-    def _finish(self, rank: _Rank) -> None:
+    def _finish(self, rank: VirtualRank) -> None:
         assert rank.finish is not None
         rank.finish()
         rank.walker = rank.current = None
         rank.log.running = 0
         rank.finished += 1
 
-    def _ready(self, rank: _Rank, wait_id: int) -> bool:
+    def _ready(self, rank: VirtualRank, wait_id: int) -> bool:
         """Whether the wait is over; otherwise something will come back here, at the deadline at the latest."""
         work = rank.waiting
-        if work is None or rank.wait_id != wait_id or rank.state != _RUNNING:
+        if work is None or rank.wait_id != wait_id or rank.state != RUNNING:
             return False
         if work.failed:
             self.lost(rank, work.failed)
@@ -309,109 +207,19 @@ class VirtualWorld:
                 return False
         return True
 
-    def _deadline(self, rank: _Rank, wait_id: int) -> None:
+    def _deadline(self, rank: VirtualRank, wait_id: int) -> None:
         work = rank.waiting
-        if work is not None and rank.wait_id == wait_id and rank.state == _RUNNING and not work.done:
+        if work is not None and rank.wait_id == wait_id and rank.state == RUNNING and not work.done:
             self.lost(rank, work.failed or "deadline")
 
-    def wake(self, work: _Work) -> None:
+    def wake(self, work: VirtualWork) -> None:
         rank = self.ranks[work.rank]
         if rank.waiting is work:
             wait_id = rank.wait_id
             self.soon(rank, lambda: self.advance(rank) if self._ready(rank, wait_id) else None)
 
-    # ---- messages ----------------------------------------------------------------------------------------------
-    def pair_closed(self, a: int, b: int) -> bool:
-        return self.ranks[a].closed or frozenset((a, b)) in self.shut
-
-    def post(self, work: _Work) -> None:
-        key = (work.rank, work.peer, work.tag) if work.sends else (work.peer, work.rank, work.tag)
-        self.ranks[work.rank].posted.append(work)
-        sends, receives = self.queues[key]
-        (sends if work.sends else receives).append(work)
-        if sends and receives:
-            send, receive = sends.popleft(), receives.popleft()
-            self.transfer(send, receive)
-
-    def transfer(self, send: _Work, receive: _Work) -> None:
-        a, b = send.rank, receive.rank
-        rate, latency = self.links.get((a, b), self.default)
-        size = send.tensor.numel() * send.tensor.element_size()
-        if self.buffered and not self.checks:
-            send.copy = send.tensor.clone()
-            self.at(self.now + latency, lambda: self.taken(send))
-        start = max(self.now, self.free[a, b])
-        self.free[a, b] = end = start + size / rate
-        jitter = 1 + 0.2 * self.random.random()
-        self.at(end + latency * jitter, lambda: self.arrive(send, receive), f"message {a} -> {b} tag {send.tag}")
-
-    def taken(self, send: _Work) -> None:
-        rank = self.ranks[send.rank]
-        if rank.frozen:
-            rank.inbox.append(lambda: self.taken(send))
-        elif not send.failed and not send.done and rank.state != _KILLED:
-            send.done = True
-            rank.posted.remove(send)
-            self.wake(send)
-
-    def arrive(self, send: _Work, receive: _Work) -> None:
-        if send.failed or receive.failed or receive.done:
-            return
-        a, b = self.ranks[send.rank], self.ranks[receive.rank]
-        if frozenset((a.number, b.number)) in self.cut or _KILLED in (a.state, b.state):
-            return
-        for rank in (a, b):
-            if rank.frozen:  # its transport stands still too
-                rank.inbox.append(lambda: self.arrive(send, receive))
-                return
-        if send.tensor.numel() != receive.tensor.numel():
-            self.kill(b)  # as gloo does
-            return
-        if self.checks:
-            from .checksums import _crc
-
-            receive.crc = [b.messages.mask, receive.tag, 0, receive.tensor.numel() * receive.tensor.element_size(), _crc(send.tensor)]
-        receive.tensor.copy_(send.tensor if send.copy is None else send.copy)
-        if (a.number, b.number) in self.damage:
-            self.damage.discard((a.number, b.number))
-            self.fault_s = self.now
-            flat = receive.tensor.reshape(-1).view(torch.uint8)
-            flat[self.random.randrange(flat.numel())] ^= 1 << self.random.randrange(8)
-        for work, rank in ((send, a), (receive, b)):
-            if work.done:
-                continue
-            work.done = True
-            rank.posted.remove(work)
-            self.wake(work)
-
-    def close(self, rank: _Rank) -> None:
-        """All of a rank's connections end: by its death, a wait that timed out, an abort."""
-        if rank.closed:
-            return
-        rank.closed = True
-        self._break(rank, None)
-        for peer in self.ranks:
-            pair = frozenset((rank.number, peer.number))
-            if peer is not rank and pair not in self.cut:
-                _, latency = self.links.get((rank.number, peer.number), self.default)
-                self.at(self.now + latency * (1 + self.random.random()), lambda peer=peer: self.to(peer, lambda: self._shut(rank, peer)))  # type: ignore[misc]
-
-    def _shut(self, gone: _Rank, peer: _Rank) -> None:
-        self.shut.add(frozenset((gone.number, peer.number)))
-        self._break(peer, gone.number)
-
-    def _break(self, rank: _Rank, other: int | None) -> None:
-        kept = []
-        for work in rank.posted:
-            if other is None or work.peer == other:
-                work.failed = "closed"
-                self.wake(work)
-            else:
-                kept.append(work)
-        rank.posted = kept
-
     # ---- failures ----------------------------------------------------------------------------------------------
-    def _strikes(self, rank: _Rank) -> bool:
+    def _strikes(self, rank: VirtualRank) -> bool:
         """Apply the fault that is due here; True if the rank does not go on by itself."""
         fault = self.faults.pop((rank.number, rank.waits), None)
         if fault is None:
@@ -445,29 +253,29 @@ class VirtualWorld:
             self.leave(rank, "exited")
         elif fault.kind == "late":
             rank.log.place = -1, -1, False, False
-            rank.state = "busy" if rank.state == _RUNNING else rank.state
+            rank.state = "busy" if rank.state == RUNNING else rank.state
         return fault.kind != "late" or rank.state == "busy"
 
-    def kill(self, rank: _Rank) -> None:
-        if rank.state == _KILLED:
+    def kill(self, rank: VirtualRank) -> None:
+        if rank.state == KILLED:
             return
         self.close(rank)
-        rank.state = _KILLED
+        rank.state = KILLED
         for peer in self.ranks:
             if peer is not rank and frozenset((rank.number, peer.number)) not in self.cut:
                 self.at(self.wire(rank.number, peer.number), lambda peer=peer: self.to(peer, lambda: self._gone(rank, peer)))  # type: ignore[misc]
 
-    def _gone(self, rank: _Rank, peer: _Rank) -> None:
+    def _gone(self, rank: VirtualRank, peer: VirtualRank) -> None:
         peer.agreement.closed(self.now, rank.number)
         self.deal(peer)
 
-    def thaw(self, rank: _Rank) -> None:
+    def thaw(self, rank: VirtualRank) -> None:
         rank.frozen = False
         inbox, rank.inbox = rank.inbox, []
         for what in inbox:
             self.to(rank, what)
 
-    def leave(self, rank: _Rank, state: str) -> None:
+    def leave(self, rank: VirtualRank, state: str) -> None:
         """The process ends in good order: it says so, then its connections end."""
         view = self._look(rank.number)
         view.state, view.final = state, True
@@ -476,16 +284,16 @@ class VirtualWorld:
                 self.carry(rank, peer, Message(view=view))
         self.kill(rank)
 
-    def lost(self, rank: _Rank, why: str) -> None:
+    def lost(self, rank: VirtualRank, why: str) -> None:
         """A wait failed. gloo closes everything after a timeout."""
-        rank.state = "judging" if rank.error is None else _FAILED
+        rank.state = "judging" if rank.error is None else FAILED
         if why == "deadline":
             self.close(rank)
         rank.agreement.alarm(self.now, why)
         self.deal(rank)
 
-    def fail(self, rank: _Rank, error: Exception) -> None:
-        rank.state = "judging" if rank.error is None else _FAILED
+    def fail(self, rank: VirtualRank, error: Exception) -> None:
+        rank.state = "judging" if rank.error is None else FAILED
         item = rank.current
         during = f"collective {rank.log.number} ({item.session.op})" if item is not None else "its own work"
         claim: Claim = claim_of(error, rank.number, range(self.size), during)
@@ -496,7 +304,7 @@ class VirtualWorld:
         rank = self.ranks[number]
         return view_of(rank.log, number, rank.current.session.code if rank.current is not None else None)  # type: ignore[arg-type]
 
-    def deal(self, rank: _Rank) -> None:
+    def deal(self, rank: VirtualRank) -> None:
         """What the control thread does after every event."""
         agreement = rank.agreement
         out, agreement.out = agreement.out, []
@@ -508,19 +316,12 @@ class VirtualWorld:
             due = agreement.next_s
             self.at(due, lambda: self.to(rank, lambda: self.tick(rank, due)))
 
-    def tick(self, rank: _Rank, due_s: float) -> None:
+    def tick(self, rank: VirtualRank, due_s: float) -> None:
         if rank.agreement.next_s == due_s:
             rank.agreement.tick(max(self.now, due_s))
             self.deal(rank)
 
-    def wire(self, source: int, target: int) -> float:
-        """When the next thing on a control connection arrives: never before the one ahead of it."""
-        latency = self.default[1] + (100 * self.timeout_s if frozenset((source, target)) in self.full else 0.0)
-        arrives = self.now + latency * (1 + 2 * self.random.random())
-        self._wire[source, target] = arrives = max(arrives, self._wire[source, target] + 1e-9)
-        return arrives
-
-    def carry(self, rank: _Rank, peer: int, message: Message) -> None:
+    def carry(self, rank: VirtualRank, peer: int, message: Message) -> None:
         if frozenset((rank.number, peer)) in self.cut:
             return
         other = self.ranks[peer]
@@ -531,10 +332,10 @@ class VirtualWorld:
 
         self.at(self.wire(rank.number, peer), lambda: self.to(other, arrive))
 
-    def ended(self, rank: _Rank, verdict: Verdict) -> None:
+    def ended(self, rank: VirtualRank, verdict: Verdict) -> None:
         if rank.error is not None:
             return
         rank.error, rank.error_s = error_of(verdict, range(self.size)), self.now
-        if rank.state != _DONE:
-            rank.state = _FAILED
+        if rank.state != DONE:
+            rank.state = FAILED
         self.close(rank)
