@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -22,7 +23,9 @@ from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 
-__all__ = ["MeshwrightGroup", "configure", "report"]
+__all__ = ["MeshwrightGroup", "configure", "probe", "report"]
+
+PROBE = "probe"  # as a fabric's name
 
 _groups: weakref.WeakSet[MeshwrightGroup] = weakref.WeakSet()
 
@@ -48,6 +51,8 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
         engine.close()
         raise found from error
     group = MeshwrightGroup(engine, builtin)
+    if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
+        engine.plans.find_fabric = lambda: _probe_for(ranks)
     _groups.add(group)
     return group
 
@@ -55,6 +60,8 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
 def _fabric(settings: Settings) -> Fabric | None:
     if not settings.fabric:
         return None
+    if settings.fabric == PROBE:
+        return _probed
     from .drive import read_fabric
 
     return read_fabric(settings.fabric)
@@ -76,6 +83,44 @@ def _devices(settings: Settings, fabric: Fabric | None, ranks: tuple[int, ...]) 
         for name in names:
             fabric.device(name)
     return tuple(names[r] for r in ranks)
+
+
+_probed: Fabric | None = None
+
+
+def probe(*, budget_s: float | None = None, tolerance: float | None = None, save: str | None = None) -> Fabric:
+    """Measure the job's fabric now, and plan for it from here on, in all groups made with MESHWRIGHT_FABRIC=probe.
+
+    Call it on all ranks, with nothing else running; it takes up to `budget_s` seconds. `save`: rank 0 writes the fabric there, as TOML.
+    With MESHWRIGHT_FABRIC=probe the first collective of the whole job that is large enough to plan for does this by itself.
+    Raises: CheckFailed when no fabric explains what was measured (names the transfer), RunError, what `probe_group` raises.
+    """
+    global _probed
+    from .io.fabric_toml import fabric_toml
+    from .probe.fabric_campaign import BUDGET_S
+    from .probe.fabric_infer import TOLERANCE
+    from .probe.fabric_job import probe_group
+
+    plain = dist.new_group(backend="gloo")
+    try:
+        found = probe_group(plain, budget_s=budget_s or BUDGET_S, tolerance=tolerance or TOLERANCE)
+    finally:
+        dist.destroy_process_group(plain)
+    _probed = found.fabric
+    if save is not None and dist.get_rank() == 0:
+        Path(save).write_text(fabric_toml(_probed))
+    for group in list(_groups):
+        if group.engine.settings.fabric == PROBE:
+            names = tuple(d.name for d in _probed.devices)
+            group.engine.plans.use(_probed, tuple(names[r] for r in group.engine.global_ranks))
+            group.forget_routes()
+    return _probed
+
+
+def _probe_for(ranks: tuple[int, ...]) -> None:
+    """Where the whole job is in one collective, measure now. A part of it cannot, and its collectives say so."""
+    if _probed is None and len(ranks) == dist.get_world_size():
+        probe()
 
 
 def report(group: Any = None) -> Mapping[str, Any]:

@@ -91,6 +91,10 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine.set_timeout(timeout.total_seconds())
         self.builtin._set_default_timeout(timeout)
 
+    def forget_routes(self) -> None:
+        """Choose again, because the plans are others."""
+        self._routes.clear()
+
     def shutdown(self) -> None:
         self.engine.close()
 

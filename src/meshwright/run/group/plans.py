@@ -66,6 +66,7 @@ class GroupPlans:
         self.known: dict[tuple[str, int, int], list[Chosen] | str] = {}
         self.settled: dict[tuple[str, int, int], Chosen | str] = {}  # by measurement
         self.ranks_per_core = 1.0
+        self.find_fabric: Callable[[], None] | None = None  # gives one through `use`, where it can
         self.wait_for: Callable[[str], None] | None = None  # waits for a key and raises what has ended the group meanwhile
 
     # ---- agreement ---------------------------------------------------------------------------------------------
@@ -113,6 +114,12 @@ class GroupPlans:
             ) from error  # fmt: skip
         return bytes(self.store.get(key))
 
+    def use(self, fabric: Fabric, devices: Sequence[str]) -> None:
+        """Plan for this fabric from now on; what was chosen before is forgotten."""
+        self.fabric, self.devices, self.find_fabric = fabric, tuple(devices), None
+        self.known.clear()
+        self.settled.clear()
+
     # ---- the choice --------------------------------------------------------------------------------------------
     def choose(self, op: str, root: int, size_bytes: int) -> Chosen | str:
         """The program predicted or measured to be fastest, or in words why there is none. Equal at all ranks of the group."""
@@ -140,6 +147,10 @@ class GroupPlans:
         if fitting:
             best = min(fitting, key=lambda f: (abs(_log2(f.size_bytes) - _log2(size_bytes)), f.name))
             return [Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)]
+        if self.fabric is None and self.find_fabric is not None and size_bytes >= self.settings.min_bytes:
+            self.find_fabric()
+            if self.fabric is None:
+                return "the fabric is not probed yet"
         if self.fabric is None:
             return "no plan for it" if self.files else "no plans and no fabric"
         if size_bytes < self.settings.min_bytes:
