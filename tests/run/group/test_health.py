@@ -247,6 +247,14 @@ def test_a_peer_that_breaks_the_protocol_is_dropped() -> None:
         assert errors[0].data["rank"] in (10, 11)
 
 
+def test_a_mistake_in_one_call_does_not_end_the_thread(capfd: pytest.CaptureFixture[str]) -> None:
+    with Ranks(2) as ranks:
+        ranks.all[0]._control.call(lambda: 1 // 0 and None)
+        assert ranks.all[1].fail(Claim(code="rank-failed", message="planted", rank=1)).message == "planted"
+        assert alike(ranks.wait([0, 1])).message == "planted"
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
 # ---- small parts -----------------------------------------------------------------------------------------------------------
 def test_bytes_of_a_connection_are_seen() -> None:
     with socket.create_server(("127.0.0.2", 0)) as server, socket.create_connection(server.getsockname()) as out:

@@ -25,13 +25,13 @@ def own_address(store_host: str) -> str:
             address = str(probe.getsockname()[0])
             if not address.startswith("127."):
                 return address
-        # The store is on this machine; so are all ranks, unless the host's own name resolves to an address of it.
-        with contextlib.suppress(OSError):
+        if store_host in ("", "localhost", "127.0.0.1", "::1"):
+            return "127.0.0.1"  # all ranks are here; a look-up of the host's name could hang
+        with contextlib.suppress(OSError):  # the store's name leads to loopback here, but others reach this machine by its own name
             address = socket.gethostbyname(socket.gethostname())
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
                 trial.bind((address, 0))
-            if store_host not in ("", "localhost", "127.0.0.1"):
-                return address
+            return address
     return "127.0.0.1"
 
 

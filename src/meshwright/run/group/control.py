@@ -21,6 +21,7 @@ import struct
 import termios
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -222,8 +223,8 @@ class Control:
                 else:
                     self._serve(key.data, events)
             for _ in range(len(self._calls)):
-                self._calls.popleft()()
-            self._deal()
+                self._safely(self._calls.popleft())
+            self._safely(self._deal)
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not self._ear:
                 with contextlib.suppress(OSError):
@@ -231,6 +232,13 @@ class Control:
         self._selector.close()
         self._ear.close()
         self._wake.close()
+
+    def _safely(self, what: Callable[[], None]) -> None:
+        """A mistake in one group's handling must not silence this thread for the others."""
+        try:
+            what()
+        except Exception:
+            traceback.print_exc()
 
     def _deal(self) -> None:
         """Timers, outgoing messages, verdicts."""
