@@ -177,7 +177,6 @@ class Control:
         done.wait(timeout_s)
 
     def leave(self, member: Member) -> None:
-        """Close a group's connections."""
         done = threading.Event()
 
         def close() -> None:
