@@ -96,6 +96,48 @@ def relayed(mbit: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+DUPLEX = """
+import os, socket, sys, threading, time
+size, first, at = int(sys.argv[1]), os.environ["RANK"] == "0", (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+server = socket.create_server(at) if first else None
+def connected():
+    while True:
+        try: return server.accept()[0] if first else socket.create_connection(at)
+        except OSError: time.sleep(0.01)
+a, b = connected(), connected()
+out, into = (a, b) if first else (b, a)
+buffer = bytearray(1 << 18)
+for _ in range(int(sys.argv[2]) + 1):
+    out.send(b"x"); into.recv(1); begin = time.perf_counter(); left = size
+    sends = threading.Thread(target=out.sendall, args=(bytes(size),)); sends.start()
+    while left: left -= into.recv_into(buffer, min(len(buffer), left))
+    print(time.perf_counter() - begin); sends.join()
+"""
+
+
+def duplex(acks_first: bool) -> dict[str, Any]:
+    """8 MiB each way at once between devices at 400 and 100 Mbit/s."""
+    from meshwright.io.fabric_name import load_fabric
+    from meshwright.lab import Lab, planning
+
+    fabric = load_fabric("star:2?link=50MB/s")
+    fabric = replace(fabric, links=tuple(replace(x, rate_Bps=12_500_000) if "d1" in (x.src, x.dst) else x for x in fabric.links))
+    kept = planning.has_priorities
+    if not acks_first:
+        planning.has_priorities = lambda path: False
+    try:
+        with Lab.up(fabric) as lab:
+            result = lab.run([sys.executable, "-c", DUPLEX, str(8 << 20), str(ROUNDS)], timeout_s=120)
+    finally:
+        planning.has_priorities = kept
+    times = [max(map(float, ranks)) for ranks in zip(*(out.split() for out in result.outputs), strict=True)][1:]
+    assert result.machine is not None
+    return {
+        "what": f"8 MiB both ways at 100 Mbit/s, acknowledgements {'first' if acks_first else 'in line'}", "value": statistics.median(times),
+        "unit": "s", "peer": (8 << 20) / (12.5e6 * 1448 / 1514), "times_s": times, "machine": result.machine.to_json(),
+    }  # fmt: skip
+
+
 def gloo(what: str, fabric: Any, size_bytes: int, ring_link_Bps: float, order: list[int] | None = None) -> dict[str, Any]:
     from meshwright.lab import Lab
 
@@ -128,6 +170,8 @@ def main() -> None:
     rows = [
         *(links(mbit) for mbit in (100, 400, 1000)),
         carried(),
+        duplex(False),
+        duplex(True),
         *(relayed(mbit) for mbit in (100, 250, 500)),
         gloo("gloo all-reduce, 8 MiB, 4 x 400 Mbit/s", star, 8 << 20, 50e6),
         gloo("gloo all-reduce, 8 MiB, 400/400/400/100 Mbit/s", slow, 8 << 20, 12.5e6),
