@@ -37,6 +37,19 @@ def measure(lab: Any, jobs: Sequence[dict[str, Any]], *, order: Sequence[int] | 
     return lines
 
 
+def keep(group: Any, op: str, size_bytes: int, folder: str) -> str:
+    """Write the program that ran; its file's name."""
+    from meshwright.io.plan_file import write_program
+
+    chosen = group.engine.plans.choose(op, 0, size_bytes)
+    if isinstance(chosen, str):
+        return ""
+    path = Path(folder, f"{chosen.name[:32]}.json.gz")
+    if not path.exists():
+        write_program(path, chosen.form.program)
+    return str(path)
+
+
 def main() -> None:
     import torch
     import torch.distributed as dist
@@ -66,6 +79,8 @@ def main() -> None:
                 **job, "size_bytes": row.size_bytes, "time_s": timed.time_s, "least_s": timed.least_s, "most_s": timed.most_s, "wrong": timed.wrong,
                 "ran": row.ran, "simulated_s": row.simulated_s, "bound_s": row.bound_s,
             }  # fmt: skip
+            if dist.get_rank() == 0 and job.get("keep"):
+                found["program"] = keep(group, job["op"], row.size_bytes, job["keep"])
             if dist.get_rank() == 0:
                 sys.stdout.write(json.dumps({"row": found}) + "\n")
                 sys.stdout.flush()

@@ -28,7 +28,7 @@ from .code import Form, form_of
 from .predict import executor_transport
 from .settings import Settings
 
-__all__ = ["Chosen", "GroupPlans", "size_class"]
+__all__ = ["Chosen", "GroupPlans", "size_class", "timed_form"]
 
 PLANS = 15  # candidates whose limits the whole choice may use
 GAIN = 0.98  # a plan must be predicted to take at most this share of the ring's time
@@ -214,7 +214,7 @@ class GroupPlans:
         for row in found["plans"]:
             plan = plan_from_bytes(rest[first : first + row["bytes"]], where="the plan from rank 0")
             first += row["bytes"]
-            form, name = _timed(plan, self.fabric), program_hash(plan.main)
+            form, name = timed_form(plan.main, self.fabric, plan.placement), program_hash(plan.main)
             out.append(Chosen(form, name, row["strategy"], origin, class_bytes, row["predicted_s"], row["builtin_s"]))
         return out
 
@@ -254,20 +254,20 @@ def _from_file(path: str) -> _File:
     )  # fmt: skip
 
 
-def _timed(plan: Any, fabric: Fabric | None) -> Form:
+def timed_form(program: Program, fabric: Fabric | None, placement: Sequence[str]) -> Form:
     """The walks in the order of a simulation, where it is quick enough."""
     from ...simulate import simulate_program
 
-    plain = form_of(plan.main)
+    plain = form_of(program)
     if fabric is None or len(plain.unrolled.steps) > MOST_TIMED_STEPS:
         return plain
-    timeline = simulate_program(plain.unrolled, fabric, plan.placement, assumed_cost(fabric), record=True)
+    timeline = simulate_program(plain.unrolled, fabric, placement, assumed_cost(fabric), record=True)
     spans, n = timeline.spans, len(plain.unrolled.steps)
     start, end = [0.0] * n, [0.0] * n
     for step, begins, ends in zip(spans.step.tolist(), spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
         if step >= 0:
             start[step], end[step] = begins, ends
-    return form_of(plan.main, start, end)
+    return form_of(program, start, end)
 
 
 MOST_TIMED_STEPS = 60_000
