@@ -5,10 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ...errors import GroupFailed, MeshwrightError, RunError
@@ -16,7 +14,7 @@ from ...fabric import Fabric
 from .call import Session
 from .chunks import BLOCKED
 from .health import GroupHealth, claim_of, refuse
-from .messages import GlooMessages, mask_of
+from .messages import GlooMessages, end_waits, mask_of
 from .plans import Chosen, GroupPlans
 from .record_file import pack_call
 from .recorder import Recorder, flight_file
@@ -30,7 +28,6 @@ from .worker import Lost, Task, Worker
 __all__ = ["Engine"]
 
 _BUILTIN_ABORT_TAG = (1 << 31) - 9
-_AT_ONCE = timedelta(milliseconds=1)
 
 
 class Engine:
@@ -107,6 +104,8 @@ class Engine:
         task.number = self.recorder.asked(call, size_bytes, task.name)
         task.mask = mask_of(task.number, call, size_bytes, task.name)
         worker.submit(task)
+        if worker.failed is not None:  # the group failed meanwhile, and the worker may be blocked
+            worker.give_up(worker.failed)
 
     def _start(self) -> Worker:
         store = dist.PrefixStore("meshwright/messages", self.store)
@@ -195,15 +194,15 @@ class Engine:
     def _failed(self, error: MeshwrightError) -> None:
         """The group's verdict, in the control thread: end every wait."""
         self.recorder.verdict(str(error))
-        if self._worker is not None:
-            self._worker.failed = self._worker.failed or error
-        if self._messages is not None:
-            self._messages.abort()
+        worker, messages = self._worker, self._messages
+        if worker is not None:
+            worker.failed = worker.failed or error
+        if messages is not None:
+            messages.abort()
+        if worker is not None:
+            worker.give_up(error)
         if self._builtin is not None and self.size > 1:
-            try:
-                self._builtin.recv([torch.empty(1)], (self.rank + 1) % self.size, _BUILTIN_ABORT_TAG).wait(_AT_ONCE)
-            except RuntimeError:
-                pass  # a wait that is over in vain closes the context
+            end_waits(self._builtin, self.rank, self.size, _BUILTIN_ABORT_TAG)
 
     def _wait_for(self, key: str) -> None:
         """A key of the store, from another rank of this group."""
@@ -237,7 +236,7 @@ class Engine:
             worker.close(0.2)
             if worker.alive and self._messages is not None:
                 self._messages.abort()
-                worker.close()
+                worker.close(1.0)  # one that is blocked in the transport ends with its wait
         self._messages = self._builtin = None
         if self.health is not None:
             self.health.close()

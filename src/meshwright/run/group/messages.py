@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["Broken", "GlooMessages", "mask_of"]
+__all__ = ["Broken", "GlooMessages", "end_waits", "mask_of"]
 
 TAG_BITS = 31
 _ABORT_TAG = (1 << TAG_BITS) - 7
@@ -66,9 +66,18 @@ class GlooMessages:
 
     def abort(self) -> None:
         """End every wait of this context with an error, from any thread."""
-        if self.size < 2:
-            return
+        end_waits(self.group, self.rank, self.size, _ABORT_TAG)
+
+
+def end_waits(group: Any, rank: int, size: int, tag: int) -> None:
+    """Close all connections of a gloo group: by a wait on any peer, whose own connection is still open, that times out."""
+    for step in range(1, size):
         try:
-            self.group.recv([torch.empty(1)], (self.rank + 1) % self.size, _ABORT_TAG).wait(_AT_ONCE)
-        except RuntimeError:
-            pass  # that is how it works
+            work = group.recv([torch.empty(1)], (rank + step) % size, tag)
+        except RuntimeError:  # this one is closed already, which leaves the others open
+            continue
+        try:
+            work.wait(_AT_ONCE)
+        except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                return

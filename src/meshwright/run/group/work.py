@@ -26,12 +26,16 @@ class PlannedWork(dist._Work):  # type: ignore[misc]
         super().__init__()
         self._outputs, self._what = outputs, what
         self._over = threading.Event()
+        self._first = threading.Lock()
         self._error: BaseException | None = None
         self._start: torch.futures.Future[Any] = torch.futures.Future()
         self._future: Any = None
 
     # ---- the worker's side -------------------------------------------------------------------------------------
     def finish(self, error: BaseException | None = None) -> None:
+        """Only the first call counts: the worker's, or that of whoever gives the group up while the worker is blocked."""
+        if not self._first.acquire(blocking=False):
+            return
         self._error = error
         self._over.set()
         self._start.set_result(None)

@@ -68,6 +68,26 @@ class Worker:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    def give_up(self, error: MeshwrightError) -> None:
+        """From another thread: all that was asked for ends with `error` now.
+
+        This thread may stay blocked until its own deadline: gloo never tells a wait whose message is half transferred that its connection is closed.
+        It keeps the tensors alive that the transport may still write to.
+        """
+        self.failed = self.failed or error
+        task = self.task
+        if task is not None:
+            task.work.finish(error)
+        while True:
+            try:
+                waiting = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if waiting is None:  # the end of the thread was asked for: that stays last
+                self._queue.put(None)
+                return
+            waiting.work.finish(error)
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
