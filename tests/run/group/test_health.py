@@ -36,6 +36,7 @@ from meshwright.run.group.agreement import Agreement
 from meshwright.run.group.control import MAX_FRAME, PROTOCOL, Control, Hello, frame
 from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s, refuse
 from meshwright.run.group.verdict import CUT, SILENT, Claim, Verdict, View, first_cause
+from meshwright.run.group.work import PlannedWork
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -276,6 +277,18 @@ def test_the_address_that_peers_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_address("localhost") == "127.0.0.1"
 
 
+def test_only_the_first_end_of_a_work_counts() -> None:
+    work = PlannedWork([1], "a collective")
+    future = work.get_future()
+    work.finish(RankDied("rank 1 died"))
+    work.finish()
+    with pytest.raises(RankDied):
+        work.wait()
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        future.wait()
+    assert work.is_completed() and not work.is_success()
+
+
 def test_grace_follows_the_deadline() -> None:
     assert [grace_s(t) for t in (0.1, 4.0, 1800.0)] == [0.5, 1.0, 3.0]
 
@@ -307,6 +320,14 @@ def test_a_leader_that_falls_silent_is_replaced() -> None:
         agreement.tick(clock[0])
     assert agreement.verdict is not None and 1.5 <= clock[0] <= 2.5
     assert all(message.verdict is not None for _, message in agreement.out[-2:])
+
+
+def test_views_without_sense_end_the_round_all_the_same() -> None:
+    agreement = Agreement(0, 2, 1.0, lambda: View(rank=0, state="walking", number=1, waiting=True, peer=99, why="deadline"), lambda peer: SILENT)
+    agreement.alarm(0.0, "deadline")
+    agreement.receive(0.1, 1, health_module.Message(view=View(rank=1, final=True)))
+    agreement.tick(0.1)
+    assert agreement.verdict is not None and agreement.verdict.code == "group-failed"
 
 
 def test_nobody_knows_anything() -> None:

@@ -183,7 +183,12 @@ class Agreement:
         return self.grace_s * (1.5 + 0.5 * place)
 
     def _conclude(self) -> None:
-        self._end(first_cause(self.views, self.size, self.names), self.rank)
+        try:
+            found = first_cause(self.views, self.size, self.names)
+        except Exception as error:  # a view that makes no sense must not keep everybody waiting
+            text = f"the ranks' views contradict each other: {type(error).__name__}: {error}"
+            found = Verdict(code="group-failed", message=text, rank=self.rank, how="unknown")
+        self._end(found, self.rank)
 
     def _end(self, verdict: Verdict, source: int) -> None:
         if self.verdict is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Mapping
-from weakref import WeakValueDictionary
 
 from ...program import Program
 from ..lanes import channel_messages
@@ -17,21 +16,21 @@ __all__ = ["partners", "progress", "view_of"]
 MOST_OPEN = 512
 
 
-@functools.lru_cache(maxsize=8)
-def _partners(key: int) -> Mapping[int, int]:
-    program = _known[key]
-    sends, receives = channel_messages(program)
-    sender = {b: a for out, into in zip(sends, receives, strict=True) for a, b in zip(out, into, strict=True)}
-    return sender
-
-
-_known: WeakValueDictionary[int, Program] = WeakValueDictionary()
+_MOST_KNOWN = 8
+_known: dict[int, tuple[weakref.ref[Program], Mapping[int, int]]] = {}
 
 
 def partners(program: Program) -> Mapping[int, int]:
-    """Receiving step -> sending step."""
-    _known[id(program)] = program
-    return _partners(id(program))
+    """Receiving step -> sending step. Kept for the last few programs."""
+    kept = _known.get(id(program))
+    if kept is not None and kept[0]() is program:  # numbers of objects that are gone are given out again
+        return kept[1]
+    sends, receives = channel_messages(program)
+    found = {b: a for out, into in zip(sends, receives, strict=True) for a, b in zip(out, into, strict=True)}
+    while len(_known) >= _MOST_KNOWN:
+        _known.pop(next(iter(_known)))
+    _known[id(program)] = weakref.ref(program), found
+    return found
 
 
 def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int | None, list[int], list[int]]:
