@@ -1,6 +1,7 @@
 """Faults: what the flight recorder costs, 100,000 virtual faults, 500 real ones, and what the built-in backend says in the same faults.
 
-    python benchmarks/faults.py [--virtual 100000] [--real 500] [--only recorder|virtual|real]
+    python benchmarks/faults.py [--virtual 100000] [--real 504] [--only recorder|virtual|real --part FILE]
+    python benchmarks/faults.py --join FILE...
 
 Real cases: processes on loopback, and in a lab (three devices in a circle, 100 Mbit/s) whose links are cut or slowed to 1 % while a message is under
 way. A rank strikes at every wait of its second all-reduce. A case counts as named when every survivor raised the same typed error, the error names
@@ -271,11 +272,18 @@ def main() -> None:
     parser.add_argument("--real", type=int, default=504)
     parser.add_argument("--only", choices=("recorder", "virtual", "real"))
     parser.add_argument("--part", metavar="FILE", help="write the rows of --only here instead of the results")
+    parser.add_argument("--join", nargs="+", metavar="FILE", help="record what --part wrote, instead of running anything")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
+    for path in args.join or ():
+        part = json.loads(Path(path).read_text())
+        rows += part.pop("rows")
+        facts |= part
     with tempfile.TemporaryDirectory() as folder:
-        plans = make_plans(Path(folder))
+        plans = make_plans(Path(folder)) if not args.join else {}
+        if args.join:
+            args.only = "nothing"
         if args.only in (None, "recorder"):
             rows += recorder_rows(plans)
         if args.only in (None, "real"):
