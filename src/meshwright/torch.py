@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from .errors import MeshwrightError, PlanMismatch, UsageError
@@ -51,6 +52,9 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
         engine.close()
         raise found from error
     group = MeshwrightGroup(engine, builtin)
+    if torch.cuda.is_available() and dist.is_nccl_available():  # untested on hardware: programs do not run on GPUs, what falls through does
+        nccl: Any = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", options.store), options.group_rank, options.group_size)
+        group.add_builtin("cuda", dist.ProcessGroup.BackendType.NCCL, nccl)
     if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
         engine.plans.find_fabric = lambda: _probe_for(ranks)
     _groups.add(group)
@@ -138,4 +142,4 @@ def report(group: Any = None) -> Mapping[str, Any]:
 
 
 if "meshwright" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("meshwright", _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("meshwright", _create, extended_api=True, devices=["cpu", "cuda"])

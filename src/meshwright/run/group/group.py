@@ -75,6 +75,20 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         kind = dist.ProcessGroup.BackendType.GLOO
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, builtin)
+        self.by_device: dict[str, Any] = {"cpu": builtin}
+
+    def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
+        """What runs tensors on another kind of device: NCCL on GPUs."""
+        self.by_device[device] = builtin
+        self._register_backend(torch.device(device), kind, builtin)
+
+    def _for(self, tensors: Any) -> Any:
+        """The built-in group for (lists of) tensors."""
+        while isinstance(tensors, (list, tuple)):
+            if not tensors:
+                return self.builtin
+            tensors = tensors[0]
+        return self.by_device.get(tensors.device.type, self.builtin)
 
     # ---- what torch asks of any group --------------------------------------------------------------------------
     def getBackendName(self) -> str:
@@ -104,7 +118,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- collectives in place ----------------------------------------------------------------------------------
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
-        return self._in_place("all-reduce", tensors, opts.reduceOp, -1, lambda: self.builtin.allreduce(tensors, opts))
+        return self._in_place("all-reduce", tensors, opts.reduceOp, -1, lambda: self._for(tensors).allreduce(tensors, opts))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
@@ -113,16 +127,16 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return JoinedWork(tensors, [self.allreduce([t], one) for t in tensors])
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
-        return self._in_place("broadcast", tensors, None, opts.rootRank, lambda: self.builtin.broadcast(tensors, opts))
+        return self._in_place("broadcast", tensors, None, opts.rootRank, lambda: self._for(tensors).broadcast(tensors, opts))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
-        return self._in_place("reduce", tensors, opts.reduceOp, opts.rootRank, lambda: self.builtin.reduce(tensors, opts))
+        return self._in_place("reduce", tensors, opts.reduceOp, opts.rootRank, lambda: self._for(tensors).reduce(tensors, opts))
 
     # ---- collectives between two tensors -----------------------------------------------------------------------
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         reason = "" if output.numel() == self.size() * input.numel() else "sizes do not fit"
-        return self._between("all-gather", input, output, None, -1, lambda: self.builtin._allgather_base(output, input, opts), reason)
+        return self._between("all-gather", input, output, None, -1, lambda: self._for(output)._allgather_base(output, input, opts), reason)
 
     _allgather_base = all_gather_single
 
@@ -131,7 +145,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         reason = "" if input.numel() == self.size() * output.numel() else "sizes do not fit"
 
         def builtin() -> Any:
-            return self.builtin._reduce_scatter_base(output, input, opts)
+            return self._for(output)._reduce_scatter_base(output, input, opts)
 
         return self._between("reduce-scatter", input, output, opts.reduceOp, -1, builtin, reason)
 
@@ -145,7 +159,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         reason = "" if even and output.numel() == input.numel() and input.numel() % self.size() == 0 else "unequal splits"
 
         def builtin() -> Any:
-            return self.builtin.alltoall_base(output, input, output_splits, input_splits, opts)
+            return self._for(output).alltoall_base(output, input, output_splits, input_splits, opts)
 
         return self._between("all-to-all", input, output, None, -1, builtin, reason)
 
@@ -154,34 +168,34 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- collectives on lists of tensors -----------------------------------------------------------------------
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
-        builtin = lambda: self.builtin.allgather(outputs, inputs, opts)  # noqa: E731
+        builtin = lambda: self._for(inputs).allgather(outputs, inputs, opts)  # noqa: E731
         if len(inputs) != 1 or len(outputs) != 1 or not _alike([*outputs[0], inputs[0]]):
             return self._fall("all-gather", "several or unlike tensors", builtin)
         return self._listed("all-gather", inputs[0], outputs[0], None, -1, builtin, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        builtin = lambda: self.builtin.reduce_scatter(outputs, inputs, opts)  # noqa: E731
+        builtin = lambda: self._for(outputs).reduce_scatter(outputs, inputs, opts)  # noqa: E731
         if len(outputs) != 1 or len(inputs) != 1 or not _alike([*inputs[0], outputs[0]]):
             return self._fall("reduce-scatter", "several or unlike tensors", builtin)
         return self._listed("reduce-scatter", inputs[0], outputs[0], opts.reduceOp, -1, builtin, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
-        builtin = lambda: self.builtin.alltoall(outputs, inputs, opts)  # noqa: E731
+        builtin = lambda: self._for(outputs).alltoall(outputs, inputs, opts)  # noqa: E731
         if len(inputs) != self.size() or len(outputs) != self.size() or not _alike([*outputs, *inputs]):
             return self._fall("all-to-all", "unlike tensors", builtin)
         return self._listed("all-to-all", inputs, outputs, None, -1, builtin, outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
-        builtin = lambda: self.builtin.gather(outputs, inputs, opts)  # noqa: E731
+        builtin = lambda: self._for(inputs).gather(outputs, inputs, opts)  # noqa: E731
         here = outputs[0] if opts.rootRank == self.rank() and outputs else None
         if len(inputs) != 1 or not _alike([*(here or []), inputs[0]]):
             return self._fall("gather", "several or unlike tensors", builtin)
         return self._listed("gather", inputs[0], here, None, opts.rootRank, builtin, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
-        builtin = lambda: self.builtin.scatter(outputs, inputs, opts)  # noqa: E731
+        builtin = lambda: self._for(outputs).scatter(outputs, inputs, opts)  # noqa: E731
         here = inputs[0] if opts.rootRank == self.rank() and inputs else None
         if len(outputs) != 1 or not _alike([*(here or []), outputs[0]]):
             return self._fall("scatter", "several or unlike tensors", builtin)
@@ -208,15 +222,15 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, peer: int, tag: int) -> Any:
         self.engine.raise_if_failed()
-        return self.builtin.send(tensors, peer, tag)
+        return self._for(tensors).send(tensors, peer, tag)
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> Any:
         self.engine.raise_if_failed()
-        return self.builtin.recv(tensors, peer, tag)
+        return self._for(tensors).recv(tensors, peer, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Any:
         self.engine.raise_if_failed()
-        return self.builtin.recv_anysource(tensors, tag)
+        return self._for(tensors).recv_anysource(tensors, tag)
 
     def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> Any:
         return self.builtin.monitored_barrier(opts or dist.BarrierOptions(), wait_all_ranks)
