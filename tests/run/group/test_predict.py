@@ -1,0 +1,97 @@
+"""Predictions of walks: never below what links need, flows counted, the choice sorted, sizes scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.cost import Transport
+from meshwright.decide.collective import NAMES, CollectiveProblem, Ring, collective_bound
+from meshwright.errors import Infeasible, PlanMismatch
+from meshwright.fabric_edit import sustained
+from meshwright.io.fabric_name import load_fabric
+from meshwright.run.group.choose import builtin_time_s, executed
+from meshwright.run.group.code import form_of
+from meshwright.run.group.plans import size_class
+from meshwright.run.group.predict import at_size, executor_transport, flows_on_links, predicted_time_s, slowed_by_flows, walk_program
+from meshwright.simulate import simulate_program
+
+TRANSPORT = Transport(per_message_s=2e-5)
+
+
+def problem(fabric: str = "two-islands", op: str = "all-reduce", size: int = 1 << 20) -> CollectiveProblem:
+    return CollectiveProblem.on(load_fabric(fabric), op, size, transport=TRANSPORT, element_bytes=1)
+
+
+@pytest.mark.parametrize("name", ["ring", "forestcoll", "joint", "blueconnect", "hierarchical", "direct", "double-tree"])
+def test_walks_move_the_same_bytes_and_beat_no_bound(name: str) -> None:
+    p = problem()
+    program = NAMES[name]().plan(p, rng=np.random.default_rng(0)).program
+    form = form_of(program)
+    walk = walk_program(form)
+    lanes = simulate_program(form.unrolled, p.fabric, p.ranks, record=False)
+    walked = simulate_program(walk, p.fabric, p.ranks, record=False)
+    assert walked.link_busy_s == pytest.approx(lanes.link_busy_s)
+    assert predicted_time_s(form, p.fabric, p.ranks, TRANSPORT) >= float(collective_bound(p)) * (1 - 1e-9)
+    half = simulate_program(at_size(walk, p.size_bytes // 2), p.fabric, p.ranks, record=False)
+    assert sum(half.link_busy_s.values()) == pytest.approx(sum(walked.link_busy_s.values()) / 2, rel=0.01)
+
+
+def test_flows_are_pairs_of_ranks() -> None:
+    p = problem("star:5")
+    program = NAMES["direct"]().plan(p, rng=np.random.default_rng(0)).program
+    assert set(flows_on_links(program, p.fabric, p.ranks).tolist()) == {4}, "everybody talks to four others"
+    slowed = slowed_by_flows(program, p.fabric, p.ranks)
+    assert all(a.rate_Bps < b.rate_Bps for a, b in zip(slowed.links, p.fabric.links, strict=True))
+    ring = Ring(rings=1).plan(p, rng=np.random.default_rng(0)).program
+    assert slowed_by_flows(ring, p.fabric, p.ranks) == p.fabric, "one flow per link loses nothing"
+
+
+def test_the_choice_is_sorted_and_as_good_as_any_single_strategy() -> None:
+    p = replace(problem(), time_limit_s=20.0)
+    names = ("ring", "forestcoll", "hierarchical", "halving-doubling")
+    found = executed(p, [NAMES[n]() for n in names])
+    assert [e.time_s for e in found] == sorted(e.time_s for e in found) and {e.strategy for e in found} == set(names)
+    for name in names:
+        form = form_of(NAMES[name]().plan(p, rng=np.random.default_rng(0)).program)
+        assert found[0].time_s <= predicted_time_s(form, p.fabric, p.ranks, TRANSPORT) * (1 + 1e-9)
+
+
+def test_programs_too_long_to_walk_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.run.group.choose.MOST_STEPS", 1)
+    with pytest.raises(Infeasible, match="executed"):
+        executed(problem(), [Ring()])
+
+
+def test_gloos_ring_keeps_the_order_of_ranks() -> None:
+    p = problem("two-islands:4")
+    turned = replace(p, ranks=tuple(p.ranks[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)))
+    straight, crossing = builtin_time_s(p), builtin_time_s(turned)
+    assert straight is not None and crossing is not None and crossing > 2 * straight
+    assert all(builtin_time_s(problem(op=op)) for op in ("broadcast", "all-to-all", "gather", "reduce"))
+
+
+def test_planners_see_sustained_rates_only() -> None:
+    fabric = load_fabric("star:3")
+    bursty = replace(fabric, links=tuple(replace(x, burst_bytes=1 << 16) for x in fabric.links))
+    assert sustained(fabric) is fabric and sustained(bursty) is sustained(bursty) and sustained(bursty).links == fabric.links
+    p = CollectiveProblem.on(bursty, "all-gather", 1 << 20)
+    assert p.fabric.links == fabric.links
+
+
+def test_shared_cores_cost_more() -> None:
+    fabric = load_fabric("laptop:4")
+    alone, shared = executor_transport(fabric), executor_transport(fabric, 4.0)
+    assert shared.per_message_s == 4 * alone.per_message_s and executor_transport(fabric, 0.5) == alone
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(1, 1), (3, 4), (1000, 1024), (1448, 1024), (1449, 2048), (1 << 30, 1 << 30)])
+def test_size_classes(size: int, nearest: int) -> None:
+    assert size_class(size) == nearest
+
+
+def test_a_plan_mismatch_names_the_rank() -> None:
+    error = PlanMismatch("rank 2 has other plans", data={"rank": 2})
+    assert error.code == "plan-mismatch" and error.data["rank"] == 2
