@@ -69,7 +69,7 @@ class Member:
         agreement.judge = self.judge
         self.busy, self.period_s, self.next_sample_s = busy, period_s, 0.0
         self.seen: dict[str, int] = {}
-        self.moved: dict[int, bool] = {}
+        self.moved: dict[int, list[bool]] = {}  # in the last two samples: a slow link stalls at times
         if agreement.size == 1:
             self.attached.set()
 
@@ -80,7 +80,7 @@ class Member:
             return CUT
         if self._taken(connection):
             return SILENT
-        return CRAWLS if self.moved.get(peer) else CUT
+        return CRAWLS if any(self.moved.get(peer, ())) else CUT
 
     def _taken(self, connection: _Connection) -> bool:
         if connection.out:
@@ -113,7 +113,7 @@ class Member:
         now = transferred(set(alone))
         for host, peer in alone.items():
             if host in self.seen:
-                self.moved[peer] = now.get(host, 0) > self.seen[host]
+                self.moved[peer] = [*self.moved.get(peer, [])[-1:], now.get(host, 0) > self.seen[host]]
         self.seen = now
 
 
