@@ -70,8 +70,10 @@ PRINTED = {
     "run.dry", "train.compare", "train.plan", "version",
     "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
     "collective-groups", "collective-sweep", "fabric-lint", "nccl-graphs",
+    "collective-bench", "doctor", "fabric-probe", "group-report", "lab-down", "lab-dry-run", "lab-fault", "lab-gc", "lab-list", "lab-run", "lab-show",
+    "ordered-launch",
 }  # fmt: skip
-MODULES = {"testing", "run.worker"}  # names of modules and loggers in the same form
+MODULES = {"testing", "run.worker", "lab.holder", "lab.relay", "run.bench.worker"}  # names of modules and loggers in the same form
 
 
 def test_every_schema_that_the_code_writes_is_on_the_page():

@@ -139,11 +139,11 @@ class _Compiler:
             if int(channels.dst[channel]) != self.rank:
                 continue
             steps, depth = self.channel_receives[channel], int(channels.depth[channel])
-            latest = len(self.order)
-            for j in reversed(range(len(steps))):  # no message is posted after one that follows it: those of one tag are told apart by their order
+            latest = [len(self.order)] * TAG_WINDOW  # messages of one tag are told apart by their order: none is posted after one that follows it
+            for j in reversed(range(len(steps))):
                 credit = self.position[steps[j - depth]] + 1 if j >= depth else 0
-                latest = min(latest, self.post_position(steps[j], self.channel_sends[channel][j], credit))
-                found.append((latest, channel, j, steps[j]))
+                latest[j % TAG_WINDOW] = min(latest[j % TAG_WINDOW], self.post_position(steps[j], self.channel_sends[channel][j], credit))
+                found.append((latest[j % TAG_WINDOW], channel, j, steps[j]))
         if self.pair_order:
             found = self.in_sender_order(found)
         else:
