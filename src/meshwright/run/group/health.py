@@ -224,7 +224,7 @@ class GroupHealth:
                 agreement.out += [(peer, Message(view=view)) for peer in range(self.size) if peer != self.rank]
 
         self._control.call(tell)
-        self._control.flush(0.3)
+        self._control.flush(1.0)  # on a busy machine the control thread may come late
 
     def _verdict(self) -> MeshwrightError:
         """Wait for the verdict; the last rank's patience bounds it."""
