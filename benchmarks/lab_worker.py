@@ -50,7 +50,48 @@ def keep(group: Any, op: str, size_bytes: int, folder: str) -> str:
     return str(path)
 
 
+def paired() -> None:
+    """Our backend without plans and gloo, iterations in turns: what the backend adds to what falls through."""
+    import statistics
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    import meshwright.torch
+    from meshwright.run.bench.operations import make_case
+
+    del meshwright
+    torch.set_num_threads(1)
+    dist.init_process_group("meshwright")
+    gloo = dist.new_group(backend="gloo")
+    for op in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
+        for size in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24):
+            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for g in (dist.group.WORLD, gloo)]
+            times: list[list[float]] = [[], []]
+            for turn in range(2 * (110 if size < 1 << 22 else 40)):
+                case = made[turn % 2]
+                assert case is not None
+                case.fill()
+                dist.barrier(gloo)
+                start = time.perf_counter()
+                case.call()
+                lasted = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+                dist.all_reduce(lasted, dist.ReduceOp.MAX, group=gloo)
+                if turn >= 20:
+                    times[turn % 2].append(float(lasted))
+            if dist.get_rank() == 0:
+                found = {"op": op, "size_bytes": size, "ours_s": statistics.median(times[0]), "gloo_s": statistics.median(times[1])}
+                sys.stdout.write(json.dumps({"row": found}) + "\n")
+    sys.stdout.flush()
+    dist.barrier(gloo)
+    dist.destroy_process_group()
+
+
 def main() -> None:
+    if os.environ.get("LAB_PAIRED"):
+        paired()
+        return
     import torch
     import torch.distributed as dist
 

@@ -46,7 +46,7 @@ class Settings:
     debug: bool = False
     record_dir: str = ""
     report: bool = False
-    plan_s: float = 2.0
+    plan_s: float = 5.0
     builtin: bool = True  # may the built-in backend be chosen where it is predicted to be as fast; False: every plan is used
 
 
