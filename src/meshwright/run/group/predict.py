@@ -6,7 +6,7 @@ overheads grow by ranks per core. And several TCP flows on one link lose part of
 unevenly; so the rate of a link falls with the number of pairs of ranks that talk across it.
 
 Sources: fabricrun card, section 3.3 (three owners behind one slow link are 10 to 60 % slower than one; four pairs across a trunk);
-`benchmarks/executed.py` measures both figures again.
+`benchmarks/predicted.py` fits the figures.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from .code import Form
 
 __all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "walk_program"]
 
-PER_MESSAGE_S = 2.5e-5  # at either end, a core to itself
-LOSS_PER_FLOW = 0.06  # of a link's rate, for every pair of ranks beyond the first
+# As `benchmarks/predicted.py` fits them, on two fabrics.
+PER_MESSAGE_S = 1e-4  # at either end, a core to itself
+PER_BYTE_S = 1e-9
+LOSS_PER_FLOW = 0.04  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
 MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
 
@@ -34,7 +36,7 @@ MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is
 def executor_transport(fabric: Fabric, ranks_per_core: float = 1.0) -> Transport:
     """Overheads of messages, where so many ranks share each core of a machine."""
     assumed, times = assumed_cost(fabric).transport, max(1.0, ranks_per_core)
-    return Transport(per_message_s=PER_MESSAGE_S * times, per_byte_s=assumed.per_byte_s * times, per_step_s=assumed.per_step_s * times)
+    return Transport(per_message_s=PER_MESSAGE_S * times, per_byte_s=PER_BYTE_S * times, per_step_s=assumed.per_step_s * times)
 
 
 def walk_program(form: Form) -> Program:
