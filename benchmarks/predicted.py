@@ -95,7 +95,6 @@ class Predictor:
         from meshwright.io.fabric_document import fabric_from_document
         from meshwright.io.plan_file import read_program
         from meshwright.run.group import predict
-        from meshwright.run.group.plans import timed_form
         from meshwright.simulate import simulate_program
 
         if row["fabric"] not in self.fabrics:
@@ -104,7 +103,7 @@ class Predictor:
         names = tuple(d.name for d in fabric.devices)
         key = row["fabric"], row["program"]
         if key not in self.walks:
-            walk = predict.walk_program(timed_form(read_program(row["program"]), fabric, names))
+            walk = predict.walk_program(predict.timed_form(read_program(row["program"]), fabric, names))
             self.walks[key] = walk, predict.flows_on_links(walk, fabric, names)
         walk, flows = self.walks[key]
         share = [1 - min(loss * max(int(f) - 1, 0), predict.MOST_LOSS) for f in flows]

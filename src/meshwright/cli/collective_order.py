@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..decide.collective.cloudcollectives.cost import CostMatrix
     from ..decide.collective.cloudcollectives.strategy import RankOrder
+    from ..probe.rank_order import Endpoint
     from ..run.ordered import LaunchOrder
 
 HELP = "which host should play which rank, from probed or stated costs"
@@ -161,21 +164,31 @@ def _read(path: Path) -> CostMatrix:
 
 
 def _probed(args: argparse.Namespace) -> CostMatrix:
+    from ..probe.rank_order import probe
+
+    with probed_agents(args) as (endpoints, token):
+        return probe(endpoints, token, echoes=args.echoes).matrix
+
+
+@contextmanager
+def probed_agents(args: argparse.Namespace) -> Iterator[tuple[list[Endpoint], str]]:
+    """Endpoints and secret that `--probe-local`, or `--probe` and `--token-file`, name. Raises: UsageError."""
     from ..errors import UsageError
-    from ..probe.rank_order import local_agents, parse_endpoint, probe
+    from ..probe.rank_order import local_agents, parse_endpoint
 
     if args.probe_local is not None:
         if not 2 <= args.probe_local <= 64:
             raise UsageError(f"2 to 64 agents, got {args.probe_local}", where="--probe-local")
         with local_agents(args.probe_local) as (endpoints, token):
-            return probe(endpoints, token, echoes=args.echoes).matrix
+            yield list(endpoints), token
+        return
     if args.token_file is None:
         raise UsageError("--probe needs the agents' secret", where="--token-file", hint="the file that the agents were started with")
     try:
         token = args.token_file.read_text().strip()
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where="--token-file") from error
-    return probe([parse_endpoint(text) for text in args.probe], token, echoes=args.echoes).matrix
+    yield [parse_endpoint(text) for text in args.probe], token
 
 
 def _first(matrix: CostMatrix, name: str | None) -> int | None:

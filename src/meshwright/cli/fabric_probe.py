@@ -48,24 +48,13 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _measured(args: argparse.Namespace) -> tuple[Measurements, Inferred]:
-    from ..errors import UsageError
     from ..probe.fabric_campaign import probe_fabric
     from ..probe.fabric_network import AgentNetwork
-    from ..probe.rank_order import local_agents, parse_endpoint
+    from .collective_order import probed_agents
 
     more = {"name": args.name, "budget_s": args.budget, "tolerance": args.tolerance, "seed": args.seed, "say": _say}
-    if args.probe_local is not None:
-        if not 2 <= args.probe_local <= 64:
-            raise UsageError(f"2 to 64 agents, got {args.probe_local}", where="--probe-local")
-        with local_agents(args.probe_local) as (endpoints, token):
-            return probe_fabric(AgentNetwork(endpoints, token, window_s=args.window, one_host=True), **more)
-    if args.token_file is None:
-        raise UsageError("--probe needs the agents' secret", where="--token-file", hint="the file that the agents were started with")
-    try:
-        token = args.token_file.read_text().strip()
-    except OSError as error:
-        raise UsageError(f"cannot read: {error.strerror}", where="--token-file") from error
-    return probe_fabric(AgentNetwork([parse_endpoint(text) for text in args.probe], token, window_s=args.window), **more)
+    with probed_agents(args) as (endpoints, token):
+        return probe_fabric(AgentNetwork(endpoints, token, window_s=args.window, one_host=args.probe_local is not None), **more)
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ...errors import MeshwrightError
 from ..group.group import MeshwrightGroup
-from ..group.predict import at_size, executor_transport
+from ..group.predict import executor_transport, predicted_time_s
 from .data import DTYPES
 from .measure import Request, bench
 
@@ -54,22 +54,16 @@ class Described:
         if plans.fabric is None or self.group.rank():
             return ran, None, None
         from ...decide.collective import CollectiveProblem, collective_bound
-        from ...simulate import simulate_program
-        from ..group.predict import slowed_by_flows, walk_program
 
         simulated = bound = None
         try:
             problem = CollectiveProblem(fabric=plans.fabric, op=op, size_bytes=size_bytes, ranks=plans.devices, root=root, element_bytes=1)
             bound = float(collective_bound(problem))
             if not isinstance(chosen, str):
-                from ...cost import Cost
-
-                program = at_size(walk_program(chosen.form), size_bytes)
-                cost = Cost(transport=executor_transport(plans.fabric, plans.ranks_per_core))
-                slowed = slowed_by_flows(program, plans.fabric, plans.devices)
-                simulated = simulate_program(program, slowed, plans.devices, cost, record=False).makespan_s
-        except MeshwrightError:
-            pass  # no figure rather than a wrong one
+                transport = executor_transport(plans.fabric, plans.ranks_per_core)
+                simulated = predicted_time_s(chosen.form, plans.fabric, plans.devices, transport, size_bytes)
+        except MeshwrightError as error:  # the row says why a figure is missing
+            ran = f"{ran}; {error}"
         return ran, simulated, bound
 
 

@@ -12,9 +12,12 @@ the message before it is being added.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import Unsupported
 from ...program import I32, Kind, Part, Program
@@ -23,9 +26,10 @@ from ..lanes import channel_messages, fuse_lanes
 from ..schedule import Schedule, compile_schedule
 from .chunks import Region, Span, regions
 
-__all__ = ["Form", "Instruction", "Op", "RankCode", "compile_rank", "form_of"]
+__all__ = ["F64", "Form", "Instruction", "Op", "RankCode", "compile_rank", "form_of"]
 
 
+F64 = NDArray[np.float64]
 SENDS_AHEAD = 64  # sends of a channel that may be under way, out of buffers: what is received ahead bounds the bytes on the way
 
 
@@ -78,16 +82,14 @@ class RankCode:
     unrolled: Program = field(repr=False)
 
 
-def form_of(program: Program, start_s: Sequence[float] | None = None, end_s: Sequence[float] | None = None) -> Form:
-    """Unroll and fuse. Times, by step of the unrolled form, make the walks follow a simulation; without them the graph's depth decides.
+def form_of(program: Program, times: Callable[[Program], tuple[F64, F64]] | None = None) -> Form:
+    """Unroll and fuse. `times` gives start and end of every step of the unrolled form; the walks then follow them, else the graph's depth.
 
-    Raises: Unsupported (not executable), Deadlock.
+    Raises: Unsupported (not executable), Deadlock, what `times` raises.
     """
     unrolled = callable_form(program)
-    import numpy as np
-
-    times = (None, None) if start_s is None or end_s is None else (np.asarray(start_s), np.asarray(end_s))
-    return Form(program, unrolled, fuse_lanes(unrolled, *times))
+    start_s, end_s = times(unrolled) if times is not None else (None, None)
+    return Form(program, unrolled, fuse_lanes(unrolled, start_s, end_s))
 
 
 def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = False) -> RankCode:

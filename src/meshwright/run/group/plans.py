@@ -19,16 +19,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ...cost import assumed_cost
 from ...errors import FormatError, MeshwrightError, PlanMismatch, Unsupported, UsageError
 from ...fabric import Fabric
 from ...program import Program
 from ...program_hash import program_hash
 from .code import Form, form_of
-from .predict import executor_transport
+from .predict import executor_transport, timed_form
 from .settings import Settings
 
-__all__ = ["Chosen", "GroupPlans", "size_class", "timed_form"]
+__all__ = ["Chosen", "GroupPlans", "size_class"]
 
 PLANS = 15  # candidates whose limits the whole choice may use
 GAIN = 0.98  # a plan must be predicted to take at most this share of the ring's time
@@ -252,25 +251,6 @@ def _from_file(path: str) -> _File:
         path, plan.main, program_hash(plan.main), job["op"], int(job.get("root", 0)), tuple(plan.placement[: plan.main.ranks]), job["size_bytes"],
         str(decision.get("strategy", "?")), predicted,
     )  # fmt: skip
-
-
-def timed_form(program: Program, fabric: Fabric | None, placement: Sequence[str]) -> Form:
-    """The walks in the order of a simulation, where it is quick enough."""
-    from ...simulate import simulate_program
-
-    plain = form_of(program)
-    if fabric is None or len(plain.unrolled.steps) > MOST_TIMED_STEPS:
-        return plain
-    timeline = simulate_program(plain.unrolled, fabric, placement, assumed_cost(fabric), record=True)
-    spans, n = timeline.spans, len(plain.unrolled.steps)
-    start, end = [0.0] * n, [0.0] * n
-    for step, begins, ends in zip(spans.step.tolist(), spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
-        if step >= 0:
-            start[step], end[step] = begins, ends
-    return form_of(program, start, end)
-
-
-MOST_TIMED_STEPS = 60_000
 
 
 def _machine() -> str:

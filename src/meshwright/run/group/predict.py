@@ -21,15 +21,16 @@ from ...fabric import Fabric
 from ...program import Kind, Part, Program
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
 from ...simulate import compile_network, simulate_program
-from .code import Form
+from .code import F64, Form, form_of
 
-__all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "walk_program"]
+__all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "timed_form", "walk_program"]
 
 # As `benchmarks/predicted.py` fits them, on two fabrics.
 PER_MESSAGE_S = 1e-4  # at either end, a core to itself
 PER_BYTE_S = 1e-9
 LOSS_PER_FLOW = 0.04  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
+MOST_TIMED_STEPS = 60_000  # executed steps of all ranks, up to which walks follow a simulation
 MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
 
 
@@ -106,7 +107,23 @@ def at_size(program: Program, size_bytes: int) -> Program:
     return replace(program, buffers=replace(program.buffers, chunk_bytes=np.full(len(program.buffers), chunk, np.int64)))
 
 
-def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> float:
-    """Simulated time of the walks on links slowed by their flows. Raises: as `simulate_program`."""
+def timed_form(program: Program, fabric: Fabric | None, ranks: Sequence[str]) -> Form:
+    """The form whose walks follow a simulation of the lanes, where it is quick enough. Raises: as `form_of` and `simulate_program`."""
+
+    def times(unrolled: Program) -> tuple[F64, F64]:
+        assert fabric is not None
+        spans = simulate_program(unrolled, fabric, tuple(ranks), assumed_cost(fabric), record=True).spans
+        known = spans.step >= 0
+        start_s, end_s = np.zeros(len(unrolled.steps)), np.zeros(len(unrolled.steps))
+        start_s[spans.step[known]], end_s[spans.step[known]] = spans.start_s[known], spans.end_s[known]
+        return start_s, end_s
+
+    return form_of(program, times if fabric is not None and program.executed_steps <= MOST_TIMED_STEPS else None)
+
+
+def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport, size_bytes: int | None = None) -> float:
+    """Simulated time of the walks on links slowed by their flows, for the planned or another size. Raises: as `simulate_program`."""
     walks = walk_program(form)
+    if size_bytes is not None:
+        walks = at_size(walks, size_bytes)
     return simulate_program(walks, slowed_by_flows(walks, fabric, ranks), tuple(ranks), Cost(transport=transport), record=False).makespan_s

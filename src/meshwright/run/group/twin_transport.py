@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class VirtualRank:
     closed: bool = False
 
 
-class Transport:
+class Transport(ABC):
     """Links between ranks. `at`, `to`, `wake` and `kill` are the world's."""
 
     now: float
@@ -155,17 +156,21 @@ class Transport:
     queues: dict[tuple[int, int, int], tuple[deque[VirtualWork], deque[VirtualWork]]]
     _wire: dict[tuple[int, int], float]
 
+    @abstractmethod
     def at(self, time_s: float, what: Callable[[], None], label: str = "") -> None:
-        raise NotImplementedError
+        """Do `what` at this time."""
 
+    @abstractmethod
     def to(self, rank: VirtualRank, what: Callable[[], None]) -> None:
-        raise NotImplementedError
+        """Do `what` at a rank, when it is not frozen."""
 
+    @abstractmethod
     def wake(self, work: VirtualWork) -> None:
-        raise NotImplementedError
+        """A work is over: its rank goes on."""
 
+    @abstractmethod
     def kill(self, rank: VirtualRank) -> None:
-        raise NotImplementedError
+        """The rank is gone from now on."""
 
     def pair_closed(self, a: int, b: int) -> bool:
         return self.ranks[a].closed or frozenset((a, b)) in self.shut
