@@ -15,7 +15,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +100,8 @@ class GroupPlans:
                 )  # fmt: skip
 
     def _get(self, key: str) -> bytes:
-        if self.wait_for is not None:
-            self.wait_for(key)
-            return bytes(self.store.get(key))
-        try:
-            self.store.wait([key], timedelta(seconds=self.timeout_s))
-        except Exception as error:
-            raise PlanMismatch(
-                f"nothing came for {key!r} within {self.timeout_s:g} s", where=f"rank {self.rank}",
-                hint="are all ranks at the same collective? `meshwright run doctor` compares their recorders", data={"key": key},
-            ) from error  # fmt: skip
+        assert self.wait_for is not None, "only groups of several ranks wait for each other, and their engine says how"
+        self.wait_for(key)
         return bytes(self.store.get(key))
 
     def use(self, fabric: Fabric, devices: Sequence[str]) -> None:
