@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph",
+    "DispatchRecorder", "FakeTensorMode", "dispatch_mode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph",
     "register_constants", "storage_key", "uncompiled_graphs",
 ]  # fmt: skip
 
@@ -66,13 +66,14 @@ def make_fx_graph(function: Callable[..., Any], inputs: list[Any]) -> torch.fx.G
     return make_fx(function, _allow_non_fake_inputs=True)(*inputs).graph
 
 
-def _dispatch_mode() -> Any:
+def dispatch_mode() -> Any:
+    """The class of modes that see every ATen call."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     return TorchDispatchMode
 
 
-class DispatchRecorder(_dispatch_mode()):  # type: ignore[misc]
+class DispatchRecorder(dispatch_mode()):  # type: ignore[misc]
     """Calls `before(operator)` before and `seen(operator, args, kwargs, result)` after every ATen call inside it, backward included."""
 
     def __init__(self, seen: Callable[[Any, Any, Any, Any], None], before: Callable[[Any], None] | None = None) -> None:

@@ -86,6 +86,7 @@ def _named(kept: Kept, operator: str) -> Kept:
 
 def _norm(name: str, model: Transformer, z: _Sizes) -> tuple[Kept, ...]:
     tokens, h = z.region_tokens, model.hidden
+    parts: tuple[tuple[str, int], ...]
     if model.norm == "rmsnorm-composite":
         wide = max(model.element_bytes, WIDE_BYTES)
         parts = (("input", wide * tokens * h), ("normalised", wide * tokens * h), ("statistics", wide * tokens))

@@ -9,7 +9,7 @@ paper (eager attention, one-byte dropout masks, 16-bit activations, GeLU of 4 hi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ Attention = Literal["eager", "flash"]
 Norm = Literal["layernorm", "rmsnorm", "rmsnorm-composite"]
 Recompute = Literal["none", "selective", "full", "uniform", "block"]
 _MOST = 1 << 40
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -167,9 +168,9 @@ def _pairs(text: str, where: str) -> dict[str, str]:
     return found
 
 
-def _struct(kind: Any, fields: Mapping[str, Any], where: str) -> Any:
+def _struct(kind: type[_Kind], fields: Mapping[str, Any], where: str) -> _Kind:
     try:
         return msgspec.convert(dict(fields), kind, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
+        known = ", ".join(f.name for f in msgspec.structs.fields(kind))
         raise UsageError(str(error), where=where, hint=f"fields: {known}") from None

@@ -1,0 +1,146 @@
+"""The recomputation problem: the operators of one layer, what their backward needs, and how much each pipeline stage can keep.
+
+Storages are numbered. An operator reads storages and makes storages; `needed` are those that some backward reads. If the set R of
+operators is computed again, what must be kept follows: everything that backward needs or R reads, except what R makes. A storage that
+several operators write (in place) is made by all of them: they are computed again together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from ...errors import Infeasible, UsageError
+
+__all__ = ["Layer", "LayerPolicy", "Operator", "RecomputePlan", "RecomputeProblem", "StageBudget", "StageChoice", "policy_of", "require_fit"]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Operator(_Record, frozen=True, kw_only=True):
+    name: str
+    time_s: float  # of computing it again
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+class Layer(_Record, frozen=True, kw_only=True):
+    """`operators` in execution order; `sizes[storage]` in bytes (0: held anyway, e.g. parameters); `boundary`: storages that come from outside.
+
+    Raises: UsageError for a storage that does not exist, a negative size or time, or an operator name used twice.
+    """
+
+    operators: tuple[Operator, ...]
+    sizes: tuple[int, ...]
+    needed: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = [o.name for o in self.operators]
+        if len(set(names)) < len(names):
+            raise UsageError(f"operator {next(n for n in names if names.count(n) > 1)!r} is there twice", where="layer")
+        for o in self.operators:
+            if not o.time_s >= 0:
+                raise UsageError(f"takes {o.time_s} s", where=o.name)
+            if any(not 0 <= s < len(self.sizes) for s in (*o.reads, *o.makes)):
+                raise UsageError(f"names a storage beyond {len(self.sizes)}", where=o.name)
+        if any(not 0 <= s < len(self.sizes) for s in self.needed) or any(size < 0 for size in self.sizes):
+            raise UsageError("a needed storage does not exist, or a size is negative", where="layer")
+
+    @property
+    def makers(self) -> Mapping[int, tuple[int, ...]]:
+        """Storage -> the operators that write it."""
+        found: dict[int, list[int]] = {}
+        for i, o in enumerate(self.operators):
+            for s in o.makes:
+                found.setdefault(s, []).append(i)
+        return {s: tuple(members) for s, members in found.items()}
+
+    @property
+    def boundary(self) -> frozenset[int]:
+        """Storages of some size that come from outside: the layer's inputs."""
+        made = self.makers
+        return frozenset(s for s in (*self.needed, *(x for o in self.operators for x in o.reads)) if s not in made and self.sizes[s])
+
+
+class LayerPolicy(_Record, frozen=True, kw_only=True):
+    """`recompute`: operators computed again, in execution order; `keep`: storages kept. `workspace_bytes`: made again, at once at most."""
+
+    recompute: tuple[str, ...]
+    keep: tuple[int, ...]
+    kept_bytes: int
+    workspace_bytes: int
+    time_s: float
+
+
+class StageBudget(_Record, frozen=True, kw_only=True):
+    """`in_flight` micro-batches of `layers` layers at once may keep `budget_bytes` together, workspace included."""
+
+    layers: int
+    in_flight: int
+    budget_bytes: int
+
+
+class RecomputeProblem(_Record, frozen=True, kw_only=True):
+    """`core`: operators of the core attention, for the rule that recomputes it."""
+
+    layer: Layer
+    stages: tuple[StageBudget, ...]
+    core: tuple[str, ...] = ()
+
+
+class StageChoice(_Record, frozen=True, kw_only=True):
+    """`counts[i]`: of the stage's layers x micro-batches in flight, how many follow policy i. `time_s`: recomputing per micro-batch, on average.
+
+    `bound_s`: no choice can take less (linear relaxation); equal to `time_s` for rules, which choose nothing.
+    """
+
+    counts: tuple[int, ...]
+    kept_bytes: int
+    workspace_bytes: int
+    time_s: float
+    bound_s: float
+
+
+class RecomputePlan(_Record, frozen=True, kw_only=True):
+    strategy: str
+    options: dict[str, Any]
+    policies: tuple[LayerPolicy, ...]
+    stages: tuple[StageChoice, ...]
+
+    @property
+    def slowest_s(self) -> float:
+        """Recomputing per micro-batch on the stage that does most of it."""
+        return max(s.time_s for s in self.stages)
+
+
+def policy_of(layer: Layer, recompute: Collection[str]) -> LayerPolicy:
+    """What recomputing exactly these operators keeps and takes. Raises: UsageError for unknown names or part of an in-place group."""
+    unknown = set(recompute) - {o.name for o in layer.operators}
+    if unknown:
+        raise UsageError(f"the layer has no operator {sorted(unknown)[0]!r}", where="recompute")
+    chosen = [o for o in layer.operators if o.name in recompute]
+    made = {s for o in chosen for s in o.makes}
+    rest = {s for o in layer.operators if o.name not in recompute for s in o.makes}
+    if made & rest:
+        torn = next(o.name for o in chosen if set(o.makes) & rest)
+        raise UsageError(f"{torn!r} writes in place what an operator that is kept writes too", where="recompute", hint="recompute both or neither")
+    keep = ({*layer.needed} | {s for o in chosen for s in o.reads}) - made
+    return LayerPolicy(
+        recompute=tuple(o.name for o in chosen), keep=tuple(sorted(keep)), kept_bytes=sum(layer.sizes[s] for s in keep),
+        workspace_bytes=sum(layer.sizes[s] for s in made), time_s=sum(o.time_s for o in chosen),
+    )  # fmt: skip
+
+
+def require_fit(stage: int, needed_bytes: int, budget: StageBudget, what: str) -> None:
+    """Raises: Infeasible that names the stage and what is missing."""
+    if needed_bytes > budget.budget_bytes:
+        raise Infeasible(
+            f"stage {stage} keeps {needed_bytes} bytes for {budget.layers} layers x {budget.in_flight} micro-batches with {what}, "
+            f"and may keep {budget.budget_bytes}",
+            where=f"stage {stage}", hint=f"{needed_bytes - budget.budget_bytes} bytes more, fewer layers, or a smaller micro-batch",
+            data={"stage": stage, "needed_bytes": needed_bytes, "limit_bytes": budget.budget_bytes},
+        )  # fmt: skip
