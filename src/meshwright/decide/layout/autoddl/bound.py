@@ -9,7 +9,8 @@ the rank has itself done all of the product that made it; a touched entry of dY 
     x + y + w - V/m - V/k - V/n   words,   least over all (x, y, w) within the matrices,
 
 with x >= V/n, y >= V/k, w >= V/m too; for V = mnk/p it is the bound of one product. The first layer's X needs not be received (inputs are
-loaded anywhere). With M words of memory also 2V/sqrt(M) - M. Redundant work, r times the least, lowers the communication and raises the work: the bound on time takes the best r per layer.
+loaded anywhere). With M words of memory also 2V/sqrt(M) - M. Redundant work, r times the least, lowers the communication and raises the
+work: the bound on time takes the best r per layer.
 What is not counted (so the bounds hold): convolutions, attention, layers that read the same value as a larger one, small exchanges.
 Invariant: no feasible plan is below (property test).
 """

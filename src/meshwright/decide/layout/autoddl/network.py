@@ -21,6 +21,7 @@ from .rules_shape import MAX_BLOCKS, SHAPE
 __all__ = ["Network", "Operand", "Value", "Vertex", "build_network", "operator_name", "spec_of"]
 
 RULES = {**POINTWISE, **REDUCE, **SHAPE, **MATRIX}
+CONSTANT = ("detach", "zeros_like", "ones_like", "full_like", "empty_like")  # no gradient flows back
 MUTATING = ("add_", "batch_norm", "copy_", "mul_", "sub_")
 
 
@@ -148,7 +149,7 @@ class _Builder:
         operands = [self.vertices[self.at[name]].value for name in node.inputs]
         shapes = tuple(self._operand_shape(node, v) for v in operands)
         outputs = tuple(o.shape for o in node.outputs)
-        floating = bool(node.outputs) and node.outputs[0].dtype.startswith(("float", "bfloat"))
+        floating = bool(node.outputs) and node.outputs[0].dtype.startswith(("float", "bfloat")) and operator_name(node.target) not in CONSTANT
         call = Call(
             node=node, shapes=shapes, outputs=outputs or ((),), items=tuple(v.item for v in operands),
             differentiable=tuple(v.gradient and floating for v in operands),

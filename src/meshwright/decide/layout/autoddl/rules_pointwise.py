@@ -10,11 +10,11 @@ __all__ = ["POINTWISE"]
 ADDING = ("add", "sub", "rsub")
 NONLINEAR = (
     "relu", "gelu", "silu", "mish", "elu", "selu", "celu", "leaky_relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "softplus", "softsign",
-    "tanh",    "sigmoid", "log_sigmoid", "logit", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "cos", "tan", "atan", "abs", "sign", "square",
-    "pow", "reciprocal", "erf", "erfc", "clamp", "clamp_min", "clamp_max", "floor", "ceil", "round", "maximum", "minimum", "where", "masked_fill",
-    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isnan", "isinf", "bitwise_and", "bitwise_or",
-    "bitwise_not", "remainder", "fmod", "floor_divide", "atan2", "prelu", "lerp", "addcmul", "addcdiv", "nan_to_num", "threshold", "softshrink",
-    "hardshrink", "tanhshrink", "zeros_like", "ones_like", "full_like", "empty_like",
+    "tanh", "sigmoid", "log_sigmoid", "logit", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "cos", "tan", "atan", "abs",
+    "sign", "square", "pow", "reciprocal", "erf", "erfc", "clamp", "clamp_min", "clamp_max", "floor", "ceil", "round", "maximum", "minimum",
+    "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "isnan", "isinf",
+    "bitwise_and", "bitwise_or", "bitwise_not", "remainder", "fmod", "floor_divide", "atan2", "prelu", "lerp", "addcmul", "addcdiv",
+    "nan_to_num", "threshold", "softshrink", "hardshrink", "tanhshrink", "zeros_like", "ones_like", "full_like", "empty_like",
 )  # fmt: skip
 
 

@@ -17,17 +17,19 @@ def _dims(call: Call, index: int = 1) -> list[int]:
     return [int(d) % count for d in (given if isinstance(given, list) else [given])]
 
 
-def _reduced(call: Call, **more: Any) -> Spec:
+def _reduced(call: Call, *, summed: bool = False, maximum: bool = False) -> Spec:
     dims = _dims(call)
     names = letters(len(call.shapes[0]))
     keep = len(call.outputs[0]) == len(names)
     result = "".join("." if keep and i in dims else c for i, c in enumerate(names) if keep or i not in dims)
-    return Spec(operands=(names,), result=result, **{k: "".join(names[d] for d in dims) if v is True else v for k, v in more.items()})
+    gone = "".join(names[d] for d in dims)
+    linear = (frozenset({0}),) if summed else ()
+    return Spec(operands=(names,), result=result, summed=gone if summed else "", maximum=gone if maximum else "", linear=linear)
 
 
 def summing(call: Call) -> Spec:
     """sum and mean (the executor scales local means)."""
-    return _reduced(call, summed=True, linear=(frozenset({0}),))
+    return _reduced(call, summed=True)
 
 
 def maximum(call: Call) -> Spec:
@@ -89,7 +91,7 @@ def padding(call: Call) -> Spec:
 
 
 def cross_entropy(call: Call) -> Spec | None:
-    """Rows: the number of targets that count is exchanged. Classes: maxima, then sums and the targets' logits, as in Megatron's vocabulary-parallel loss."""
+    """Rows: the number of targets that count is exchanged. Classes: maxima, then sums and the targets' logits (as Megatron does)."""
     logits, target = call.shapes[0], call.shapes[1]
     reduction = call.argument(3, "reduction", 1)
     if len(call.shapes) != 2 or len(logits) != 2 or reduction not in (1, 2):

@@ -118,7 +118,9 @@ class AutoDDL:
         self, problem: ShardingProblem, network: Network, best: Found, found: Sequence[Found], limit: int, notes: Sequence[str], seed: int
     ) -> ShardingPlan:
         model, at = best.model, best.assignment
-        sources, hubs, ops = {}, {}, {}
+        sources: dict[str, tuple[str, ...]] = {}
+        hubs: dict[str, tuple[str, ...]] = {}
+        ops: dict[str, ValueState] = {}
         for i, vertex in enumerate(network.vertices):
             choice = model.choices[i][at[i]]
             if vertex.kind == "op":
@@ -138,7 +140,7 @@ class AutoDDL:
             item_bytes=problem.item_bytes, mesh=model.mesh.sizes, devices=model.mesh.devices, sources=sources, hubs=hubs, ops=ops,
             moves=_move_records(best), buckets=_bucket_records(best),
             time_s=evaluation.time_s, parts_s=evaluation.parts_s, bytes_sent=evaluation.bytes_sent, memory_bytes=evaluation.memory_bytes,
-            bound_time_s=min(bound_time_s(model, memory_bytes=limit), evaluation.time_s), bound_bytes=bound_bytes(network, model.mesh.ranks, memory_bytes=limit),
+            bound_time_s=bound_time_s(model, memory_bytes=limit), bound_bytes=bound_bytes(network, model.mesh.ranks, memory_bytes=limit),
             whole=whole, notes=(*said, *notes), alternatives=_alternatives(best, found, limit), cite=CITE.key, exact=every, seed=seed,
         )  # fmt: skip
 
