@@ -9,7 +9,9 @@ the speed of the stages. Gradients of values accumulate in `grad:` buffers that 
 stored first.
 
 Parameters used by several stages (a tied head) have a gradient buffer of their own, `gradients:<parameter>`, reduced over the data
-replicas and then over the stages that hold it. Names of buffers and communicators are part of the plan format (docs/formats.md).
+replicas and then over the stages that hold it. Parameters whose gradients are partial sums on a group of tensor-parallel ranks (shared
+key-value heads) have one, `gradients+<tensor indices>`, reduced over that group first. Names of buffers and communicators are part of
+the plan format (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
-from .graph import OpGraph, Work
+from .graph import OpGraph
 from .graph_liveness import kept_storages
+from .graph_vocabulary import expand_losses, sums_of
+from .layout_sizes import gradient_buffers, shard_bytes, summed_over, training_works
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
+from .plan_shards import local_values
 from .program import Program, Role, Unit
 from .program_builder import LaneBuilder, ProgramBuilder, StepRef
 
 __all__ = ["AllReduce", "PlanAllReduce", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
 
-ELEMENT_BYTES = 4
+ELEMENT_BYTES = 4  # of padding, where a buffer's own elements are not larger
 STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
 RECEIVES_AHEAD = 2
 
@@ -47,38 +52,6 @@ PlanAllReduce = Callable[[str, tuple[int, ...], int], AllReduce]
 Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
 
-def shard_bytes(graph: OpGraph, layout: TrainingLayout) -> dict[str, int]:
-    """Bytes of every parameter on one rank that holds it."""
-    split = {s.param for s in layout.shards}
-    return {p.name: p.size_bytes // (layout.tensor if p.name in split else 1) for p in graph.parameters}
-
-
-def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage) -> dict[str, tuple[str, ...]]:
-    """Gradient buffers of a stage: `gradients` with the parameters only it uses, `gradients:<p>` for each shared one."""
-    users: dict[str, int] = {}
-    for st in layout.stages:
-        for p in st.params:
-            users[p] = users.get(p, 0) + 1
-    trainable = {p.name for p in graph.parameters if p.trainable}
-    own = tuple(p for p in stage.params if p in trainable and users[p] == 1)
-    found = {"gradients": own} if own else {}
-    return found | {f"gradients:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
-
-
-def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
-    """Work of every kind of compute step, by the key under which `Cost` prices it."""
-    works: dict[str, Work] = {}
-    for s in layout.segments:
-        works[f"{s.key}|F"], works[f"{s.key}|B"] = s.forward, s.backward
-    sizes = shard_bytes(graph, layout)
-    for stage in layout.stages:
-        total = sum(sizes[p] for names in gradient_buffers(graph, layout, stage).values() for p in names)
-        # reads weight, gradient and both moments, writes weight and moments; about ten operations per parameter
-        count = len(stage.params)
-        works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)
-    return works
-
-
 def lower_training(graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanAllReduce) -> tuple[Program, dict[str, Program]]:
     """The program of one training step, and the programs it calls by content hash."""
     return _Lowering(graph, layout, order, all_reduce).run()
@@ -90,6 +63,9 @@ class _Rank:
 
     number: int
     stage: Stage
+    sizes: dict[str, int]  # of its parameters
+    value: dict[str, ValueInfo]  # border values as it holds them
+    gradients: dict[str, tuple[str, ...]]
     compute: LaneBuilder
     recv_act: LaneBuilder
     send_act: LaneBuilder
@@ -108,11 +84,8 @@ class _Lowering:
         self.b = ProgramBuilder(ranks=layout.ranks, name="training step")
         self.segment = {s.key: s for s in layout.segments}
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
-        self.sizes = shard_bytes(graph, layout)
-        kept = kept_storages(graph)
-        storage_of = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
-        # values that autograd keeps for the backward of each segment
-        self.keeps = {s.key: {v for v in (*s.reads, *s.writes) if any(storage_of.get(v, -1) in kept[n] for n in s.nodes)} for s in layout.segments}
+        self.element_bytes = max([ELEMENT_BYTES, *(p.size_bytes // max(1, _count(p.shape)) for p in graph.parameters)])
+        self.keeps = _kept_values(graph, layout)
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)}
@@ -125,10 +98,12 @@ class _Lowering:
         lay = self.layout
         ranks = []
         for number in range(lay.ranks):
-            stage = lay.stages[lay.coordinates(number)[0]]
+            pipeline, _, tensor = lay.coordinates(number)
+            stage = lay.stages[pipeline]
+            facts = (shard_bytes(self.graph, lay, tensor), local_values(lay, number), gradient_buffers(self.graph, lay, stage, tensor))
             compute = self.b.lane(number, unit=Unit.COMPUTE, role=Role.COMPUTE)
             recv_act, send_act, recv_grad, send_grad, sync = (self.b.lane(number) for _ in range(5))
-            ranks.append(_Rank(number, stage, compute, recv_act, send_act, recv_grad, send_grad, sync))
+            ranks.append(_Rank(number, stage, *facts, compute, recv_act, send_act, recv_grad, send_grad, sync))
         channels = self.channels()
         for r in ranks:
             self.persistent_buffers(r)
@@ -169,16 +144,15 @@ class _Lowering:
 
     # ---- buffers -----------------------------------------------------------------------------------------------
     def persistent_buffers(self, r: _Rank) -> None:
-        whole = sum(self.sizes[p] for p in r.stage.params)
+        whole = sum(r.sizes[p] for p in r.stage.params)
         r.buffers["weights"] = self.b.buffer(r.number, chunks=1, chunk_bytes=whole, role="weight", persistent=True, name="weights")
         trained = 0
-        for name, params in gradient_buffers(self.graph, self.layout, r.stage).items():
-            size = sum(self.sizes[p] for p in params)
+        for name, params in r.gradients.items():
+            size = sum(r.sizes[p] for p in params)
             trained += size
             chunks = lcm(*(self.plan_all_reduce(kind, ranks, size).chunks for kind, ranks in self.reductions(r, name)))
-            r.buffers[name] = self.b.buffer(
-                r.number, chunks=chunks, chunk_bytes=_per_chunk(size, chunks), role="gradient", persistent=True, name=name
-            )
+            each = _per_chunk(size, chunks, self.element_bytes)
+            r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="gradient", persistent=True, name=name)
         r.buffers["state"] = self.b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
 
     def reductions(self, r: _Rank, buffer: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -186,6 +160,8 @@ class _Lowering:
         lay = self.layout
         p, d, t = lay.coordinates(r.number)
         found: list[tuple[str, tuple[int, ...]]] = []
+        if summed_over(buffer):
+            found.append(("tensor", tuple(lay.rank(p, d, int(i)) for i in summed_over(buffer))))
         if lay.data > 1:
             found.append(("gradient", tuple(lay.rank(p, i, t) for i in range(lay.data))))
         _, shared, param = buffer.partition(":")
@@ -196,11 +172,13 @@ class _Lowering:
     def activation(self, r: _Rank, kind: str, value: str, mb: int, *, segment: str = "") -> int:
         name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
         if name not in r.buffers:
-            size = self.value[value].size_bytes
+            size = r.value[value].size_bytes
             chunks = 1
             if value in self.summed:  # all buffers of a value that is ever summed are cut alike
                 chunks = self.plan_all_reduce("tensor", self.tensor_group(r.number), size).chunks
-            r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=_per_chunk(size, chunks), role="activation", name=name)
+            element = 8 if self.value[value].dtype in ("float64", "int64") else ELEMENT_BYTES
+            each = _per_chunk(size, chunks, element)
+            r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)
         return r.buffers[name]
 
     def whole(self, r: _Rank, name: str) -> tuple[int, int, int]:
@@ -280,7 +258,7 @@ class _Lowering:
                     writes.append(self.whole(r, f"grad:{v}:{mb}"))
                 if v in s.sum_grads:
                     partial.append(v)
-            for name, params in gradient_buffers(self.graph, self.layout, stage).items():
+            for name, params in r.gradients.items():
                 if any(p in s.params for p in params):
                     writes.append(self.whole(r, name))
             ref = r.compute.compute(self.op(r, s, "B", mb, reads, writes, s.backward_workspace_bytes), after=waits)
@@ -339,13 +317,15 @@ class _Lowering:
     def finish(self, r: _Rank) -> None:
         last = r.backward_done[max(r.backward_done)]
         waits = []
-        buffers = gradient_buffers(self.graph, self.layout, r.stage)
+        buffers = r.gradients
         for name, params in buffers.items():
-            size = sum(self.sizes[p] for p in params)
+            size = sum(r.sizes[p] for p in params)
             ref = last
             for purpose, ranks in self.reductions(r, name):
                 p, d, t = self.layout.coordinates(r.number)
                 label = f"dp:{p}.{t}" if purpose == "gradient" else f"tied:{name.partition(':')[2]}:{d}.{t}"
+                if purpose == "tensor":
+                    label = f"tp:{p}.{d}:{'.'.join(summed_over(name))}"
                 ref = r.sync.call(self.call(purpose, label, ranks, r.number, r.buffers[name], size), after=[last])
                 waits = [ref]
         reads = [self.whole(r, name) for name in (*buffers, "state", "weights")]
@@ -381,7 +361,27 @@ class _Lowering:
                     self.b.dies_after(buffer, steps["B", maker, mb])
 
 
-def _per_chunk(size_bytes: int, chunks: int) -> int:
-    """Bytes per chunk when `size_bytes` of 4-byte elements are padded to whole chunks."""
-    elements = -(-size_bytes // ELEMENT_BYTES)
-    return -(-elements // chunks) * ELEMENT_BYTES if chunks > 1 else size_bytes
+def _per_chunk(size_bytes: int, chunks: int, element_bytes: int = ELEMENT_BYTES) -> int:
+    """Bytes per chunk when `size_bytes` of whole elements are padded to whole chunks."""
+    elements = -(-size_bytes // element_bytes)
+    return -(-elements // chunks) * element_bytes if chunks > 1 else size_bytes
+
+
+def _count(shape: Sequence[int]) -> int:
+    total = 1
+    for d in shape:
+        total *= d
+    return total
+
+
+def _kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
+    """Per segment, the border values that autograd keeps for its backward. Of a split loss these are the completed sums."""
+    kept = kept_storages(graph)
+    storage_of = {n.name: n.outputs[0].storage for n in expand_losses(graph, layout.losses).nodes if n.outputs}
+    found = {
+        s.key: {v for v in (*s.reads, *s.writes) if storage_of.get(v, -1) >= 0 and any(storage_of[v] in kept.get(n, ()) for n in s.nodes)}
+        for s in layout.segments
+    }
+    for s in layout.segments:
+        found[s.key] |= {sums_of(x.node) for x in layout.losses if x.node in s.nodes}
+    return found

@@ -16,7 +16,10 @@ from .bound import Bound
 from .graph import Work
 from .program import Program
 
-__all__ = ["Alternative", "CycleEntry", "ParamShard", "Plan", "Prediction", "RowBias", "Segment", "Stage", "TrainingLayout"]
+__all__ = [
+    "Alternative", "CycleEntry", "ParamShard", "PartialGradient", "Plan", "Prediction", "RowBias", "Segment", "Stage", "TrainingLayout",
+    "ValueInfo", "ValueSplit", "VocabularyLoss",
+]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
 VERSION = 1
@@ -29,13 +32,49 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class ParamShard(_Record, frozen=True, kw_only=True):
     """How one parameter is split over the tensor-parallel ranks.
 
-    Dimension `axis` consists of `blocks` equal blocks (3 for packed q, k, v); part i of t keeps the i-th t-th of every block,
-    blocks in order.
+    Dimension `axis` consists of `blocks` equal blocks (3 for packed q, k, v), or of the unequal blocks of `mixed`: (size, groups) each.
+    A block is cut at the running sums of `shares` (empty: equal shares), part i keeping the i-th piece, blocks in order. Where `groups`
+    is not 0, a block consists of that many groups (key-value heads) that are never cut: a part keeps every group its piece touches,
+    so parts may hold the same group; such a parameter is named in TrainingLayout.partial_gradients. Arithmetic: `plan_shards`.
     """
 
     param: str
     axis: int
     blocks: int = 1
+    shares: tuple[int, ...] = ()
+    groups: int = 0
+    mixed: tuple[tuple[int, int], ...] = ()
+
+
+class ValueSplit(_Record, frozen=True, kw_only=True):
+    """How a value that crosses a segment border is split over the tensor-parallel ranks; as ParamShard."""
+
+    dim: int
+    blocks: int = 1
+    shares: tuple[int, ...] = ()
+    groups: int = 0
+    mixed: tuple[tuple[int, int], ...] = ()
+
+
+class PartialGradient(_Record, frozen=True, kw_only=True):
+    """The gradient of `param` is a partial sum on each rank of a group of tensor indices; an all-reduce over the group completes it."""
+
+    param: str
+    groups: tuple[tuple[int, ...], ...]
+
+    def group_of(self, tensor_index: int) -> tuple[int, ...]:
+        return next((g for g in self.groups if tensor_index in g), (tensor_index,))
+
+
+class VocabularyLoss(_Record, frozen=True, kw_only=True):
+    """A cross-entropy whose classes are split over the tensor-parallel ranks, computed without gathering the logits.
+
+    Node `node` of the captured graph is executed as three: `<node>/max`, `<node>/sums` and `<node>` itself (see `graph_vocabulary`).
+    `smoothing`: "torch" (target 1-a+a/V) or "megatron" (target 1-a, every other class a/(V-1)); V is the whole vocabulary in both.
+    """
+
+    node: str
+    smoothing: str = "torch"
 
 
 class RowBias(_Record, frozen=True, kw_only=True):
@@ -64,7 +103,8 @@ class Segment(_Record, frozen=True, kw_only=True):
     sum_writes: tuple[str, ...] = ()
     sum_grads: tuple[str, ...] = ()
     row_biases: tuple[RowBias, ...] = ()
-    forward: Work = Work()  # of one rank for one micro-batch
+    shares: tuple[int, ...] = ()  # of a split segment, per tensor-parallel rank; empty: equal
+    forward: Work = Work()  # of one rank for one micro-batch; with unequal shares, of the rank with the largest
     backward: Work = Work()
     saved_bytes: int = 0  # kept from F to B by one rank for one micro-batch, beyond what earlier segments of the stage keep
     forward_workspace_bytes: int = 0  # peak of temporaries during F beyond saved and written values
@@ -82,13 +122,19 @@ class Stage(_Record, frozen=True, kw_only=True):
 
 
 class ValueInfo(_Record, frozen=True, kw_only=True):
-    """A value that crosses a segment border: per-rank shape for one micro-batch, dtype, whether it carries a gradient."""
+    """A value that crosses a segment border: shape for one micro-batch, dtype, whether it carries a gradient.
+
+    `split`: None where every tensor-parallel rank holds the whole value; else shape and size are the whole value's, and a rank holds its
+    part (`plan_shards.local_value`). `reduce`: how the parts of a summed value are combined, "sum" or "max".
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int
     differentiable: bool = True
+    split: ValueSplit | None = None
+    reduce: str = "sum"
 
 
 class TrainingLayout(_Record, frozen=True, kw_only=True):
@@ -108,6 +154,10 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     segments: tuple[Segment, ...] = ()
     values: tuple[ValueInfo, ...] = ()
     shards: tuple[ParamShard, ...] = ()
+    partial_gradients: tuple[PartialGradient, ...] = ()
+    losses: tuple[VocabularyLoss, ...] = ()
+    sequence: bool = False  # sequence parallelism between the tensor-parallel regions
+    notes: tuple[str, ...] = ()  # what was kept whole, and why
 
     @property
     def ranks(self) -> int:

@@ -125,6 +125,7 @@ def rank_of(rig, degrees, rank, silent_of):
     from meshwright.program_calls import inline
     from meshwright.run.executor import Executor
     from meshwright.run.lanes import fuse_lanes
+    from meshwright.plan_shards import local_values
     from meshwright.run.memory import RankMemory
     from meshwright.run.optimizers import make_optimizer
     from meshwright.run.segments import build_rank_module
@@ -137,7 +138,7 @@ def rank_of(rig, degrees, rank, silent_of):
     b, device = flat.buffers, torch.device("cpu")
     sizes = {b.name[i]: int(b.chunks[i] * b.chunk_bytes[i]) for i in range(len(b)) if b.actor[i] == rank and b.name[i].startswith("gradients")}
     module = build_rank_module(forward, layout, rank, parameters, buffers, device=device, gradient_bytes=sizes)
-    memory = RankMemory(flat, rank, device, {v.name: v for v in layout.values}, module.gradients)
+    memory = RankMemory(flat, rank, device, local_values(layout, rank), module.gradients)
 
     class Data:
         def microbatch(self, step, replica, microbatch):

@@ -10,6 +10,7 @@ from rig import TINY, forward_of, in_threads, lowered, whole_model
 
 from meshwright.capture.resolve import build_model
 from meshwright.job import Training
+from meshwright.plan_shards import local_values
 from meshwright.program_calls import inline
 from meshwright.run.data import Batches, open_data
 from meshwright.run.executor import Executor
@@ -36,7 +37,7 @@ def train(degrees, microbatch, steps, *, model=TINY, collective="ring", tagless=
         module = build_rank_module(graph, layout, rank, parameters, buffers, device=CPU, gradient_bytes=gradient_bytes(flat, rank))
         optimizer = make_optimizer("adamw", [(p.name, p.tensor) for p in module.trained()], 1e-3)
         work = TrainingWork(flat, layout, rank, module, Batches(dataset, layout, graph.inputs, CPU), optimizer)
-        memory = RankMemory(flat, rank, CPU, {v.name: v for v in layout.values}, module.gradients)
+        memory = RankMemory(flat, rank, CPU, local_values(layout, rank), module.gradients)
         transport = TaglessTransport(rank, group, group) if tagless else TaggedTransport(group)
         executor = Executor(flat, orders, rank, memory=memory, transport=transport, work=work)
         losses = []

@@ -5,9 +5,11 @@ By induction over one topological order of the inlined program. A compute step i
   B(segment, m)              reads saved:segment:m of its own F and part, and grad:v:m with the contribution of every segment that
                              reads v, once each, all parts summed;
   optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
-                             replica once, for every segment (of any stage that holds a shared parameter) that contributes to it.
+                             replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and of every rank of the
+             group where the layout says that a gradient is a partial sum over a group of tensor-parallel ranks.
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
-`sum_grads`; other values it writes are computed alike by all parts. Each rank runs each F and B of its stage once and one optimizer.
+`sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B of
+its stage once and one optimizer.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class _Step(Machine):
                 if v not in gradless:
                     self.readers.setdefault(v, []).append(s)
         self.maker = {v: s for s in layout.segments for v in s.writes}
+        self.split = {v.name for v in layout.values if v.split is not None}
         self.number: dict[tuple[object, ...], int] = {}
         self.found: list[Finding] = []
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
@@ -115,13 +118,23 @@ class _Step(Machine):
     def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
         stage, _, tensor = self.layout.coordinates(rank)
         name = self.p.buffers.name[buffer]
-        return name, -1 if ":" in name else stage, tensor, cell
+        return name, -1 if ":" in name else stage, self.group(name, tensor)[0], cell
 
-    def contribution(self, key: str, microbatch: int, replica: int) -> int:
-        """Bit of B(segment, micro-batch) of a data replica."""
+    def group(self, name: str, tensor: int) -> tuple[int, ...]:
+        """Tensor indices whose contributions a gradient buffer adds up: `gradients+0.1`."""
+        listed = name.partition(":")[0].partition("+")[2]
+        found = tuple(int(i) for i in listed.split(".") if i.isdigit())
+        return found if tensor in found else (tensor,)
+
+    def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
+        """Bit of B(segment, micro-batch) of a data replica; `part`: of the ranks whose partial gradients are added."""
         lay = self.layout
         index = list(self.segment).index(key) if key in self.segment else len(self.segment)
-        return 1 << ((index * lay.microbatches + microbatch) * lay.data + replica)
+        return 1 << (((index * lay.microbatches + microbatch) * lay.data + replica) * lay.tensor + part)
+
+    def own(self, value: str, rank: int) -> int:
+        """The tensor index where a value is split: each part is a quantity of its own; -1 elsewhere."""
+        return self.layout.coordinates(rank)[2] if value in self.split else -1
 
     def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
         return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
@@ -177,12 +190,12 @@ class _Step(Machine):
                 return
             elif kind == "act":
                 n = self.parts(self.maker[value], value, gradient=False) if value in self.maker else 0
-                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, cell - lo)
+                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, cell - lo, self.own(value, rank))
             elif kind == "grad":
                 bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
-                want = bits << 32 | self.quantity("grad", value, mb, replica, cell - lo)
+                want = bits << 32 | self.quantity("grad", value, mb, replica, cell - lo, self.own(value, rank))
             else:
-                want = 1 << (32 + part) | self.quantity("saved", value, mb, replica, cell - lo)
+                want = 1 << (32 + part) | self.quantity("saved", value, mb, replica, cell - lo, -1)
             if have != want:
                 self.mismatch(step, b, cell, have, want)
                 return
@@ -213,7 +226,10 @@ class _Step(Machine):
         fresh = []
         for cell in range(lo, hi):
             if self.role[b] == "gradient":
-                fresh.append(self.contribution(s.key, mb, replica) << 32 | self.quantity("gradient", *self.place(rank, b, cell)))
+                tensor = self.layout.coordinates(rank)[2]
+                share = self.group(self.p.buffers.name[b], tensor).index(tensor)
+                bits = self.contribution(s.key, mb, replica, share)
+                fresh.append(bits << 32 | self.quantity("gradient", *self.place(rank, b, cell)))
                 continue
             value, _, number = rest.rpartition(":")
             if kind == "gradpart":
@@ -227,7 +243,8 @@ class _Step(Machine):
             if number != str(mb) or not bit or kind not in ("act", "grad", "gradpart", "saved") or (kind == "act" and value not in s.writes):
                 self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not its to write")
                 return
-            fresh.append(bit << 32 | self.quantity("grad" if kind == "gradpart" else kind, value, mb, replica, cell - lo))
+            what = "grad" if kind == "gradpart" else kind
+            fresh.append(bit << 32 | self.quantity(what, value, mb, replica, cell - lo, self.own(value, rank) if what != "saved" else -1))
         if accumulate:
             fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
         self.store(root, lo, hi, fresh, step)
@@ -235,7 +252,8 @@ class _Step(Machine):
     def gradients(self, step: int, rank: int, op: int) -> None:
         """Every gradient buffer of the rank is read, and each cell is complete."""
         lay, p = self.layout, self.p
-        stage, _, _ = lay.coordinates(rank)
+        stage, _, tensor = lay.coordinates(rank)
+        self.partial_gradients(step, rank, stage, tensor)
         read = {(b, c) for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
         covered: set[str] = set()
         for b in range(len(p.buffers)):
@@ -254,7 +272,8 @@ class _Step(Machine):
                 for key in users:
                     for m in range(lay.microbatches):
                         for d in range(lay.data):
-                            bits |= self.contribution(key, m, d)
+                            for share in range(len(self.group(p.buffers.name[b], tensor))):
+                                bits |= self.contribution(key, m, d, share)
                 want = bits << 32 | self.quantity("gradient", *place) if bits else 0
                 if self.memory[root][cell] != want:
                     self.mismatch(step, b, cell, self.memory[root][cell], want)
@@ -264,6 +283,14 @@ class _Step(Machine):
             if s.stage == stage and mine & set(s.params) and s.key not in covered and self.users:
                 text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
                 self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
+
+    def partial_gradients(self, step: int, rank: int, stage: int, tensor: int) -> None:
+        """Every group whose partial gradients must be added has its buffer on this rank."""
+        mine = [b for b in range(len(self.p.buffers)) if self.role[b] == "gradient" and int(self.p.buffers.actor[b]) == rank]
+        groups = {self.group(self.p.buffers.name[b], tensor) for b in mine}
+        for x in self.layout.partial_gradients:
+            if x.param in self.layout.stages[stage].params and mine and x.group_of(tensor) not in groups:
+                self.wrong(step, f"reads the gradient of {x.param}, which is a partial sum that nothing completes over {list(x.group_of(tensor))}")
 
     def optimizer(self, step: int, rank: int, op: int) -> None:
         p = self.p

@@ -172,10 +172,11 @@ class Executor:
         target = memory.view(*dst, count, zero=True) if stores else None
         source = memory.view(*src, count, zero=True) if Part.READ in parts else None
         in_place = stores and src == dst
+        maximum = memory.takes_maximum(src[0]) or memory.takes_maximum(dst[0])
         if Part.RECV in parts:
-            local = self._on_receipt(step, source if adds else None, target, in_place)
+            local = self._on_receipt(step, source if adds else None, target, in_place, maximum)
         else:
-            local = self._local(src, dst, source, target, adds, stores)
+            local = self._local(src, dst, source, target, adds, stores, maximum)
         if Part.SEND not in parts:
 
             def finish() -> None:
@@ -194,12 +195,14 @@ class Executor:
         return pass_on
 
     def _on_receipt(
-        self, step: int, source: Callable[[], torch.Tensor] | None, target: Callable[[], torch.Tensor] | None, in_place: bool
+        self, step: int, source: Callable[[], torch.Tensor] | None, target: Callable[[], torch.Tensor] | None, in_place: bool,
+        maximum: bool,
     ) -> Callable[[], tuple[torch.Tensor, bool]]:
         """Wait for the message and put it where it belongs; gives what a send part would pass on, and whether that is staging."""
         received, transport, progress, give = self._received, self.transport, self.progress, self.memory.staging.give
         receive = self.schedule.receives[step]
         peer, direct = receive.peer + 1, receive.direct
+        combine = torch.maximum if maximum else torch.add
 
         def arrive() -> tuple[torch.Tensor, bool]:
             work, tensor = received.pop(step)
@@ -210,15 +213,15 @@ class Executor:
                 return tensor, False
             if target is None:
                 if source is not None:
-                    tensor.add_(source())
+                    combine(tensor, source(), out=tensor)
                 return tensor, True
             place = target()
             if source is None:
                 place.copy_(tensor)
             elif in_place:
-                place.add_(tensor)
+                combine(place, tensor, out=place)
             else:
-                torch.add(source(), tensor, out=place)
+                combine(source(), tensor, out=place)
             give(tensor)
             return place, False
 
@@ -226,19 +229,20 @@ class Executor:
 
     def _local(
         self, src: tuple[int, int], dst: tuple[int, int], source: Callable[[], torch.Tensor] | None, target: Callable[[], torch.Tensor] | None,
-        adds: bool, stores: bool,
+        adds: bool, stores: bool, maximum: bool,
     ) -> Callable[[], tuple[torch.Tensor, bool]]:  # fmt: skip
         assert source is not None
         read = source
         if not stores or target is None:
             return lambda: (read(), False)
         write, memory = target, self.memory
+        combine = torch.maximum if maximum else torch.add
 
         def copy() -> tuple[torch.Tensor, bool]:
             existed = memory.flats[dst[0]] is not None
             place = write()
             if adds and existed:
-                place.add_(read())
+                combine(place, read(), out=place)
             else:
                 place.copy_(read())
             return place, False

@@ -65,6 +65,7 @@ class RankMemory:
         self.flats: list[torch.Tensor | None] = [None] * n
         self.infos: list[BufferInfo | None] = [None] * n
         self.by_name: dict[str, int] = {}
+        self.maxima: set[int] = set()  # buffers whose parts are combined by maximum
         self.transferred: set[int] = set()  # buffers that messages or local copies touch
         self.overwritten: set[int] = set()  # and those that they write
         s = program.steps
@@ -92,6 +93,8 @@ class RankMemory:
             info = values.get(value)
             if info is None:
                 raise Unsupported(f"buffer {name!r} holds a value that the layout does not list")
+            if info.reduce == "max" and kind == "act":
+                self.maxima.add(buffer)
             own: torch.dtype = getattr(torch, info.dtype)
             numel = info.size_bytes // own.itemsize
             self.infos[buffer] = self._info(name, kind, value, int(microbatch), own, info.shape, numel, size, chunk_bytes)
@@ -124,6 +127,10 @@ class RankMemory:
         if elements < numel:
             raise Unsupported(f"buffer {name!r} has {size} bytes for {numel} elements of {dtype}")
         return BufferInfo(kind, value, microbatch, dtype, shape, numel, elements, chunk_bytes // dtype.itemsize)
+
+    def takes_maximum(self, buffer: int) -> bool:
+        """Adding to or from this buffer means the larger of the two."""
+        return buffer in self.maxima
 
     def info(self, buffer: int) -> BufferInfo:
         found = self.infos[buffer]

@@ -5,15 +5,15 @@ to what autograd saves: values enter through `_Entry`, a node that hands its gra
 gradient edges, not tensors; parameter gradients are added in place into one flat buffer by autograd itself.
 With tensor parallelism the calls are rewritten for this rank's shards (`sharding`), a row-parallel linear leaves its bias out, and the segment that
 reads the completed sum adds it.
-Random calls: before a segment runs, the generator is seeded from (seed, step, replica, micro-batch, segment, and the tensor index where the
-segment is split), so that a run does not depend on the order of micro-batches; it differs from a serial run's stream.
+Random calls: dropout in every form draws the bits that the serial run draws (`dropout`). Before other random calls the generator is seeded from
+(seed, step, replica, micro-batch, segment, and the tensor index where the segment is split), so that a run does not depend on the order of
+micro-batches; those differ from a serial run's.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,14 @@ import torch
 from torch import fx
 
 from ..errors import Unsupported
-from ..plan import Segment, Stage, TrainingLayout
+from ..layout_sizes import gradient_names
+from ..plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
+from .dropout import Draws, draw_function, draws_bits, random_places
 from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
-from .sharding import Shard, check_gradients, local_shape, propagate, take_shard
+from .sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
+from .vocabulary import FUNCTIONS, expand_forward, function_of
 
-__all__ = ["ParameterShard", "RankModule", "SegmentModule", "build_rank_module", "gradient_layout", "random_seed"]
+__all__ = ["ParameterShard", "RankModule", "SegmentModule", "build_rank_module", "random_seed"]
 
 
 class _Entry(torch.autograd.Function):  # type: ignore[misc]
@@ -47,13 +50,12 @@ _TOKEN = torch.empty((), requires_grad=True)
 
 @dataclass
 class ParameterShard:
-    """A parameter as this rank holds it. `axis` is -1 where it is whole."""
+    """A parameter as this rank holds it. `shard` is None where it is whole."""
 
     name: str
     tensor: torch.nn.Parameter
     full_shape: tuple[int, ...]
-    axis: int = -1
-    blocks: int = 1
+    shard: ParamShard | None = None
     gradient: str = ""  # name of the flat gradient buffer that its gradient lies in; "" if it is not trained
     offset: int = 0  # first element there
 
@@ -111,17 +113,10 @@ class RankModule:
     buffers: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]  # by the plan's buffer name: `gradients`, `gradients:<parameter>` for parameters of several stages
     loss: str  # value name of the loss
+    draws: Draws = field(default_factory=Draws)  # what its dropout draws for; set before a segment runs
 
     def trained(self) -> list[ParameterShard]:
         return [p for p in self.parameters.values() if p.gradient]
-
-
-def gradient_layout(layout: TrainingLayout, stage: Stage, trained: Container[str]) -> dict[str, tuple[str, ...]]:
-    """Parameters of each flat gradient buffer of a stage, in order: `gradients` for those only it uses, `gradients:<p>` for each shared one."""
-    users = Counter(p for s in layout.stages for p in s.params)
-    mine = [p for p in stage.params if p in trained]
-    own = tuple(p for p in mine if users[p] == 1)
-    return ({"gradients": own} if own else {}) | {f"gradients:{p}": (p,) for p in mine if users[p] > 1}
 
 
 def build_rank_module(
@@ -143,36 +138,56 @@ def build_rank_module(
             raise Unsupported(f"the plan holds a parameter {name!r} that the model does not have", hint="make the plan again from this model")
         whole = parameters[name]
         shard = shard_of.get(name)
-        axis, blocks = (shard.axis, shard.blocks) if shard else (-1, 1)
-        local = take_shard(whole.detach(), axis, blocks, tensor, layout.tensor) if shard else whole.detach().clone()
-        if whole.requires_grad and local.dtype != torch.float32:
-            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32 parameters can be trained so far")
+        local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach().clone()
+        if whole.requires_grad and local.dtype not in (torch.float32, torch.float64):
+            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32 and float64 parameters can be trained so far")
         p = torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
-        held[name] = ParameterShard(name, p, tuple(whole.shape), axis, blocks)
+        held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
+    gradients = _gradient_buffers(layout, rank, held, device, gradient_bytes)
+    kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
+    wanted = set(stage.segments)
+    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque)
+    segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws)
+
+
+def _gradient_buffers(
+    layout: TrainingLayout, rank: int, held: Mapping[str, ParameterShard], device: torch.device, gradient_bytes: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """The plan's flat gradient buffers; every trained parameter's `.grad` becomes a view of its place in one."""
+    pipeline, _, tensor = layout.coordinates(rank)
     gradients: dict[str, torch.Tensor] = {}
-    for buffer, names in gradient_layout(layout, stage, {n for n, p in held.items() if p.tensor.requires_grad}).items():
+    trained = {n for n, p in held.items() if p.tensor.requires_grad}
+    for buffer, names in gradient_names(layout, layout.stages[pipeline], trained, tensor).items():
+        dtypes = {held[n].tensor.dtype for n in names}
+        if len(dtypes) > 1:
+            raise Unsupported(f"parameters of one stage have gradients of {sorted(map(str, dtypes))}", hint="give all trained parameters one dtype")
+        (dtype,) = dtypes
         needed = sum(held[n].numel for n in names)
-        flat = torch.zeros(max(needed, -(-gradient_bytes.get(buffer, 0) // 4)), dtype=torch.float32, device=device)
+        flat = torch.zeros(max(needed, -(-gradient_bytes.get(buffer, 0) // dtype.itemsize)), dtype=dtype, device=device)
         gradients[buffer] = flat
         offset = 0
         for n in names:
             held[n].gradient, held[n].offset = buffer, offset
             held[n].tensor.grad = flat[offset : offset + held[n].numel].view(held[n].tensor.shape)
             offset += held[n].numel
-    kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
-    wanted = set(stage.segments)
-    builder = _Builder(graph, layout, held, kept, device, opaque)
-    segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}
-    return RankModule(segments, held, kept, gradients, graph.outputs[0])
+    return gradients
+
+
+def _shard(how: ParamShard | ValueSplit) -> Shard:
+    return Shard(how.axis if isinstance(how, ParamShard) else how.dim, how.blocks, how.groups, how.mixed)
 
 
 class _Builder:
     def __init__(
-        self, graph: ForwardGraph, layout: TrainingLayout, held: Mapping[str, ParameterShard], buffers: Mapping[str, torch.Tensor],
-        device: torch.device,
-        opaque: Callable[..., Any] | None,
+        self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
+        buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None,
     ) -> None:  # fmt: skip
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
+        self.tensor_index = tensor_index
+        self.places = random_places(graph)
+        self.draws = Draws()
+        self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.shapes: dict[str, tuple[int, ...]] = {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
         self.shapes |= {f"param:{p.name}": p.full_shape for p in held.values()}
         self.shapes |= {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()} | {f"constant:{n}": c.shape for n, c in graph.constants.items()}
@@ -185,12 +200,14 @@ class _Builder:
     def segment(self, segment: Segment) -> SegmentModule:
         nodes: Sequence[ForwardNode] = [self.graph.by_name[n] for n in segment.nodes]
         states: Mapping[str, Any] = {}
+        member = self.member(segment)
         if segment.split:
-            states = {f"param:{p.name}": Shard(p.axis, p.blocks) for p in self.held.values() if p.axis >= 0}
-            nodes, states = propagate(nodes, states, self.shapes, self.layout.tensor)
-            self.verify(segment, nodes, states)
+            states = {f"param:{p.name}": _shard(p.shard) for p in self.held.values() if p.shard is not None}
+            states |= {v: _shard(split) for v in segment.reads if (split := self.value[v].split) is not None}
+            nodes, states = propagate(nodes, states, self.shapes, member)
+            self.verify(segment, nodes, states, member)
         fixed = self.fixed(nodes, segment)
-        function = self.compile(segment, nodes, fixed)
+        function = self.compile(segment, nodes, fixed, states, member)
         values = [self.tensor(v) for v in fixed if not v.startswith("input:")]
         return SegmentModule(
             key=segment.key,
@@ -200,11 +217,14 @@ class _Builder:
             inputs=tuple(int(v[6:]) for v in fixed if v.startswith("input:")),
             constants=tuple(values),
             differentiable=tuple(self.differentiable.get(v, True) for v in segment.reads),
-            random=any(_is_random(n) for n in nodes),
+            random=any(_is_random(n) and n.name not in self.places for n in nodes),
             split=segment.split,
             sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
             sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
         )
+
+    def member(self, segment: Segment) -> Member:
+        return Member(self.tensor_index, segment.shares or (1,) * self.layout.tensor)
 
     def fixed(self, nodes: Sequence[ForwardNode], segment: Segment) -> list[str]:
         """Inputs first, then parameters, buffers and constants, each once."""
@@ -223,7 +243,9 @@ class _Builder:
             return self.held[rest].tensor
         return self.buffers[rest] if kind == "buffer" else self.constants[rest]
 
-    def compile(self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str]) -> Callable[..., Any]:
+    def compile(
+        self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str], states: Mapping[str, Any], member: Member
+    ) -> Callable[..., Any]:
         """Python source of the segment, by torch.fx: temporaries are freed after their last use."""
         graph = fx.Graph()
         known: dict[str, fx.Node] = {}
@@ -235,9 +257,11 @@ class _Builder:
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
-            target = self.opaque if node.target == OPAQUE else resolve(node.target)
+            target = self.opaque if node.target == OPAQUE else function_of(node.target)
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
+            if node.name in self.places:
+                target = self.drawing(node, target, states.get(node.inputs[0]), member)
             args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
             known[node.name] = graph.call_function(target, args, kwargs)
@@ -246,22 +270,35 @@ class _Builder:
         function: Callable[..., Any] = module.forward
         return function
 
-    def verify(self, segment: Segment, nodes: Sequence[ForwardNode], states: Mapping[str, Any]) -> None:
+    def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member) -> Callable[..., Any]:
+        """The call with the serial run's bits for this rank's part of what it draws for."""
+
+        def ranges(shape: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
+            split = state if isinstance(state, Shard) else None
+            return [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
+
+        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, self.shapes[node.inputs[0]], ranges)
+        return found
+
+    def verify(self, segment: Segment, nodes: Sequence[ForwardNode], states: Mapping[str, Any], member: Member) -> None:
         """Run the rewritten calls on shapes alone; every result must be the original's with the sharded dimension divided."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        parts = self.layout.tensor
         reads = [v for v in segment.reads if self.differentiable.get(v, True)]
         whole = [f"param:{p}" for p in segment.params if f"param:{p}" not in states and self.held[p].gradient]
         check_gradients(
             nodes, states, reads, [p for p in whole if p[6:] not in {b.bias for b in segment.row_biases}], segment.writes, segment.sum_grads
         )
+        for value in segment.writes:
+            state, split = states.get(value), self.value[value].split
+            if (state is PARTIAL) != (value in segment.sum_writes) or (_shard(split) if split else None) != (None if state is PARTIAL else state):
+                raise Unsupported(f"segment {segment.key!r} leaves {value!r} as {state}, the layout says otherwise", where=f"node {value}")
         with FakeTensorMode() as mode:
             known: dict[str, Any] = {}
 
             def fake(name: str) -> Any:
                 if name not in known:
-                    shape = local_shape(self.shapes[name], states.get(name), parts)
+                    shape = local_shape(self.shapes[name], states.get(name), member)
                     known[name] = torch.empty(shape, dtype=self.dtype(name))
                 return known[name]
 
@@ -269,18 +306,18 @@ class _Builder:
                 try:
                     args = [decode_argument(a, fake, torch.device("cpu")) for a in node.args]
                     kwargs = {k: decode_argument(v, fake, torch.device("cpu")) for k, v in node.kwargs.items()}
-                    known[node.name] = resolve(node.target)(*args, **kwargs)
+                    known[node.name] = function_of(node.target)(*args, **kwargs)
                 except (RuntimeError, ValueError, TypeError, IndexError) as error:
                     raise Unsupported(f"rewritten call {node.target} does not run: {str(error).splitlines()[0]}", where=f"node {node.name}") from None
-                self.compare(node, known[node.name], states.get(node.name))
+                self.compare(node, known[node.name], states.get(node.name), member)
             del mode
 
-    def compare(self, node: ForwardNode, result: Any, state: Any) -> None:
+    def compare(self, node: ForwardNode, result: Any, state: Any, member: Member) -> None:
         for i, (info, got) in enumerate(zip(node.outputs, result if node.many else (result,), strict=True)):
             if info is None:
                 continue
             own = state[i] if isinstance(state, tuple) else state
-            expected = local_shape(info.shape, own, self.layout.tensor)
+            expected = local_shape(info.shape, own, member)
             if tuple(got.shape) != expected:
                 raise Unsupported(f"rewritten call {node.target} gives shape {tuple(got.shape)}, expected {expected}", where=f"node {node.name}")
 
@@ -295,17 +332,13 @@ class _Builder:
 
 
 def _is_random(node: ForwardNode) -> bool:
-    if node.target in ("getitem", OPAQUE):
-        return node.target == OPAQUE
-    if torch.Tag.nondeterministic_seeded in getattr(resolve(node.target), "tags", ()):
+    if node.target == "getitem" or node.target in FUNCTIONS:
+        return False
+    if node.target == OPAQUE or draws_bits(node):
         return True
-    return node.target.startswith(("aten.dropout", "aten.scaled_dot_product_attention")) and _dropout_probability(node) > 0
-
-
-def _dropout_probability(node: ForwardNode) -> float:
-    if node.target.startswith("aten.dropout"):
-        return float(node.args[1]) if len(node.args) < 3 or node.args[2] else 0.0
-    return float(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+    return torch.Tag.nondeterministic_seeded in getattr(resolve(node.target), "tags", ()) and not node.target.startswith(
+        ("aten.dropout", "aten.native_dropout", "aten.scaled_dot_product_attention")
+    )
 
 
 def random_seed(seed: int, *coordinates: int | str) -> int:

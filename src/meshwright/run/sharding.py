@@ -19,10 +19,14 @@ import msgspec
 import torch
 
 from ..errors import Unsupported
+from ..plan_shards import Cut, part_ranges
 from .forward_graph import ForwardNode
-from .sharding_rules import PARTIAL, Call, Partial, Shape, Shard, State, States, apply_rule, local_shape
+from .sharding_rules import PARTIAL, Call, Member, Partial, Shape, Shard, State, States, apply_rule, local_shape
 
-__all__ = ["PARTIAL", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "put_shard", "take_shard"]
+__all__ = [
+    "PARTIAL", "Member", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "put_part", "put_shard", "take_part",
+    "take_shard",
+]  # fmt: skip
 
 
 class ShardedCalls(NamedTuple):
@@ -32,24 +36,42 @@ class ShardedCalls(NamedTuple):
     states: States
 
 
+def take_part(tensor: torch.Tensor, axis: int, cut: Cut, part: int, parts: int) -> torch.Tensor:
+    """What part `part` of `parts` holds of dimension `axis` (`plan_shards.part_ranges`); a contiguous copy."""
+    ranges = part_ranges(tensor.shape[axis], cut, part, parts)
+    if len(ranges) == 1:
+        (low, high) = ranges[0]
+        return tensor.narrow(axis, low, high - low).clone(memory_format=torch.contiguous_format)
+    return torch.cat([tensor.narrow(axis, low, high - low) for low, high in ranges], dim=axis)
+
+
+def put_part(whole: torch.Tensor, piece: torch.Tensor, axis: int, cut: Cut, part: int, parts: int) -> None:
+    """Inverse of `take_part`: write the part into its place of the whole tensor."""
+    at = 0
+    for low, high in part_ranges(whole.shape[axis], cut, part, parts):
+        whole.narrow(axis, low, high - low).copy_(piece.narrow(axis, at, high - low))
+        at += high - low
+
+
+class _Blocks:
+    def __init__(self, blocks: int) -> None:
+        self.blocks, self.groups = blocks, 0
+        self.shares: tuple[int, ...] = ()
+        self.mixed: tuple[tuple[int, int], ...] = ()
+
+
 def take_shard(tensor: torch.Tensor, axis: int, blocks: int, part: int, parts: int) -> torch.Tensor:
-    """The `part`-th of `parts` of every one of `blocks` blocks of dimension `axis`, blocks in order; a contiguous copy."""
-    size = tensor.shape[axis]
-    if size % (blocks * parts):
-        raise Unsupported(f"dimension {axis} of size {size} does not divide into {blocks} blocks of {parts} parts")
-    step = size // blocks // parts
-    split = tensor.unflatten(axis, (blocks, parts, step)).select(axis + 1, part)
-    return split.flatten(axis, axis + 1).clone(memory_format=torch.contiguous_format)
+    """The `part`-th of `parts` equal parts of every one of `blocks` equal blocks of dimension `axis`, blocks in order; a contiguous copy."""
+    return take_part(tensor, axis, _Blocks(blocks), part, parts)
 
 
 def put_shard(whole: torch.Tensor, shard: torch.Tensor, axis: int, blocks: int, part: int, parts: int) -> None:
     """Inverse of `take_shard`: write the shard into its place of the whole tensor."""
-    step = whole.shape[axis] // blocks // parts
-    whole.unflatten(axis, (blocks, parts, step)).select(axis + 1, part).copy_(shard.unflatten(axis, (blocks, step)))
+    put_part(whole, shard, axis, _Blocks(blocks), part, parts)
 
 
-def propagate(nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: Mapping[str, Shape], parts: int) -> ShardedCalls:
-    """Rewrite the calls of a split segment for one of `parts` ranks.
+def propagate(nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: Mapping[str, Shape], parts: int | Member) -> ShardedCalls:
+    """Rewrite the calls of a split segment for one rank: a `Member`, or the first of `parts` with equal shares.
 
     `states`: of parameters, buffers and values from before (missing = whole); `shapes`: whole shapes of everything the calls take.
     Raises: Unsupported, naming the node, where a sharded value meets a call that has no rule or whose rule does not hold.

@@ -22,6 +22,7 @@ import numpy as np
 from .. import __version__
 from ..cost import Cost
 from ..errors import FormatError, MissingExtra, TooFewDevices, Unsupported, UsageError
+from ..graph_vocabulary import base_node
 from ..io.atomic import write_bytes
 from ..io.fabric_document import fabric_document
 from ..job import Training
@@ -178,7 +179,7 @@ def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
         graph = from_traced(traced)
     except Unsupported:
         graph = from_traced(trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device="cpu"))
-    planned = {n for s in layout.segments for n in s.nodes}
+    planned = {base_node(n) for s in layout.segments for n in s.nodes}
     found = {n.name for n in graph.nodes}
     if planned != found:
         odd = sorted(planned ^ found)

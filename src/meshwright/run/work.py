@@ -77,8 +77,11 @@ class TrainingWork:
             raise Unsupported(f"the program has no buffer for {missing[0]!r}, which segment {segment.key!r} writes")
         replica, tensor = self.layout.coordinates(self.rank)[1:]
         place = (replica, microbatch, segment.key, *((tensor,) if segment.split else ()))
+        lay, draws = self.layout, self.module.draws
+        sample = (replica * lay.microbatches + microbatch) * lay.microbatch_size
 
         def forward() -> None:
+            draws.seed, draws.step, draws.first, draws.samples = self.seed, self.step, self.step * lay.global_batch + sample, lay.microbatch_size
             if segment.random:
                 torch.manual_seed(random_seed(self.seed, self.step, *place))
             batch = batches.get(microbatch, ())

@@ -38,7 +38,9 @@ def durations(
     computes = np.flatnonzero(s.kind == Kind.COMPUTE)
     if len(computes):
         keys: dict[str, int] = {}
-        key_of_op = np.array([keys.setdefault(ops.key(i), len(keys)) for i in range(len(ops))])
+        known = (works or {}).keys() | cost.table.keys()
+        part_key = [f"{ops.key(i)}@{part}" for i, part in enumerate(ops.part.tolist())]  # where parts have unequal shares
+        key_of_op = np.array([keys.setdefault(k if k in known else ops.key(i), len(keys)) for i, k in enumerate(part_key)])
         actor = program.lanes.actor[program.lane_of_step()[computes]].astype(np.int64)
         pair, which = np.unique(actor * len(keys) + key_of_op[s.op[computes]], return_inverse=True)
         names = list(keys)

@@ -17,10 +17,12 @@ from ...cost import Cost
 from ...errors import Infeasible, UsageError
 from ...fabric import Device
 from ...graph import OpGraph
+from ...lowering import shard_bytes
 from ...plan import TrainingLayout
 from .build import build_layout
-from .megatron import Region, find_regions
+from .megatron import Kept, Region, search_regions
 from .problem import Degrees, LayoutCandidate, LayoutProblem
+from .tensor_usable import usable_regions
 
 __all__ = ["CITE", "Grid"]
 
@@ -45,18 +47,22 @@ class Grid:
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
-        regions: dict[int, tuple[Region, ...]] = {}
+        regions: dict[int, tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
         for degrees in _degrees(problem):
             graph = problem.graph_at(degrees.microbatch_size)
-            found = regions.setdefault(degrees.microbatch_size, find_regions(graph))
-            candidate = self._candidate(problem, graph, found, degrees)
+            if degrees.microbatch_size not in regions:
+                regions[degrees.microbatch_size] = search_regions(graph)
+            found = regions[degrees.microbatch_size]
+            candidate = self._candidate(problem, graph, *found, degrees)
             (fits if candidate.layout is not None else refused).append(candidate)
         fits.sort(key=lambda c: (c.estimate_s, c.degrees))
         return fits + refused
 
-    def _candidate(self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], degrees: Degrees) -> LayoutCandidate:
+    def _candidate(
+        self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], kept: tuple[Kept, ...], degrees: Degrees
+    ) -> LayoutCandidate:
         t = degrees.tensor
-        if t > 1 and not any(r.units % t == 0 for r in regions):
+        if t > 1 and not usable_regions(graph, regions, t).shares:
             units = sorted({r.units for r in regions})
             why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
             return LayoutCandidate(degrees=degrees, why=why)
@@ -64,8 +70,9 @@ class Grid:
         rate = float(min(link.rate_Bps for link in problem.fabric.links)) if problem.fabric.links else 1e12
         try:
             layout = build_layout(
-                graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace
-            )
+                graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
+                kept=kept,
+            )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
@@ -112,8 +119,8 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
     """1F1B closed form with ring all-reduces on the slowest link; bytes of weights, gradients and optimiser state of the fullest stage."""
     by_key = {s.key: s for s in layout.segments}
     size = {v.name: v.size_bytes for v in layout.values}
-    param = {p.name: p.size_bytes for p in graph.parameters}
-    shard = {s.param: layout.tensor for s in layout.shards}
+    sizes = [sum(shard_bytes(graph, layout, t)[p] for st in layout.stages for p in st.params) for t in range(layout.tensor)]
+    held = shard_bytes(graph, layout, max(range(layout.tensor), key=sizes.__getitem__))
     slowest = total = gradient = 0.0
     memory = 0
     for stage in layout.stages:
@@ -124,7 +131,7 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
             moved = sum(size[v] for v in (*s.sum_writes, *s.sum_grads))
             t += 2 * (layout.tensor - 1) / layout.tensor * moved / rate_Bps
         t += 2 * sum(size[v] for v in stage.sends) / rate_Bps
-        own = sum(param[p] // shard.get(p, 1) for p in stage.params)
+        own = sum(held[p] for p in stage.params)
         gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)
         slowest, total = max(slowest, t), total + t
         memory = max(memory, own * STATE_COPIES)

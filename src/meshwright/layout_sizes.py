@@ -1,0 +1,79 @@
+"""Sizes that follow from a training layout and its graph: parameters per rank, gradient buffers, work per step.
+
+Beside `lowering`, because planners ask for sizes without lowering anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+
+from .graph import OpGraph, Work
+from .plan import Stage, TrainingLayout
+from .plan_shards import local_size
+
+__all__ = ["gradient_buffers", "gradient_names", "shard_bytes", "summed_over", "training_works"]
+
+
+def summed_over(buffer: str) -> tuple[str, ...]:
+    """Tensor indices over whose ranks a gradient buffer is summed, by its name: `gradients+0.1` -> 0, 1."""
+    listed = buffer.partition(":")[0].partition("+")[2]
+    return tuple(listed.split(".")) if listed else ()
+
+
+def shard_bytes(graph: OpGraph, layout: TrainingLayout, tensor_index: int = 0) -> dict[str, int]:
+    """Bytes of every parameter on one rank that holds it, by its tensor index."""
+    split = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
+    return {
+        p.name: local_size(p.shape, p.size_bytes, s.axis, s, tensor_index, layout.tensor) if (s := split.get(p.name)) else p.size_bytes
+        for p in graph.parameters
+    }
+
+
+def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage, tensor_index: int = 0) -> dict[str, tuple[str, ...]]:
+    """`gradient_names` of the graph's trainable parameters."""
+    return gradient_names(layout, stage, {p.name for p in graph.parameters if p.trainable}, tensor_index)
+
+
+def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[str], tensor_index: int) -> dict[str, tuple[str, ...]]:
+    """Gradient buffers of a stage on a rank: `gradients` with the parameters only it uses, `gradients:<p>` for each that others use too.
+
+    Parameters whose gradients are partial sums over a group of tensor indices lie apart, in `gradients+<indices>` (`gradients+<indices>:<p>`).
+    """
+    users = Counter(p for st in layout.stages for p in st.params)
+    partial = {x.param: "gradients+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
+    found: dict[str, tuple[str, ...]] = {}
+    for p in stage.params:
+        if p in trainable and users[p] == 1:
+            name = partial.get(p, "gradients")
+            found[name] = (*found.get(name, ()), p)
+    return found | {f"{partial.get(p, 'gradients')}:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
+
+
+def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
+    """Work of every kind of compute step, by the key under which `Cost` prices it.
+
+    Where ranks have unequal shares, `<key>@<part>` is the work of one part; `<key>` that of the largest.
+    """
+    works: dict[str, Work] = {}
+    for s in layout.segments:
+        for name, work in (("F", s.forward), ("B", s.backward)):
+            works[f"{s.key}|{name}"] = work
+            for part, share in enumerate(s.shares):
+                works[f"{s.key}|{name}@{part}"] = _scaled(work, share, max(s.shares))
+    sizes = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
+    for stage in layout.stages:
+        total = max(
+            sum(sizes[t][p] for names in gradient_buffers(graph, layout, stage, t).values() for p in names) for t in range(layout.tensor)
+        )
+        # reads weight, gradient and both moments, writes weight and moments; about ten operations per parameter
+        count = len(stage.params)
+        works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)
+    return works
+
+
+def _scaled(work: Work, share: int, largest: int) -> Work:
+    return Work(
+        flops=work.flops * share // largest, bytes_read=work.bytes_read * share // largest,
+        bytes_written=work.bytes_written * share // largest, calls=work.calls,
+    )  # fmt: skip

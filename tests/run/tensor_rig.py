@@ -1,0 +1,230 @@
+"""One training step of a planned layout on real processes, and the same step by plain eager training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from rig import fabric_of, forward_of, graph_of
+
+from meshwright.capture.losses import Objective
+from meshwright.capture.resolve import build_model
+from meshwright.check.training import check_training
+from meshwright.check.whole import check_layout
+from meshwright.cost import Cost, Transport
+from meshwright.decide.collective import CollectiveProblem, strategy
+from meshwright.decide.layout.build import build_layout
+from meshwright.decide.layout.megatron import search_regions
+from meshwright.decide.layout.problem import Degrees
+from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.decide.pipeline import one_f_one_b_order
+from meshwright.drive_collectives import _bindable
+from meshwright.graph_liveness import segment_workspace
+from meshwright.lowering import lower_training
+from meshwright.plan import TrainingLayout
+from meshwright.plan_shards import local_values
+from meshwright.program import Part, Program
+from meshwright.program_calls import inline
+from meshwright.program_hash import program_hash
+from meshwright.run.dropout import Draws, SerialDraws, random_places
+from meshwright.run.executor import Executor
+from meshwright.run.forward_graph import ForwardGraph
+from meshwright.run.lanes import fuse_lanes
+from meshwright.run.memory import RankMemory
+from meshwright.run.segments import build_rank_module
+from meshwright.run.sharding import take_part
+from meshwright.run.transport import TAG_WINDOW, TaggedTransport
+from meshwright.run.work import TrainingWork, gradient_bytes
+
+MODELS = "tests/run/tensor_models.py:"
+SEED = 3
+
+
+@dataclass
+class Case:
+    """A planned step; everything a rank needs travels to it as data."""
+
+    model: str
+    loss: str
+    layout: TrainingLayout
+    program: Program
+    comm_names: list[str]
+    orders: Sequence[Any]
+    graph: bytes
+    batch: tuple[torch.Tensor, ...]
+    step: int = 0
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    loss: float | None
+    gradients: dict[str, torch.Tensor]
+    sent: dict[str, int]
+    saved_bytes: dict[str, int]
+
+
+def plan_case(
+    name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
+    options: TensorOptions = TensorOptions(), step: int = 0,
+) -> Case:  # fmt: skip
+    model = MODELS + name
+    graph, forward = graph_of(model, microbatch, loss), forward_of(model, microbatch, loss)
+    d = Degrees(*degrees, microbatch)
+    fabric = fabric_of(max(2, d.ranks))
+    regions, kept = search_regions(graph)
+    layout = build_layout(
+        graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options, kept=kept
+    )
+    names = [x.name for x in fabric.devices]
+
+    @cache
+    def collective(purpose: str, ranks: tuple[int, ...], size: int, op: str = "all-reduce") -> Any:
+        whole = -(-size // 8) * 8
+        problem = CollectiveProblem(
+            fabric=fabric, op=op, ranks=tuple(names[r] for r in ranks), size_bytes=whole, seed=0, transport=Transport(), element_bytes=8
+        )
+        plan = strategy("ring")(unroll=True).plan(problem, rng=np.random.default_rng(0))
+        return _bindable(program_hash(plan.program), plan.program)
+
+    program, callees = lower_training(graph, layout, one_f_one_b_order, collective)
+    flat = inline(program, callees).program
+    module, batch = whole_case(name, global_batch, loss)
+    assert not check_layout(layout, layout.ranks)
+    assert not (wrong := check_training(flat, layout)), wrong[0].message
+    return Case(
+        model, loss, layout, flat, list(program.comms.name), fuse_lanes(flat), forward.to_json(), batch, step,
+        {n: p.detach() for n, p in module.named_parameters()}, dict(module.named_buffers()),
+    )  # fmt: skip
+
+
+def whole_case(name: str, global_batch: int, loss: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    source = build_model(MODELS + name, device="cpu", seed=SEED)
+    generator = torch.Generator().manual_seed(7)
+    batch = []
+    for x in source.inputs:
+        shape = (global_batch, *x.shape[1:])
+        high = int(x.max()) + 1 if not x.is_floating_point() else 0
+        batch.append(torch.randint(high, shape, generator=generator) if high else torch.randn(shape, generator=generator, dtype=x.dtype))
+    return source.module, tuple(batch)
+
+
+class _Fixed:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]:
+        lay = self.case.layout
+        first = (replica * lay.microbatches + microbatch) * lay.microbatch_size
+        return [x[first : first + lay.microbatch_size] for x in self.case.batch]
+
+
+class _Counting(TaggedTransport):
+    def __init__(self, group: Any) -> None:
+        super().__init__(group)
+        self.bytes: Counter[int] = Counter()
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        self.bytes[tag // TAG_WINDOW] += tensor.numel() * tensor.element_size()
+        return super().send(tensor, peer, tag)
+
+
+class _Keep:
+    """An optimizer that keeps the gradients it is given."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.kept = module, {}
+
+    def step(self) -> None:
+        self.kept = {p.name: p.tensor.grad.clone() for p in self.module.trained()}
+
+
+def run_case(rank: int, group: Any, case: Case) -> Outcome:
+    """On a rank: one step."""
+    layout, program, graph = case.layout, case.program, ForwardGraph.from_json(case.graph)
+    whole = {n: torch.nn.Parameter(p) for n, p in case.parameters.items()}
+    device = torch.device("cpu")
+    module = build_rank_module(graph, layout, rank, whole, case.buffers, device=device, gradient_bytes=gradient_bytes(program, rank))
+    optimizer = _Keep(module)
+    work = TrainingWork(program, layout, rank, module, _Fixed(case), optimizer, seed=SEED)
+    memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients)
+    transport = _Counting(group)
+    executor = Executor(program, case.orders, rank, memory=memory, transport=transport, work=work)
+    work.begin(case.step)
+    executor.run()
+    tags = program.channels.tag.tolist()
+    sent: Counter[str] = Counter()
+    for channel, size in transport.bytes.items():
+        sent[comm_of(case, tags[channel])] += size
+    return Outcome(work.loss(), optimizer.kept, dict(sent), {})
+
+
+def comm_of(case: Case, tag: int) -> str:
+    return case.comm_names[tag] if tag >= 0 else "pipeline"
+
+
+def predicted_sends(case: Case, rank: int) -> dict[str, int]:
+    """Bytes that the plan's program sends from a rank, by communicator."""
+    p = case.program
+    actor = p.lanes.actor[p.lane_of_step()]
+    found: Counter[str] = Counter()
+    sizes = p.message_bytes()
+    for step in np.flatnonzero((actor == rank) & ((p.steps.parts & Part.SEND) > 0)).tolist():
+        found[comm_of(case, int(p.channels.tag[p.steps.chan_out[step]]))] += int(sizes[step])
+    return dict(found)
+
+
+def serial_step(case: Case, name: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """(loss, gradients) of the unmodified module, micro-batch by micro-batch as a mean of means, in one process."""
+    module, batch = whole_case(name, case.layout.global_batch, case.loss)
+    objective = Objective(module, case.loss)
+    places = list(random_places(ForwardGraph.from_json(case.graph)).values())
+    rows, total = case.layout.microbatch_size, 0.0
+    count = case.layout.global_batch // rows
+    for i in range(count):
+        draws = Draws(seed=SEED, step=case.step, first=case.step * case.layout.global_batch + i * rows, samples=rows)
+        with SerialDraws(draws, lambda: places):
+            loss = objective(*(x[i * rows : (i + 1) * rows] for x in batch)) / count
+        loss.backward()
+        total += float(loss.detach())
+    return total, {n: p.grad for n, p in module.named_parameters()}
+
+
+def compare(case: Case, outcomes: Sequence[Outcome], expected: tuple[float, dict[str, torch.Tensor]], tolerance: float = 1e-9) -> None:
+    """Losses and every gradient equal within `tolerance` of the largest entry; bytes sent equal the plan's exactly.
+
+    A gradient that is zero but for rounding (a key bias) is measured against a millionth of the model's largest.
+    """
+    loss, gradients = expected
+    lay = case.layout
+    shards = {s.param: s for s in lay.shards}
+    heard = [o.loss for o in outcomes if o.loss is not None]
+    assert heard
+    by_replica: dict[int, list[float]] = {}
+    for rank, o in enumerate(outcomes):
+        if o.loss is not None:
+            by_replica.setdefault(lay.coordinates(rank)[1], []).append(o.loss)
+    for same in by_replica.values():
+        assert max(same) - min(same) <= tolerance * abs(max(same)), "the ranks of a tensor-parallel group disagree"
+    mean = sum(x[0] for x in by_replica.values()) / len(by_replica)
+    assert abs(mean - loss) <= tolerance * abs(loss), (mean, loss)
+    seen: set[str] = set()
+    floor = 1e-6 * max(float(g.abs().max()) for g in gradients.values())
+    for rank, o in enumerate(outcomes):
+        part = lay.coordinates(rank)[2]
+        for name, gradient in o.gradients.items():
+            whole = gradients[name]
+            own = take_part(whole, shards[name].axis, shards[name], part, lay.tensor) if name in shards else whole
+            assert gradient.shape == own.shape, name
+            scale = max(float(whole.abs().max()), floor)
+            error = float((gradient - own).abs().max()) / scale
+            assert error <= tolerance, f"rank {rank}: gradient of {name} is off by {error:.3g}"
+            seen.add(name)
+        assert o.sent == predicted_sends(case, rank)
+    assert seen == set(gradients)
