@@ -1,0 +1,127 @@
+"""`meshwright profile predict`: iteration time and memory of a layout from a layer profile, by event simulation."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+from .profile_show import file_arguments
+
+if TYPE_CHECKING:
+    from ..layer_profile import LayerProfile
+    from ..profile_layout import ProfiledLayout, TrainingRuntime
+
+HELP = "iteration time and memory of a layout from a layer profile"
+EPILOG = """The layout is a file (--layout; mixed devices, zones) or the same everywhere: --gpu A100 --stages 12,11,11 --dp 2 --tp 4 --microbatch 1
+--global-batch 64. The runtime's fields (blocking sends, NICs, message bytes, overheads, constant memory) come from --runtime; see `profile fit`."""
+
+
+def layout_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layout", type=Path, help="a layout file instead of the options below")
+    parser.add_argument("--gpu", help="kind of GPU, as the profile names it")
+    parser.add_argument("--zone", default="", help="zone, as the network file names it")
+    parser.add_argument("--stages", help="layers per stage, e.g. 12,11,11; or one number: that many stages, as even as can be")
+    parser.add_argument("--dp", type=int, default=1, help="data-parallel degree (default 1)")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree (default 1)")
+    parser.add_argument("--microbatch", type=int, default=1, help="samples per micro-batch (default 1)")
+    parser.add_argument("--global-batch", type=int, help="samples per iteration")
+
+
+def runtime_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runtime", type=Path, help="a runtime file (`profile fit` writes one)")
+    parser.add_argument("--gpus-per-server", type=int, help="of the layout's GPUs, where the runtime file does not say")
+    parser.add_argument("--nics-per-server", type=int, help="NICs that a server's ranks share; 0 = one per GPU")
+    parser.add_argument("--p2p", choices=("blocking", "overlapped"), help="whether pipeline sends stop the computation")
+    parser.add_argument("--interpolate", action="store_true", help="fill missing entries along the micro-batch, and say so")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    file_arguments(parser)
+    layout_arguments(parser)
+    runtime_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..decide.pipeline.profiled import predict
+    from ..io.profile_layers import read_profile_files
+
+    found = read_profile_files(args.files, model=args.model, device=args.device)
+    profile = found.profile(args.model if args.model in found.times else None)
+    layout = layout_of(args, profile)
+    runtime = runtime_of(args, {r.device for s in layout.stages for r in s.replicas})
+    p = predict(profile, layout, found.network(), runtime, interpolate=args.interpolate)
+    document: dict[str, Any] = {
+        "schema": "meshwright.profile-prediction", "version": 1, "model": profile.model, "gpus": layout.gpus, "global_batch": layout.global_batch,
+        **p.to_json(),
+    }  # fmt: skip
+    low, high = p.interval_s
+    lines = [
+        f"{profile.model} on {layout.gpus} GPUs, {len(layout.stages)} stages x {layout.data} pipelines, global batch {layout.global_batch}",
+        f"iteration {p.time_s:.6g} s ({low:.6g} to {high:.6g}), {p.samples_per_s:.4g} samples/s",
+        f"no schedule is below {p.bound_s:.6g} s; 1F1B without communication and update {p.closed_form_s:.6g} s",
+        f"slowest stage {p.bottleneck} ({p.stage_compute_s[p.bottleneck]:.6g} s per micro-batch); busiest link {p.busiest_link[0]} "
+        f"({p.busiest_link[1]:.4g} s)",
+        "peak memory per stage, GiB: " + ", ".join(f"{x / 2**30:.2f}" for x in p.memory_peak_bytes) + f" (error bar {runtime.memory_error:.0%})",
+    ]
+    if p.interpolated:
+        lines.append("interpolated, not measured: " + "; ".join(map(str, p.interpolated)))
+    lines += [f"assumed: {x}" for x in p.assumptions]
+    return Result(document, "\n".join(lines))
+
+
+def layout_of(args: argparse.Namespace, profile: LayerProfile) -> ProfiledLayout:
+    from ..errors import UsageError
+    from ..profile_layout import ProfiledLayout
+
+    if args.layout is not None:
+        from ..io.profile_documents import read_layout
+
+        return read_layout(args.layout)
+    if args.gpu is None or args.stages is None or args.global_batch is None:
+        raise UsageError("give --layout, or --gpu, --stages and --global-batch", hint=f"the profile has {', '.join(profile.devices)}")
+    samples = args.dp * args.microbatch
+    if samples < 1 or args.global_batch % samples:
+        message = f"{args.global_batch} samples are not a whole number of micro-batches of {args.microbatch} on {args.dp} pipelines"
+        raise UsageError(message, where="--global-batch", hint=f"use a multiple of {max(samples, 1)}")
+    return ProfiledLayout.uniform(
+        _stages(args.stages, profile.layers), device=args.gpu, data=args.dp, tensor=args.tp, microbatch=args.microbatch,
+        microbatches=args.global_batch // samples, zone=args.zone,
+    )  # fmt: skip
+
+
+def _stages(text: str, layers: int) -> tuple[int, ...]:
+    from ..errors import UsageError
+
+    words = text.split(",")
+    if not all(w.strip().isascii() and w.strip().isdigit() and len(w.strip()) < 8 for w in words):
+        raise UsageError(f"{text!r} is not a list of whole numbers", where="--stages", hint="e.g. 12,11,11, or 4")
+    numbers = tuple(int(w) for w in words)
+    if len(numbers) > 1:
+        return numbers
+    if not 1 <= numbers[0] <= layers:
+        raise UsageError(f"{numbers[0]} stages for {layers} layers", where="--stages")
+    least, more = divmod(layers, numbers[0])
+    return tuple(least + (i < more) for i in range(numbers[0]))
+
+
+def runtime_of(args: argparse.Namespace, devices: set[str]) -> TrainingRuntime:
+    """The file's, with what the options say instead."""
+    import msgspec
+
+    from ..profile_layout import TrainingRuntime
+
+    runtime = TrainingRuntime()
+    if args.runtime is not None:
+        from ..io.profile_documents import read_runtime
+
+        runtime = read_runtime(args.runtime)
+    changes: dict[str, Any] = {}
+    if args.gpus_per_server is not None:
+        changes["gpus_per_server"] = {**runtime.gpus_per_server, **dict.fromkeys(sorted(devices), args.gpus_per_server)}
+    if args.nics_per_server is not None:
+        changes["nics_per_server"] = args.nics_per_server
+    if args.p2p is not None:
+        changes["p2p"] = args.p2p
+    return msgspec.structs.replace(runtime, **changes)

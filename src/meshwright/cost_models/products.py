@@ -1,0 +1,90 @@
+"""The compact model of a matrix product's time: eight numbers for one (GPU, data type, kernel).
+
+    time = launch + (compute^3 + memory^3)^(1/3)                                     a smooth roofline
+    compute = waves * (2 * tile * rows * k / (peak per processor * efficiency) + start)   waves of tiles over the streaming multiprocessors
+    memory = min(bytes, cache) / cache rate + max(0, bytes - cache) / (bandwidth * efficiency)
+
+`waves` lies between tiles / processors (work is spread evenly) and its ceiling (the last wave leaves processors idle): a share
+q = quantisation / (1 + quantisation) of the way up. Tiles are square, 64 rows where m <= 64. The eight: launch, efficiency, start of a tile,
+quantisation, memory efficiency, cache rate, cache, and the tile (64, 128 or 256, whichever fits).
+Source: the roofline of Williams et al. (CACM 2009) with the tile and wave quantisation that NVIDIA's "Matrix Multiplication Background" user's
+guide describes. A plain alpha-beta line in bytes or FLOPs knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .robust_fit import fit_positive
+
+__all__ = ["GpuPeaks", "ProductModel", "fit_products"]
+
+F64 = NDArray[np.float64]
+TILES = (64, 128, 256)
+NARROW = 64
+SHARPNESS = 3.0  # of the corner between compute and memory
+SCALE = 0.03
+FITTED_ROWS = 6000  # of a large table, evenly spread over it
+START = (4.0, 0.7, 0.5, 1.0, 0.8, 6.0, 40.0)  # us, share, us, -, share, TB/s, MB
+QUANTISATION = (0.6, 1.5, 3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPeaks:
+    """What the data sheet says. `flops` for the multiply type; bytes of one value of the (n x k), the (m x k) and the result matrix."""
+
+    flops: float
+    memory_Bps: float
+    processors: int
+    weight_bytes: float
+    input_bytes: float
+    output_bytes: float = 2.0
+
+    def __post_init__(self) -> None:
+        values = (self.flops, self.memory_Bps, self.processors, self.weight_bytes, self.input_bytes, self.output_bytes)
+        if not all(np.isfinite(v) and v > 0 for v in values):
+            raise UsageError("peaks must be positive", where="GpuPeaks", hint="see the GPU's data sheet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductModel:
+    """`numbers`: seven parameters in the order of the module's text (us, share, us, 1, share, TB/s, MB); `tile` is the eighth."""
+
+    peaks: GpuPeaks
+    numbers: tuple[float, ...]
+    tile: int
+
+    def time_s(self, m: F64 | float, n: F64 | float, k: F64 | float) -> F64:
+        """Seconds of (m x k)(k x n); arrays broadcast."""
+        return _time_s(np.asarray(self.numbers), self.tile, self.peaks, *(np.asarray(x, np.float64) for x in (m, n, k)))
+
+
+def _time_s(e: F64, tile: int, peaks: GpuPeaks, m: F64, n: F64, k: F64) -> F64:
+    rows = np.where(m <= NARROW, NARROW, tile)
+    waves = np.ceil(m / rows) * np.ceil(n / tile) / peaks.processors
+    share = e[3] / (1 + e[3])
+    waves = share * np.ceil(waves) + (1 - share) * waves
+    compute = waves * (2 * rows * tile * k / (peaks.flops / peaks.processors * e[1]) + e[2] * 1e-6)
+    moved = n * k * peaks.weight_bytes + m * k * peaks.input_bytes + m * n * peaks.output_bytes
+    cache = e[6] * 1e6
+    memory = np.minimum(moved, cache) / (e[5] * 1e12) + np.maximum(moved - cache, 0) / (peaks.memory_Bps * e[4])
+    return np.asarray(e[0] * 1e-6 + (compute**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS))
+
+
+def fit_products(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> ProductModel:
+    """Fit to measured rows. Raises: FormatError when there are none or a time is not positive."""
+    rows = np.unique(np.linspace(0, len(times_s) - 1, min(len(times_s), FITTED_ROWS)).astype(int)) if len(times_s) else np.empty(0, int)
+    x = [np.asarray(v, np.float64)[rows] for v in (m, n, k)]
+    y = np.asarray(times_s, np.float64)[rows]
+    starts = [START[:3] + (q,) + START[4:] for q in QUANTISATION]
+    fitted = [ProductModel(peaks=peaks, numbers=_numbers(x, y, tile, peaks, starts), tile=tile) for tile in TILES]
+    return min(fitted, key=lambda f: float(np.log1p((np.log(f.time_s(*x) / y) / SCALE) ** 2).sum()))
+
+
+def _numbers(x: list[F64], y: F64, tile: int, peaks: GpuPeaks, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(fit_positive(lambda e: _time_s(e, tile, peaks, *x), y, starts, scale=SCALE).tolist())
