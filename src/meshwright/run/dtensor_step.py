@@ -126,7 +126,8 @@ class ShardedStep:
         overwritten = node.args[0]
         later = [u for u in overwritten.users if u is not node and u > node] if isinstance(overwritten, fx.Node) else []
         if later:
-            raise Unsupported(f"{node.name} overwrites {inputs[0]}, which {later[0].name} reads afterwards", hint="write it out of place in the model")
+            message = f"{node.name} overwrites {inputs[0]}, which {later[0].name} reads afterwards"
+            raise Unsupported(message, hint="write it out of place in the model")
 
     def _move(self, reader: str, slot: int, source: str) -> Move | None:
         record = self.moves.get((reader, slot))
