@@ -34,8 +34,8 @@ def test_free_communication_is_the_closed_form(stages, microbatches, tensor, per
 
 
 @given(
-    layers=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.integers(1, 3), counts=st.integers(1, 6), p2p=st.sampled_from(["blocking", "overlapped"]),
-    nics=st.sampled_from([0, 1, 2]), overlap=st.booleans(),
+    layers=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.integers(1, 3), counts=st.integers(1, 6),
+    p2p=st.sampled_from(["blocking", "overlapped"]), nics=st.sampled_from([0, 1, 2]), overlap=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_never_below_the_bound_and_memory_is_the_formula(layers, data, counts, p2p, nics, overlap):
@@ -103,7 +103,8 @@ def test_overheads():
     assert predict(p, layout, FREE, changed(per_iteration_s=0.5)).time_s == pytest.approx(base + 0.5)
     assert predict(p, layout, FREE, changed(per_message_s=0.01)).time_s > base + 0.03
     assert predict(p, layout, FREE, changed(update="stage")).time_s == pytest.approx(base - 2 * 0.0005)
-    assert predict(p, layout, FREE, changed(constant_memory_bytes={"A100": 3 << 30})).memory_peak_bytes[0] == in_flight_bytes(p, layout, RUNTIME, 0, 0) + (3 << 30)
+    constant = predict(p, layout, FREE, changed(constant_memory_bytes={"A100": 3 << 30}))
+    assert constant.memory_peak_bytes[0] == in_flight_bytes(p, layout, RUNTIME, 0, 0) + (3 << 30)
 
 
 def test_overlapping_gradients_helps():

@@ -14,6 +14,7 @@ __all__ = ["COMMANDS", "NOUNS"]
 NOUNS: dict[str, str] = {
     "fabric": "devices, switches and links",
     "train": "training jobs: capture, plan, run, compare",
+    "profile": "measured layer tables: what they hold, and what a layout would take",
     "collective": "bounds and schedules of collectives",
     "program": "what a plan executes",
     "run": "any program, as it is",
@@ -32,6 +33,10 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("train", "explain"): ("train_explain", "say why a plan was chosen, with the runners-up"),
     ("train", "run"): ("train_run", "train for real, as the plan says"),
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
+    ("train", "export"): ("train_export", "hand a training plan's layout to torchtitan, Megatron or DeepSpeed"),
+    ("profile", "show"): ("profile_show", "what a layer profile holds, lacks, and what in it looks wrong"),
+    ("profile", "predict"): ("profile_predict", "iteration time and memory of a layout from a layer profile"),
+    ("profile", "fit"): ("profile_fit", "fit a runtime's overheads and constant memory to measured runs"),
     ("collective", "bound"): ("collective_bound", "the least time a collective can take on a fabric, with its proof"),
     ("collective", "plan"): ("collective_plan", "a schedule for a collective on a fabric"),
     ("collective", "groups"): ("collective_groups", "several collectives at once on one fabric, planned together"),
