@@ -1,8 +1,8 @@
 """The collectives of a sharding plan, by messages between the ranks of one mesh axis, every byte counted.
 
 Gathers, scatters and all-to-all send each piece once, straight to whom it is for; an all-reduce is a reduce-scatter of equal parts of the flat
-tensor and a gather of the sums. So the bytes a rank sends are those of `decide.layout.autoddl.redistribute.step_sent`, uneven pieces included, on gloo
-and on NCCL alike. Summands are added in rank order: every rank gets the same bits, and the same ones in every run.
+tensor and a gather of the sums. So the bytes a rank sends are those of `decide.layout.autoddl.redistribute.step_sent`, uneven pieces included, on
+gloo and on NCCL alike. Summands are added in rank order: every rank gets the same bits, and the same ones in every run.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 __all__ = ["AxisGroup", "Counters", "Wires"]
 
-Tensor = torch.Tensor
 
 
 @dataclass

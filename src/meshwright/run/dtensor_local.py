@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..decide.layout.autoddl.network import operator_name
 from ..decide.layout.autoddl.sbp import local_slices, split_of
@@ -24,7 +25,6 @@ from .dtensor_redistribute import Place
 
 __all__ = ["LocalCall", "run_local"]
 
-Tensor = torch.Tensor
 Shape = tuple[int, ...]
 State = tuple[str, ...]
 

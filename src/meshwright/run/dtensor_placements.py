@@ -91,7 +91,7 @@ def dtensor_signatures(
 ) -> list[tuple[tuple[str, ...], str]]:
     """(types of the tensor arguments, type of the result) on one axis, wherever PyTorch runs the operator without any collective.
 
-    Tensors in `args` give shapes and dtypes (values are not looked at). At most `most` combinations are tried. Without a sharding rule there are none.
+    Tensors in `args` give shapes and dtypes (values are not looked at). At most `most` combinations are tried. No sharding rule: none.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.debug import CommDebugMode

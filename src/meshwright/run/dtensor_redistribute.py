@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..decide.layout.autoddl.redistribute import kind_of
 from ..decide.layout.autoddl.sbp import State, gradient_of, local_shape, local_slices, split_of, value_of
@@ -18,7 +19,6 @@ from .dtensor_exchange import Wires
 
 __all__ = ["Move", "Place", "apply_steps", "cut", "redistributed"]
 
-Tensor = torch.Tensor
 Shape = tuple[int, ...]
 
 

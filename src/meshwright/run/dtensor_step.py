@@ -13,19 +13,18 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ..capture.forward import TracedForward
 from ..capture.nodes import draws_random_numbers, target_name
 from ..decide.layout.autoddl.network import MUTATING
-from ..decide.layout.autoddl.problem import MoveRecord, ShardingPlan
+from ..decide.layout.autoddl.problem import MoveRecord, ShardingPlan, ValueState
 from ..errors import PlanMismatch, Unsupported
 from .dtensor_local import LocalCall, Slot, Step, run_local
 from .dtensor_redistribute import Move, Place, apply_steps, cut, redistributed
 
-__all__ = ["ShardedStep"]
+__all__ = ["ShardedStep", "local_call"]
 
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -90,32 +89,17 @@ class ShardedStep:
 
     def _prepare_call(self, node: fx.Node, names: Mapping[fx.Node, str]) -> None:
         operands: list[_Operand] = []
-        inputs: list[str] = []
         known = self.plan.ops.get(node.name)
         if known is None:
             raise PlanMismatch(f"the plan has no operator {node.name!r}", hint="make the plan again for this model")
         name = target_name(node.target)
         mutating = name.count(".") > 0 and name.split(".")[1] in MUTATING
 
-        def place(x: fx.Node) -> Slot:
-            value = names[x]
-            inputs.append(value)
-            direct = mutating and value.startswith("buffer:")
-            source = f"hub:{value}" if value in self.plan.hubs and not direct else value
+        call, inputs = local_call(node, names, self.shapes, known)
+        for value in inputs:
+            source = f"hub:{value}" if value in self.plan.hubs and not (mutating and value.startswith("buffer:")) else value
             operands.append(_Operand(source, self._move(node.name, len(operands), source)))
-            return Slot(len(operands) - 1)
-
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), place)
-        outputs = _shapes(node)
-        if outputs:
-            self.shapes[node.name] = outputs[0]
-        if name == "operator.getitem":
-            self.shapes[inputs[0]] = outputs[0]
-        self.calls.append((LocalCall(
-            name=node.name, target=node.target, target_name=name, args=tuple(args), kwargs=dict(kwargs),
-            shapes=tuple(self.shapes[v] for v in inputs), outputs=outputs, inputs=known.inputs, output=known.output,
-            random=draws_random_numbers(node), mutates_buffer=mutating and any(v.startswith("buffer:") for v in inputs),
-        ), operands))  # fmt: skip
+        self.calls.append((call, operands))
         self._refuse_overwriting(node, inputs)
 
     def _refuse_overwriting(self, node: fx.Node, inputs: Sequence[str]) -> None:
@@ -224,6 +208,30 @@ class ShardedStep:
     def kept_bytes(self) -> int:
         """Bytes of parameters and buffers on this rank."""
         return sum(prod(p.shape) * p.element_size() for p in self.pieces.values())
+
+
+def local_call(
+    node: fx.Node, names: Mapping[fx.Node, str], shapes: dict[str, tuple[int, ...]], known: ValueState
+) -> tuple[LocalCall, list[str]]:
+    """A node of a traced graph with the states of its operands and result, and its operands' names; notes the result's shape in `shapes`."""
+    inputs: list[str] = []
+
+    def place(x: fx.Node) -> Slot:
+        inputs.append(names[x])
+        return Slot(len(inputs) - 1)
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), place)
+    name, outputs = target_name(node.target), _shapes(node)
+    if outputs:
+        shapes[node.name] = outputs[0]
+    whole = tuple(outputs[0] if name == "operator.getitem" else shapes[v] for v in inputs)
+    mutating = name.count(".") > 0 and name.split(".")[1] in MUTATING
+    call = LocalCall(
+        name=node.name, target=node.target, target_name=name, args=tuple(args), kwargs=dict(kwargs), shapes=whole, outputs=outputs,
+        inputs=known.inputs, output=known.output, random=draws_random_numbers(node),
+        mutates_buffer=mutating and any(v.startswith("buffer:") for v in inputs),
+    )  # fmt: skip
+    return call, inputs
 
 
 def _shapes(node: fx.Node) -> tuple[tuple[int, ...], ...]:

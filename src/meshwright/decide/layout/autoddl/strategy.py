@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ....cite import Cite
-from ....errors import Infeasible, TimeLimit, UnknownName, Unsupported
+from ....errors import Infeasible, UnknownName, Unsupported
 from .bound import bound_bytes, bound_time_s, memory_limit
 from .evaluate import moves
 from .mesh import Mesh, all_meshes, make_mesh
@@ -63,7 +63,7 @@ class AutoDDL:
         """The fastest plan found that fits.
 
         Raises: UnknownName (search), UsageError (mesh, dtypes, number of devices), Unsupported (a template that no mesh has), Infeasible (nothing
-        fits in memory; says what would), TimeLimit (nothing found in time).
+        fits in memory; says what would). At the time limit the best so far is returned; its notes say what was not searched.
         """
         if self.search not in SEARCHES:
             raise UnknownName(f"there is no search {self.search!r}", hint=f"there are: {', '.join(SEARCHES)}")
@@ -81,10 +81,8 @@ class AutoDDL:
             search = MeshSearch(Model.of(problem, mesh, network), limit, deadline)
             searches.append(search)
             found += self._on_mesh(search, rng if rng is not None else np.random.default_rng(seed))
-        if not found and self.search in TEMPLATES:
-            raise Unsupported(f"the template {self.search} has no plan here", hint="use --strategy autoddl", data={"template": self.search})
         if not found:
-            raise TimeLimit("no layout was found in time", hint="raise the time limit")
+            raise Unsupported(f"the template {self.search} has no plan here", hint="use --strategy autoddl", data={"template": self.search})
         fitting = [f for f in found if not limit or f.evaluation.memory_bytes <= limit]
         if not fitting:
             raise _too_large(found, searches, limit)
