@@ -113,7 +113,7 @@ def _neighbours(shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
 
 def _positions(m: F64, choice: TileChoice) -> F64:
     tile = np.where(m <= SWITCH, choice.small, choice.large)
-    return np.asarray(np.ceil(m / tile) * tile, np.float64)
+    return np.asarray(np.where(tile == 1, m, np.ceil(m / tile) * tile), np.float64)
 
 
 def _levels(rows: _Rows, choice: TileChoice, without: int = -1) -> tuple[F64, F64]:

@@ -26,14 +26,17 @@ from numpy.typing import NDArray
 from ..errors import FormatError, MissingExtra, UnknownName
 
 __all__ = [
-    "GemmCurve", "NcclCurve", "Rejected", "System", "gemm_curves", "list_systems", "nccl_curves", "package_version", "read_gemm", "read_nccl",
-    "read_system",
+    "GemmCurve", "NcclCurve", "Rejected", "System", "gemm_curves", "gemm_versions", "list_systems", "nccl_curves", "nccl_versions",
+    "package_version", "read_gemm", "read_nccl", "read_system",
 ]  # fmt: skip
 
 F64 = NDArray[np.float64]
 PACKAGE = "aiconfigurator-core"
 ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
-PEAK_OF = {"bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "fp8_block": "fp8_tc_flops", "int8_wo": "bfloat16_tc_flops"}
+PEAK_OF = {
+    "bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "fp8_block": "fp8_tc_flops", "int8_wo": "bfloat16_tc_flops",
+    "int4_wo": "bfloat16_tc_flops", "sq": "int8_tc_flops",
+}  # fmt: skip
 OPS = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "alltoall": "all-to-all"}
 _NUMBER = re.compile(r"^(\s*)(\w+):\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)?\s*(?:#.*)?$")
 
@@ -174,16 +177,29 @@ def parse_system(name: str, text: str, *, where: str) -> System:
 # ---- collectives -------------------------------------------------------------------------------------------------------
 
 
-def read_nccl(system: str) -> tuple[list[NcclCurve], Rejected, str]:
-    """(curves, what was left out, NCCL version) of the newest table of this system that has all-reduce.
+def nccl_versions(system: str) -> list[str]:
+    """NCCL versions that this system was measured with, newest first. Raises: UnknownName, MissingExtra."""
+    return [f.parent.name for f in _versions(_folder(system) / "comm" / "nccl", "nccl_perf.parquet")]
+
+
+def gemm_versions(system: str) -> list[tuple[str, str]]:
+    """(framework, version) of every table of matrix products of this system. Raises: UnknownName, MissingExtra."""
+    folder = _folder(system) / "gemm"
+    return [(d.name, f.parent.name) for d in sorted(folder.glob("*")) for f in _versions(d, "gemm_perf.parquet")]
+
+
+def read_nccl(system: str, version: str | None = None) -> tuple[list[NcclCurve], Rejected, str]:
+    """(curves, what was left out, NCCL version) of that table, or of the newest of this system that has all-reduce.
 
     Raises: UnknownName (no such system, or it has no such table), MissingExtra, FormatError.
     """
     names = ("op_name", "nccl_dtype", "num_gpus", "message_size", "kernel_source", "latency")
     link = read_system(system).link_Bps
     for path in _versions(_folder(system) / "comm" / "nccl", "nccl_perf.parquet"):
+        if version is not None and path.parent.name != version:
+            continue
         columns = _columns(path, names)
-        if "all_reduce" in columns["op_name"]:
+        if version is not None or "all_reduce" in columns["op_name"]:
             curves, rejected = nccl_curves(columns, link_Bps=link)
             return curves, rejected, path.parent.name
     raise UnknownName(f"no complete NCCL table for {system!r}", hint="h100_sxm, h200_sxm, a100_sxm and b200_sxm have one")
@@ -208,11 +224,11 @@ def nccl_curves(columns: Mapping[str, Any], *, link_Bps: float) -> tuple[list[Nc
 # ---- matrix products ---------------------------------------------------------------------------------------------------
 
 
-def read_gemm(system: str, framework: str = "vllm") -> tuple[list[GemmCurve], Rejected, str]:
-    """(curves over m, what was left out, version) of the newest table that `framework` (vllm, sglang, trtllm) was measured with."""
+def read_gemm(system: str, framework: str = "vllm", version: str | None = None) -> tuple[list[GemmCurve], Rejected, str]:
+    """(curves over m, what was left out, version) of that table, or the newest, that `framework` (vllm, sglang, trtllm) was measured with."""
     names = ("kernel_source", "gemm_dtype", "m", "n", "k", "latency")
     folder = _folder(system) / "gemm"
-    paths = _versions(folder / framework, "gemm_perf.parquet")
+    paths = [f for f in _versions(folder / framework, "gemm_perf.parquet") if version in (None, f.parent.name)]
     if not paths:
         known = sorted(p.name for p in folder.glob("*") if p.is_dir())
         raise UnknownName(f"no matrix product table for {system!r} with {framework!r}", hint=f"there are: {', '.join(known) or 'none'}")

@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost import Cost, Priced, Transport
+from ..cost_models.products import GpuPeaks, ProductModel, fit_products
+from ..cost_models.tiles import TiledTable, fit_tiles
 from ..errors import FormatError, UnknownName, UsageError
 from ..fabric import Device
 from ..graph import OpGraph, OpNode, Work
 from ..io.perf_tables import GemmCurve, NcclCurve, System, package_version, read_gemm, read_nccl, read_system
 from ..plan import Segment, TrainingLayout
-from .fit import Curve, FitErrors, errors_of, fit_line, held_back
+from .fit import FitErrors, errors_of, fit_line, held_back
 
 __all__ = ["GemmTable", "gemm_errors", "nccl_errors", "table_prices", "tables_cost"]
 
@@ -58,40 +60,58 @@ def _joined(parts: Sequence[tuple[F64, F64]]) -> FitErrors:
 
 @dataclass(frozen=True)
 class GemmTable:
-    """Times of (m x k)(k x n) of one dtype and kernel source, for any shape."""
+    """Times of (m x k)(k x n) of one dtype and kernel source, for any shape. With `peaks`, shapes beyond the table follow the compact model."""
 
     curves: tuple[GemmCurve, ...]
+    peaks: GpuPeaks | None = None
 
     @cached_property
-    def _by_shape(self) -> dict[tuple[int, int], Curve]:
-        return {(c.n, c.k): Curve(c.m, c.times_s) for c in self.curves}
+    def _by_shape(self) -> TiledTable:
+        return fit_tiles([(c.n, c.k, c.m, c.times_s) for c in self.curves], self._model)
+
+    @cached_property
+    def _model(self) -> ProductModel | None:
+        if self.peaks is None:
+            return None
+        columns = [(c.m, np.full(len(c.m), float(c.n)), np.full(len(c.m), float(c.k)), c.times_s) for c in self.curves]
+        m, n, k, times_s = (np.concatenate(x) for x in zip(*columns, strict=True))
+        return fit_products(m, n, k, times_s, self.peaks)
 
     @cached_property
     def _axes(self) -> tuple[F64, F64]:
         if not self.curves:
             raise FormatError("a table of matrix products without rows")
-        return (np.unique([float(n) for n, _ in self._by_shape]), np.unique([float(k) for _, k in self._by_shape]))
+        return (np.unique([float(c.n) for c in self.curves]), np.unique([float(c.k) for c in self.curves]))
 
     def time_s(self, m: float, n: float, k: float) -> float:
-        """Log-log along m on the four surrounding (n, k), then linear in log n and log k.
+        """Along m as `cost_models.tiles` reads the table on the four surrounding (n, k), then linear in log n and log k.
 
-        A corner that was not measured, and sizes beyond the table, are taken from the nearest measured (n, k), scaled by n * k.
+        A corner that was not measured, and sizes beyond the table, are taken from the nearest measured (n, k), scaled by the compact model where
+        the peaks are known, else by n * k.
         """
         axis_n, axis_k = self._axes
         total, weight = 0.0, 0.0
         for cn, wn in _bracket(axis_n, n):
             for ck, wk in _bracket(axis_k, k):
                 if wn * wk > 0:
-                    total += wn * wk * np.log(self._corner(m, cn, ck) * _outside(axis_n, n) * _outside(axis_k, k))
+                    total += wn * wk * np.log(self._corner(m, cn, ck))
                     weight += wn * wk
-        return float(np.exp(total / weight))
+        inside = float(np.clip(n, axis_n[0], axis_n[-1])), float(np.clip(k, axis_k[0], axis_k[-1]))
+        return float(np.exp(total / weight)) * self._scale(m, (n, k), inside)
+
+    def _scale(self, m: float, shape: tuple[float, float], known: tuple[float, float]) -> float:
+        """How much longer `shape` takes than `known`."""
+        if shape == known:
+            return 1.0
+        if self._model is None:
+            return shape[0] * shape[1] / (known[0] * known[1])
+        return float(self._model.time_s(m, *shape) / self._model.time_s(m, *known))
 
     def _corner(self, m: float, n: float, k: float) -> float:
-        curve = self._by_shape.get((int(n), int(k)))
-        if curve is not None:
-            return float(curve.at(m))
-        near = min(self._by_shape, key=lambda s: (abs(np.log(s[0] / n)) + abs(np.log(s[1] / k)), s))
-        return float(self._by_shape[near].at(m)) * n * k / (near[0] * near[1])
+        table = self._by_shape
+        shape = int(n), int(k)
+        near = shape if shape in table.shapes else min(table.shapes, key=lambda s: (abs(np.log(s[0] / n)) + abs(np.log(s[1] / k)), s))
+        return float(table.at(*near, m)) * self._scale(m, (n, k), near)
 
 
 def _bracket(axis: F64, value: float) -> list[tuple[float, float]]:
@@ -101,10 +121,6 @@ def _bracket(axis: F64, value: float) -> list[tuple[float, float]]:
         return [(float(axis[0]), 1.0)]
     part = float((np.log(value) - np.log(axis[i])) / (np.log(axis[i + 1]) - np.log(axis[i])))
     return [(float(axis[i]), 1.0 - part), (float(axis[i + 1]), part)]
-
-
-def _outside(axis: F64, value: float) -> float:
-    return value / float(np.clip(value, axis[0], axis[-1]))
 
 
 # ---- a cost ------------------------------------------------------------------------------------------------------------
