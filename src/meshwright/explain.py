@@ -1,0 +1,215 @@
+"""Explains a plan: where time and memory go, what binds, what it rests on, why the others lost, and what would change the answer.
+
+Everything is simulated again from the plan file. What needs other layouts (runners-up, how wrong rates may be, what-if) needs the model's graph:
+a file, or the model captured again. Where it is not at hand the explanation says so and leaves that part out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .cost import Cost
+from .drive import works_of
+from .drive_collectives import CollectivePlanner
+from .drive_layouts import Evaluated, LayoutSearch
+from .errors import MeshwrightError, UsageError
+from .explain_assumptions import ERRORS, Assumption, assumptions_of
+from .explain_breakdown import Breakdown, Simulated, breakdown, simulated
+from .explain_changes import WhatIf, what_ifs
+from .explain_recompute import RecomputeAdvice, recompute_advice
+from .explain_rivals import Crossing, Rival, Scenario, crossings, interval, name_of, rivals_of
+from .fabric import Fabric
+from .graph import OpGraph
+from .job import Training
+from .ledger.captured import captured_flops
+from .ledger.flops import Causal
+from .plan import Plan
+
+__all__ = ["Explanation", "PlanFlops", "explain_plan"]
+
+RIVALS = 3  # runners-up that are tried at other rates
+
+
+class PlanFlops(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations of a step and the shares of peak. `model` is 0 when the graph was not at hand: then `hardware` is the count of the plan's bound."""
+
+    model: int
+    hardware: int
+    peak_flops: float  # of all devices together
+    step_time_s: float
+    measured: bool
+    mfu: float
+    hfu: float
+    causal: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    breakdown: Breakdown
+    flops: PlanFlops
+    assumptions: tuple[Assumption, ...]
+    low_s: float
+    high_s: float
+    rivals: tuple[Rival, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    what_ifs: tuple[WhatIf, ...] = ()
+    recompute: RecomputeAdvice | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Others:
+    """The layouts beside the chosen one, all under one cost."""
+
+    chosen: Evaluated
+    judged: list[Evaluated]
+    search: LayoutSearch
+
+
+def explain_plan(
+    plan: Plan, *, graph_path: Path | None = None, quick: bool = False, errors: Mapping[str, float] | None = None,
+    step_time_s: float | None = None, causal: Causal = "full", time_limit_s: float = 60.0,
+) -> Explanation:  # fmt: skip
+    """Args: errors: relative errors by evidence, over `ERRORS`; step_time_s: a measured step, for MFU and HFU; quick: without other layouts.
+
+    Raises: UsageError (not a training plan; a graph of another model), FormatError (a bad graph file).
+    """
+    until = time.monotonic() + time_limit_s
+    run, notes = simulated(plan), list[str]()
+    found = breakdown(run)
+    bars = {**ERRORS, **(errors or {})}
+    graph = None if quick else _graph(plan, graph_path, notes)
+    others = _others(plan, run, graph, time_limit_s / 2, notes) if graph is not None else None
+    chosen = _chosen(plan, run, run.cost)
+    scenario = Scenario(run.fabric)
+    share = {kind: s for kind, s in found.evidence.items() if s > 0}
+    low, high = interval(scenario, chosen, compute=sum(bars[k] * s for k, s in share.items()), links=bars["links"])
+    extra: dict[str, object] = {}
+    if others is not None and graph is not None:
+        kept, rivals = rivals_of(others.search, others.chosen, others.judged, limit=16)
+        fitting = [e for e in kept if e.excess_bytes <= 0][:RIVALS]
+        extra["rivals"] = rivals
+        extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, until=until)
+        extra["what_ifs"] = what_ifs(run.fabric, others.chosen.time_s, _planner(others.search), until=until)
+        if plan.layout is not None:
+            at = others.search.graph_at(plan.layout.microbatch_size)
+            device = run.fabric.device(plan.placement[0])
+            extra["recompute"] = recompute_advice(at, plan.layout, found.stages, run.cost, device)
+        if not fitting:
+            notes.append("no other layout fits or was simulated: nothing to compare with")
+    return Explanation(
+        breakdown=found, flops=_flops(plan, run, graph, step_time_s or found.time_s, step_time_s is not None, causal),
+        assumptions=assumptions_of(run, bars), low_s=low, high_s=high, notes=tuple(notes), **extra,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
+    if path is not None:
+        from .io.graph_file import read_graph
+
+        graph = read_graph(path)
+    else:
+        try:
+            from .capture.graph import capture
+
+            training = msgspec.convert(plan.job["training"], Training)
+            graph = capture(training.model, loss=training.loss, seed=training.seed)
+        except MeshwrightError as error:
+            notes.append(f"other layouts were not looked at: the model cannot be captured here ({error.message}); give --graph")
+            return None
+    if graph.fingerprint() != plan.job["graph_fingerprint"]:
+        if path is not None:
+            raise UsageError("is the graph of another model than the plan's", where=str(path), hint="capture the plan's model")
+        notes.append("other layouts were not looked at: the model has changed since it was planned")
+        return None
+    return graph
+
+
+def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
+    from .decide.layout import Degrees, LayoutCandidate
+    from .simulate import simulate_program
+
+    layout = plan.layout
+    assert layout is not None
+    degrees = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size)
+    callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
+    works = works_of(plan)
+    timeline = simulate_program(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
+    return Evaluated(
+        candidate=LayoutCandidate(degrees=degrees, layout=layout), placement=plan.placement,
+        placement_name=str(plan.decisions["placement"]["strategy"]), program=plan.main, callees=callees, works=works,
+        timeline=timeline, fabric=run.fabric, cost=cost,
+    )  # fmt: skip
+
+
+def _common_cost(plan: Plan, run: Simulated, notes: list[str]) -> Cost:
+    """A cost under which all layouts can be compared: prices of this plan's own steps fit the roofline, which then prices everybody."""
+    works = works_of(plan)
+    known = {k: p for k, p in run.cost.table.items() if k in works}
+    if not known:
+        return run.cost
+    plain = msgspec.structs.replace(run.cost, table={k: p for k, p in run.cost.table.items() if k not in works})
+    device = run.fabric.device(plan.placement[0])
+    guessed = sum(plain.roofline(works[k], device).time_s for k in known)
+    ratio = sum(p.time_s for p in known.values()) / guessed if guessed else 1.0
+    notes.append(f"layouts are compared under a roofline fitted to this plan's {len(known)} priced steps (they take {ratio:.3g} times its time)")
+    return msgspec.structs.replace(
+        plain, flops_efficiency=plain.flops_efficiency / ratio, memory_efficiency=plain.memory_efficiency / ratio,
+        per_call_s=plain.per_call_s * ratio, evidence="interpolated",
+    )  # fmt: skip
+
+
+def _others(plan: Plan, run: Simulated, graph: OpGraph, limit_s: float, notes: list[str]) -> _Others | None:
+    cost = _common_cost(plan, run, notes)
+    search = _search(plan, run.fabric, cost, graph, limit_s)
+    try:
+        _, judged = search.best((None, None, None, None))
+    except MeshwrightError as error:
+        notes.append(f"other layouts were not looked at: {error.message}")
+        return None
+    return _Others(_chosen(plan, run, cost), judged, search)
+
+
+def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: float) -> LayoutSearch:
+    job = msgspec.convert(plan.job["training"], Training)
+    planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy="auto", seed=job.seed)
+    return LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=limit_s)
+
+
+def _planner(search: LayoutSearch) -> Callable[[Fabric, float], tuple[float, str]]:
+    def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
+        from .drive import nothing_fits
+
+        planner = CollectivePlanner(fabric=fabric, transport=search.cost.transport, strategy="auto", seed=search.job.seed)
+        there = LayoutSearch(job=search.job, fabric=fabric, cost=search.cost, graph=search.graph, planner=planner, time_limit_s=limit_s)
+        there.graphs = search.graphs
+        found, judged = there.best((None, None, None, None))
+        if found is None:
+            raise nothing_fits(judged, fabric)
+        found = there.refine_collectives(found)
+        return found.time_s, name_of(found)
+
+    return best
+
+
+def _flops(plan: Plan, run: Simulated, graph: OpGraph | None, time_s: float, measured: bool, causal: Causal) -> PlanFlops:
+    layout = plan.layout
+    assert layout is not None
+    peak = float(sum(run.fabric.device(d).flops.get(run.cost.dtype, run.cost.default_flops) for d in plan.placement[: layout.ranks]))
+    if graph is not None:
+        counted = captured_flops(graph).scaled(layout.global_batch, graph.batch_size)
+        counted = counted.halved() if causal == "half" else counted
+        model, hardware = counted.model, counted.hardware
+    else:
+        certificate = plan.bound.certificate if plan.bound is not None else None
+        hardware = int(certificate.data["flops"]) if certificate is not None and certificate.kind == "roofline" else 0
+        model = 0
+    could = time_s * peak
+    return PlanFlops(
+        model=model, hardware=hardware, peak_flops=peak, step_time_s=time_s, measured=measured, mfu=model / could if could else 0.0,
+        hfu=hardware / could if could else 0.0, causal=causal,
+    )  # fmt: skip

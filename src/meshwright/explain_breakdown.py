@@ -1,0 +1,165 @@
+"""Where a plan's step goes: seconds per stage and phase, bytes per stage and kind, what the critical path is made of, the bottleneck in one sentence.
+
+All of it is counted on one simulated step of the plan: at every instant a rank is in one phase (see `breakdown`), so a stage's
+phases and its idle time add up to the step. Memory is that of the rank with the highest peak of each stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from .breakdown import phase_seconds
+from .cost import Cost
+from .drive import cost_of, fabric_of, works_of
+from .errors import UsageError
+from .evidence import evidence_of_timeline
+from .fabric import Fabric
+from .plan import Plan
+from .program import BUFFER_ROLES
+from .program_calls import PHASES, InlinedProgram, inline, phases
+from .timeline import Timeline
+
+__all__ = ["Breakdown", "PathShare", "Simulated", "StageShare", "breakdown", "simulated"]
+
+NEARLY_FULL = 0.95  # of a device's memory: said beside the bottleneck
+
+
+class StageShare(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline stage. `seconds`: mean over its ranks; `memory_bytes`: of its fullest rank, by kind, `peak` over all kinds at once."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    seconds: dict[str, float]
+    memory_bytes: dict[str, int]
+    fullest_rank: int
+    limit_bytes: int  # 0: the device states none
+
+
+class PathShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What the critical path spends on one phase of one stage."""
+
+    stage: int
+    phase: str
+    seconds: float
+    share: float
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    time_s: float
+    stages: tuple[StageShare, ...]
+    path: tuple[PathShare, ...]  # longest first
+    bottleneck: str
+    busiest_link: str
+    busiest_link_share: float
+    evidence: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A plan with the one step that all numbers are taken from."""
+
+    plan: Plan
+    fabric: Fabric
+    cost: Cost
+    inlined: InlinedProgram
+    timeline: Timeline
+
+
+def simulated(plan: Plan) -> Simulated:
+    """Raises: UsageError for a plan that is not of a training step."""
+    from .simulate import simulate_program
+
+    if plan.layout is None:
+        raise UsageError("the plan is not of a training step", hint="`meshwright collective` explains collectives")
+    fabric, cost = fabric_of(plan), cost_of(plan)
+    inlined = inline(plan.main, plan.programs)
+    timeline = simulate_program(inlined.program, fabric, plan.placement, cost, works=works_of(plan), record=True)
+    return Simulated(plan=plan, fabric=fabric, cost=cost, inlined=inlined, timeline=timeline)
+
+
+def breakdown(run: Simulated) -> Breakdown:
+    stages = _stages(run)
+    path = _path(run)
+    busiest = max(run.timeline.link_busy_s.items(), key=lambda x: (x[1], x[0]), default=("", 0.0))
+    share = busiest[1] / run.timeline.makespan_s if run.timeline.makespan_s else 0.0
+    return Breakdown(
+        time_s=run.timeline.makespan_s, stages=stages, path=path, bottleneck=_sentence(path, stages, busiest[0], share),
+        busiest_link=busiest[0], busiest_link_share=share,
+        evidence=evidence_of_timeline(run.timeline, run.inlined.program, run.cost),
+    )  # fmt: skip
+
+
+def _members(run: Simulated) -> list[list[int]]:
+    layout = run.plan.layout
+    assert layout is not None
+    found: list[list[int]] = [[] for _ in range(layout.pipeline)]
+    for rank in range(run.plan.main.ranks):
+        found[layout.coordinates(rank)[0]].append(rank)
+    return found
+
+
+def _stages(run: Simulated) -> tuple[StageShare, ...]:
+    timeline, program = run.timeline, run.plan.main
+    per_rank = phase_seconds(timeline.spans, phases(run.inlined), program.ranks, timeline.makespan_s)
+    b = program.buffers
+    sizes = b.chunks.astype(np.int64) * b.chunk_bytes * (b.alias_of < 0)
+    found = []
+    for stage, ranks in enumerate(_members(run)):
+        seconds = {name: sum(per_rank[r][name] for r in ranks) / len(ranks) for name in per_rank[0]}
+        full = max(ranks, key=lambda r: (timeline.memory_peak_bytes[r], -r))
+        mine = b.actor == full
+        kinds = {f"{role}s": int(sizes[mine & (b.role == BUFFER_ROLES.index(role))].sum()) for role in ("weight", "gradient", "state")}
+        peak = int(timeline.memory_peak_bytes[full])
+        memory = {**kinds, "activations and temporaries": max(peak - sum(kinds.values()), 0), "peak": peak}
+        limit = run.fabric.device(run.plan.placement[full]).memory_bytes
+        found.append(StageShare(stage=stage, ranks=tuple(ranks), seconds=seconds, memory_bytes=memory, fullest_rank=full, limit_bytes=limit))
+    return tuple(found)
+
+
+def _path(run: Simulated) -> tuple[PathShare, ...]:
+    """The critical path's time by (stage, phase): every step from when the one before it on the path ended."""
+    layout, spans = run.plan.layout, run.timeline.spans
+    assert layout is not None
+    codes = phases(run.inlined)
+    ends: dict[tuple[int, int], tuple[float, int]] = {}
+    for step, iteration, end, rank in zip(spans.step.tolist(), spans.iteration.tolist(), spans.end_s.tolist(), spans.rank.tolist(), strict=True):
+        ends[step, iteration] = (end, rank)
+    seconds: dict[tuple[int, str], float] = {}
+    before = 0.0
+    for step, iteration in run.timeline.critical_path:
+        end, rank = ends.get((step, iteration), (before, 0))
+        stage = layout.coordinates(rank)[0] if rank < layout.ranks else 0
+        key = (stage, PHASES[codes[step]] or "other")
+        seconds[key] = seconds.get(key, 0.0) + max(end - before, 0.0)
+        before = max(before, end)
+    whole = sum(seconds.values()) or 1.0
+    shares = [PathShare(stage=stage, phase=phase, seconds=s, share=s / whole) for (stage, phase), s in seconds.items() if s > 0]
+    return tuple(sorted(shares, key=lambda p: (-p.seconds, p.stage, p.phase)))
+
+
+def _sentence(path: tuple[PathShare, ...], stages: tuple[StageShare, ...], link: str, link_share: float) -> str:
+    """The bottleneck: the kind of work that most of the critical path is, on which stage most of all, and what it waits for."""
+    if not path:
+        return "The step takes no time."
+    compute = ("forward", "backward", "optimizer")
+    kinds: dict[str, float] = {}
+    for p in path:
+        kind = "compute" if p.phase in compute else f"{p.phase} communication"
+        kinds[kind] = kinds.get(kind, 0.0) + p.share
+    kind = max(kinds, key=lambda k: kinds[k])
+    top = next(p for p in path if (p.phase in compute) == (kind == "compute") and (kind == "compute" or kind.startswith(p.phase)))
+    text = f"{kind.capitalize()} is the bottleneck, {100 * kinds[kind]:.0f} % of the critical path"
+    text += f", most of it {top.phase} on stage {top.stage} ({100 * top.share:.0f} %)"
+    if kind != "compute" and link:
+        text += f"; the busiest link, {link}, is in use {100 * link_share:.0f} % of the step"
+    waits = sum(s.seconds["pipeline"] + s.seconds["idle"] for s in stages) / len(stages)
+    whole = sum(sum(s.seconds.values()) for s in stages) / len(stages)
+    if len(stages) > 1 and whole and waits / whole > 0.1:
+        text += f"; stages wait for each other {100 * waits / whole:.0f} % of the time on average"
+    full = [s for s in stages if s.limit_bytes and s.memory_bytes["peak"] > NEARLY_FULL * s.limit_bytes]
+    if full:
+        text += f"; memory of stage {full[0].stage} is nearly full, {100 * full[0].memory_bytes['peak'] / full[0].limit_bytes:.0f} %"
+    return text + "."

@@ -1,0 +1,170 @@
+"""The layouts that came next, simulated again: by what they lose, and how wrong compute or link rates may be before one of them wins.
+
+A rate that is `factor` times what was believed is simulated for the chosen layout and its rivals alike; the smallest departure from 1 at
+which a rival is faster is found by bisection between 1 and a quarter or four times. A rival that wins, loses and wins again in
+between is found once only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import msgspec
+
+from .cost import Cost, Priced
+from .drive_layouts import Evaluated, LayoutSearch
+from .fabric import Fabric
+from .report.numbers import seconds_text
+
+__all__ = ["Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
+
+Axis = Literal["compute", "links"]
+MOST = 4.0  # rates are tried from a quarter to four times what was believed
+PRECISION = 0.005  # relative, of the factor
+PHASE_WORDS = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "idle")
+
+
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    time_s: float
+    ratio: float  # of its step time to the chosen one's
+    fits: bool
+    why: str
+
+
+class Crossing(msgspec.Struct, frozen=True, kw_only=True):
+    """`rival` wins once the rates of `axis` are `factor` times what was believed."""
+
+    axis: str
+    factor: float
+    rival: str
+
+
+def scaled_compute(fabric: Fabric, cost: Cost, factor: float) -> tuple[Fabric, Cost]:
+    """Devices `factor` times as fast: peaks, memory, launches and every price of the table."""
+    devices = tuple(
+        replace(
+            d, flops={k: max(int(v * factor), 1) for k, v in d.flops.items()},
+            memory_bandwidth_Bps=max(int(d.memory_bandwidth_Bps * factor), 1) if d.memory_bandwidth_Bps else 0,
+        )
+        for d in fabric.devices
+    )  # fmt: skip
+    table = {k: Priced(p.time_s / factor, p.evidence, p.cpu_s / factor) for k, p in cost.table.items()}
+    changed = msgspec.structs.replace(
+        cost, table=table, per_call_s=cost.per_call_s / factor, default_flops=cost.default_flops * factor,
+        default_memory_Bps=cost.default_memory_Bps * factor,
+    )  # fmt: skip
+    return replace(fabric, devices=devices), changed
+
+
+def scaled_links(fabric: Fabric, factor: float) -> Fabric:
+    return replace(fabric, links=tuple(replace(x, rate_Bps=max(int(x.rate_Bps * factor), 1)) for x in fabric.links))
+
+
+@dataclass
+class Scenario:
+    """Step times of judged layouts at other rates, each simulated once."""
+
+    fabric: Fabric
+    known: dict[tuple[object, str, float], float] = field(default_factory=dict)
+
+    def time_s(self, e: Evaluated, axis: Axis, factor: float) -> float:
+        from .simulate import simulate_program
+
+        key = (e.identity, axis, factor)
+        if key not in self.known:
+            assert e.cost is not None
+            fabric, cost = scaled_compute(self.fabric, e.cost, factor) if axis == "compute" else (scaled_links(self.fabric, factor), e.cost)
+            timeline = simulate_program(e.inlined.program, fabric, e.placement, cost, works=e.works, record=False)
+            self.known[key] = timeline.makespan_s
+        return self.known[key]
+
+
+def crossings(scenario: Scenario, chosen: Evaluated, rivals: Sequence[Evaluated], *, until: float) -> tuple[Crossing, ...]:
+    """For each axis and direction the nearest factor at which a rival wins, if one does before a quarter or four times.
+
+    Stops at `until` (monotonic seconds) with what was found.
+    """
+    found: list[Crossing] = []
+    axes: tuple[Axis, ...] = ("compute", "links")
+    for axis in axes:
+        for extreme in (1 / MOST, MOST):
+            nearest: Crossing | None = None
+            for rival in rivals:
+                if time.monotonic() > until:
+                    break
+                factor = _crossing(lambda f, r=rival, a=axis: scenario.time_s(r, a, f) < scenario.time_s(chosen, a, f), extreme)  # type: ignore[misc]
+                if factor is not None and (nearest is None or abs(math.log(factor)) < abs(math.log(nearest.factor))):
+                    nearest = Crossing(axis=axis, factor=factor, rival=name_of(rival))
+            if nearest is not None:
+                found.append(nearest)
+    return tuple(found)
+
+
+def _crossing(wins: Callable[[float], bool], extreme: float) -> float | None:
+    """The factor between 1 (the rival loses) and `extreme` where the rival starts to win; None if it never does."""
+    if not wins(extreme):
+        return None
+    low, high = 0.0, math.log(extreme)
+    while abs(high - low) > PRECISION:
+        middle = (low + high) / 2
+        low, high = (low, middle) if wins(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: float) -> tuple[float, float]:
+    """Step times if compute and links are both faster, both slower, by their relative errors: the ends of the error bar."""
+    from .simulate import simulate_program
+
+    ends = []
+    for sign in (1, -1):
+        assert chosen.cost is not None
+        fabric, cost = scaled_compute(scenario.fabric, chosen.cost, 1 + sign * compute)
+        fabric = scaled_links(fabric, 1 + sign * links)
+        t = cost.transport
+        scale = 1 / (1 + sign * links)
+        transport = msgspec.structs.replace(
+            t, per_message_s=t.per_message_s * scale, per_byte_s=t.per_byte_s * scale, per_step_s=t.per_step_s * scale
+        )
+        cost = msgspec.structs.replace(cost, transport=transport)
+        ends.append(simulate_program(chosen.inlined.program, fabric, chosen.placement, cost, works=chosen.works, record=False).makespan_s)
+    return ends[0], ends[1]
+
+
+def name_of(e: Evaluated) -> str:
+    return f"{e.candidate.degrees}, {e.placement_name}"
+
+
+def rivals_of(search: LayoutSearch, chosen: Evaluated, judged: Sequence[Evaluated], *, limit: int) -> tuple[list[Evaluated], tuple[Rival, ...]]:
+    """The next `limit` layouts, those that fit first, with the phase that each loses most in."""
+    others = [e for e in judged if e.timeline is not None and e.identity != chosen.identity]
+    others.sort(key=lambda e: (e.excess_bytes > 0, e.time_s, name_of(e)))
+    kept = others[:limit]
+    mine = _means(chosen)
+    found = []
+    for e in kept:
+        fits = e.excess_bytes <= 0
+        why = _loses_in(_means(e), mine) if fits else f"needs {e.excess_bytes} bytes more than rank {e.worst_rank} has"
+        found.append(Rival(what=name_of(e), time_s=e.time_s, ratio=e.time_s / chosen.time_s, fits=fits, why=why))
+    return kept, tuple(found)
+
+
+def _means(e: Evaluated) -> dict[str, float]:
+    """Mean over ranks of the seconds in each phase."""
+    rows = e.phases(e.recorded())
+    return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
+
+
+def _loses_in(theirs: dict[str, float], mine: dict[str, float]) -> str:
+    worst = max(PHASE_WORDS, key=lambda name: theirs[name] - mine[name])
+    more = theirs[worst] - mine[worst]
+    if more <= 0:
+        return "as fast in every phase"
+    best = min(PHASE_WORDS, key=lambda name: theirs[name] - mine[name])
+    text = f"{seconds_text(more)} more {worst}"
+    less = mine[best] - theirs[best]
+    return text + (f", {seconds_text(less)} less {best}" if less > 0 else "")
