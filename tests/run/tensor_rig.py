@@ -80,8 +80,9 @@ def plan_case(
     fabric = fabric_of(max(2, d.ranks))
     regions, kept = search_regions(graph)
     layout = build_layout(
-        graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options, kept=kept
-    )
+        graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
+        kept=kept,
+    )  # fmt: skip
     names = [x.name for x in fabric.devices]
 
     @cache
@@ -189,7 +190,7 @@ def serial_step(case: Case, name: str) -> tuple[float, dict[str, torch.Tensor]]:
     count = case.layout.global_batch // rows
     for i in range(count):
         draws = Draws(seed=SEED, step=case.step, first=case.step * case.layout.global_batch + i * rows, samples=rows)
-        with SerialDraws(draws, lambda: places):
+        with SerialDraws(draws, places):
             loss = objective(*(x[i * rows : (i + 1) * rows] for x in batch)) / count
         loss.backward()
         total += float(loss.detach())

@@ -117,7 +117,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
         a, b = (tmp_path / name / "checkpoint/step-00000004" / f"rank-00{rank}.safetensors" for name in ("whole", "parts"))
         assert a.read_bytes() == b.read_bytes()
     with pytest.raises(UsageError, match="another plan or model"):
-        train_run(make_plan((2, 1, 1)), RunRequest(out=tmp_path / "parts", steps=8, resume=True))
+        train_run(make_plan((2, 1, 1), seed=1), RunRequest(out=tmp_path / "parts", steps=8, resume=True))
     with pytest.raises(UsageError, match="nothing left"):
         train_run(plan, RunRequest(out=tmp_path / "parts", steps=4, resume=True))
     with pytest.raises(UsageError, match="trained on 'python-source'"):
@@ -125,6 +125,18 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
     with pytest.raises(UsageError, match="no checkpoint"):
         train_run(plan, RunRequest(out=tmp_path / "nothing", steps=8, resume=True))
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize(("first", "then"), [((1, 2, 1), (1, 1, 2)), ((1, 3, 1), (2, 2, 1))], ids=["TP2>PP2", "TP3>TP2xDP2"])
+def test_another_layout_resumes_from_the_same_checkpoint(first, then, tmp_path):
+    """A tied, unevenly split, dropping model: the second half on other degrees continues the serial run's losses."""
+    model = "tests/run/tensor_models.py:odd_tied"
+    expected = serial_losses(Training(model=model, global_batch=4), data="synthetic", steps=6)
+    plans = [make_plan(degrees, model=model, microbatch=2, global_batch=4) for degrees in (first, then)]
+    train_run(plans[0], RunRequest(out=tmp_path / "run", steps=3, calibrate=False, data="synthetic"))
+    result = train_run(plans[1], RunRequest(out=tmp_path / "run", steps=6, resume=True, calibrate=False, data="synthetic"))
+    assert result.document.first_step == 3
+    assert result.document.losses == pytest.approx(expected, rel=1e-9)
 
 
 def _fails(data: str, tmp_path: Path, error, **options):

@@ -12,12 +12,11 @@ from rig import make_plan
 from meshwright.errors import FormatError, MissingExtra, RankDied, RankFailed, RunTimeout, UnknownName, UsageError
 from meshwright.run.blame import first_cause, timeout_error, typed
 from meshwright.run.checkpoint import (
-    CheckpointIndex,
     checkpoint_folder,
-    collect_digests,
     commit_index,
     find_checkpoint,
     load_rank,
+    make_index,
     save_rank,
 )
 from meshwright.run.data import Batches, ByteWindows, Synthetic, open_data
@@ -26,7 +25,6 @@ from meshwright.run.forward_graph import TensorInfo
 from meshwright.run.optimizers import make_optimizer
 from meshwright.run.process import FailureReport
 from meshwright.run.record import read_run
-from meshwright.run.recording import plan_identity
 from meshwright.run.segments import ParameterShard, RankModule, random_seed
 from meshwright.run.storage_peak import peak_of
 from meshwright.run.train import RunRequest, train_run
@@ -111,8 +109,7 @@ def saved(folder: Path, plan):
     module, optimizer = small_rank(1.0)
     optimizer.step()
     target = checkpoint_folder(folder, 7)
-    digest = save_rank(target, 0, module, optimizer)
-    commit_index(target, CheckpointIndex(plan=plan_identity(plan), step=7, data="d", seed=0, losses=[1.5], files=collect_digests([digest])))
+    commit_index(target, make_index(plan, 7, "d", [1.5], [save_rank(target, 0, module, optimizer, plan.layout, [1.5])]))
     return module, optimizer
 
 
@@ -121,7 +118,7 @@ def test_checkpoints_restore_parameters_buffers_and_optimizer(tmp_path):
     module, optimizer = saved(tmp_path, plan)
     folder, index = find_checkpoint(tmp_path, plan, "d")
     other, its = small_rank(5.0)
-    load_rank(folder, index, 0, other, its)
+    load_rank(folder, index, 0, other, its, plan)
     assert index.step == 7 and index.losses == [1.5]
     assert torch.equal(other.parameters["w"].tensor, module.parameters["w"].tensor) and torch.equal(other.buffers["b"], module.buffers["b"])
     optimizer.step()
@@ -134,17 +131,17 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     saved(tmp_path, plan)
     folder, index = find_checkpoint(tmp_path, plan, "d")
     with pytest.raises(UsageError, match="another plan"):
-        find_checkpoint(tmp_path, make_plan((2, 1, 1)), "d")
+        find_checkpoint(tmp_path, make_plan((2, 1, 1), seed=1), "d")
     with pytest.raises(UsageError, match="was trained on 'd'"):
         find_checkpoint(tmp_path, plan, "other")
     path = folder / "rank-000.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(FormatError, match="digest differs"):
-        load_rank(folder, index, 0, *small_rank(0.0))
+        load_rank(folder, index, 0, *small_rank(0.0), plan)
     path.unlink()
     with pytest.raises(FormatError, match="cannot be read"):
-        load_rank(folder, index, 0, *small_rank(0.0))
+        load_rank(folder, index, 0, *small_rank(0.0), plan)
     (folder / "index.json").write_text('{"schema": "meshwright.checkpoint"}')
     with pytest.raises(FormatError, match="missing required field"):
         find_checkpoint(tmp_path, plan, "d")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from processes import RankPool
-from tensor_rig import compare, plan_case, run_case, serial_step
+from rig import graph_of
+from tensor_models import BATCH, LENGTH
+from tensor_rig import compare, plan_case, run_case, serial_step, whole_case
+
+from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.layout_sizes import shard_bytes, training_works
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -36,3 +41,90 @@ def agree(pool, name, degrees, **options):
 )  # fmt: skip
 def test_loss_gradients_and_bytes(pool, name, degrees):
     agree(pool, name, degrees, loss="mse" if name == "scanned" else "cross-entropy")
+
+
+def test_what_was_split(pool):
+    """The cases above do split what they are there for."""
+    wanted = [("odd_tied", 3), ("grouped_expand", 4), ("grouped_expand", 3), ("grouped_packed", 2)]
+    layouts = {(n, t): plan_case(n, (1, t, 1)).layout for n, t in wanted}
+    shards = {key: {s.param: s for s in layout.shards} for key, layout in layouts.items()}
+    odd = shards["odd_tied", 3]
+    assert odd["tokens.weight"].shares == (13, 12, 12) and odd["blocks.0.attention.qkv.weight"].shares == (2, 2, 1)
+    assert layouts["odd_tied", 3].losses[0].node == "cross_entropy_loss"
+    for key, groups in ((("grouped_expand", 4), ((0, 1), (2, 3))), (("grouped_expand", 3), ((0, 1), (2,)))):
+        partial = {p.param: p.groups for p in layouts[key].partial_gradients}
+        assert partial == {f"blocks.0.attention.{x}.weight": groups for x in "kv"}
+    assert shards["grouped_packed", 2]["blocks.0.attention.qkv.weight"].mixed == ((32, 0), (8, 2), (8, 2))
+
+
+@pytest.mark.parametrize("name", ["smoothed", "weighted", "every_loss", "summed"])
+@pytest.mark.parametrize("tensor", [2, 3])
+def test_losses_over_a_split_vocabulary(pool, name, tensor):
+    case, _ = agree(pool, name, (1, tensor, 1), loss="output")
+    assert case.layout.losses and any(s.param in ("head.weight", "tokens.weight") for s in case.layout.shards)
+
+
+def test_megatrons_label_smoothing_on_request(pool):
+    """Target 1-a, every other class a/(V-1): not torch's, and the same for every degree."""
+    found = []
+    for tensor in (2, 3):
+        case = plan_case("smoothed", (1, tensor, 1), loss="output", options=TensorOptions(smoothing="megatron"))
+        found.append(pool.run(run_case, tensor, case)[0].loss)
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    module, (tokens, target) = whole_case("smoothed", 4, "output")
+    options, module.loss = module.loss, None
+    total = 0.0
+    for i in (0, 2):
+        log_p = module(tokens[i : i + 2]).reshape(-1, 33).log_softmax(-1)
+        classes = target[i : i + 2].reshape(-1)
+        soft = torch.full_like(log_p, options["label_smoothing"] / 32).scatter(1, classes.unsqueeze(1), 1 - options["label_smoothing"])
+        rows = -(soft * log_p).sum(-1)[classes != options["ignore_index"]]
+        total += float(rows.mean().detach()) / 2
+    assert found[0] == pytest.approx(total, rel=1e-12)
+    assert found[0] != pytest.approx(serial_step(case, "smoothed")[0], rel=1e-4)
+
+
+def test_shares_proportional_to_speed(pool):
+    """A rank three times as fast gets three of four heads, and its bytes and work say so."""
+    case, _ = agree(pool, "even", (1, 2, 1), options=TensorOptions(speeds=(3.0, 1.0), column_block=4))
+    by_name = {s.param: s for s in case.layout.shards}
+    assert by_name["blocks.0.attention.qkv.weight"].shares == (3, 1)
+    assert by_name["blocks.0.mlp.both.weight"].shares == (18, 6) or by_name["blocks.0.mlp.both.weight"].shares == (3, 1)
+    graph = graph_of(case.model, 2)
+    sizes = [shard_bytes(graph, case.layout, t)["blocks.0.attention.qkv.weight"] for t in (0, 1)]
+    assert sizes[0] == 3 * sizes[1] and sum(sizes) == 48 * 16 * 8
+    works = training_works(graph, case.layout)
+    split = next(s for s in case.layout.segments if s.shares == (3, 1) and s.params)
+    assert works[f"{split.key}|F@0"].flops == 3 * works[f"{split.key}|F@1"].flops == works[f"{split.key}|F"].flops
+
+
+def test_bytes_are_the_formulas(pool):
+    """Two all-reduces forward and two backward per layer, one for the table, one backward for the head, and three numbers per target."""
+    _, outcomes = agree(pool, "even", (1, 4, 1), global_batch=2)
+    t, element = 4, 8
+    activation, targets = BATCH * LENGTH * 16 * element, BATCH * LENGTH * element
+    per_rank = 2 * (t - 1) / t * ((2 * 4 + 2) * activation + 3 * targets)
+    assert [o.sent["tp:0.0"] for o in outcomes] == [per_rank] * 4
+
+
+@pytest.mark.parametrize("degrees", [(2, 1, 1), (1, 1, 2), (1, 2, 1)])
+def test_dropout_is_the_serial_runs_in_later_steps_too(pool, degrees):
+    case, _ = agree(pool, "grouped_repeat", degrees, microbatch=1, step=5)
+    other = plan_case("grouped_repeat", degrees, microbatch=1, step=6)
+    assert serial_step(case, "grouped_repeat")[0] != serial_step(other, "grouped_repeat")[0], "dropout is off"
+
+
+def test_what_cannot_be_split_is_named():
+    notes = plan_case("scanned", (1, 2, 1), loss="mse").layout.notes
+    assert any("first (linear)" in n and "aten.cumsum" in n for n in notes)
+
+
+def test_an_index_that_no_rank_has_is_an_error(pool):
+    case = plan_case("odd_tied", (1, 2, 1))
+    case.batch[0][0, 0] = 37
+    with pytest.raises(RuntimeError, match=r"an embedding index is not in \[0, 37\)"):
+        pool.run(run_case, 2, case)
+    case = plan_case("even", (1, 2, 1))
+    case.batch[1][0, 0] = 32
+    with pytest.raises(RuntimeError, match=r"a target is not in \[0, 32\)"):
+        pool.run(run_case, 2, case)

@@ -1,8 +1,10 @@
 """Checkpoints: one safetensors file per rank and a JSON index that is written last.
 
 A checkpoint is the folder `step-<n>` once it holds `index.json`; before that it does not count. The index says which plan, model,
-data and seed it belongs to, the losses so far, and the digest of every rank's file. Optimizer state is saved by parameter name.
-Data position and random numbers follow from the step number alone, so a resumed run gives the bits of an uninterrupted one.
+data and seed it belongs to, the losses so far, the digest of every rank's file, and which part of which tensor each file holds.
+Optimizer state is saved by parameter name. Data position and random numbers follow from the step number alone, so a resumed run gives the
+bits of an uninterrupted one. Another plan of the same job (other tensor, pipeline or data degrees, other shares) loads the same checkpoint:
+every rank puts the parts together and takes its own (`checkpoint_parts`); sums then round differently, nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,17 +21,29 @@ import torch
 
 from ..errors import FormatError, Unsupported, UsageError
 from ..io.atomic import write_bytes
-from ..plan import Plan
+from ..plan import Plan, TrainingLayout
+from .checkpoint_parts import Part, Parts, model_identity, parts_of
 from .recording import plan_identity
 from .segments import RankModule
 
-__all__ = ["CheckpointIndex", "commit_index", "find_checkpoint", "load_rank", "save_rank"]
+__all__ = ["CheckpointIndex", "SavedRank", "commit_index", "find_checkpoint", "load_rank", "make_index", "save_rank"]
 
-SCHEMA, VERSION = "meshwright.checkpoint", 1
+SCHEMA, VERSION = "meshwright.checkpoint", 2
+
+
+class SavedRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a rank tells the one that writes the index. `parts`: by name of a tensor in its file."""
+
+    digest: str
+    losses: list[float]
+    parts: dict[str, Part]
 
 
 class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`step`: training steps done; the next one to run. `files`: name -> sha256 of every rank's file."""
+    """`step`: training steps done; the next one to run. `files`: name -> sha256 of every rank's file.
+
+    `model`: what any plan that may load it has in common (`checkpoint_parts.model_identity`). `parts`: tensor name -> file -> what of it is there.
+    """
 
     schema: str = SCHEMA
     version: int = VERSION
@@ -39,10 +53,12 @@ class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int
     losses: list[float]
     files: dict[str, str]
+    model: str = ""
+    parts: dict[str, dict[str, Part]] = {}
 
 
-def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any) -> str:
-    """Write `rank-<r>.safetensors` into `folder`; returns its sha256."""
+def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layout: TrainingLayout, losses: Sequence[float]) -> SavedRank:
+    """Write `rank-<r>.safetensors` into `folder`."""
     from safetensors.torch import save
 
     names = {id(p.tensor): p.name for p in module.trained()}
@@ -63,13 +79,20 @@ def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any) -> st
     data = save({k: v.contiguous().cpu() for k, v in tensors.items()}, metadata=metadata)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / _file(rank), data)
-    return hashlib.sha256(data).hexdigest()
+    return SavedRank(digest=hashlib.sha256(data).hexdigest(), losses=list(losses), parts=parts_of(tensors, module, layout, rank))
 
 
-def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModule, optimizer: Any) -> None:
-    """Restore parameters, buffers and optimizer state. Raises: FormatError when the file is not what the index says or does not fit."""
+def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModule, optimizer: Any, plan: Plan) -> None:
+    """Restore parameters, buffers and optimizer state; from a checkpoint of another layout, by putting its parts together.
+
+    Raises: FormatError when a file is not what the index says or does not fit.
+    """
     from safetensors import safe_open
 
+    if index.plan != plan_identity(plan):
+        assert plan.layout is not None
+        Parts(folder, index.files, index.parts).load(module, optimizer, plan.layout, rank)
+        return
     path = folder / _file(rank)
     digest = index.files.get(_file(rank))
     try:
@@ -119,7 +142,7 @@ def keep_latest(folder: Path, keep: int = 1) -> None:
 def find_checkpoint(folder: Path, plan: Plan, data: str) -> tuple[Path, CheckpointIndex]:
     """The newest checkpoint under `folder`.
 
-    Raises: UsageError when there is none or it belongs to another plan, model or data; FormatError when its index is damaged.
+    Raises: UsageError when there is none or it belongs to another model, job or data; FormatError when its index is damaged.
     """
     found = sorted((p for p in folder.glob("step-*") if (p / "index.json").is_file()), key=lambda p: p.name)
     if not found:
@@ -129,12 +152,13 @@ def find_checkpoint(folder: Path, plan: Plan, data: str) -> tuple[Path, Checkpoi
         index = msgspec.json.decode(path.read_bytes(), type=CheckpointIndex)
     except (msgspec.DecodeError, RecursionError) as error:
         raise FormatError(str(error), where=str(path)) from None
-    if index.schema != SCHEMA or index.version != VERSION:
+    if index.schema != SCHEMA or index.version not in (1, VERSION):
         raise FormatError(f"is {index.schema!r} version {index.version}, expected {SCHEMA!r} version {VERSION}", where=str(path))
-    if index.plan != plan_identity(plan):
+    if index.plan != plan_identity(plan) and index.model != model_identity(plan):
         raise UsageError(
-            "the checkpoint belongs to another plan or model", where=str(path), hint="resume with the plan that made it, or start a new folder"
-        )
+            "the checkpoint belongs to another plan or model", where=str(path),
+            hint="resume with a plan of the same model, batch, optimizer and seed, or start a new folder",
+        )  # fmt: skip
     if index.data != data or index.seed != plan.seed:
         raise UsageError(
             f"the checkpoint was trained on {index.data!r} with seed {index.seed}", where=str(path), hint="resume with the same --data and seed"
@@ -150,5 +174,13 @@ def _file(rank: int) -> str:
     return f"rank-{rank:03d}.safetensors"
 
 
-def collect_digests(digests: Sequence[str]) -> dict[str, str]:
-    return {_file(rank): digest for rank, digest in enumerate(digests)}
+def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Sequence[SavedRank]) -> CheckpointIndex:
+    """The index of what all ranks have saved."""
+    parts: dict[str, dict[str, Part]] = {}
+    for rank, saved in enumerate(ranks):
+        for name, part in saved.parts.items():
+            parts.setdefault(name, {})[_file(rank)] = part
+    files = {_file(rank): saved.digest for rank, saved in enumerate(ranks)}
+    return CheckpointIndex(
+        plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts
+    )

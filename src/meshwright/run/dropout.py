@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..errors import Unsupported
 from .forward_graph import ForwardGraph, ForwardNode
 
-__all__ = ["Draws", "RandomPlace", "SerialDraws", "draw_function", "draws_bits", "keep_mask", "random_places"]
+__all__ = ["Draws", "PlacesUnknown", "RandomPlace", "SerialDraws", "draw_function", "draws_bits", "keep_mask", "random_places"]
 
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 ROWS_AT_ONCE = 1 << 20  # elements hashed at a time: temporaries are eight bytes each
@@ -193,13 +194,18 @@ class _Intercept(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+class PlacesUnknown(Exception):
+    """A model draws random bits, and its random calls have not been numbered."""
+
+
 class SerialDraws(_Intercept):
     """Gives eager training the masks of a planned run: enter it around the forward pass, with `draws` set.
 
-    `places`: the model's random calls in order (`random_places`), asked for at the first draw of a pass.
+    `places`: the model's random calls in order (`random_places`). Raises, inside: PlacesUnknown at the first draw if they are None;
+    Unsupported where the model draws more often than they say.
     """
 
-    def __init__(self, draws: Draws, places: Callable[[], Sequence[RandomPlace]]) -> None:
+    def __init__(self, draws: Draws, places: Sequence[RandomPlace] | None) -> None:
         super().__init__(self.draw)
         self.draws, self.places, self.count = draws, places, 0
 
@@ -209,6 +215,10 @@ class SerialDraws(_Intercept):
         return self
 
     def draw(self, shape: Sequence[int], keep: float, device: torch.device) -> torch.Tensor:
-        place = self.places()[self.count]
+        if self.places is None:
+            raise PlacesUnknown
+        if self.count >= len(self.places):
+            raise Unsupported("the model draws random bits where its traced calls do not", hint="draw them with torch.nn.functional.dropout")
+        place = self.places[self.count]
         self.count += 1
         return keep_mask(self.draws, place, keep, shape, [[(0, d)] for d in shape], device)

@@ -24,7 +24,7 @@ from ..plan_shards import local_values
 from ..program import I32, Program
 from ..program_calls import inline
 from .calibrate import time_rank
-from .checkpoint import CheckpointIndex, checkpoint_folder, collect_digests, commit_index, keep_latest, load_rank, save_rank
+from .checkpoint import CheckpointIndex, SavedRank, checkpoint_folder, commit_index, keep_latest, load_rank, make_index, save_rank
 from .data import Batches, open_data
 from .executor import Executor
 from .forward_graph import OPAQUE, ForwardGraph
@@ -32,7 +32,7 @@ from .memory import RankMemory
 from .optimizers import make_optimizer
 from .pacing import PacedClock, Pacing
 from .process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
-from .recording import RankRecording, StepRecord, plan_identity
+from .recording import RankRecording, StepRecord
 from .segments import RankModule, build_rank_module
 from .storage_peak import peak_of
 from .transport import TaggedTransport, TaglessTransport, Transport
@@ -81,7 +81,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     losses_before: list[float] = []
     if options.resume_from:
         index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
-        load_rank(Path(options.resume_from), index, rank, module, optimizer)
+        load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
         first, losses_before = index.step, index.losses
     data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
@@ -208,16 +208,13 @@ class _Trainer:
         """Every rank writes its part; rank 0 commits when all have."""
         store, root = self.link.store, Path(self.options.out) / "checkpoint"
         folder = checkpoint_folder(root, step)
-        digest = save_rank(folder, self.rank, self.module, self.optimizer)
-        losses = ",".join(repr(x) for x in self.recording.losses)
-        store.set(f"saved/{step}/{self.rank}", f"{digest} {losses}")
+        saved = save_rank(folder, self.rank, self.module, self.optimizer, self.layout, self.recording.losses)
+        blob_put(store, f"saved/{step}/{self.rank}", msgspec.json.encode(saved))
         if self.rank == 0:
-            parts = [store.get(f"saved/{step}/{r}").decode().split(" ") for r in range(self.layout.ranks)]
-            columns = [[float(x) for x in p[1].split(",")] for r, p in enumerate(parts) if p[1] and self.layout.coordinates(r)[2] == 0]
-            index = CheckpointIndex(
-                plan=plan_identity(self.plan), step=step, data=self.options.data, seed=self.plan.seed,
-                losses=self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)], files=collect_digests([p[0] for p in parts]),
-            )  # fmt: skip
+            ranks = [msgspec.json.decode(blob_get(store, f"saved/{step}/{r}"), type=SavedRank) for r in range(self.layout.ranks)]
+            columns = [x.losses for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
+            losses = self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)]
+            index = make_index(self.plan, step, self.options.data, losses, ranks)
             commit_index(folder, index)
             keep_latest(root)
             store.set(f"committed/{step}", "1")

@@ -1,13 +1,16 @@
-"""The oracle: the unmodified module trained in one process on the same samples."""
+"""The oracle: the unmodified module trained in one process on the same samples, with the same dropout masks (`dropout.SerialDraws`)."""
 
 from __future__ import annotations
 
 import torch
 
+from ..capture.forward import trace_forward
 from ..capture.losses import Objective
 from ..capture.resolve import build_model
 from ..job import Training
 from .data import open_data
+from .dropout import Draws, PlacesUnknown, RandomPlace, SerialDraws, random_places
+from .forward_graph import from_traced
 from .optimizers import make_optimizer
 
 __all__ = ["serial_losses"]
@@ -21,6 +24,19 @@ def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = No
     dataset = open_data(data, source.inputs, job.seed)
     rows = rows or job.global_batch
     losses = []
+
+    places: list[RandomPlace] | None = None
+
+    def forward(draws: Draws, part: list[torch.Tensor]) -> torch.Tensor:
+        nonlocal places
+        try:
+            with SerialDraws(draws, places):
+                return objective(*part)
+        except PlacesUnknown:  # it has dropout: its random calls are numbered by tracing it once
+            traced = trace_forward(job.model, loss=job.loss, batch_size=job.global_batch, seed=job.seed, device="cpu")
+            places = list(random_places(from_traced(traced)).values())
+            return forward(draws, part)
+
     for step in range(steps):
         samples = [dataset.sample(step * job.global_batch + i) for i in range(job.global_batch)]
         batch = [torch.stack(column) for column in zip(*samples, strict=True)]
@@ -28,7 +44,8 @@ def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = No
         total = 0.0
         for first in range(0, job.global_batch, rows):
             part = [x[first : first + rows] for x in batch]
-            loss = objective(*part) * (len(part[0]) / job.global_batch)
+            draws = Draws(job.seed, step, step * job.global_batch + first, len(part[0]))
+            loss = forward(draws, part) * (len(part[0]) / job.global_batch)
             loss.backward()
             total += float(loss.detach())
         optimizer.step()
