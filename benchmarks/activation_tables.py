@@ -104,7 +104,8 @@ def device(name: str, h: int, a: int, micro: int) -> list[dict[str, Any]]:
         first = document["stages"][0]
         paper = sbh * layers / t * each * factor + ends
         what = f"{name} activations of the first stage, {recompute}, sequence-parallel"
-        rows.append(size(what, first["activations_bytes"], paper, "the paper leaves out norm statistics, token numbers, and interleaving at the embedding"))
+        why = "the paper leaves out norm statistics, token numbers, and interleaving at the embedding"
+        rows.append(size(what, first["activations_bytes"], paper, why))
     return rows
 
 
