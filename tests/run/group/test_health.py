@@ -359,3 +359,27 @@ def test_a_forked_child_lets_go_of_the_sockets() -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         finally:
             control_module._controls.pop("test")
+
+
+def test_a_farewell_is_sent_before_the_process_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the control thread comes so late that it finds the farewell and the wait for it at once."""
+    with Ranks(2) as ranks:
+        leaving = ranks.all[0]
+        control, order, gate = leaving._control, [], threading.Event()
+        send = control._send
+
+        def slowly(member: control_module.Member) -> None:
+            if member.agreement.out:
+                time.sleep(0.2)
+                send(member)
+                order.append("sent")
+
+        monkeypatch.setattr(control, "_send", slowly)
+        control.call(lambda: gate.wait(5.0))  # type: ignore[arg-type, return-value]
+        thread = threading.Thread(target=lambda: (leaving.leave("terminated"), order.append("left")))  # type: ignore[func-returns-value]
+        thread.start()
+        while len(control._calls) < 2 and thread.is_alive():
+            time.sleep(0.001)
+        gate.set()
+        thread.join(5.0)
+        assert order == ["sent", "left"]

@@ -16,7 +16,8 @@ from meshwright.io.fabric_name import load_fabric
 from meshwright.program import Contract
 from meshwright.program_builder import ProgramBuilder
 from meshwright.run.group.chunks import ChunkMap, regions
-from meshwright.run.group.code import Op, compile_rank, form_of
+from meshwright.run.group.code import compile_rank, form_of
+from meshwright.run.group.instructions import Op
 
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")

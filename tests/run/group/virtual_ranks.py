@@ -13,7 +13,7 @@ from meshwright.program import Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.chunks import BLOCKED
 from meshwright.run.group.code import compile_rank, form_of
-from meshwright.run.group.walk import walk
+from meshwright.run.group.walk import Under, walk
 
 
 @dataclass
@@ -101,7 +101,7 @@ def run_virtually(
         given = inputs(op, n, elements, rng, dtype)
         asked = calls(op, given, elements, root)
         bound = [session.with_tensors(call) for session, call in zip(sessions, asked, strict=True)]
-        walks = [walk(b, End(network, r), lambda a, b: a.add_(b)) for r, (b, _) in enumerate(bound)]
+        walks = [walk(b, End(network, r), lambda a, b: a.add_(b), Under()) for r, (b, _) in enumerate(bound)]
         waits = [next(w, None) for w in walks]
         while any(w is not None for w in waits):
             ready = [r for r, w in enumerate(waits) if w is not None and w[1].done]

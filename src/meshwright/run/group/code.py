@@ -3,7 +3,8 @@
 The lanes of all ranks are fused into one checked order per rank (`run.lanes`), receives are posted `depth` messages ahead and sends are waited on
 as late as possible (`run.schedule`), so a single thread keeps all of a rank's links busy. Here that schedule meets the tensors: chunks become
 elements (`chunks`), staging is given out like registers (a slot is free again when its last reader is done), and every step becomes one or
-two instructions. A collective of a length seen before then costs no planning and no allocation.
+two instructions. What each of them waits for is worked out last (`dataflow`): the order is then only who goes first among those that can go.
+A collective of a length seen before costs no planning and no allocation.
 
 A message is received straight into its place wherever nobody else touches that place meanwhile. What is added is received into staging, while
 the message before it is being added.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,38 +25,16 @@ from ...program import I32, Kind, Part, Program
 from ..collective import callable_form
 from ..lanes import channel_messages, fuse_lanes
 from ..schedule import Schedule, compile_schedule
+from ..transport import TAG_WINDOW
 from .chunks import Region, Span, regions
+from .dataflow import Dataflow, dataflow
+from .instructions import Instruction, Op, Place
 
-__all__ = ["F64", "Form", "Instruction", "Op", "RankCode", "compile_rank", "form_of"]
+__all__ = ["F64", "Form", "RankCode", "compile_rank", "form_of"]
 
 
 F64 = NDArray[np.float64]
 SENDS_AHEAD = 64  # sends of a channel that may be under way, out of buffers: what is received ahead bounds the bytes on the way
-
-
-class Op(IntEnum):
-    """What an instruction does. `place` and `source` are (space, first element, end)."""
-
-    POST = 0  # receive `key` into `place` from `peer` with `tag`
-    SEND = 1  # send `key` from `place` to `peer` with `tag`
-    TAKE = 2  # wait for receive `key` from `peer`
-    DONE = 3  # wait until what was sent as `key` to `peer` may be overwritten
-    COPY = 4  # place = source
-    ADD = 5  # place = place (+) source
-
-
-Place = tuple[int, int, int]  # space: number of the rank's buffer, or -1 - staging slot
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    op: Op
-    step: int  # of the program's callable form
-    place: Place = (0, 0, 0)
-    source: Place = (0, 0, 0)
-    key: int = -1
-    peer: int = -1
-    tag: int = -1
 
 
 @dataclass(frozen=True)
@@ -80,6 +59,11 @@ class RankCode:
     blocks: int
     steps: int
     unrolled: Program = field(repr=False)
+    order: I32 = field(repr=False)  # the rank's walk, in steps
+
+    @cached_property
+    def flow(self) -> Dataflow:
+        return dataflow(self.instructions, self.unrolled, self.order.tolist())
 
 
 def form_of(program: Program, times: Callable[[Program], tuple[F64, F64]] | None = None) -> Form:
@@ -116,7 +100,8 @@ class _Compiler:
         self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=SENDS_AHEAD)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
-        self.free: list[int] = []
+        self.channel_of: list[int] = []  # of every slot
+        self.free: dict[int, list[int]] = defaultdict(list)  # channel -> free staging slots; channels share none, so none waits for another
         self.staged: dict[int, int] = {}  # step -> slot that its message lies in
         self.parted: dict[int, int] = {}  # step -> slot that a message of several runs is sent from
         self.sender: dict[int, int] = {}  # receiving step -> sending step
@@ -162,6 +147,7 @@ class _Compiler:
         return RankCode(
             rank=self.rank, instructions=tuple(self.out), spaces=tuple(r.map.total for r in rows), roles=tuple(r.role for r in rows),
             staging=tuple(self.slots), elements=full.elements, blocks=full.blocks, steps=len(order), unrolled=self.program,
+            order=schedule.order,
         )  # fmt: skip
 
     # ---- places ------------------------------------------------------------------------------------------------
@@ -182,16 +168,19 @@ class _Compiler:
         space = self.region[place[0]].local
         return [(space, low, high) for low, high in self.spans(place)]
 
-    def slot(self, elements: int) -> int:
-        """A staging slot of at least so many elements: the smallest free one that is large enough, or one that grows, or a new one."""
-        fitting = [x for x in self.free if self.slots[x] >= elements]
-        if fitting or self.free:
-            best = min(fitting, key=lambda x: self.slots[x]) if fitting else max(self.free, key=lambda x: self.slots[x])
-            self.free.remove(best)
-            self.slots[best] = max(self.slots[best], elements)
-            return best
+    def slot(self, channel: int, elements: int) -> int:
+        """A staging slot of at least so many elements: the channel's one that has been free for longest, or a new one."""
+        free = self.free[channel]
+        if free:
+            found = free.pop(0)
+            self.slots[found] = max(self.slots[found], elements)
+            return found
         self.slots.append(elements)
+        self.channel_of.append(channel)
         return len(self.slots) - 1
+
+    def release(self, slot: int) -> None:
+        self.free[self.channel_of[slot]].append(slot)
 
     # ---- instructions ------------------------------------------------------------------------------------------
     def post(self, step: int) -> None:
@@ -203,16 +192,17 @@ class _Compiler:
         if len(where) == 1:
             place = where[0]
         else:
-            slot = self.staged[step] = self.slot(elements)
+            slot = self.staged[step] = self.slot(receive.tag // TAG_WINDOW, elements)
             place = (-1 - slot, 0, elements)
         self.out.append(Instruction(Op.POST, step, place=place, key=step, peer=receive.peer, tag=receive.tag))
 
     def done(self, step: int) -> None:
         if self.message(step):
-            self.out.append(Instruction(Op.DONE, step, key=step, peer=self.schedule.sends[step].peer))
+            target = self.schedule.sends[step]
+            self.out.append(Instruction(Op.DONE, step, key=step, peer=target.peer, tag=target.tag))
         for kept in (self.staged, self.parted):
             if (slot := kept.pop(step, None)) is not None:
-                self.free.append(slot)
+                self.release(slot)
 
     def step(self, step: int) -> None:
         if int(self.program.steps.kind[step]) != Kind.TRANSFER:
@@ -234,7 +224,7 @@ class _Compiler:
         elements = self.message(self.sender[step])
         if not elements:
             return []
-        self.out.append(Instruction(Op.TAKE, step, key=step, peer=receive.peer))
+        self.out.append(Instruction(Op.TAKE, step, key=step, peer=receive.peer, tag=receive.tag))
         if step not in self.staged:
             return self.at(self.dst[step])
         slot = self.staged[step]
@@ -246,7 +236,7 @@ class _Compiler:
                 self.from_slot(Op.ADD, step, into, slot)
             else:
                 self.from_slot(Op.COPY, step, into, slot)
-            self.free.append(self.staged.pop(step))
+            self.release(self.staged.pop(step))
             return into
         if parts & Part.ADD:
             first = 0
@@ -255,7 +245,7 @@ class _Compiler:
                 self.out.append(Instruction(Op.ADD, step, place=(-1 - slot, first, end), source=place))
                 first = end
         if not keep:
-            self.free.append(self.staged.pop(step))
+            self.release(self.staged.pop(step))
         return [(-1 - slot, 0, elements)]
 
     def local(self, step: int) -> list[Place]:
@@ -283,7 +273,7 @@ class _Compiler:
         if not elements:
             return
         if len(where) > 1:
-            slot = self.parted[step] = self.slot(elements)
+            slot = self.parted[step] = self.slot(-1 - self.schedule.sends[step].tag // TAG_WINDOW, elements)
             first = 0
             for place in where:
                 end = first + place[2] - place[1]

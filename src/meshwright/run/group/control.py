@@ -167,7 +167,8 @@ class Control:
         deadline = time.monotonic() + timeout_s
 
         def look() -> None:
-            waiting = any(c.out for m in self.members.values() for c in m.connections.values())
+            members = list(self.members.values())
+            waiting = any(m.agreement.out for m in members) or any(c.out for m in members for c in m.connections.values())
             if waiting and time.monotonic() < deadline:
                 self._calls.append(look)
             else:

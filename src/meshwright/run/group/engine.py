@@ -47,6 +47,7 @@ class Engine:
         self._closed: MeshwrightError | None = None
         self._planning = False
         self._inside = 0  # number of the built-in collective that is waited for
+        self._builtin_calls: dict[str, int] = {}
         self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
         own = dist.PrefixStore("meshwright", store)
         try:
@@ -131,7 +132,10 @@ class Engine:
 
     def builtin(self, op: str, work: Callable[[], Any]) -> Any:
         """A collective that the built-in backend runs: recorded, and its failure looked into."""
-        number = self.recorder.asked(pack_call(op, -1, "", ""), 0, 0)
+        call = self._builtin_calls.get(op)
+        if call is None:
+            call = self._builtin_calls[op] = pack_call(op, -1, "", "")
+        number = self.recorder.asked(call, 0, 0)
         made = work()
         if self.health is None or made is None:
             return made
@@ -164,7 +168,8 @@ class Engine:
         """This rank's own view, for the control thread."""
         worker = self._worker
         task = worker.task if worker is not None else None
-        view = view_of(self.recorder, self.rank, task.session.code if task is not None else None, self._planning)
+        code = task.session.code if task is not None else None
+        view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
         if view.state == "idle" and self._inside:
             view.state, view.number = "builtin", self._inside
         if view.state == "planning":

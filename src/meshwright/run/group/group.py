@@ -248,8 +248,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.engine.builtin(op, builtin)
 
     def _in_place(self, op: str, tensors: Tensors, operator: Any, root: int, builtin: Callable[[], Any]) -> Any:
-        if len(tensors) != 1:
-            return self._fall(op, "several tensors", builtin)
+        if len(tensors) != 1 or self.engine.plans.never:
+            return self._fall(op, self.engine.plans.never or "several tensors", builtin)
         tensor = tensors[0]
         if not _dense(tensor):
             return self._fall(op, "sparse", builtin)
@@ -260,6 +260,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _between(
         self, op: str, source: torch.Tensor, target: torch.Tensor, operator: Any, root: int, builtin: Callable[[], Any], reason: str
     ) -> Any:  # fmt: skip
+        reason = self.engine.plans.never or reason
         if reason or not _dense(source) or not _dense(target) or source.dtype != target.dtype:
             return self._fall(op, reason or "sparse or unlike tensors", builtin)
         flat = target.detach().reshape(-1)
@@ -271,6 +272,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         builtin: Callable[[], Any], outputs: Any,
     ) -> Any:  # fmt: skip
         """Lists are joined to one tensor before, and taken apart after."""
+        if self.engine.plans.never:
+            return self._fall(op, self.engine.plans.never, builtin)
         after = None
         if isinstance(source, list):
             source = torch.cat([t.detach().reshape(-1) for t in source])

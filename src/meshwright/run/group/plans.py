@@ -110,6 +110,11 @@ class GroupPlans:
         self.known.clear()
         self.settled.clear()
 
+    @property
+    def never(self) -> str:
+        """Why there can be no plan for anything, in words; empty if there can be."""
+        return "no plans and no fabric" if not self.files and self.fabric is None and self.find_fabric is None else ""
+
     # ---- the choice --------------------------------------------------------------------------------------------
     def choose(self, op: str, root: int, size_bytes: int) -> Chosen | str:
         """The program predicted or measured to be fastest, or in words why there is none. Equal at all ranks of the group."""
@@ -142,7 +147,7 @@ class GroupPlans:
             if self.fabric is None:
                 return "the fabric is not probed yet"
         if self.fabric is None:
-            return "no plan for it" if self.files else "no plans and no fabric"
+            return self.never or "no plan for it"
         if size_bytes < self.settings.min_bytes:
             return f"below {self.settings.min_bytes} bytes"
         return self._planned(op, root, class_bytes)

@@ -41,7 +41,7 @@ from .twin_transport import (
 )
 from .verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View
 from .views import view_of
-from .walk import walk
+from .walk import Under, walk
 
 __all__ = ["FAULTS", "Fault", "Outcome", "VirtualCall", "VirtualWorld"]
 
@@ -148,7 +148,7 @@ class VirtualWorld(Transport):
                 return
             rank.waits += 1
             if not work.done:
-                rank.log.place, rank.log.since = (step, peer, bool(receives), True), self.now
+                rank.log.place, rank.log.since = (step, peer, receives, True), self.now
             rank.waiting = work
             rank.wait_id += 1
             if self._strikes(rank):
@@ -173,7 +173,8 @@ class VirtualWorld(Transport):
         rank.messages.mask = mask_of(log.number, call, size_bytes, item.name)
         rank.messages.counts.clear()
         bound, rank.finish = session.with_tensors(item.call)
-        rank.walker = walk(bound, rank.messages, item.combine)
+        rank.under = Under()
+        rank.walker = walk(bound, rank.messages, item.combine, rank.under)
         return True
 
     def _finish(self, rank: VirtualRank) -> None:
@@ -302,7 +303,8 @@ class VirtualWorld(Transport):
 
     def _look(self, number: int) -> View:
         rank = self.ranks[number]
-        return view_of(rank.log, number, rank.current.session.code if rank.current is not None else None)  # type: ignore[arg-type]
+        code = rank.current.session.code if rank.current is not None else None
+        return view_of(rank.log, number, code, rank.under)  # type: ignore[arg-type]
 
     def deal(self, rank: VirtualRank) -> None:
         """What the control thread does after every event."""

@@ -16,6 +16,7 @@ from .agreement import Agreement
 from .call import Call, Session
 from .checksums import checksum
 from .messages import Broken
+from .walk import Under
 
 __all__ = [
     "DONE", "FAILED", "FAULTS", "KILLED", "RUNNING", "Fault", "Outcome", "Transport", "VirtualCall", "VirtualLog", "VirtualMessages", "VirtualRank",
@@ -121,6 +122,7 @@ class VirtualRank:
     agreement: Agreement
     state: str = RUNNING
     walker: Iterator[Any] | None = None
+    under: Under = field(default_factory=Under)
     finish: Callable[[], None] | None = None
     current: VirtualCall | None = None
     waiting: VirtualWork | None = None

@@ -277,9 +277,10 @@ class _Rule:
         peer = self.views.get(view.peer)
         if peer is None or view.needs is None or not any(v.why == "deadline" for v in self.views.values()):
             return False
-        if view.needs in peer.open:
+        same = peer.number == view.number  # steps of another collective have the same numbers
+        if same and view.needs in peer.open:
             return True
-        sent = view.receives and (view.needs in peer.taken or peer.number > view.number or (peer.number == view.number and peer.state == "idle"))
+        sent = view.receives and (peer.number > view.number or (same and (view.needs in peer.taken or peer.state == "idle")))
         return sent and view.waited_s >= 0.25 * max(v.waited_s for v in self.views.values())  # not one that is just arriving
 
     def departed(self, peer: View) -> Verdict:

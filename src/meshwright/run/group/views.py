@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from ...program import Program
 from ..lanes import channel_messages
-from .code import Op, RankCode
+from .code import RankCode
 from .recorder import Recorder
 from .verdict import HISTORY, View
+from .walk import Under
 
-__all__ = ["partners", "progress", "view_of"]
+__all__ = ["needs_of", "partners", "view_of"]
 
 MOST_OPEN = 512
 
@@ -33,37 +34,14 @@ def partners(program: Program) -> Mapping[int, int]:
     return found
 
 
-def progress(code: RankCode, step: int, receives: bool, waiting: bool) -> tuple[int | None, list[int], list[int]]:
-    """(what the wait needs of the peer, what is under way here, the last sends that the transport took) of a walk that is at `step`.
-
-    A send of step s is s, a posted receive of it -1 - s.
-    """
-    at = len(code.instructions)
-    for row, i in enumerate(code.instructions):
-        if i.step == step and i.op == (Op.TAKE if receives else Op.DONE):
-            at = row
-            break
-    else:
-        if step < 0:
-            at = 0
-    begun: dict[int, None] = {}
-    taken: list[int] = []
-    for i in code.instructions[:at]:
-        if i.op in (Op.SEND, Op.POST):
-            begun[i.key if i.op == Op.SEND else -1 - i.key] = None
-        elif i.op in (Op.TAKE, Op.DONE):
-            begun.pop(i.key if i.op == Op.DONE else -1 - i.key, None)
-            if i.op == Op.DONE:
-                taken.append(i.key)
-    needs: int | None = None
-    if waiting:
-        sender = partners(code.unrolled)
-        needs = sender.get(step) if receives else next((-1 - r for r, s in sender.items() if s == step), None)
-    return needs, list(begun)[:MOST_OPEN], taken[-MOST_OPEN:]
+def needs_of(code: RankCode, step: int, receives: bool) -> int | None:
+    """What a wait in `step` needs of the peer: its send of step s is s, its posted receive -1 - s."""
+    sender = partners(code.unrolled)
+    return sender.get(step) if receives else next((-1 - r for r, s in sender.items() if s == step), None)
 
 
-def view_of(recorder: Recorder, rank: int, code: RankCode | None, planning: bool = False) -> View:
-    """`code`: of the collective under way, None between collectives."""
+def view_of(recorder: Recorder, rank: int, code: RankCode | None, under: Under | None = None, planning: bool = False) -> View:
+    """`code`, `under`: of the collective under way, None between collectives."""
     history = [(n, *recorder.calls[n]) for n in sorted(recorder.calls)[-HISTORY:]]
     view = View(rank=rank, asked=recorder.number, history=history)
     if code is None:
@@ -77,5 +55,7 @@ def view_of(recorder: Recorder, rank: int, code: RankCode | None, planning: bool
         view.peer, view.receives, view.waited_s = peer, receives, round(since, 3)
     if 0 <= step < len(code.unrolled.steps):
         view.text = code.unrolled.describe(step)
-    view.needs, view.open, view.taken = progress(code, step, receives, waiting)
+    view.needs = needs_of(code, step, receives) if waiting else None
+    if under is not None:
+        view.open, view.taken = list(under.open)[:MOST_OPEN], list(under.taken)
     return view

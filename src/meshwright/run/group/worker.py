@@ -16,7 +16,7 @@ from .call import Call, Session
 from .messages import Broken, GlooMessages
 from .recorder import Recorder
 from .reductions import Reduction
-from .walk import walk
+from .walk import Under, walk
 from .work import PlannedWork
 
 __all__ = ["Lost", "Task", "Worker"]
@@ -56,6 +56,7 @@ class Worker:
         self.messages, self.recorder, self.timeout_s, self.diagnose = messages, recorder, timeout_s, diagnose
         self.failed: MeshwrightError | None = None
         self.task: Task | None = None  # under way
+        self.under = Under()
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="meshwright-group", daemon=True)
         self._thread.start()
@@ -118,15 +119,16 @@ class Worker:
         reduction = task.reduction
         bound, finish = task.session.with_tensors(task.call)
         combine: Any = reduction.combine if reduction is not None else None
+        self.under = under = Under()
         waiting, moving, wait = self.recorder.waiting, self.recorder.moving, self.messages.wait
         limit = timedelta(seconds=self.timeout_s)
         try:
-            for step, work, peer, receives in walk(bound, self.messages, combine):
+            for step, work, peer, receives in walk(bound, self.messages, combine, under):
                 waiting(step, peer, receives)
                 try:
                     wait(work, limit)
                 except RuntimeError as error:
-                    raise Lost(step, peer, bool(receives), "deadline" if "timed out" in str(error).lower() else "closed") from error
+                    raise Lost(step, peer, receives, "deadline" if "timed out" in str(error).lower() else "closed") from error
                 except MessageDamaged as error:
                     error.where = task.session.code.unrolled.describe(step)
                     error.data["step"] = step
