@@ -9,6 +9,7 @@ from typing import Any
 from ..bound import Bound, fraction_of
 from ..fabric import Fabric
 from ..plan import TrainingLayout
+from .delay import DelayOpen, delay_seconds
 from .packing import packing_time
 from .verdict import Finding
 
@@ -43,6 +44,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
     kind = bound.certificate.kind
     if kind == "cut":
         return _cut(data, fabric)
+    if kind == "delay":
+        return _delay(data, fabric)
     if kind == "partition":
         return _partition(data, fabric)
     if kind == "metric":
@@ -114,6 +117,19 @@ def _cut(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
     if "crossing_bytes" in data and fraction_of(str(data["crossing_bytes"])) != crossing:
         raise _Wrong(f"{crossing} bytes must leave the set, it says {data['crossing_bytes']}")
     return crossing / leaving
+
+
+def _delay(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
+    """A cut whose last bytes have still to get where they are needed."""
+    time_s = _cut(data, fabric)
+    leaving = fraction_of(str(data["leaving_Bps"]))
+    try:
+        value, latest = delay_seconds(data, fabric, time_s * leaving, leaving)
+    except DelayOpen as error:
+        raise _Open(str(error)) from None
+    if value < latest:
+        raise _Wrong(f"it holds from {latest} s on, and gives {value} s")
+    return value
 
 
 def _shards(data: Mapping[str, Any], ranks: set[str], size: Fraction) -> dict[str, Fraction]:

@@ -98,9 +98,9 @@ def test_channels_hold_as_many_messages_as_latency_asks_for() -> None:
     problem = CollectiveProblem.on(load_fabric("hgx-b200:2"), "all-gather", 1 << 30)
     slow = replace(problem, size_bytes=1 << 26)
     deep = planned(problem)
-    assert deep.options["depth"] == 16 and set(deep.program.channels.depth.tolist()) == {16}
+    assert deep.options["depth"] == 64 and set(deep.program.channels.depth.tolist()) == {64}
     assert planned(slow).options["pieces"] < deep.options["pieces"]
-    fast, stalled = (planned(problem, depth=d, pieces=deep.notes["pieces"]).program for d in (16, 4))
+    fast, stalled = (planned(problem, depth=d, pieces=deep.notes["pieces"]).program for d in (64, 4))
     assert simulated_time_s(fast, problem.fabric, problem.ranks, None) < simulated_time_s(stalled, problem.fabric, problem.ranks, None)
 
 

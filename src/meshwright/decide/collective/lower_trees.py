@@ -10,7 +10,8 @@ written down at its twin in the first server, in the tree's image by -x, whose s
 what lowering the stored trees gives, with every rank's lanes taken home.
 
 Per part of a root and per rank: one lane climbs (receive and add from each child, the last one passed on to the parent), one
-lane receives from the parent and passes on to the first child, one lane for each further child.
+lane receives from the parent and passes on to the first child, one lane for each further child. Not `fused`: where there are several children,
+the first has a lane of its own, too. A step that receives and sends is complete when it has sent, and the others wait for that: a piece's time.
 
 Paced (`pace` > 0): links share their rate evenly between messages, whatever part of the data a channel has, so channels of few bytes run
 ahead and leave the others late. So of each rank's lanes that only send what it has (a root's to its children, a leaf's to its parent) the one
@@ -62,6 +63,7 @@ class Lowering:
     chunk_bytes: int
     name: str
     depth: int = 2
+    fused: bool = True  # a rank with several children receives and passes on to the first in one step; else all children have lanes of their own
     pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
     table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
@@ -96,17 +98,19 @@ def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contrac
     return Contract(op=op, inputs=inputs, outputs=outputs, root=root if op in ("broadcast", "reduce", "scatter", "gather") else -1)
 
 
-def tree_steps(parts: Sequence[Part], ranks: int) -> int:
+def tree_steps(parts: Sequence[Part], ranks: int, *, fused: bool = True) -> int:
     """Steps for one piece of the program, before it is built."""
-    known: dict[int, int] = {}
+    known: dict[tuple[int, bool], int] = {}
     steps = 0
     for part in parts:
-        for tree in (part.up, part.down):
+        for tree, own in ((part.up, 0), (part.down, int(not fused))):
             if tree is None:
                 continue
-            if id(tree) not in known:
-                known[id(tree)] = len(tree.order) + sum(max(0, c - 1) for c in _child_counts(tree, ranks))
-            steps += known[id(tree)]
+            key = id(tree), bool(own)
+            if key not in known:
+                counts = _child_counts(tree, ranks)
+                known[key] = len(tree.order) + sum(max(0, c - 1) + own * (c > 1 and v != tree.root) for v, c in enumerate(counts))
+            steps += known[key]
     return steps
 
 
@@ -303,13 +307,14 @@ def _descend(
         ready = [[step] for step in climbed.get(v, [])] or [[] for _ in spans]
         if v != tree.root:
             lane = b.lane(here, repeat=how.repeat)
+            fused = len(below) == 1 or (bool(below) and how.fused)
             for i, (first, count) in enumerate(spans):
-                if below:
+                if fused:
                     step = lane.recv_send(channel[v], below[0], here, first, count, after=ready[i])
                 else:
                     step = lane.recv(channel[v], here, first, count, after=ready[i])
                 ready[i] = [step]
-            below = below[1:]
+            below = below[1:] if fused else below
         ways = [1 + below_height[c] for c in children.get(v, [])] if v == tree.root and how.pace and not climbed else []
         for number, out in enumerate(below):
             lane = b.lane(here, repeat=how.repeat)

@@ -42,13 +42,13 @@ class Prepared:
     units: int
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
-    lowered: dict[tuple[int, int, int], Program] = field(default_factory=dict)
+    lowered: dict[tuple[int, int, int, bool], Program] = field(default_factory=dict)
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
-        """Parts of at most `quantum` units, and their steps for one piece."""
+        """Parts of at most `quantum` units, and their steps for one piece where pieces are iterations."""
         if quantum not in self.cuts:
             parts = _cut(self.parts, quantum)
-            self.cuts[quantum] = parts, tree_steps(parts, self.ranks)
+            self.cuts[quantum] = parts, tree_steps(parts, self.ranks, fused=False)
         return self.cuts[quantum]
 
     def quantum(self, most_steps: int) -> int:
@@ -60,7 +60,7 @@ class Prepared:
 
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
-        key = quantum, how.pieces if how.unroll else 1, how.pace
+        key = quantum, how.pieces if how.unroll else 1, how.pace, how.fused
         if key not in self.lowered:
             self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, unroll=True, pieces=key[1]))
         program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)

@@ -4,9 +4,10 @@ Cite: ForestColl (arXiv 2402.06787); forerunner "Bandwidth optimal pipeline sche
 Left open by the paper: how many pieces to pipeline (our answer: the square-root rule on the trees' height and the cost of a message),
 whether devices outside the collective may relay (only where the ranks are not connected without them), which splits to
 prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), when fewer trees than the optimum needs are better (when so many
-leave too few pieces to fill the pipeline within MOST_STEPS steps).
+leave too few pieces to fill the pipeline).
 Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
-`kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`). All-reduce is
+`kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`)
+and then swap entries until latency counts least (`quick`). All-reduce is
 reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for each half, and for the whole only where the bound printed
 beside it says so (the paper's combined optimum needs an LP).
 Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
@@ -36,9 +37,11 @@ from ..rates import RateGraph, rate_graph
 from .forest import Forest, build_forest, smallest_stretch
 from .parts import Late, Prepared, is_uneven, parts_of, servers_of, shards_of, weights_of
 from .paths import gather_forest
+from .quick import HopTimes, quicker, without_way_back
 from .shards import shard_table
 from .symmetry import alike, sinks_of_each_kind
 from .trial import Way, best_way
+from .worth import SMALL_RANKS, filled, most_steps, worth_of
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
 
@@ -54,32 +57,27 @@ DEVIATIONS = (
     "Newton's iteration on cuts instead of a binary search",
     "splits are applied first and tested afterwards, whole matchings at a time",
     "one tree is finished before the next is begun",
-    "packed trees exchange parents until they are low",
+    "packed trees exchange parents until they are low, and entries until the latest data arrives early",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
-MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen
-MOST_WORK = 14_000_000_000  # steps times ranks squared up to which more pieces are chosen, within 1 and 6 times MOST_STEPS
 TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator
 ROUNDED_PIECES = 32  # up to so many are powers of two
 COARSER = (2, 8)  # times as many units per channel are tried
 LEAST_PACE = 4
-LARGE_BYTES = 1 << 30  # for which forests are compared
 MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
 SMALLEST_PIECE_BYTES = 8192
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
-SMALL_RANKS = 72  # up to so many, more forests are tried for their height
 MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
 WORTH = 0.995  # share of the optimum from which on they are not
 TIMES_FEWER = 4  # so many times `max_trees` are tried
-MOST_COUNTED = 4096.0  # pieces
 FEWER_BUILT = 3
 UNLIKE_TREES = 4  # of a root's trees so many differ, about
-STEPS_PER_EDGE = 1.5  # of a program, about: a rank with several children sends once more per child
 LOW = 2  # hops that trees over servers need at least
 MOST_LOW_TREES = 1024
-DEPTHS = (4, 8, 16)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
+TIMES_MORE = (1, 2, 3, 4, 6, 8)
+DEPTHS = (4, 8, 16, 32, 64)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +94,7 @@ class ForestColl:
     depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
     pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
+    back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
@@ -110,6 +109,7 @@ class ForestColl:
     depth: int | None = None
     pace: int | None = None
     structure: bool | None = None
+    back: bool | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -135,7 +135,7 @@ class ForestColl:
             program = ready.program(how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
         chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
-        chosen = replace(chosen, structure=forests[0].method != "general")
+        chosen = replace(chosen, structure=forests[0].method != "general", back=_back(problem, ready))
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, ready, pieces))
 
     def _prepared(self, problem: CollectiveProblem, deadline: float) -> Prepared:
@@ -158,7 +158,7 @@ class ForestColl:
         weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
         asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem)
         try:
-            return remember(problem.fabric, ("forests", asked, self.trees, self.max_trees, self.structure, self.relay, self.fold), make)
+            return remember(problem.fabric, ("forests", asked, self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back), make)
         except Late as late:
             return late.found
 
@@ -187,7 +187,8 @@ class ForestColl:
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
         """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced and paced; coarser ones, paced, with more pieces."""
         forests = ready.forests
-        most = LARGE_STEPS if self.unroll else min(_most_steps(len(problem.ranks)), MAX_EXECUTED_STEPS // ready.servers)
+        most = most_steps(len(problem.ranks), sum(map(bool, weights_of(problem))))
+        most = LARGE_STEPS if self.unroll else min(most, MAX_EXECUTED_STEPS // ready.servers)
         wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units)
         first = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
 
@@ -250,14 +251,26 @@ class ForestColl:
                 raise Unsupported(f"the root of this {problem.op} owns everything: nothing is sent", hint="leave it out")
             return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
 
-        def worth(forest: Forest) -> float:
-            return _worth(forest, _latency_s(problem))
-
         def build(of: RateGraph) -> Forest:
-            if self.structure is None and self.trees is None and sum(weight) == 1:
-                return self._low(of, weight, worth, deadline)
-            first = self._lower_of_both(of, weight, deadline)
-            return self._fewer(first, weight, worth, deadline) if self.trees is None and self.structure is None else first
+            seconds = HopTimes(problem.fabric, of, turned=of is not graph)
+            tried: dict[int, tuple[Forest, float]] = {}  # with the key's own forest, so that its identity is not used again
+
+            def hastened(forest: Forest, *, hurried: bool = False) -> Forest:
+                return forest if monotonic() > deadline else quicker(forest, seconds, hurried=hurried)
+
+            def worth(forest: Forest) -> float:
+                if id(forest) not in tried:
+                    tried[id(forest)] = forest, worth_of(hastened(forest, hurried=True), seconds)
+                return tried[id(forest)][1]
+
+            pruned = without_way_back(of, weight.index(1)) if sum(weight) == 1 and self.back is not True else None
+            if self.back is False and pruned is None:
+                raise Unsupported("no link leads back into the root's server, or switches would not stay balanced", hint="leave back out")
+            if self.structure is not None or self.trees is not None:
+                return hastened(self._lower_of_both(pruned if pruned is not None and self.back is False else of, weight, deadline))
+            if sum(weight) == 1:
+                return hastened(self._low(of, pruned, weight, worth, deadline))
+            return hastened(self._fewer(self._lower_of_both(of, weight, deadline), weight, worth, deadline))
 
         if problem.op in ("all-gather", "broadcast"):
             return [build(graph)]
@@ -265,7 +278,6 @@ class ForestColl:
             return [build(graph.reversed())]
         up = build(graph.reversed())
         return [up, up if graph.mirrored else build(graph)]
-
 
     def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
         """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
@@ -290,7 +302,8 @@ class ForestColl:
         promise: dict[int, float] = {}
         for trees in range(1, min(TIMES_FEWER * self.max_trees, first.k - 1) + 1 if graph.ranks <= MOST_TRIED_RANKS and worth(first) < WORTH else 1):
             ratio = trees * first.optimum / smallest_stretch(graph, weight, trees, first.optimum, sinks)
-            promise[trees] = float(ratio) * _filled(graph.ranks, sum(weight) * (trees * min(trees, UNLIKE_TREES)) ** 0.5, first.height)
+            channels = sum(weight) * (trees * min(trees, UNLIKE_TREES)) ** 0.5
+            promise[trees] = float(ratio) * filled(graph.ranks, sum(map(bool, weight)), channels, first.height)
         best = first
         for trees in sorted(promise, key=lambda trees: (-promise[trees], trees))[:FEWER_BUILT]:
             if monotonic() > deadline:
@@ -302,17 +315,21 @@ class ForestColl:
             best = max(best, found, key=worth)
         return best
 
-    def _low(self, graph: RateGraph, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
-        """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The lowest of some."""
-        best = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
+    def _low(self, graph: RateGraph, pruned: RateGraph | None, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
+        """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The best of some."""
+        best = base = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
         local = max(Counter(graph.group[: graph.ranks]).values())
-        base, small = best, graph.ranks <= SMALL_RANKS
-        for times in sorted({*(range(1, 9) if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small else ())} - {0}):
-            for structure in (True, False) if small else (True,) if base.method != "general" else ():
+        small = graph.ranks <= SMALL_RANKS
+        ways = (True, False) if small else (True,) if base.method != "general" else ()
+        for times in sorted({*(TIMES_MORE if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small and pruned is None else ())} - {0}):
+            for structure in ways:
                 if base.k * times > MOST_LOW_TREES or monotonic() > deadline:
                     break
-                found = build_forest(graph, weight, trees=base.k * times, deadline=deadline, structure=structure)
-                if (-found.ratio, -worth(found), found.height) < (-best.ratio, -worth(best), best.height):
+                try:
+                    found = build_forest(pruned or graph, weight, trees=base.k * times, deadline=deadline, structure=structure)
+                except (Disconnected, Unsupported):
+                    continue  # whole trees leave a switch unbalanced
+                if found.ratio >= best.ratio and (-found.ratio, -worth(found), found.height) < (-best.ratio, -worth(best), best.height):
                     best = found
         return self._fewer(best, weight, worth, deadline)
 
@@ -321,29 +338,16 @@ def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: in
     elements, total = -(-problem.size_bytes // problem.element_bytes), shards_of(problem) * units * pieces
     return Lowering(
         fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root,
-        shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers,
+        shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers, fused=unroll,
         chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
     )  # fmt: skip
 
 
-def _filled(ranks: int, channels: float, height: int) -> float:
-    """Share of the time that is left when the pipeline of so many trees, each a channel of its own, has been filled."""
-    pieces = min(MOST_COUNTED, _most_steps(ranks) / (STEPS_PER_EDGE * channels * ranks))
-    return pieces / (pieces + height - 1)
-
-
-def _worth(forest: Forest, latency_s: float) -> float:
-    """Share of the optimum after the time to fill the pipeline and the latency of its hops, for LARGE_BYTES."""
-    total = sum(forest.weight)
-    channels = (forest.distinct * forest.k * total) ** 0.5  # between equal trees counted once and all trees
-    time_s = float(LARGE_BYTES * forest.stretch / forest.k / forest.graph.unit_Bps / total)
-    filled = _filled(forest.graph.ranks, channels, forest.height)
-    return float(forest.ratio) * filled * time_s / (time_s + (forest.height - 1) * latency_s)
-
-
-def _most_steps(ranks: int) -> int:
-    """Executed steps up to which more pieces are chosen: the more ranks, the longer takes a simulator for a step."""
-    return int(min(max(MOST_WORK // ranks**2, MOST_STEPS), 6 * MOST_STEPS))
+def _back(problem: CollectiveProblem, ready: Prepared) -> bool | None:
+    """Whether trees of one root could use links that lead into its server; None for many roots."""
+    if problem.op not in ("broadcast", "reduce"):
+        return None
+    return len(ready.forests[0].graph.arcs) == len(rate_graph(problem.fabric, problem.ranks, relay=ready.relay).arcs)
 
 
 def _latency_s(problem: CollectiveProblem) -> float:

@@ -1,0 +1,181 @@
+"""Trees by which data arrives soon: hops cost what their links' latencies say, and trees swap entries until the latest arrival is early.
+
+The optimum of bytes says nothing about which tree takes which links. Where a network's latency is a percent of the whole time, a tree that passes
+it twice, or takes many hops after it, loses what the full links won. Loads stay within the same limits, link by link (`kernels.treepack_anneal`).
+For one root, links back into its server are worth nothing (`without_way_back`): all data starts there.
+Deviation: the paper does not treat latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from ....fabric import Fabric
+from ....kernels.treepack_anneal import anneal_parents
+from ..rates import RateGraph
+from .forest import Forest
+from .pack import Path, Tree, merged
+
+__all__ = ["HopTimes", "arrival_s", "quicker", "without_way_back"]
+
+MOST_ROWS = 1024  # trees, each counted as often as it occurs
+PROPOSALS = 2000  # per tree and device ...
+MOST_WORK = 16_000_000  # ... and at most so many, times devices
+FIRST_WORK = 4_000_000  # of the first attempt; the second has more, where there are trees enough ...
+MOST_STARTS = 4  # ... or so many are as long as the first
+MOST_SPARE = 64  # entries of a device that no tree uses
+STILL_S = 1e-6  # a hop where links state no latency
+
+
+
+class HopTimes:
+    """What a message's data takes over a path of the graph, its size apart; `turned`: the graph is the fabric's, reversed."""
+
+    def __init__(self, fabric: Fabric, graph: RateGraph, *, turned: bool) -> None:
+        number = {name: v for v, name in enumerate(graph.names)}
+        self.wire: dict[tuple[int, int], float] = {}
+        self.library: dict[tuple[int, int], float] = {}
+        for x in fabric.links:
+            hop = number.get(x.src, -1), number.get(x.dst, -1)
+            hop = hop[::-1] if turned else hop
+            self.wire[hop] = max(x.latency_s, self.wire.get(hop, 0.0))
+            self.library[hop] = max(x.library_latency_s, self.library.get(hop, 0.0))
+
+    def of(self, path: Path) -> tuple[float, float]:
+        """Seconds on the wire, and the library's once per message."""
+        hops = list(pairwise(path))
+        return sum(self.wire[hop] for hop in hops), max((self.library[hop] for hop in hops), default=0.0)
+
+    def __call__(self, path: Path) -> float:
+        return sum(self.of(path))
+
+
+def arrival_s(forest: Forest, seconds: HopTimes) -> float:
+    """When data of any tree has reached the last device, if it waits for nothing."""
+    latest = 0.0
+    for tree in forest.trees:
+        at = {tree.root: 0.0}
+        for v in tree.order[1:]:
+            at[v] = at[tree.parent[v]] + seconds(tree.paths[v])
+        latest = max(latest, *at.values())
+    return latest
+
+
+def without_way_back(graph: RateGraph, root: int) -> RateGraph | None:
+    """The graph without links into the root's server, nor out of one other like it; None where switches would not stay balanced.
+
+    Of the servers some need not send: the last one is taken, which with the root's makes up for what other switches no longer pass on.
+    """
+    home, group = graph.group[root], graph.group
+    others = [x for x in dict.fromkeys(group[: graph.ranks]) if x != home]
+    if not others:
+        return None
+    last = others[-1]
+    kept = {(u, v): rate for (u, v), rate in graph.arcs.items() if not (group[u] != home == group[v]) and not (group[u] == last != group[v])}
+    wanted = _surplus(graph, graph.arcs)
+    for _ in range(graph.nodes):  # a switch that is entered less has less to pass on inside; one that gives out less needs less from inside
+        now = _surplus(graph, kept)
+        uneven = [w for w in range(graph.ranks, graph.nodes) if now[w] != wanted[w]]
+        if not uneven:
+            return replace(graph, arcs=kept)
+        for w in uneven:
+            amount = now[w] - wanted[w]
+            arcs = [a for a in kept if a[int(amount > 0)] == w and group[a[0]] == group[a[1]] == (last if amount > 0 else home)]
+            for arc in arcs:
+                taken = min(kept[arc], abs(amount))
+                amount -= taken if amount > 0 else -taken
+                kept[arc] -= taken
+                if not kept[arc]:
+                    del kept[arc]
+    return None
+
+
+def _surplus(graph: RateGraph, arcs: dict[tuple[int, int], int]) -> list[int]:
+    """What every node takes in more than it gives out."""
+    sums = [0] * graph.nodes
+    for (u, v), rate in arcs.items():
+        sums[u] -= rate
+        sums[v] += rate
+    return sums
+
+
+def quicker(forest: Forest, seconds: HopTimes, *, hurried: bool = False) -> Forest:
+    """The forest with other trees that reach their last device earlier, or itself: as it is cut, or in trees of one unit if that helps more.
+
+    `hurried`: what the first of several attempts finds.
+    """
+    found, arrives = forest, arrival_s(forest, seconds)
+    if forest.symmetry is not None or len(forest.trees) < 2:
+        return forest
+    total = sum(tree.units for tree in forest.trees)
+    ways = [list(forest.trees)]
+    if len(forest.trees) < total <= MOST_ROWS:
+        ways.append([replace(tree, units=1) for tree in forest.trees for _ in range(tree.units)])
+    for trees in ways:
+        if len(trees) > MOST_ROWS:
+            continue
+        n = forest.graph.ranks
+        long = max(1, min(PROPOSALS * len(trees) * n, MOST_WORK // n))
+        short = min(long, max(1, FIRST_WORK // n))
+        attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MOST_STARTS)]
+        for proposals, seed in attempts:
+            other = _annealed(forest, trees, seconds, proposals, seed)
+            if (at := arrival_s(other, seconds)) < arrives * (1 - 1e-9):
+                found, arrives = other, at
+    return found
+
+
+def _annealed(forest: Forest, trees: list[Tree], seconds: HopTimes, proposals: int, seed: int) -> Forest:
+    n = forest.graph.ranks
+    spare = _spare(forest, trees, seconds)
+    rows = max(map(len, spare), default=0)
+    paths: list[tuple[Path, ...]] = [tree.paths for tree in trees]
+    paths += [tuple(column[i] if i < len(column) else () for column in spare) for i in range(rows)]
+    parent = np.array([[path[0] if path else -1 for path in row] for row in paths], np.int32)
+    hub = np.array([[path[len(path) // 2] if len(path) > 2 else -1 for path in row] for row in paths], np.int32)
+    halves = np.zeros((4, len(paths), n))
+    known = {path: _halves(path, seconds) for row in paths for path in row}
+    for r, row in enumerate(paths):
+        for v, path in enumerate(row):
+            halves[:, r, v] = known[path]
+    units = np.array([tree.units for tree in trees] + [1] * rows, np.int32)
+    found, first, second, after = anneal_parents(parent, hub, halves, units, len(trees), proposals=proposals, seed=seed)
+    out = []
+    for t, tree in enumerate(trees):
+        order = tuple(sorted(range(n), key=lambda v: (after[t, v], v != tree.root, v)))
+        taken = tuple(_joined(paths[a // n][a % n], paths[b][v]) for v, (a, b) in enumerate(zip(first[t].tolist(), second[t].tolist(), strict=True)))
+        out.append(Tree(tree.root, tree.units, tuple(found[t].tolist()), order, taken))
+    return replace(forest, trees=merged(out))
+
+
+def _halves(path: Path, seconds: HopTimes) -> tuple[float, float, float, float]:
+    """Wire and library of either half; what has no latency at all counts as a short hop."""
+    if not path:
+        return 0.0, 0.0, 0.0, 0.0
+    middle = len(path) // 2 if len(path) > 2 else 1
+    first, second = seconds.of(path[: middle + 1]), seconds.of(path[middle:])
+    return (first if sum(first) else (STILL_S, 0.0)) + second
+
+
+def _joined(first: Path, second: Path) -> Path:
+    """The first half of one path and the second half of another that meets it at the same switch; or a direct one."""
+    return first if len(first) <= 2 else first[: len(first) // 2] + second[len(second) // 2 :]
+
+
+def _spare(forest: Forest, trees: list[Tree], seconds: HopTimes) -> list[list[Path]]:
+    """For every device, paths by which it could be entered besides all that trees do: direct ones, and such as trees take somewhere."""
+    graph = forest.graph
+    left = {arc: forest.stretch.numerator * rate // forest.stretch.denominator - forest.load.get(arc, 0) for arc, rate in graph.arcs.items()}
+    known: dict[Path, None] = dict.fromkeys([arc for arc in graph.arcs if max(arc) < graph.ranks])
+    known.update(dict.fromkeys(path for tree in trees for path in tree.paths if path))
+    out: list[list[Path]] = [[] for _ in range(graph.ranks)]
+    for path in sorted(known, key=lambda path: (seconds(path), path)):
+        amount = min(MOST_SPARE - len(out[path[-1]]), *(left[arc] for arc in pairwise(path)))
+        if amount > 0:
+            out[path[-1]] += [path] * amount
+            for arc in pairwise(path):
+                left[arc] -= amount
+    return out
