@@ -23,6 +23,7 @@ from typing import Any
 from . import __version__
 from .bound import Bound, Certificate
 from .cost import Cost, Priced, assumed_cost
+from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
 from .errors import Infeasible, UsageError
@@ -107,6 +108,7 @@ def plan_training(
     prices: Callable[[OpGraph, TrainingLayout], dict[str, Priced]] | None = None,
     time_limit_s: float = 120.0,
     unchecked: bool = False,
+    tensor_options: TensorOptions | None = None,
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -116,6 +118,7 @@ def plan_training(
         prices: gives better prices than `cost` for a layout's steps, by the keys of `Cost.table` (e.g. `probe.node_prices`).
         collective: `auto`, or the name of one collective strategy for every all-reduce.
         unchecked: skip the final check (for debugging planners only).
+        tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
         limit), CaptureError, CheckFailed (a planner is wrong: please report it).
@@ -128,6 +131,8 @@ def plan_training(
         graph = capture(job.model, loss=job.loss, seed=job.seed)
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
     search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s, prices=prices)
+    if tensor_options is not None:
+        search.tensor_options = tensor_options
     best, judged = search.best((data, tensor, pipeline, microbatch))
     if best is None:
         raise nothing_fits(judged, fabric)

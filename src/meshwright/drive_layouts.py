@@ -13,6 +13,7 @@ import numpy as np
 from .breakdown import phase_seconds
 from .cost import Cost, Priced
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
+from .decide.layout.tensor_shares import LEVEL, TensorOptions
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
 from .errors import Unsupported
@@ -95,6 +96,7 @@ class LayoutSearch:
     time_limit_s: float = 120.0
     prices: Callable[[OpGraph, TrainingLayout], dict[str, Priced]] | None = None
     graphs: dict[int, OpGraph] = field(default_factory=dict)
+    tensor_options: TensorOptions = LEVEL
 
     def graph_at(self, batch: int) -> OpGraph:
         from .graph_scale import at_batch
@@ -109,7 +111,7 @@ class LayoutSearch:
 
         until = time.monotonic() + self.time_limit_s
         problem = LayoutProblem(graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed)
-        candidates = Grid(workspace=segment_workspace).plan(problem)
+        candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options).plan(problem)
         judged: list[Evaluated] = []
         seen: dict[tuple[int, int, int], int] = {}
         simulated, fastest = 0, float("inf")

@@ -38,7 +38,7 @@ class Attention(nn.Module):
             y = F.dropout(scores.softmax(-1), p, self.training) @ v
         else:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=h != g)
-        return self.out(y.transpose(1, 2).reshape(b, n, h * d))
+        return self.out(y.transpose(1, 2).reshape(b, n, -1))
 
 
 class SwiGLU(nn.Module):
@@ -156,6 +156,21 @@ def every_loss():
 
 def summed():
     return _made(32, **EVEN, loss={"reduction": "sum"})
+
+
+class Linears(nn.Module):
+    """Two linear layers and nothing between: a linear operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 10, bias=False), nn.Linear(10, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x * 1.0)) * 1.0
+
+
+def linears():
+    return Linears().double(), (torch.randn(BATCH, 8, dtype=torch.float64), torch.randn(BATCH, 8, dtype=torch.float64))
 
 
 class Scanned(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dtensor_peer import run_dtensor
 from processes import RankPool
 from rig import graph_of
 from tensor_models import BATCH, LENGTH
@@ -128,3 +129,13 @@ def test_an_index_that_no_rank_has_is_an_error(pool):
     case.batch[1][0, 0] = 32
     with pytest.raises(RuntimeError, match=r"a target is not in \[0, 32\)"):
         pool.run(run_case, 2, case)
+
+
+def test_pytorchs_own_tensor_parallelism_agrees(pool, tmp_path):
+    """The same model under DTensor's `parallelize_module`: loss and gradients to 1e-6 of the largest entry."""
+    name = "grouped_native"
+    case = plan_case(name, (1, 2, 1), global_batch=2)
+    ours = pool.run(run_case, 2, case)
+    theirs = pool.run(run_dtensor, 2, name, 2, str(tmp_path), 2)
+    for loss, gradients in theirs:
+        compare(case, ours, (loss, gradients), tolerance=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dp", type=int, help="fix the data-parallel degree")
     parser.add_argument("--tp", type=int, help="fix the tensor-parallel degree")
     parser.add_argument("--pp", type=int, help="fix the pipeline degree")
+    parser.add_argument(
+        "--label-smoothing", choices=("torch", "megatron"), default="torch",
+        help="of a cross-entropy over a split vocabulary: torch (default; target 1-a+a/V) or megatron (target 1-a)",
+    )  # fmt: skip
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
@@ -40,6 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from ..decide.layout.tensor_shares import TensorOptions
     from ..drive import plan_training, read_fabric, write_plan
     from ..errors import UsageError
     from ..job import Training
@@ -69,10 +75,13 @@ def run(args: argparse.Namespace) -> Result:
     cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
     plan = plan_training(
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
-        collective=args.collective, time_limit_s=args.time_limit,
+        collective=args.collective, time_limit_s=args.time_limit, tensor_options=TensorOptions(smoothing=args.label_smoothing),
     )  # fmt: skip
     write_plan(args.out, plan)
-    return Result(plan_document(plan, path=str(args.out)), plan_text(plan, written=str(args.out)))
+    notes = plan.layout.notes if plan.layout is not None else ()
+    for note in notes:
+        sys.stderr.write(f"warning: {note}\n")
+    return Result({**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}, plan_text(plan, written=str(args.out)))
 
 
 def _measured(job: Training, fabric: Fabric) -> tuple[Fabric, OpGraph, MeasuredPrices]:

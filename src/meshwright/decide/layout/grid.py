@@ -22,6 +22,7 @@ from ...plan import TrainingLayout
 from .build import build_layout
 from .megatron import Kept, Region, search_regions
 from .problem import Degrees, LayoutCandidate, LayoutProblem
+from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import usable_regions
 
 __all__ = ["CITE", "Grid"]
@@ -43,6 +44,7 @@ class Grid:
     """`workspace(graph, nodes)` gives the peak temporaries (forward, backward) of a set of forward nodes, in bytes."""
 
     workspace: Callable[[OpGraph, Sequence[str]], tuple[int, int]]
+    tensor_options: TensorOptions = LEVEL
 
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []
@@ -62,7 +64,7 @@ class Grid:
         self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], kept: tuple[Kept, ...], degrees: Degrees
     ) -> LayoutCandidate:
         t = degrees.tensor
-        if t > 1 and not usable_regions(graph, regions, t).shares:
+        if t > 1 and not usable_regions(graph, regions, t, self.tensor_options).shares:
             units = sorted({r.units for r in regions})
             why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
             return LayoutCandidate(degrees=degrees, why=why)
@@ -71,7 +73,7 @@ class Grid:
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
-                kept=kept,
+                kept=kept, options=self.tensor_options,
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message)

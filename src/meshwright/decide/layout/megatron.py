@@ -21,7 +21,7 @@ from ...cite import Cite
 from ...graph import OpGraph, OpNode
 from .sharding import short_name
 from .tensor_regions import GraphIndex, Region, try_region
-from .tensor_vocabulary import embedding_region, loss_region, splittable_embedding, splittable_loss
+from .tensor_vocabulary import POSITIONS, embedding_region, loss_region, splittable_embedding, splittable_loss
 
 __all__ = ["CITE", "DEVIATIONS", "Kept", "Region", "find_regions", "search_regions"]
 
@@ -106,7 +106,7 @@ def _vocabulary(g: GraphIndex, why: dict[str, str]) -> list[list[Region]]:
         if not reason and any(r not in openers and short_name(g.node[r].target) != "embedding" for r in g.readers[weight]):
             reason = "its table is read by an operator that is not split over the vocabulary"
         if reason:
-            why.update((n.name, reason) for n in looked_up)
+            why.update((n.name, reason) for n in looked_up if reason != POSITIONS)  # nobody splits a table of positions
             why.update((r.nodes[0], f"tied to a table: {reason}") for r in losses if r.shards)
             continue
         name = weight.removeprefix("param:")

@@ -50,7 +50,7 @@ def usable_regions(graph: OpGraph, regions: Sequence[Region], parts: int, option
             shards = _shards(members, shares, shapes, parts)
             partial = [x for s in shards if (x := replica_groups(shapes[s.param], s, parts)) is not None]
         except Unsupported as error:
-            found.notes.append(f"the region at {name} is kept whole: {error.message}")
+            found.notes.append(f"the region at {name} is kept whole: {error.message}; {error.hint}")
             continue
         found.shares |= dict.fromkeys(members, shares)
         found.shards += shards

@@ -15,7 +15,10 @@ from ...plan import ParamShard
 from .sharding import short_name
 from .tensor_regions import GraphIndex, Region, try_region
 
-__all__ = ["embedding_region", "loss_region", "splittable_embedding", "splittable_loss"]
+__all__ = ["POSITIONS", "embedding_region", "loss_region", "splittable_embedding", "splittable_loss"]
+
+
+POSITIONS = "its indices are the same in every sample, as positions are"
 
 
 def _argument(n: OpNode, position: int, name: str, default: object) -> object:
@@ -25,7 +28,7 @@ def _argument(n: OpNode, position: int, name: str, default: object) -> object:
 def splittable_embedding(g: GraphIndex, n: OpNode) -> str:
     """Why an embedding cannot be split by rows; empty if it can."""
     if n.inputs[1] not in g.from_input and not n.inputs[1].startswith("input:"):
-        return "its indices are the same in every sample, as positions are"
+        return POSITIONS
     if _argument(n, 3, "scale_grad_by_freq", False):
         return "gradients scaled by frequency need the whole table"
     if _argument(n, 4, "sparse", False):

@@ -36,6 +36,12 @@ def adding(call: Call) -> Spec:
     return Spec(operands=words, result=letters(call.rank), linear=together)
 
 
+def together(call: Call) -> Spec:
+    """broadcast_tensors: every result has the same state."""
+    words = aligned(call.shapes, call.outputs[0])
+    return Spec(operands=words, result=letters(call.rank), linear=(frozenset(range(len(words))),))
+
+
 def multiplying(call: Call) -> Spec:
     """mul: linear in each operand alone."""
     words = aligned(call.shapes, call.outputs[0])
@@ -58,5 +64,5 @@ def linear_unary(call: Call) -> Spec:
 
 POINTWISE = {
     **dict.fromkeys(NONLINEAR, pointwise), **dict.fromkeys(ADDING, adding), "mul": multiplying, "div": dividing, "true_divide": dividing,
-    "neg": linear_unary, "dropout": linear_unary, "prelu": prelu,
+    "broadcast_tensors": together, "neg": linear_unary, "dropout": linear_unary, "prelu": prelu,
 }  # fmt: skip

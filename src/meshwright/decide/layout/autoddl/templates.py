@@ -23,6 +23,7 @@ __all__ = ["TEMPLATES", "allowed", "kinds_of"]
 TEMPLATES = ("data", "megatron", "conv-dp+fc-tp", "data+megatron")
 
 BATCHED = {"linear", "addmm", "mm", "conv1d", "conv2d", "conv3d", "batch_norm", "cross_entropy_loss", "scaled_dot_product_attention"}
+TENSOR = {"linear", "addmm", "mm"}
 CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "batch_norm", "group_norm"}
 
 
@@ -49,6 +50,11 @@ def allowed(model: Model, kinds: Sequence[str]) -> list[NDArray[np.bool_]]:
 def _forced(vertex: Vertex, choice: Choice, axis: int, kind: str) -> bool:
     """What the template prescribes where it can be had."""
     name = operator_name(vertex.node.target) if vertex.node is not None else ""
+    weighted = vertex.node is not None and name in TENSOR and any(x.startswith("param:") for x in vertex.node.inputs)
+    if kind != "data" and weighted:
+        by_tensor = kind == "megatron" or name not in CONVOLUTIONS
+        if by_tensor and not choice.signatures[axis].divided:
+            return False
     by_batch = kind == "data" or (kind == "conv-dp+fc-tp" and name in CONVOLUTIONS)
     if vertex.kind == "input":
         return choice.output[axis] == ("R" if kind == "megatron" else "S0")
@@ -63,6 +69,6 @@ def _fits(vertex: Vertex, choice: Choice, axis: int, kind: str) -> bool:
         return True
     name = operator_name(vertex.node.target)
     tensor_parallel = (kind == "megatron" and name in {*MATRIX, *BATCHED}) or (
-        kind == "conv-dp+fc-tp" and name in {"linear", "addmm", "mm"}
+        kind == "conv-dp+fc-tp" and name in TENSOR
     )
     return not tensor_parallel or not (choice.names[axis] == "data" or choice.names[axis].startswith("rows"))
