@@ -51,10 +51,8 @@ def _forced(vertex: Vertex, choice: Choice, axis: int, kind: str) -> bool:
     """What the template prescribes where it can be had."""
     name = operator_name(vertex.node.target) if vertex.node is not None else ""
     weighted = vertex.node is not None and name in TENSOR and any(x.startswith("param:") for x in vertex.node.inputs)
-    if kind != "data" and weighted:
-        by_tensor = kind == "megatron" or name not in CONVOLUTIONS
-        if by_tensor and not choice.signatures[axis].divided:
-            return False
+    if kind != "data" and weighted and not choice.signatures[axis].divided:
+        return False
     by_batch = kind == "data" or (kind == "conv-dp+fc-tp" and name in CONVOLUTIONS)
     if vertex.kind == "input":
         return choice.output[axis] == ("R" if kind == "megatron" else "S0")
@@ -68,7 +66,5 @@ def _fits(vertex: Vertex, choice: Choice, axis: int, kind: str) -> bool:
     if vertex.kind != "op" or vertex.node is None or kind == "data":
         return True
     name = operator_name(vertex.node.target)
-    tensor_parallel = (kind == "megatron" and name in {*MATRIX, *BATCHED}) or (
-        kind == "conv-dp+fc-tp" and name in TENSOR
-    )
+    tensor_parallel = name in {*MATRIX, *BATCHED} if kind == "megatron" else name in TENSOR
     return not tensor_parallel or not (choice.names[axis] == "data" or choice.names[axis].startswith("rows"))
