@@ -101,8 +101,8 @@ class TrainingRuntime(_Record, frozen=True, kw_only=True):
     p2p: Literal["blocking", "overlapped"] = "overlapped"
     activation_copies: Literal["whole", "part"] = "whole"
     update: Literal["layer", "stage"] = "layer"
-    activation_bytes_per_value: float = 2.0  # on the wire
-    gradient_bytes_per_value: float = 2.0  # on the wire
+    activation_bytes_per_value: float = 4.0  # on the wire; 4 as in the published memory tables
+    gradient_bytes_per_value: float = 4.0  # on the wire
     saved_bytes_per_value: float = 4.0
     state_bytes_per_parameter: float = 16.0  # weight, gradient and optimizer together
     gpus_per_server: dict[str, int] = {}

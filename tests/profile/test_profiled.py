@@ -14,7 +14,7 @@ from meshwright.profile_layout import MeasuredRun, NetworkProfile, ProfiledLayou
 
 SERVERS = {"A100": 4, "V100": 4}
 FREE = network(1e15, 1e15)
-RUNTIME = TrainingRuntime(gpus_per_server=SERVERS)
+RUNTIME = TrainingRuntime(gpus_per_server=SERVERS, activation_bytes_per_value=2.0, gradient_bytes_per_value=2.0)
 
 
 def changed(runtime=RUNTIME, **fields):

@@ -22,7 +22,7 @@ def layout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", type=Path, help="a layout file instead of the options below")
     parser.add_argument("--gpu", help="kind of GPU, as the profile names it")
     parser.add_argument("--zone", default="", help="zone, as the network file names it")
-    parser.add_argument("--stages", help="layers per stage, e.g. 12,11,11; or one number: that many stages, as even as can be")
+    parser.add_argument("--stages", help="layers per stage, e.g. 12,11,11; or one number: that many stages, split so that the slowest is fastest")
     parser.add_argument("--dp", type=int, default=1, help="data-parallel degree (default 1)")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree (default 1)")
     parser.add_argument("--microbatch", type=int, default=1, help="samples per micro-batch (default 1)")
@@ -86,24 +86,27 @@ def layout_of(args: argparse.Namespace, profile: LayerProfile) -> ProfiledLayout
         message = f"{args.global_batch} samples are not a whole number of micro-batches of {args.microbatch} on {args.dp} pipelines"
         raise UsageError(message, where="--global-batch", hint=f"use a multiple of {max(samples, 1)}")
     return ProfiledLayout.uniform(
-        _stages(args.stages, profile.layers), device=args.gpu, data=args.dp, tensor=args.tp, microbatch=args.microbatch,
+        _stages(args, profile), device=args.gpu, data=args.dp, tensor=args.tp, microbatch=args.microbatch,
         microbatches=args.global_batch // samples, zone=args.zone,
     )  # fmt: skip
 
 
-def _stages(text: str, layers: int) -> tuple[int, ...]:
+def _stages(args: argparse.Namespace, profile: LayerProfile) -> tuple[int, ...]:
+    from ..decide.pipeline.profiled_search import balanced_stages
     from ..errors import UsageError
+    from ..layer_profile import Entry
 
+    text: str = args.stages
     words = text.split(",")
     if not all(w.strip().isascii() and w.strip().isdigit() and len(w.strip()) < 8 for w in words):
         raise UsageError(f"{text!r} is not a list of whole numbers", where="--stages", hint="e.g. 12,11,11, or 4")
     numbers = tuple(int(w) for w in words)
     if len(numbers) > 1:
         return numbers
-    if not 1 <= numbers[0] <= layers:
-        raise UsageError(f"{numbers[0]} stages for {layers} layers", where="--stages")
-    least, more = divmod(layers, numbers[0])
-    return tuple(least + (i < more) for i in range(numbers[0]))
+    entry = Entry(args.gpu, args.microbatch, args.tp)
+    if args.interpolate:
+        profile = profile.completed([entry])
+    return balanced_stages(profile, entry, numbers[0])
 
 
 def runtime_of(args: argparse.Namespace, devices: set[str]) -> TrainingRuntime:
