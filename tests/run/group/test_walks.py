@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_ranks import run_virtually
+from virtual_ranks import in_any_order, run_virtually
 
 from meshwright.cost import Transport
 from meshwright.decide.collective import NAMES, CollectiveProblem
@@ -36,6 +36,8 @@ def test_every_strategy_on_odd_lengths(name: str, op: str) -> None:
         return
     for seed, elements in enumerate((1, 3, 1000)):
         run_virtually(plan.program, op, elements, problem.root, seed, repeats=2)
+    for seed in range(2):
+        run_virtually(plan.program, op, 40, problem.root, seed, drive=in_any_order)
 
 
 @settings(max_examples=40)
@@ -77,6 +79,25 @@ def test_more_messages_ahead_than_tags_tell_apart() -> None:
     b.contract = Contract(op="broadcast", inputs=rows, outputs=rows, root=0)
     network = run_virtually(b.build(), "broadcast", 64, 0, 3)
     assert network.delivered == 64
+
+
+def test_lanes_and_after_edges_keep_the_plans_order() -> None:
+    """Nothing in the data orders these sends: the lane does, and an edge between lanes."""
+    b = ProgramBuilder(ranks=3, name="paced")
+    x = [b.buffer(r, chunks=3, chunk_bytes=8, role="input") for r in range(3)]
+    near, far, late = b.channel(0, 1), b.channel(0, 2), b.channel(0, 1)
+    lane, other = b.lane(0), b.lane(0)
+    lane.send(near, x[0], 0)
+    second = lane.send(far, x[0], 1)
+    other.send(late, x[0], 2, after=[second])
+    for rank, channel, chunk in ((1, near, 0), (2, far, 1), (1, late, 2)):
+        b.lane(rank).recv(channel, x[rank], chunk)
+    rows = tuple((x[r], 0, 3) for r in range(3))
+    b.contract = Contract(op="broadcast", inputs=rows, outputs=rows, root=0)
+    code = compile_rank(form_of(b.build()), 0, 3)
+    sends = [row for row, i in enumerate(code.instructions) if i.op == Op.SEND]
+    assert [code.flow.waits[row] for row in sends] == [0, 1, 1]
+    assert sends[1] in code.flow.followers[sends[0]] and sends[2] in code.flow.followers[sends[1]]
 
 
 @given(chunks=st.integers(1, 12), slices=st.integers(1, 5), blocks=st.integers(1, 4), elements=st.integers(0, 200))

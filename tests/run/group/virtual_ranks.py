@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +14,26 @@ from meshwright.program import Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.chunks import BLOCKED
 from meshwright.run.group.code import compile_rank, form_of
-from meshwright.run.group.walk import Under, walk
+from meshwright.run.group.instructions import Op
+from meshwright.run.group.walk import Bound, Under, walk
 
 
 @dataclass
 class _Message:
     tensor: torch.Tensor
     done: bool = False
+    copy: Callable[[], None] = lambda: None  # what is left to do when it is over
+
+
+def _once(source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+    moved: list[bool] = []
+
+    def copy() -> None:
+        if not moved:
+            target.copy_(source)
+            moved.append(True)
+
+    return copy
 
 
 @dataclass
@@ -27,12 +41,16 @@ class Network:
     sent: dict[Any, deque[_Message]] = field(default_factory=lambda: defaultdict(deque))
     posted: dict[Any, deque[_Message]] = field(default_factory=lambda: defaultdict(deque))
     delivered: int = 0
+    lazy: bool = False  # the bytes move when either side is told that they have
 
     def match(self, key: Any) -> None:
         while self.sent[key] and self.posted[key]:
             out, into = self.sent[key].popleft(), self.posted[key].popleft()
             assert out.tensor.numel() == into.tensor.numel(), key
-            into.tensor.copy_(out.tensor)
+            if self.lazy:
+                out.copy = into.copy = _once(out.tensor, into.tensor)
+            else:
+                into.tensor.copy_(out.tensor)
             out.done = into.done = True
             self.delivered += 1
 
@@ -89,8 +107,49 @@ def wanted(op: str, given: list[torch.Tensor], elements: int, root: int, rank: i
     }[op]()  # fmt: skip
 
 
+def in_code_order(bound: list[Bound], network: Network, rng: np.random.Generator) -> None:
+    """The real walks; the seed says which rank goes on."""
+    walks = [walk(b, End(network, r), lambda a, b: a.add_(b), Under()) for r, b in enumerate(bound)]
+    waits = [next(w, None) for w in walks]
+    while any(w is not None for w in waits):
+        ready = [r for r, w in enumerate(waits) if w is not None and w.work.done]
+        assert ready, f"ranks wait for each other: {waits}"
+        chosen = int(rng.choice(ready))
+        waits[chosen] = next(walks[chosen], None)
+
+
+def in_any_order(bound: list[Bound], network: Network, rng: np.random.Generator) -> None:
+    """Whatever the dependencies allow, and messages copied at the last moment: nothing but the dependencies keeps the results right."""
+    network.lazy = True
+    left = [list(b.code.flow.waits) for b in bound]
+    ready = [(r, row) for r, waits in enumerate(left) for row, count in enumerate(waits) if not count]
+    works: dict[tuple[int, int], _Message] = {}
+    while ready:
+        can = [x for x in ready if (w := works.get(x)) is None or w.done]
+        assert can, "ranks wait for each other"
+        rank, row = chosen = can[int(rng.integers(len(can)))]
+        ready.remove(chosen)
+        op, _, tensor, source, key, peer, tag = bound[rank].rows[row]
+        end = End(network, rank)
+        if op in (Op.POST, Op.SEND):
+            assert tensor is not None
+            work = end.receive(tensor, peer, tag) if op == Op.POST else end.send(tensor, peer, tag)
+            over = Op.TAKE if op == Op.POST else Op.DONE
+            works[rank, next(i for i, r in enumerate(bound[rank].rows) if r[0] == over and r[4] == key)] = work
+        elif op in (Op.TAKE, Op.DONE):
+            works[chosen].copy()
+        elif tensor is not None:
+            tensor.add_(source) if op == Op.ADD else tensor.copy_(source)
+        for follower in bound[rank].code.flow.followers[row]:
+            left[rank][follower] -= 1
+            if not left[rank][follower]:
+                ready.append((rank, follower))
+    assert not any(any(waits) for waits in left)
+
+
 def run_virtually(
-    program: Program, op: str, elements: int, root: int, seed: int, dtype: torch.dtype = torch.int64, repeats: int = 1
+    program: Program, op: str, elements: int, root: int, seed: int, dtype: torch.dtype = torch.int64, repeats: int = 1,
+    drive: Callable[[list[Bound], Network, np.random.Generator], None] = in_code_order,
 ) -> Network:  # fmt: skip
     """Run on tensors of `elements` elements per block and compare every rank with the definition; inputs must survive where torch says so."""
     rng, n = np.random.default_rng(seed), program.ranks
@@ -101,13 +160,7 @@ def run_virtually(
         given = inputs(op, n, elements, rng, dtype)
         asked = calls(op, given, elements, root)
         bound = [session.with_tensors(call) for session, call in zip(sessions, asked, strict=True)]
-        walks = [walk(b, End(network, r), lambda a, b: a.add_(b), Under()) for r, (b, _) in enumerate(bound)]
-        waits = [next(w, None) for w in walks]
-        while any(w is not None for w in waits):
-            ready = [r for r, w in enumerate(waits) if w is not None and w[1].done]
-            assert ready, f"ranks wait for each other: {waits}"
-            chosen = int(rng.choice(ready))
-            waits[chosen] = next(walks[chosen], None)
+        drive([b for b, _ in bound], network, rng)
         for _, finish in bound:
             finish()
         assert not any(network.sent.values()) and not any(network.posted.values()), "messages were left over"
@@ -120,4 +173,4 @@ def run_virtually(
     return network
 
 
-__all__ = ["BLOCKED", "run_virtually"]
+__all__ = ["BLOCKED", "in_any_order", "run_virtually"]
