@@ -120,7 +120,8 @@ def test_every_redistribution_on_gloo_sends_the_predicted_bytes_and_pieces_are_d
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
-        **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     processes = [
         subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, mesh], env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)

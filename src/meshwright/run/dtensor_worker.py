@@ -45,7 +45,7 @@ class PlanReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     messages: int
     kept_bytes: int
     loss_apart: float | None = None  # |loss - serial| / |serial|
-    gradients_apart: float | None = None  # largest difference of a gradient over the largest entry of the serial one, over parameters
+    gradients_apart: float | None = None  # largest difference over the largest entry of the serial gradient, over parameters
     gradients_where: str = ""
 
 
@@ -149,9 +149,11 @@ class _Trainer:
         self.sharded.backward(loss)
         self.report.loss_apart = abs(self.sharded.whole_loss(loss) - serial) / max(abs(serial), 1e-300)
         worst = 0.0
+        largest = max((float(g.abs().max()) for g in gradients.values()), default=0.0)
         for name, found in self.sharded.whole_parameters(gradients=True).items():
             want = gradients[name].to(found.device)
-            apart = float((found - want).abs().max()) / max(float(want.abs().max()), 1e-12)
+            # a bias before batch norm has no gradient but rounding: such are measured against the largest gradient of all
+            apart = float((found - want).abs().max()) / max(float(want.abs().max()), 1e-6 * largest, 1e-300)
             if apart >= worst:
                 worst, self.report.gradients_where = apart, name
         self.report.gradients_apart = worst

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from meshwright.graph import OpGraph
 
 def chain(*widths: int, batch: int = 32) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         layers += [nn.Linear(a, b), *([nn.ReLU()] if i < len(widths) - 2 else [])]
     return nn.Sequential(*layers), (torch.randn(batch, widths[0]), torch.randint(widths[-1], (batch,)))
 

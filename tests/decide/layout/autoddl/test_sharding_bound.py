@@ -75,7 +75,9 @@ def redundant(model: Model, at: list[int]) -> bool:
     """Whether some counted product is not divided by every axis."""
     counted = {x.node for x in layers(model.network)}
     return any(
-        v.name in counted and not all(s.divided for s in model.choices[i][at[i]].signatures) for i, v in enumerate(model.network.vertices) if v.kind == "op"
+        v.name in counted and not all(s.divided for s in model.choices[i][at[i]].signatures)
+        for i, v in enumerate(model.network.vertices)
+        if v.kind == "op"
     )
 
 

@@ -49,7 +49,7 @@ def test_pytorch_agrees(case: str) -> None:
             theirs = set(dtensor_signatures(node.target, args, kwargs))
             assert CONFIRMED[case] <= ours
             assert CONFIRMED[case] <= theirs, f"PyTorch lacks {CONFIRMED[case] - theirs}"
-            results = {inputs: output for inputs, output in ours}
+            results = dict(ours)
             for inputs, output in theirs:
                 if inputs in results:
                     assert results[inputs] == output, (case, inputs, output, results[inputs])

@@ -97,7 +97,9 @@ def test_the_integer_programme_keeps_within_memory(given_tables: tuple[list[Tabl
 
 @settings(max_examples=30, deadline=None)
 @given(tables(chain=True), st.integers(0, 1000))
-def test_descent_never_beats_the_optimum_and_reaches_a_local_minimum_of_pairs(given_tables: tuple[list[Table], list[tuple[int, int, Table]]], seed: int) -> None:
+def test_descent_never_beats_the_optimum_and_reaches_a_local_minimum_of_pairs(
+    given_tables: tuple[list[Table], list[tuple[int, int, Table]]], seed: int
+) -> None:
     vertices, edges = given_tables
     want = brute_force(vertices, edges)
     cost, picked = descend(vertices, edges, [], rng=np.random.default_rng(seed), restarts=20)

@@ -54,13 +54,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "attention": (F.scaled_dot_product_attention, (t(4, 4, 6, 8), t(4, 4, 5, 8), t(4, 4, 5, 4))),
     "attention, causal": (partial(F.scaled_dot_product_attention, is_causal=True), (t(4, 4, 6, 8), t(4, 4, 6, 8), t(4, 4, 6, 8))),
     "attention, grouped": (partial(F.scaled_dot_product_attention, enable_gqa=True), (t(4, 8, 6, 8), t(4, 4, 6, 8), t(4, 4, 6, 8))),
-    "attention, mask": (lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m), (t(4, 4, 6, 8), t(4, 4, 5, 8), t(4, 4, 5, 4), t(6, 5))),
+    "attention, mask": (
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m), (t(4, 4, 6, 8), t(4, 4, 5, 8), t(4, 4, 5, 4), t(6, 5))),
     "embedding": (lambda w, i: F.embedding(i, w), (t(12, 8), ids(12, 4, 6))),
     "embedding, padding": (lambda w, i: F.embedding(i, w, padding_idx=3), (t(12, 8), ids(12, 4, 6))),
     "relu": (F.relu, (t(8, 5),)), "gelu": (F.gelu, (t(8, 5),)), "neg": (torch.neg, (t(8, 5),)),
     "add": (torch.add, (t(8, 5), t(8, 5))), "add, broadcast": (torch.add, (t(4, 8, 6), t(8, 1))), "add, scalar": (lambda x: x + 1.5, (t(8, 4),)),
     "sub": (torch.sub, (t(8, 5), t(8, 5))), "mul": (torch.mul, (t(8, 6), t(8, 6))), "mul, scalar": (lambda x: x * 3.0, (t(8, 6),)),
-    "mul by itself": (lambda x: x * x, (t(8, 6),)), "div": (torch.div, (t(8, 6), t(8, 6).abs() + 1)), "div, scalar": (lambda x: x / 3.0, (t(8, 6),)),
+    "mul by itself": (lambda x: x * x, (t(8, 6),)),
+    "div": (torch.div, (t(8, 6), t(8, 6).abs() + 1)),
+    "div, scalar": (lambda x: x / 3.0, (t(8, 6),)),
     "scalar over": (lambda x: 2.0 / x, (t(8, 6).abs() + 1,)), "where": (lambda x, y: torch.where(x > 0, x, y), (t(8, 6), t(8, 6))),
     "sum": (lambda x: x.sum(1), (t(8, 6, 4),)), "sum of all": (lambda x: x.sum(), (t(8, 6),)), "mean": (lambda x: x.mean((0, 2)), (t(8, 6, 4),)),
     "mean, uneven": (lambda x: x.mean(0), (t(7, 5),)), "mean, kept": (lambda x: x.mean(-1, keepdim=True), (t(8, 6),)),
@@ -76,16 +79,26 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "cross_entropy, smooth": (partial(F.cross_entropy, label_smoothing=0.1), (t(8, 12), ids(12, 8))),
     "cross_entropy, sum": (partial(F.cross_entropy, reduction="sum"), (t(7, 9), ids(9, 7))),
     "cross_entropy, probabilities": (F.cross_entropy, (t(8, 6), t(8, 6).softmax(1))),
-    "mse": (F.mse_loss, (t(8, 6), t(8, 6))), "mse, sum": (partial(F.mse_loss, reduction="sum"), (t(7, 5), t(7, 5))), "l1": (F.l1_loss, (t(8, 6), t(8, 6))),
+    "mse": (F.mse_loss, (t(8, 6), t(8, 6))),
+    "mse, sum": (partial(F.mse_loss, reduction="sum"), (t(7, 5), t(7, 5))),
+    "l1": (F.l1_loss, (t(8, 6), t(8, 6))),
     "bce with logits": (F.binary_cross_entropy_with_logits, (t(8, 4), t(8, 4).sigmoid())),
     "reshape, merge": (lambda x: x.reshape(32, 6), (t(8, 4, 6),)), "reshape, divide": (lambda x: x.reshape(4, 3, 4, 2), (t(4, 24),)),
     "view of heads": (lambda x: x.view(4, 5, 3, 4, 2), (t(4, 5, 24),)), "flatten": (lambda x: x.flatten(1), (t(8, 4, 3, 2),)),
     "flatten heads": (lambda x: x.reshape(4, 5, 24), (t(4, 5, 3, 8),)), "transpose": (lambda x: x.transpose(1, 2), (t(4, 8, 6),)),
-    "t": (lambda x: x.t(), (t(8, 4),)), "permute": (lambda x: x.permute(2, 0, 1), (t(4, 8, 6),)), "unsqueeze": (lambda x: x.unsqueeze(1), (t(8, 4),)),
-    "squeeze": (lambda x: x.squeeze(1), (t(8, 1, 4),)), "expand": (lambda x: x.expand(4, 8, 6), (t(8, 1),)), "select": (lambda x: x.select(1, 2), (t(8, 4, 6),)),
-    "slice": (lambda x: x[:, 1:3], (t(8, 4, 6),)), "cat": (lambda x, y: torch.cat([x, y], 1), (t(8, 4), t(8, 4))), "cat, unlike": (lambda x, y: torch.cat([x, y], 1), (t(8, 4), t(8, 2))),
+    "t": (lambda x: x.t(), (t(8, 4),)),
+    "permute": (lambda x: x.permute(2, 0, 1), (t(4, 8, 6),)),
+    "unsqueeze": (lambda x: x.unsqueeze(1), (t(8, 4),)),
+    "squeeze": (lambda x: x.squeeze(1), (t(8, 1, 4),)),
+    "expand": (lambda x: x.expand(4, 8, 6), (t(8, 1),)),
+    "select": (lambda x: x.select(1, 2), (t(8, 4, 6),)),
+    "slice": (lambda x: x[:, 1:3], (t(8, 4, 6),)),
+    "cat": (lambda x, y: torch.cat([x, y], 1), (t(8, 4), t(8, 4))),
+    "cat, unlike": (lambda x, y: torch.cat([x, y], 1), (t(8, 4), t(8, 2))),
     "stack": (lambda x, y: torch.stack([x, y], 1), (t(8, 4), t(8, 4))), "clone": (lambda x: x.clone(), (t(8, 4),)),
-    "chunk": (lambda x: x.chunk(3, -1)[1], (t(8, 12),)), "split": (lambda x: x.split(4, 1)[2], (t(8, 12),)), "unbind": (lambda x: x.unbind(1)[1], (t(8, 3, 4),)),
+    "chunk": (lambda x: x.chunk(3, -1)[1], (t(8, 12),)),
+    "split": (lambda x: x.split(4, 1)[2], (t(8, 12),)),
+    "unbind": (lambda x: x.unbind(1)[1], (t(8, 3, 4),)),
     "flip": (lambda x: x.flip(1), (t(8, 4),)), "cumsum": (lambda x: x.cumsum(0), (t(8, 4),)), "prelu": (F.prelu, (t(4, 8, 3), t(8).abs())),
     "batch_norm": (lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, True), (t(8, 4, 3, 3), t(4), t(4), t(4).detach(), ones(4))),
     "batch_norm, evaluation": (lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, False), (t(8, 4, 3), t(4), t(4), t(4), ones(4))),
@@ -117,14 +130,17 @@ def call_of(node: fx.Node, whole: dict[fx.Node, Any]) -> tuple[Call, list[fx.Nod
     value = whole[node]
     outputs = [value] if isinstance(value, torch.Tensor) else list(value)
     op = OpNode(
-        name=node.name, target=target_name(node.target), module="", inputs=tuple(n.name for n in inputs), args=[json_argument_of(a) for a in node.args],
+        name=node.name, target=target_name(node.target), module="", inputs=tuple(n.name for n in inputs),
+        args=[json_argument_of(a) for a in node.args],
         kwargs={k: json_argument_of(v) for k, v in node.kwargs.items()}, random=draws_random_numbers(node),
         outputs=tuple(GraphValue(shape=tuple(o.shape), dtype=str(o.dtype).removeprefix("torch."), storage=-1) for o in outputs),
     )  # fmt: skip
     tensors = [whole[n] for n in inputs]
     shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else tuple(value.shape) for x in tensors)
     differentiable = tuple(_gradient(x) and outputs[0].is_floating_point() for x in tensors)
-    return Call(node=op, shapes=shapes, outputs=tuple(tuple(o.shape) for o in outputs), items=(8,) * len(inputs), differentiable=differentiable), inputs
+    return Call(
+        node=op, shapes=shapes, outputs=tuple(tuple(o.shape) for o in outputs), items=(8,) * len(inputs), differentiable=differentiable
+    ), inputs
 
 
 def _gradient(x: Any) -> bool:
@@ -167,7 +183,10 @@ def check(node: fx.Node, call: Call, inputs: list[fx.Node], whole: dict[fx.Node,
     if call.has_gradient and isinstance(wanted, torch.Tensor) and wanted.requires_grad:
         cotangent = t(*wanted.shape) if wanted.shape else torch.tensor(0.7, dtype=F64)
         wanted.backward(cotangent)
-    pieces = [[spread(x, s, sizes) for x in f] if isinstance(f, list) else spread(f, s, sizes, seed=i) for i, (f, s) in enumerate(zip(full, states, strict=True))]
+    pieces = [
+        [spread(x, s, sizes) for x in f] if isinstance(f, list) else spread(f, s, sizes, seed=i)
+        for i, (f, s) in enumerate(zip(full, states, strict=True))
+    ]
     seeds = spread(cotangent, gradient_of(output), sizes, seed=99) if cotangent is not None else None
     number = {c: r for r, c in enumerate(coordinates(sizes))}
 
