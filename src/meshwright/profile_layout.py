@@ -19,6 +19,9 @@ from .layer_profile import Entry
 __all__ = ["MeasuredRun", "NetworkProfile", "ProfiledLayout", "ProfiledStage", "RateCurve", "Replica", "TrainingRuntime"]
 
 
+MAX_PASSES = 1_000_000  # stages x micro-batches that a simulation is asked for
+
+
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
@@ -52,6 +55,8 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
             raise UsageError("a layout needs stages and micro-batches", where=self.name or "layout")
         if self.microbatch < 1 or min(self.microbatches) < 1:
             raise UsageError("micro-batches need at least one sample, and pipelines one micro-batch", where=self.name or "layout")
+        if len(self.stages) * sum(self.microbatches) > MAX_PASSES:
+            raise UsageError(f"more than {MAX_PASSES} passes of micro-batches through stages", where=self.name or "layout")
         for i, stage in enumerate(self.stages):
             if stage.layers < 1 or len(stage.replicas) != len(self.microbatches):
                 message = f"{stage.layers} layers, {len(stage.replicas)} replicas; needs a layer or more, and {len(self.microbatches)} replicas"

@@ -60,6 +60,20 @@ def test_ring_all_reduce_closed_form():
         assert shared - 0.003 / 4 - 0.0005 == pytest.approx(4 * (expected - 0.003 / 4 - 0.0005), rel=1e-3)
 
 
+def test_large_rings_are_simulated_in_fewer_messages(monkeypatch):
+    """Bytes and rates stay; only overheads per message are counted once for several."""
+    from meshwright.decide.pipeline import profiled_program
+
+    p, layout = profile(layers=2), ProfiledLayout.uniform((2,), device="A100", data=6, tensor=4)
+    for overlap in (False, True):
+        runtime = changed(bucket_bytes=1e6, overlap_gradients=overlap)
+        whole = predict(p, layout, network(), runtime).time_s
+        for most in (500, 40, 1):
+            monkeypatch.setattr(profiled_program, "MAX_RING_STEPS", most)
+            assert predict(p, layout, network(), runtime).time_s == pytest.approx(whole, rel=0.01), most
+        monkeypatch.undo()
+
+
 def test_groups_of_one_server_share_its_nic():
     """Two groups of two ranks in a server, ring over two servers each: four copies leave through one NIC, two through one of two."""
     p = profile(layers=2)

@@ -21,7 +21,7 @@ from .profiled_servers import Servers
 
 __all__ = ["Iteration", "build_iteration", "stage_memory"]
 
-MAX_RING_STEPS = 400_000  # of one stage's gradient rings; beyond this several buckets are simulated as one, bytes and rate kept
+MAX_RING_STEPS = 200_000  # of one stage's gradient rings; beyond this several buckets, then turns, are simulated as one; bytes and rate kept
 
 
 @dataclass(frozen=True)
@@ -212,28 +212,29 @@ def _gradients(
             continue
         buckets = max(1, round(total / runtime.bucket_bytes)) if runtime.bucket_bytes else 1
         shown = max(1, min(buckets, MAX_RING_STEPS // (4 * n * n * portions)))
+        turns = max(1, min(2 * (n - 1), MAX_RING_STEPS // (2 * n * shown * portions)))
+        merged = buckets / shown * 2 * (n - 1) / turns
         for j, x in enumerate(row):
             after = [x.parts[portion][0]] if x.parts else [x.last_backward] if x.last_backward else []
             sized = [values_j * runtime.gradient_bytes_per_value / buckets / n for values_j in each]
-            done[j] = _ring(b, servers, row, lanes, channels, j, sized, shown, buckets / shown, after)
+            done[j] = _ring(b, servers, row, lanes, channels, j, sized, shown * turns, turns, merged, after)
     return done
 
 
 def _ring(
     b: ProgramBuilder, servers: Servers, row: Sequence[_Stage], lanes: Sequence[tuple[LaneBuilder, LaneBuilder]], channels: Sequence[int], j: int,
-    sizes: Sequence[float], buckets: int, merged: float, after: Sequence[StepRef],
+    sizes: Sequence[float], exchanges: int, turns: int, merged: float, after: Sequence[StepRef],
 ) -> list[StepRef]:  # fmt: skip
-    """Rank j's share of 2 (n - 1) exchanges per bucket; `merged` real buckets are one simulated message, `sizes` are of one real one."""
+    """Rank j's exchanges, `turns` per bucket; `merged` real messages are one simulated one, `sizes` are of one real one."""
     n = len(row)
     before = (j - 1) % n
     out = b.buffer(row[j].actor, chunks=1, chunk_bytes=_bytes(servers, row, j, (j + 1) % n, sizes, merged), space=Space.HOST)
     into = b.buffer(row[j].actor, chunks=1, chunk_bytes=_bytes(servers, row, before, j, sizes, merged), space=Space.HOST)
     sending, receiving = lanes[j]
     step: StepRef | None = None
-    for _ in range(buckets):
-        for turn in range(2 * (n - 1)):
-            sending.send(channels[j], out, 0, after=list(after) if turn == 0 or step is None else [step])
-            step = receiving.recv(channels[before], into, 0)
+    for exchange in range(exchanges):
+        sending.send(channels[j], out, 0, after=list(after) if exchange % turns == 0 or step is None else [step])
+        step = receiving.recv(channels[before], into, 0)
     return [sending.last, receiving.last]
 
 
