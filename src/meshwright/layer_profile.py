@@ -58,7 +58,7 @@ class ProfileEntryMissing(Infeasible):
 class ProfileFinding:
     """Something odd in imported data. Nothing is changed because of it: `entries` are the rows to look at."""
 
-    kind: Literal["duplicate", "below-bound", "falling", "interpolated"]
+    kind: Literal["duplicate", "below-bound", "falling", "no-time", "interpolated"]
     entries: tuple[Entry, ...]
     detail: str
 
@@ -176,11 +176,11 @@ class LayerProfile:
 
     # ---- what looks wrong ------------------------------------------------------------------------------------------
     def findings(self, *, peak_flops: Mapping[str, float] | None = None, values_per_sample: float = 0.0) -> tuple[ProfileFinding, ...]:
-        """Copied rows, times that fall as the micro-batch grows, and, given peaks, forward times below the compute bound.
+        """Copied rows, layers without time, times that fall as the micro-batch grows, and, given peaks, forward times below the compute bound.
 
         The bound of a layer is 2 x parameters x tokens / peak; `values_per_sample` is tokens per sample. The embedding (a look-up) has none.
         """
-        found = [*self._duplicates(), *self._falling()]
+        found = [*self._duplicates(), *self._without_time(), *self._falling()]
         if peak_flops and values_per_sample and self.sizes:
             found += self._below_bound(peak_flops, values_per_sample)
         if self.interpolated:
@@ -194,6 +194,10 @@ class LayerProfile:
                 seen.setdefault(tuple((r.forward_s, r.backward_s) for r in self.times[e]), []).append(e)
         detail = "equal forward and backward times in every layer: copied, or measured once"
         return [ProfileFinding("duplicate", tuple(es), detail) for es in seen.values() if len(es) > 1]
+
+    def _without_time(self) -> list[ProfileFinding]:
+        empty = {e: [i for i, r in enumerate(self.times[e]) if r.forward_s + r.backward_s <= 0] for e in sorted(self.times)}
+        return [ProfileFinding("no-time", (e,), f"layers {', '.join(map(str, layers[:8]))} take no time") for e, layers in empty.items() if layers]
 
     def _falling(self) -> list[ProfileFinding]:
         found = []

@@ -71,6 +71,8 @@ def test_findings():
     assert kinds["duplicate"].entries == (Entry("A100", 1, 1), Entry("B", 2, 4)) and "falling" not in kinds
     falling = LayerProfile(model="m", layers=LAYERS, times={**p.times, Entry("A100", 2, 1): tuple(LayerTime(1e-4, 1e-4, 0) for _ in range(LAYERS))})
     assert [f.kind for f in falling.findings()] == ["falling"]
+    empty = LayerProfile(model="m", layers=2, times={Entry("a", 1, 1): (LayerTime(0, 0, 1), LayerTime(1, 1, 1))})
+    assert [(f.kind, f.detail) for f in empty.findings()] == [("no-time", "layers 0 take no time")]
     bound_s = 2 * 1e7 * 1000 / 1e15  # forward takes 1 ms: bound at 2e13 FLOP/s
     assert bound_s == 2e-5
     assert [f.kind for f in p.findings(peak_flops={"A100": 1.9e13}, values_per_sample=1000)] == ["below-bound"] * 2

@@ -105,7 +105,7 @@ TIMES = ("OPT-X", "A100", "1", "1")
         (spoiled(sailor_times(), (*TIMES, "3"), [1.0, 2.0]), r"1.1.3: must be a list of 3"),
         (spoiled(sailor_times(), (*TIMES, "3"), [1.0, 2.0, -1]), r"1.1.3: must be a number from 0"),
         (spoiled(sailor_times(), (*TIMES, "3"), [1.0, True, 1]), "must be a number"),
-        (spoiled(sailor_times(), (*TIMES, "3"), [0, 0, 1]), "take no time"),
+        (spoiled(sailor_times(), TIMES, {str(i): [0, 0, 1] for i in range(LAYERS)}), "no time in any layer"),
         (spoiled(sailor_times(), ("OPT-X", "A100", "two"), {"1": {"0": [1, 1, 1]}}), "key 'two' must be a whole number"),
         (spoiled(sailor_times(), ("OPT-X", "A100", "0"), {"1": {"0": [1, 1, 1]}}), "key '0' must be a whole number"),
         (spoiled(sailor_times(), ("OPT-X", "A100", "2"), 7), "must be a table with entries"),

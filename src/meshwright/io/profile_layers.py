@@ -197,6 +197,8 @@ def _times(document: Mapping[str, Any], depth: int, where: str, into: ProfileFil
                     at = f"{where}: {m}.{gpu}.{batch}.{degree}"
                     entry = Entry(_name(gpu, at), _count(batch, at), _count(degree, at))
                     values = tuple(_layer_time(row, f"{at}.{i}") for i, row in enumerate(_layers(layers, at)))
+                    if not any(v.forward_s + v.backward_s for v in values):
+                        raise FormatError("forward and backward take no time in any layer", where=at)
                     rows += len(values)
                     if rows > MAX_ROWS:
                         raise FormatError(f"more than {MAX_ROWS} rows", where=where)
@@ -204,10 +206,7 @@ def _times(document: Mapping[str, Any], depth: int, where: str, into: ProfileFil
 
 
 def _layer_time(row: Any, where: str) -> LayerTime:
-    values = [_number(x, where, most=MAX_SECONDS) for x in _list(row, 3, where)]
-    if values[0] + values[1] <= 0:
-        raise FormatError("forward and backward take no time", where=where)
-    return LayerTime(*values)
+    return LayerTime(*(_number(x, where, most=MAX_SECONDS) for x in _list(row, 3, where)))
 
 
 def _sizes(document: Mapping[str, Any], depth: int, where: str, into: ProfileFiles, model: str | None) -> None:
