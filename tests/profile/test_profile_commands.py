@@ -49,6 +49,8 @@ def test_predict(files, capsys):
     assert document["bound_s"] <= document["time_s"] <= document["interval_s"][1] and len(document["memory_peak_bytes"]) == 3
     slower = json.loads(shown(capsys, "profile", "predict", *files, *LAYOUT, "--p2p", "blocking", "--nics-per-server", "1", "--json"))
     assert slower["time_s"] > document["time_s"]
+    less = json.loads(shown(capsys, "profile", "predict", *files, *LAYOUT, "--set", "gradient_bytes_per_value=2", "--set", "p2p=blocking", "--json"))
+    assert less["time_s"] < slower["time_s"] and any("gradients in 2 B" in x for x in less["assumptions"])
     uneven = [*LAYOUT[:4], "--stages", "3,2,1", *LAYOUT[6:]]
     assert json.loads(shown(capsys, "profile", "predict", *files, *uneven, "--json"))["time_s"] > document["time_s"]
 
@@ -83,6 +85,9 @@ def test_fit_and_use(files, capsys, tmp_path):
         (["show", "times.json", "--peak", "A100"], 2, "is not DEVICE=FLOPS"),
         (["show", "times.json", "--peak", "A100=-1"], 2, "is not DEVICE=FLOPS"),
         (["predict", "times.json"], 2, "give --layout"),
+        (["predict", "times.json", *LAYOUT, "--set", "p2p=never"], 2, "never"),
+        (["predict", "times.json", *LAYOUT, "--set", "speed=1"], 2, "unknown field `speed`"),
+        (["predict", "times.json", *LAYOUT, "--set", "per_action_s=-1"], 2, "must be finite and >= 0"),
         (["predict", "times.json", *LAYOUT[:-4], "--global-batch", "15"], 2, "not a whole number of micro-batches"),
         (["predict", "times.json", "--gpu", "A100", "--stages", "x", "--global-batch", "1"], 2, "not a list of whole numbers"),
         (["predict", "times.json", "--gpu", "A100", "--stages", "7", "--global-batch", "1"], 2, "7 stages for 6 layers"),

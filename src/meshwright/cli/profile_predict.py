@@ -34,6 +34,7 @@ def runtime_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus-per-server", type=int, help="of the layout's GPUs, where the runtime file does not say")
     parser.add_argument("--nics-per-server", type=int, help="NICs that a server's ranks share; 0 = one per GPU")
     parser.add_argument("--p2p", choices=("blocking", "overlapped"), help="whether pipeline sends stop the computation")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the runtime, e.g. bucket_bytes=25e6")
     parser.add_argument("--interpolate", action="store_true", help="fill missing entries along the micro-batch, and say so")
 
 
@@ -127,4 +128,25 @@ def runtime_of(args: argparse.Namespace, devices: set[str]) -> TrainingRuntime:
         changes["nics_per_server"] = args.nics_per_server
     if args.p2p is not None:
         changes["p2p"] = args.p2p
-    return msgspec.structs.replace(runtime, **changes)
+    return _set(msgspec.structs.replace(runtime, **changes), args.set)
+
+
+def _set(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime:
+    """Fields given as FIELD=VALUE; a value is JSON, or else a text."""
+    import msgspec
+
+    from ..errors import UsageError
+    from ..profile_layout import TrainingRuntime
+
+    fields = msgspec.to_builtins(runtime)
+    for word in words:
+        name, _, text = word.partition("=")
+        try:
+            fields[name] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            fields[name] = text
+    try:
+        return msgspec.convert(fields, TrainingRuntime)
+    except msgspec.ValidationError as error:
+        hint = f"fields: {', '.join(TrainingRuntime.__struct_fields__)}"
+        raise UsageError(str(error).replace("`$.", "`"), where="--set", hint=hint) from None
