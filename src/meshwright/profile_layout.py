@@ -20,6 +20,7 @@ __all__ = ["MeasuredRun", "NetworkProfile", "ProfiledLayout", "ProfiledStage", "
 
 
 MAX_PASSES = 1_000_000  # stages x micro-batches that a simulation is asked for
+MAX_REPLICAS = 1 << 16  # stages x pipelines
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,6 +58,8 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
             raise UsageError("micro-batches need at least one sample, and pipelines one micro-batch", where=self.name or "layout")
         if len(self.stages) * sum(self.microbatches) > MAX_PASSES:
             raise UsageError(f"more than {MAX_PASSES} passes of micro-batches through stages", where=self.name or "layout")
+        if len(self.stages) * len(self.microbatches) > MAX_REPLICAS:
+            raise UsageError(f"more than {MAX_REPLICAS} replicas of stages", where=self.name or "layout")
         for i, stage in enumerate(self.stages):
             if stage.layers < 1 or len(stage.replicas) != len(self.microbatches):
                 message = f"{stage.layers} layers, {len(stage.replicas)} replicas; needs a layer or more, and {len(self.microbatches)} replicas"
