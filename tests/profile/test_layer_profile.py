@@ -122,7 +122,8 @@ def test_layouts():
 
 
 @pytest.mark.parametrize(
-    "change", [{"stages": ()}, {"microbatches": (10**9,)}, {"microbatches": (1,) * 65537}, {"microbatches": ()}, {"microbatch": 0}, {"microbatches": (0,)}, {"microbatches": (1, 1)},
+    "change", [{"stages": ()}, {"microbatches": (10**9,)}, {"microbatches": (1,) * 65537},
+               {"microbatches": ()}, {"microbatch": 0}, {"microbatches": (0,)}, {"microbatches": (1, 1)},
                {"stages": (ProfiledStage(layers=0, replicas=(Replica(device="a"),)),)},
                {"stages": (ProfiledStage(layers=1, replicas=(Replica(device="a", tensor=0),)),)}],
 )  # fmt: skip
