@@ -9,6 +9,7 @@ import pytest
 import torch
 from ledger_blocks import SHAPES, Block, build
 
+from meshwright.decide.memory.captured import core_attention, layer_nodes
 from meshwright.ledger.captured import captured_flops, saved_by_module, saved_by_operator
 from meshwright.ledger.flops import step_flops
 from meshwright.ledger.layer import embedding_ledger, head_ledger, layer_ledger, total_bytes
@@ -81,6 +82,9 @@ def test_operations_of_the_graph_are_those_of_the_formulas(name: str) -> None:
     assert counted.hardware == formula.hardware
     blocks = [n.name for n in graph.nodes if n.module.startswith("blocks")]
     assert captured_flops(graph, blocks).hardware == step_flops(model, SplitLayout(microbatch_size=2, recompute="full")).hardware
+    if model.attention == "eager":
+        core = [n for k in range(model.layers) for n in core_attention(layer_nodes(graph, f"blocks.{k}"))]
+        assert captured_flops(graph, core).hardware == step_flops(model, SplitLayout(microbatch_size=2, recompute="selective")).hardware
     if model.attention == "flash":
         assert counted.halved().model == step_flops(model, SplitLayout(microbatch_size=2), causal="half").model
         assert counted.scaled(6, 2).model == 3 * counted.model

@@ -94,6 +94,24 @@ def test_the_allocator_sees_the_same_bytes() -> None:
         assert live(policy) == policy.kept_bytes - layer.sizes[0] + random * state + 8
 
 
+def test_torchs_own_checkpoint_gives_the_same_gradients_and_runs_more() -> None:
+    """The peer: a whole block checkpointed by torch. It runs the block's last product again, whose result nobody needs."""
+    from torch.utils.checkpoint import checkpoint
+
+    module, inputs, traced, layers = case("double")
+    layer = layers[0][0]
+    block, forward = module.blocks[0], module.blocks[0].forward
+    block.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+    theirs = gradients(module, inputs)
+    del block.forward
+    least = best_policy(layer, layer.sizes[0])  # only the block's input is kept
+    with recomputing(block, calls_of(traced, "blocks.0", least.recompute)) as account:
+        ours = gradients(module, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    assert account.size_bytes == layer.sizes[0] == 2 * 32 * 64 * 8
+    assert account.recomputed < sum(1 for _ in calls_of(traced, "blocks.0", ()))
+
+
 def test_a_retained_graph_can_be_walked_twice() -> None:
     module, inputs, traced, layers = case("double")
     policy = policy_of(layers[0][0], [o.name for o in layers[0][0].operators])

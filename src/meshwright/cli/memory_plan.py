@@ -1,0 +1,120 @@
+"""`meshwright memory plan`: which operators of a model's layer to compute again, per pipeline stage, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..decide.memory import RecomputePlan, RecomputeProblem
+
+HELP = "choose what a training step keeps for its backward pass and what it computes again"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", type=Path, help="a captured graph (`train capture`)")
+    parser.add_argument("--layer", help="module path of the layer, e.g. blocks.0 (default: the one that repeats most)")
+    parser.add_argument("--batch", type=int, help="micro-batch size (default: that of the graph)")
+    parser.add_argument("--budget", required=True, help="bytes for activations of a stage, e.g. 4GB, or one per stage by commas")
+    parser.add_argument("--layers", help="layers of every stage, by commas (default: all that repeat, spread evenly)")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default 1)")
+    parser.add_argument("--microbatches", type=int, default=1, help="micro-batches per step (default 1); stage i of p keeps min(N, p - i)")
+    parser.add_argument("--strategy", default="optimal", help="optimal (default), none, selective, uniform, block, or all: a table")
+    parser.add_argument("--every", type=int, default=1, help="uniform: layers per checkpoint; block: layers computed again")
+    parser.add_argument("--device", default="a100", help="the GPU whose roofline prices operators (default a100)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    import msgspec
+    import numpy as np
+
+    from ..decide.memory import CITES, NAMES
+    from ..errors import Infeasible, UnknownName, Unsupported
+    from ..report.recompute_text import plan_lines, table_lines
+
+    if args.strategy != "all" and args.strategy not in NAMES:
+        raise UnknownName(f"there is no strategy {args.strategy[:64]!r}", where="--strategy", hint=f"there are: {', '.join(NAMES)}, all")
+    name, problem = _problem(args)
+    options: dict[str, dict[str, Any]] = {"uniform": {"every": args.every}, "block": {"layers": args.every}}
+    plans: dict[str, RecomputePlan] = {}
+    refused: dict[str, str] = {}
+    for strategy in NAMES if args.strategy == "all" else (args.strategy,):
+        try:
+            plans[strategy] = NAMES[strategy](**options.get(strategy, {})).plan(problem, rng=np.random.default_rng(0))
+        except (Infeasible, Unsupported) as error:
+            if args.strategy != "all":
+                raise
+            refused[strategy] = error.message
+    document = {
+        "schema": "meshwright.memory.plan", "version": 1, "layer": name, "operators": [o.name for o in problem.layer.operators],
+        "stages": msgspec.to_builtins(problem.stages), "plans": msgspec.to_builtins(plans), "refused": refused,
+        "cites": [CITES[s].key for s in plans if s in CITES],
+    }  # fmt: skip
+    if args.strategy == "all":
+        return Result(document, "\n".join(table_lines(name, problem, plans, refused)))
+    return Result(document, "\n".join(plan_lines(name, problem, plans[args.strategy])))
+
+
+def _problem(args: argparse.Namespace) -> tuple[str, RecomputeProblem]:
+    """Raises: UsageError, UnknownName, FormatError."""
+    from ..cost import Cost
+    from ..decide.memory import RecomputeProblem, StageBudget
+    from ..decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
+    from ..decide.pipeline import peak_in_flight
+    from ..errors import UnknownName, UsageError
+    from ..fabric import Device
+    from ..graph_scale import at_batch
+    from ..io.graph_file import read_graph
+    from ..preset_boxes import GPUS
+
+    gpu = GPUS.get(args.device.lower())
+    if gpu is None:
+        raise UnknownName(f"no device is called {args.device[:64]!r}", where="--device", hint=f"there are: {', '.join(GPUS)}")
+    graph = read_graph(args.graph)
+    if args.batch is not None and args.batch != graph.batch_size:
+        graph = at_batch(graph, args.batch)
+    paths = repeated_layers(graph)
+    name = args.layer or (paths[0] if paths else "")
+    if not name:
+        raise UsageError(f"no module of {graph.model} repeats", where="--layer", hint="name one, e.g. --layer encoder")
+    device = Device(name=args.device, memory_bytes=gpu.memory_bytes, memory_bandwidth_Bps=gpu.bandwidth_Bps, flops=gpu.flops)
+    half = "bf16" if "bf16" in gpu.flops else "fp16"
+    low = any(o.dtype in ("bfloat16", "float16") for n in layer_nodes(graph, name) for o in n.outputs)
+    cost = Cost(dtype=half if low else "fp32")
+    layer, _ = layer_of(graph, name, lambda n: cost.roofline(n.forward, device).time_s if n.forward.calls else 0.0)
+    counts = _per_stage(args.layers, args.pp, "--layers", int) if args.layers else _even(max(len(paths), 1), args.pp)
+    budgets = _per_stage(args.budget, args.pp, "--budget", _size)
+    stages = tuple(
+        StageBudget(layers=n, in_flight=peak_in_flight(args.pp, args.microbatches, i), budget_bytes=b)
+        for i, (n, b) in enumerate(zip(counts, budgets, strict=True))
+    )
+    return name, RecomputeProblem(layer=layer, core=core_attention(layer_nodes(graph, name)), stages=stages)
+
+
+def _even(layers: int, stages: int) -> list[int]:
+    """The remainder goes to the later stages, which keep fewer micro-batches."""
+    each, more = divmod(layers, max(stages, 1))
+    return [each + (i >= stages - more) for i in range(stages)]
+
+
+def _per_stage(text: str, stages: int, where: str, parse: Any) -> list[int]:
+    from ..errors import UsageError
+
+    try:
+        values = [parse(item) for item in text.split(",")]
+    except ValueError as error:
+        raise UsageError(str(error), where=where) from None
+    if len(values) == 1:
+        values *= max(stages, 1)
+    if len(values) != stages or min(values, default=0) < 0:
+        raise UsageError(f"names {len(values)} stages, there are {stages}", where=where, hint="one value, or one per stage")
+    return values
+
+
+def _size(text: str) -> int:
+    from ..io.quantity import parse_size_bytes
+
+    return parse_size_bytes(text)
