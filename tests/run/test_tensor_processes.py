@@ -10,7 +10,9 @@ from rig import graph_of
 from tensor_models import BATCH, LENGTH
 from tensor_rig import compare, plan_case, run_case, serial_step, whole_case
 
+from meshwright.decide.layout.megatron import kept_notes, search_regions
 from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.decide.layout.tensor_usable import usable_regions
 from meshwright.layout_sizes import shard_bytes, training_works
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -139,3 +141,14 @@ def test_pytorchs_own_tensor_parallelism_agrees(pool, tmp_path):
     theirs = pool.run(run_dtensor, 2, name, 2, str(tmp_path), 2)
     for loss, gradients in theirs:
         compare(case, ours, (loss, gradients), tolerance=1e-6)
+
+
+def test_convolutions_are_named_and_few_classes_stay():
+    graph = graph_of("examples/convnet.py:tiny", 2)
+    regions, kept = search_regions(graph)
+    (note, *_) = [n for n in kept_notes(kept) if "aten.conv2d" in n]
+    assert note.startswith("stem (conv2d) is kept whole: aten.conv2d") and note.endswith("5 more like it")
+    usable = usable_regions(graph, regions, 4)
+    assert not usable.shares and any("10 rows are too few for 4 ranks" in n for n in usable.notes)
+    assert usable_regions(graph, regions, 4, TensorOptions(vocabulary_rows=1)).shares
+    assert not usable_regions(graph, regions, 4, TensorOptions(vocabulary_rows=1, vocabulary=False)).shares

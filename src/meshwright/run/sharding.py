@@ -21,7 +21,8 @@ import torch
 from ..errors import Unsupported
 from ..plan_shards import Cut, part_ranges
 from .forward_graph import ForwardNode
-from .sharding_rules import PARTIAL, Call, Member, Partial, Shape, Shard, State, States, apply_rule, local_shape
+from .sharding_rules import apply_rule
+from .sharding_state import PARTIAL, Call, Member, Partial, Shape, Shard, State, States, local_shape
 
 __all__ = [
     "PARTIAL", "Member", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "put_part", "put_shard", "take_part",

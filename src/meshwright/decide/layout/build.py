@@ -12,7 +12,7 @@ from ...graph import OpGraph, OpNode, Work
 from ...graph_vocabulary import base_node, expand_losses, sums_of
 from ...plan import RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from .cut import Unit, border_values, cut_stages, dtype_bytes
-from .megatron import Region
+from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
 from .sharding import Split
 from .tensor_shares import LEVEL, TensorOptions
@@ -83,7 +83,7 @@ class _Build:
 
 def build_layout(
     graph: OpGraph, regions: Sequence[Region], degrees: Degrees, global_batch: int, *, cost: Cost, device: Device, border_Bps: float,
-    workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[object] = (),
+    workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[Kept] = (),
 ) -> TrainingLayout:  # fmt: skip
     """`graph` is captured at the micro-batch size; `border_Bps` is the rate between neighbouring stages.
 
@@ -133,7 +133,7 @@ def build_layout(
         shards=tuple(usable.shards),
         partial_gradients=tuple(usable.partial),
         losses=losses,
-        notes=tuple(map(str, kept if degrees.tensor > 1 else ())) + tuple(usable.notes),
+        notes=(*kept_notes(kept), *usable.notes) if degrees.tensor > 1 else (),
     )
 
 

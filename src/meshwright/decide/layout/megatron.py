@@ -15,6 +15,8 @@ Cost: O(nodes) per candidate linear.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...cite import Cite
@@ -23,7 +25,7 @@ from .sharding import short_name
 from .tensor_regions import GraphIndex, Region, try_region
 from .tensor_vocabulary import POSITIONS, embedding_region, loss_region, splittable_embedding, splittable_loss
 
-__all__ = ["CITE", "DEVIATIONS", "Kept", "Region", "find_regions", "search_regions"]
+__all__ = ["CITE", "DEVIATIONS", "Kept", "Region", "find_regions", "kept_notes", "search_regions"]
 
 CITE = Cite(
     key="shoeybi2019megatron",
@@ -36,6 +38,14 @@ DEVIATIONS = (
     "shares may be uneven, so nothing is padded",
     "the cross-entropy sends its sums in one message",
 )
+
+
+def kept_notes(kept: Sequence[Kept]) -> tuple[str, ...]:
+    """One line per reason, naming the first layer and how many more."""
+    first: dict[str, list[Kept]] = {}
+    for k in kept:
+        first.setdefault(re.sub(r"_?\d+", "", k.why), []).append(k)
+    return tuple(f"{ks[0]}" + (f"; {len(ks) - 1} more like it" if len(ks) > 1 else "") for ks in first.values())
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,10 @@ def search_regions(graph: OpGraph) -> tuple[tuple[Region, ...], tuple[Kept, ...]
             taken.update(region.nodes)
         elif n.name not in why:
             why[n.name] = reasons[0] if reasons else "too narrow"
+    for n in graph.nodes:
+        weights = [v for v in n.inputs if v.startswith("param:") and len(g.shapes[v]) > 1]
+        if weights and n.name not in taken and short_name(n.target) not in ("linear", "embedding"):
+            why.setdefault(n.name, f"{n.target} has no known split")
     regions.sort(key=lambda r: g.order.get(r.nodes[0], len(g.order)))
     kept = [Kept(n.name, n.module, why[n.name]) for n in graph.nodes if n.name in why and n.name not in taken]
     return tuple(regions), tuple(kept)

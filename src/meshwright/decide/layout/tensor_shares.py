@@ -21,7 +21,7 @@ class TensorOptions:
 
     speeds: relative speed of each tensor-parallel rank, the same in every group; empty: equal.
     column_block: with unequal speeds, columns of linear layers and vocabulary rows are given out in multiples of this, where they are many.
-    vocabulary: split embeddings, output heads and their cross-entropy over the vocabulary.
+    vocabulary: split embeddings, output heads and their cross-entropy over the vocabulary, where each rank gets `vocabulary_rows` of it.
     smoothing: what label smoothing means in a split cross-entropy, see `plan.VocabularyLoss`.
     sequence: split what lies between the regions along the sequence.
     """
@@ -29,6 +29,7 @@ class TensorOptions:
     speeds: tuple[float, ...] = ()
     column_block: int = 64
     vocabulary: bool = True
+    vocabulary_rows: int = 8
     smoothing: Literal["torch", "megatron"] = "torch"
     sequence: bool = False
 

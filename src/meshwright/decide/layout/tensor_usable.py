@@ -42,6 +42,9 @@ def usable_regions(graph: OpGraph, regions: Sequence[Region], parts: int, option
         groups = sorted({x for r in members for x in r.groups})
         shares = choose_shares(units, groups, parts, options)
         name = members[0].nodes[0]
+        if any(map(_over_vocabulary, members)) and units < parts * options.vocabulary_rows:
+            found.notes.append(f"the region at {name} is kept whole: {units} rows are too few for {parts} ranks")
+            continue
         if shares is None:
             what = f"{units} units" + (f" in {groups} groups" if groups else "")
             found.notes.append(f"the region at {name} is kept whole: {what} cannot be shared by {parts} ranks")
