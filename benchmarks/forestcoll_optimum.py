@@ -1,14 +1,12 @@
 """ForestColl: certified link loads against the exact optimum, and simulated rates against it.
 
-Run: `python benchmarks/forestcoll_optimum.py` (about ten minutes; prints one line per case, raw output goes to
+Run: `python benchmarks/forestcoll_optimum.py` (about a quarter of an hour; prints one line per case, raw output goes to
 benchmarks/results/forestcoll_optimum.json).
 Presets, at their default size and with two units: trees for the exact optimum; the largest load over rate of any link, in whole numbers, must
 equal the optimum, whose certificate the checker proves again from the fabric. Then the default plan for 1 GiB on the simulator, with the
 presets' latencies (library included) and without any: the first is what a user gets, the second shows what pipelining and shared links cost.
-Where the first falls short of 99 %, a finer plan is tried too (more pieces, a channel per tree), as far as its simulation stays affordable.
-`most_possible_share` says what latency alone forbids: a byte that crosses the bottleneck cut on a link has first come from a rank inside and has
-still to get to one outside, so every link of the cut works that much shorter. Whatever the schedule, time >= (bytes + sum of rate · latency) /
-rate of the cut.
+`most_possible_share` says what latency forbids, whatever the schedule (`decide.collective.bounds.delay`): what crosses a cut last has still to get
+where it is needed. The checker proves each such bound again.
 Random fabrics: 1,000 balanced ones with up to 4 switches, all four operations, against every cut by brute force; a splitting that sticks is kept
 with its graph.
 """
@@ -32,6 +30,7 @@ import machine
 from meshwright.check.certificate import check_bound
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.bounds.delay import delay_bound
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.value import simulated_time_s
@@ -41,9 +40,7 @@ from meshwright.io.fabric_name import load_fabric
 from meshwright.presets import PRESETS
 
 GIB = 1 << 30
-ENOUGH, NEARLY = 0.99, Fraction(999, 1000)
-MOST_STEPS = 3_000_000  # of a finer plan
-MOST_SIMULATE_S = 12.0
+ENOUGH = 0.99
 OPERATIONS = ("all-gather", "reduce-scatter", "broadcast", "reduce")
 
 
@@ -66,34 +63,12 @@ def largest_load(forest: Forest) -> Fraction:
     return max(Fraction(load, forest.k * forest.graph.arcs[arc]) for arc, load in forest.load.items())
 
 
-def most_possible_share(problem: CollectiveProblem) -> float:
-    """Share of the bandwidth bound that no schedule exceeds because of latency; see the module's docstring."""
-    fabric, bound = problem.fabric, bandwidth_bound(problem)
-    inside = set(bound.certificate.data["inside"])
-    devices = {d.name for d in fabric.devices}
-    before = distances(fabric, devices & inside, forward=True)
-    after = distances(fabric, devices - inside, forward=False)
-    rate, lost = 0, Fraction(0)
-    for x in fabric.links:
-        if x.src in inside and x.dst not in inside:
-            library_s = x.library_latency_s if x.src in devices else 0.0
-            latency_s = Fraction(before[x.src]) + Fraction(x.latency_s) + Fraction(library_s) + Fraction(after[x.dst])
-            rate, lost = rate + x.rate_Bps, lost + x.rate_Bps * latency_s
-    return float(bound.exact / (bound.exact + lost / rate))
-
-
-def distances(fabric: Fabric, start: set[str], *, forward: bool) -> dict[str, float]:
-    """Least latency from the nearest of `start` to every node, with what the library adds on the first link; or wire only, from every node to it."""
-    far = {name: (0.0 if name in start else float("inf")) for name in (*(d.name for d in fabric.devices), *(s.name for s in fabric.switches))}
-    changed = True
-    while changed:
-        changed = False
-        for x in fabric.links:
-            u, v = (x.src, x.dst) if forward else (x.dst, x.src)
-            latency_s = x.latency_s + (x.library_latency_s if forward and u in start else 0.0)
-            if far[u] + latency_s < far[v]:
-                far[v], changed = far[u] + latency_s, True
-    return far
+def most_possible_share(problem: CollectiveProblem) -> tuple[float, bool]:
+    """Share of the bandwidth bound that no schedule exceeds because of latency, and whether the checker proves that again."""
+    bound = delay_bound(problem)
+    if bound is None:
+        return 1.0, True
+    return float(bandwidth_bound(problem).exact / bound.exact), not check_bound(bound, problem.fabric)
 
 
 def share(problem: CollectiveProblem, plan: CollectivePlan, *, still: bool = False) -> float:
@@ -103,7 +78,7 @@ def share(problem: CollectiveProblem, plan: CollectivePlan, *, still: bool = Fal
     return float(bandwidth_bound(problem)) / simulated_time_s(plan.program, fabric, problem.ranks, None)
 
 
-def preset_case(name: str, op: str, *, with_finer: bool = True) -> dict[str, Any]:
+def preset_case(name: str, op: str) -> dict[str, Any]:
     fabric = load_fabric(name)
     case: dict[str, Any] = {"fabric": name, "op": op}
     if len(fabric.devices) < 2:
@@ -126,33 +101,10 @@ def preset_case(name: str, op: str, *, with_finer: bool = True) -> dict[str, Any
     case |= {"height": plan.notes["height"], "pieces": plan.notes["pieces"], "share_of_optimum": float(Fraction(plan.notes["ratio"]))}
     start = time.process_time()
     case["simulated_share"] = share(problem, plan)
-    simulate_s = time.process_time() - start
+    case["simulate_cpu_s"] = round(time.process_time() - start, 3)
     case["simulated_share_without_latency"] = share(problem, plan, still=True)
-    case["most_possible_share"] = most_possible_share(problem)
-    if case["simulated_share"] < ENOUGH and with_finer:
-        case |= finer(problem, plan, simulate_s)
+    case["most_possible_share"], case["latency_certificate_proved"] = most_possible_share(problem)
     return case
-
-
-def finer(problem: CollectiveProblem, plan: CollectivePlan, simulate_s: float) -> dict[str, Any]:
-    """More pieces, a channel per tree, and as many trees as the optimum needs.
-
-    The largest such plan whose simulation should keep to MOST_SIMULATE_S.
-    """
-    exact = {} if Fraction(plan.notes["ratio"]) > NEARLY else {"trees": None, "structure": True}
-    options = {**plan.options, **exact, "quantum": 1, "pieces": 1, "depth": 16, "unroll": None, "fold": None}
-    one = ForestColl(**options).plan(problem, rng=np.random.default_rng(0))
-    affordable = min(MOST_STEPS, MOST_SIMULATE_S / max(simulate_s, 1e-3) * plan.program.executed_steps)
-    pieces = 1
-    while pieces < 1024 and 2 * pieces * one.program.executed_steps <= affordable:
-        pieces *= 2
-    if pieces < 2 or (not exact and pieces <= plan.notes["pieces"]):
-        return {"finer": f"not simulated: {one.program.executed_steps} steps per piece"}
-    found = ForestColl(**{**options, "pieces": pieces}).plan(problem, rng=np.random.default_rng(0))
-    return {
-        "finer_pieces": pieces, "finer_steps": found.program.executed_steps, "finer_share": share(problem, found),
-        "finer_share_without_latency": share(problem, found, still=True),
-    }  # fmt: skip
 
 
 def random_fabric(rng: np.random.Generator) -> Fabric:
@@ -220,8 +172,7 @@ def rows_of(presets: list[dict[str, Any]], random: dict[str, Any]) -> list[dict[
 
     known = [c for c in presets if "skipped" not in c]
     planned = [c for c in known if "refused" not in c]
-    best = [max(c["simulated_share"], c.get("finer_share", 0.0)) for c in planned]
-    enough = [share >= ENOUGH or c["most_possible_share"] < ENOUGH for c, share in zip(planned, best, strict=True)]
+    enough = [c["simulated_share"] >= ENOUGH or c["most_possible_share"] < ENOUGH for c in planned]
     rows = [
         {"what": "presets x operations: link loads equal the exact optimum", "value": sum(c["loads_equal_optimum"] for c in planned),
          "unit": "cases", "limit": len(known)},
@@ -233,37 +184,40 @@ def rows_of(presets: list[dict[str, Any]], random: dict[str, Any]) -> list[dict[
          "limit": 0, "ratio": float(len(random["refused"]) + len(known) - len(planned))},
         {"what": "presets x operations: 99 % of the optimum simulated at 1 GiB, default plan", "unit": "cases", "limit": len(known),
          "value": sum(c["simulated_share"] >= ENOUGH for c in planned)},
-        {"what": "the same, best of default and finer plan, or latency forbids it", "value": sum(enough), "unit": "cases", "limit": len(known)},
+        {"what": "the same, or latency forbids it", "value": sum(enough), "unit": "cases", "limit": len(known)},
+        {"what": "presets x operations: what latency forbids, proved again by the checker",
+         "value": sum(c["latency_certificate_proved"] for c in planned), "unit": "cases", "limit": len(known)},
         {"what": "the same, default plan, fabrics without latency", "value": sum(c["simulated_share_without_latency"] >= ENOUGH for c in planned),
          "unit": "cases", "limit": len(known)},
     ]  # fmt: skip
-    for case, share in zip(planned, best, strict=True):
+    for case in planned:
         if case["simulated_share"] < ENOUGH:
-            limited = f", latency allows {case['most_possible_share']:.4f}" if case["most_possible_share"] < ENOUGH else ""
-            rows.append(reached(f"{case['fabric']} {case['op']}: simulated, default plan{limited}", case["simulated_share"]))
-            if share > case["simulated_share"]:
-                rows.append(reached(f"{case['fabric']} {case['op']}: simulated, {case['finer_pieces']} pieces", share))
+            what = f"{case['fabric']} {case['op']}: simulated, default plan; latency allows {case['most_possible_share']:.4f}"
+            rows.append(reached(what, case["simulated_share"]))
     return rows
 
 
 def main() -> None:
-    """All cases; or with names of fabrics as arguments only the default plans of these, the rest as the kept result has it."""
+    """All cases; or with names of fabrics as arguments only these, the rest as the kept result has it."""
     only, kept = sys.argv[1:], {}
     if only:
         kept = json.loads((machine.RESULTS / "forestcoll_optimum.json").read_text())
     random = kept["random"] if only else random_cases(1000)
     print(json.dumps({k: v for k, v in random.items() if k not in ("refused", "unequal")}), flush=True)
     known = {(c["fabric"], c["op"]): c for c in kept.get("presets", ())}
+    again = sorted({*only, *(kept.get("taken_again", ()) if only else ())})  # the rest is of an earlier run than the machine's line says
     presets = []
     for name in names():
         for op in OPERATIONS:
-            old = known.get((name, op), {})
-            finer_then = {k: v for k, v in old.items() if k.startswith("finer")}
-            presets.append(old if only and name not in only else preset_case(name, op, with_finer=not finer_then) | finer_then)
-            if presets[-1] is not old:
-                print(json.dumps(presets[-1]), flush=True)
-    again = sorted({*only, *kept.get("default_plans_taken_again", ())})  # the rest is of an earlier run than the machine's line says
-    machine.record("forestcoll_optimum", rows_of(presets, random), presets=presets, random=random, default_plans_taken_again=again)
+            if not only or name in only:
+                known[name, op] = preset_case(name, op)
+                print(json.dumps(known[name, op]), flush=True)
+            presets.append(known[name, op])
+    for case in presets:
+        if "latency_certificate_proved" not in case and "k" in case:
+            problem = CollectiveProblem.on(load_fabric(case["fabric"]), case["op"], GIB)
+            case["most_possible_share"], case["latency_certificate_proved"] = most_possible_share(problem)
+    machine.record("forestcoll_optimum", rows_of(presets, random), presets=presets, random=random, taken_again=again)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from meshwright.decide.collective.value import simulated_time_s
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
 from meshwright.io.program_json import program_bytes
+from meshwright.program import Program
 
 SIZES = (256, 1 << 23, 12_345_676, 1 << 26)
 
@@ -151,6 +153,26 @@ def test_tries_that_would_take_long_are_left_out(monkeypatch: pytest.MonkeyPatch
     ready = strategy._prepared(problem, float("inf"))
     monkeypatch.setattr(forest_trial, "MOST_WORK", 0)
     assert strategy._way(problem, ready) == strategy._ways(problem, ready)[0]
+
+
+def test_ways_whose_messages_end_one_by_one_are_not_simulated_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of such fabrics only the first pieces are tried: simulating all of them costs minutes."""
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
+    strategy = ForestColl(trees=3)
+    ready = strategy._prepared(problem, float("inf"))
+    ways, real, taken = strategy._ways(problem, ready), forest_trial.simulated, list[int]()
+
+    def watched(program: Program, *more: Any) -> tuple[float, int]:
+        taken.append(int(program.lanes.repeat.max()))
+        return real(program, *more)
+
+    monkeypatch.setattr(forest_trial, "simulated", watched)
+    for rates, most in ((10**15, max(way.pieces for way in ways)), (0, 2 * forest_trial.PIECES[-1])):
+        taken.clear()
+        monkeypatch.setattr(forest_trial, "ENOUGH_RATES", rates)
+        monkeypatch.setattr(forest_trial, "FINAL_RATES", rates)
+        forest_trial.best_way(problem, ready, ways, lambda way: strategy._in_way(problem, ready, way))
+        assert max(taken) == most
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, 1), (1, 1), (3, 2), (31, 16), (33, 32), (47, 40), (100, 96), (127, 112), (4096, 4096)])

@@ -16,20 +16,26 @@ from ...program import Part, Program
 from ...program_fold import expand
 from ...simulate import compile_network, simulate_folded, simulate_program
 
-__all__ = ["MOST_SIMULATED", "busiest_link_s", "simulated_steps", "simulated_time_s"]
+__all__ = ["MOST_SIMULATED", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
 
 MOST_SIMULATED = 1_200_000  # steps; where thousands of messages share links, more take many minutes
 
 
 def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> float:
     """Makespan in seconds, on the simulator's own choice of network model."""
+    return simulated(program, fabric, ranks, transport)[0]
+
+
+def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> tuple[float, int]:
+    """Makespan in seconds, and what it cost to find: instants with new rates times channels (0 for folded programs, which cost little)."""
     cost = Cost(transport=transport) if transport is not None else Cost()
     if program.fold is not None:
         try:
-            return simulate_folded(program, fabric, tuple(ranks), cost).makespan_s
+            return simulate_folded(program, fabric, tuple(ranks), cost).makespan_s, 0
         except Unsupported:
             program = expand(program)
-    return simulate_program(program, fabric, tuple(ranks), cost, record=False).makespan_s
+    timeline = simulate_program(program, fabric, tuple(ranks), cost, record=False)
+    return timeline.makespan_s, timeline.attributes["rate_instants"] * len(program.channels)
 
 
 def simulated_steps(program: Program) -> int:

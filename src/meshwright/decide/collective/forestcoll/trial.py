@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..lower_trees import Lowering
 from ..problem import CollectiveProblem
-from ..value import simulated_time_s
+from ..value import simulated
 from .parts import Prepared
 
 __all__ = ["Way", "best_way"]
@@ -25,6 +25,7 @@ ENOUGH_WORK, MOST_WORK = 13_000_000, 30_000_000  # steps times ranks of a try; b
 
 FINALISTS = 2  # so many are simulated whole, unless pieces times squared steps of one are more than
 FINAL_WORK = {True: 10_000_000_000, False: 30_000_000_000}  # by whether they are cut alike: then tries mislead less
+ENOUGH_RATES, FINAL_RATES = 200_000_000, 1_000_000_000  # the same for new rates, which cost more where messages end one by one, not all at once
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,31 @@ def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], l
     todo = [way for way in todo if _work(ready, way, PIECES[-1]) <= tried] or todo[:1]
     if len(todo) == 1:
         return todo[0]
-    ranked = sorted(todo, key=lambda way: _time_s(problem, ready, way, lowering(way)))[:FINALISTS]
+    tries = {way: _tried(problem, ready, way, lowering(way)) for way in todo}
+    ranked = sorted(todo, key=lambda way: tries[way][0])[:FINALISTS]
     most = FINAL_WORK[len({way.quantum for way in ranked}) == 1]
-    if any(way.pieces * ready.cut(way.quantum)[1] ** 2 > most for way in ranked):
+    if any(way.pieces * ready.cut(way.quantum)[1] ** 2 > most or tries[way][1] > FINAL_RATES for way in ranked):
         return ranked[0]
-    return min(ranked, key=lambda way: _simulated_s(problem, ready, way, lowering(way), way.pieces))
+    return min(ranked, key=lambda way: _simulated(problem, ready, way, lowering(way), way.pieces)[0])
 
 
 def _work(ready: Prepared, way: Way, pieces: int) -> int:
     return 3 * pieces * ready.cut(way.quantum)[1] * ready.servers * ready.ranks
 
 
-def _time_s(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering) -> float:
-    """Simulated time, from the first pieces."""
-    pieces = next((count for count in PIECES if _work(ready, way, count) <= ENOUGH_WORK), PIECES[-1])
-    few, more = (_simulated_s(problem, ready, way, how, count) for count in (pieces, 2 * pieces))
-    return more + max(0, way.pieces - 2 * pieces) / pieces * (more - few)
+def _tried(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering) -> tuple[float, float]:
+    """Simulated time, from the first pieces; and the new rates that a simulation of all would cost."""
+    least = PIECES[-1]
+    first_s, cost = _simulated(problem, ready, way, how, least)
+    rates = cost / least  # per piece
+    possible = (count for count in PIECES if _work(ready, way, count) <= ENOUGH_WORK and 3 * count * rates <= ENOUGH_RATES)
+    pieces = next(possible, least)
+    few = first_s if pieces == least else _simulated(problem, ready, way, how, pieces)[0]
+    more = _simulated(problem, ready, way, how, 2 * pieces)[0]
+    return more + max(0, way.pieces - 2 * pieces) / pieces * (more - few), rates * way.pieces
 
 
-def _simulated_s(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering, pieces: int) -> float:
-    """Time of so many of the way's pieces."""
+def _simulated(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering, pieces: int) -> tuple[float, int]:
+    """Time of so many of the way's pieces, and the new rates it took."""
     program = ready.program(replace(how, pieces=min(pieces, way.pieces), unroll=False), way.quantum)
-    return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
+    return simulated(program, problem.fabric, problem.ranks, problem.transport)
