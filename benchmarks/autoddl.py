@@ -137,7 +137,8 @@ def costs(lab: Any) -> tuple[Any, Any, dict[str, Any]]:
     fabric = lab.measured_fabric
     rate = min(x.rate_Bps for x in fabric.links)
     p = len(fabric.devices)
-    per_message = exchange[1] / (p - 1 + 1)  # one element: the owner of it hears p-1 ranks, then answers them
+    small = 1 << 10
+    per_message = max(1e-5, (exchange[small] - 2 * (p - 1) / p * small * 4 / rate) / (2 * (p - 1)))
     large = max(exchange)
     sent = 2 * (p - 1) / p * large * 4
     per_byte = max(0.0, (exchange[large] - sent / rate - 2 * (p - 1) * per_message) / sent / 2)

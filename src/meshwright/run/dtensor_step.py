@@ -107,8 +107,7 @@ class ShardedStep:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable or not inputs or inputs[0].startswith("buffer:"):
             return
-        overwritten = node.args[0]
-        later = [u for u in overwritten.users if u is not node and u > node] if isinstance(overwritten, fx.Node) else []
+        later = [u for x in _aliases(node.args[0]) for u in x.users if u is not node and u > node and x is not node]
         if later:
             message = f"{node.name} overwrites {inputs[0]}, which {later[0].name} reads afterwards"
             raise Unsupported(message, hint="write it out of place in the model")
@@ -232,6 +231,19 @@ def local_call(
         mutates_buffer=mutating and any(v.startswith("buffer:") for v in inputs),
     )  # fmt: skip
     return call, inputs
+
+
+def _aliases(value: Any) -> list[fx.Node]:
+    """A value and everything that shares its memory by views."""
+    if not isinstance(value, fx.Node):
+        return []
+    while getattr(value.target, "is_view", False) and isinstance(value.args[0], fx.Node):
+        value = value.args[0]
+    found, todo = [], [value]
+    while todo:
+        found.append(todo.pop())
+        todo += [u for u in found[-1].users if getattr(u.target, "is_view", False)]
+    return found
 
 
 def _shapes(node: fx.Node) -> tuple[tuple[int, ...], ...]:

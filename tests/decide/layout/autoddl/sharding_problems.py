@@ -74,8 +74,8 @@ class Overwrites(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.a(x)
-        z = torch.relu_(y)
-        return z + y
+        torch.relu_(y.view(4, 16))
+        return y
 
 
 def overwrites() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
