@@ -141,7 +141,7 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
     timeline = simulate_program(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
     return Evaluated(
         candidate=LayoutCandidate(degrees=degrees, layout=layout), placement=plan.placement,
-        placement_name=str(plan.decisions["placement"]["strategy"]), program=plan.main, callees=callees, works=works,
+        placement_name=str(plan.decisions.get("placement", {}).get("strategy", "")), program=plan.main, callees=callees, works=works,
         timeline=timeline, fabric=run.fabric, cost=cost,
     )  # fmt: skip
 

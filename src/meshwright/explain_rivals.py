@@ -20,7 +20,7 @@ from .drive_layouts import Evaluated, LayoutSearch
 from .fabric import Fabric
 from .report.numbers import seconds_text
 
-__all__ = ["Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
+__all__ = ["PRECISION", "Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
 
 Axis = Literal["compute", "links"]
 MOST = 4.0  # rates are tried from a quarter to four times what was believed
