@@ -103,7 +103,9 @@ class Predictor:
         names = tuple(d.name for d in fabric.devices)
         key = row["fabric"], row["program"]
         if key not in self.walks:
-            walk = predict.walk_program(predict.timed_form(read_program(row["program"]), fabric, names))
+            program = read_program(row["program"])
+            order, _ = predict.quickest_walk(program, fabric, names, predict.executor_transport(fabric, per_core(row)))  # as rank 0 decided
+            walk = predict.walk_program(predict.walked(program, fabric, names, order))
             self.walks[key] = walk, predict.flows_on_links(walk, fabric, names)
         walk, flows = self.walks[key]
         share = [1 - min(loss * max(int(f) - 1, 0), predict.MOST_LOSS) for f in flows]
@@ -111,11 +113,15 @@ class Predictor:
         return simulate_program(predict.at_size(walk, row["size_bytes"]), slowed, names, Cost(transport=transport), record=False).makespan_s
 
 
-def transport_of(row: dict[str, Any], per_message_s: float, per_byte_s: float) -> Transport:
+def per_core(row: dict[str, Any]) -> float:
     """Ranks of a lab share this machine's cores."""
     import os
 
-    times = max(1.0, len(row["measured_fabric"]["devices"]) / len(os.sched_getaffinity(0)))
+    return len(row["measured_fabric"]["devices"]) / len(os.sched_getaffinity(0))
+
+
+def transport_of(row: dict[str, Any], per_message_s: float, per_byte_s: float) -> Transport:
+    times = max(1.0, per_core(row))
     return Transport(per_message_s=per_message_s * times, per_byte_s=per_byte_s * times, per_step_s=5e-6 * times)
 
 

@@ -19,8 +19,7 @@ from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit
 from ...fabric import Fabric
-from .code import form_of
-from .predict import predicted_time_s
+from .predict import quickest_walk
 
 __all__ = ["MOST_STEPS", "Executed", "builtin_time_s", "executed"]
 
@@ -39,6 +38,7 @@ class Executed:
     candidate: CollectiveStrategy
     ranked: Ranked
     time_s: float
+    walk: str  # see `predict.WALKS`
 
 
 def executed(
@@ -67,11 +67,11 @@ def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None
     if ranked.plan.program.switches or ranked.plan.program.executed_steps > MOST_STEPS:
         return None
     try:
-        time_s = predicted_time_s(form_of(ranked.plan.program), fabric or problem.fabric, problem.ranks, problem.transport or Transport())
+        walk, time_s = quickest_walk(ranked.plan.program, fabric or problem.fabric, problem.ranks, problem.transport or Transport())
     except MeshwrightError:
         return None  # folded, or not executable
     made = _with_options(ranked.plan.strategy, ranked.plan.options)
-    return Executed(ranked.strategy, made, ranked, time_s)
+    return Executed(ranked.strategy, made, ranked, time_s, walk)
 
 
 def _with_options(name: str, options: Any) -> CollectiveStrategy:

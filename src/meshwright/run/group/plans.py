@@ -23,7 +23,7 @@ from ...fabric import Fabric
 from ...program import Program
 from ...program_hash import program_hash
 from .code import Form, form_of
-from .predict import executor_transport, timed_form
+from .predict import executor_transport, walked
 from .settings import Settings
 
 __all__ = ["Chosen", "GroupPlans", "size_class"]
@@ -195,7 +195,7 @@ class GroupPlans:
         heads, plans = [], []
         for one in best:
             plans.append(plan_bytes(plan_collective(problem, candidates=[one.candidate])[0]))
-            heads.append({"strategy": one.strategy, "predicted_s": one.time_s, "builtin_s": builtin, "bytes": len(plans[-1])})
+            heads.append({"strategy": one.strategy, "walk": one.walk, "predicted_s": one.time_s, "builtin_s": builtin, "bytes": len(plans[-1])})
         return json.dumps({"plans": heads}).encode() + b"\n" + b"".join(plans)
 
     def _decode(self, answer: bytes, class_bytes: int) -> list[Chosen] | str:
@@ -209,7 +209,7 @@ class GroupPlans:
         for row in found["plans"]:
             plan = plan_from_bytes(rest[first : first + row["bytes"]], where="the plan from rank 0")
             first += row["bytes"]
-            form, name = timed_form(plan.main, self.fabric, plan.placement), program_hash(plan.main)
+            form, name = walked(plan.main, self.fabric, plan.placement, row["walk"]), program_hash(plan.main)
             out.append(Chosen(form, name, row["strategy"], origin, class_bytes, row["predicted_s"], row["builtin_s"]))
         return out
 

@@ -23,7 +23,11 @@ from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
 from ...simulate import compile_network, simulate_program
 from .code import F64, Form, form_of
 
-__all__ = ["executor_transport", "flows_on_links", "predicted_time_s", "slowed_by_flows", "timed_form", "walk_program"]
+__all__ = [
+    "WALKS", "executor_transport", "flows_on_links", "predicted_time_s", "quickest_walk", "slowed_by_flows", "timed_form", "walk_program", "walked",
+]  # fmt: skip
+
+WALKS = ("depth", "simulated")
 
 # As `benchmarks/predicted.py` fits them, on two fabrics.
 PER_MESSAGE_S = 1e-4  # at either end, a core to itself
@@ -119,6 +123,21 @@ def timed_form(program: Program, fabric: Fabric | None, ranks: Sequence[str]) ->
         return start_s, end_s
 
     return form_of(program, times if fabric is not None and program.executed_steps <= MOST_TIMED_STEPS else None)
+
+
+def walked(program: Program, fabric: Fabric | None, ranks: Sequence[str], walk: str) -> Form:
+    """`walk`: which order the walks prefer, one of WALKS. Raises: as `form_of` and `simulate_program`."""
+    return timed_form(program, fabric, ranks) if walk == "simulated" else form_of(program)
+
+
+def quickest_walk(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> tuple[str, float]:
+    """The order that is predicted to be walked fastest, and its time. Neither is better in general: simulated times know the rates, but not that
+    one thread handles all messages of a rank.
+
+    Raises: as `walked` and `predicted_time_s`.
+    """
+    times = {walk: predicted_time_s(walked(program, fabric, ranks, walk), fabric, ranks, transport) for walk in WALKS}
+    return min(times.items(), key=lambda x: x[1])
 
 
 def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport, size_bytes: int | None = None) -> float:
