@@ -6,14 +6,18 @@ import pytest
 import torch
 from dtensor_peer import run_dtensor
 from processes import RankPool
-from rig import graph_of
+from rig import fabric_of, graph_of
 from tensor_models import BATCH, LENGTH
 from tensor_rig import compare, plan_case, run_case, serial_step, whole_case
 
+from meshwright.cost import Cost, Priced
 from meshwright.decide.layout.megatron import kept_notes, search_regions
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.layout.tensor_usable import usable_regions
 from meshwright.layout_sizes import shard_bytes, training_works
+from meshwright.probe.node_prices import segment_prices
+from meshwright.program import Kind
+from meshwright.simulate.pricing import durations
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -152,3 +156,36 @@ def test_convolutions_are_named_and_few_classes_stay():
     assert not usable.shares and any("10 rows are too few for 4 ranks" in n for n in usable.notes)
     assert usable_regions(graph, regions, 4, TensorOptions(vocabulary_rows=1)).shares
     assert not usable_regions(graph, regions, 4, TensorOptions(vocabulary_rows=1, vocabulary=False)).shares
+
+
+def test_prices_of_shares_and_of_losses_in_parts():
+    """Measured operators, GPU tables' products and the simulator agree on what a rank does: the captured loss once, the largest share."""
+    case = plan_case("even", (1, 2, 1), options=TensorOptions(speeds=(3.0, 1.0), column_block=4))
+    graph, layout = graph_of(case.model, 2), case.layout
+    one = Priced(1.0, "measured", 1.0)
+    prices = segment_prices({n.name: (one, one) for n in graph.nodes}, 2, layout)
+    counted = 0.0
+    for s in layout.segments:
+        share = sum(s.shares) / max(s.shares) if s.shares else 2 if s.split else 1
+        counted += prices[f"{s.key}|F"].time_s * share
+    assert counted == pytest.approx(len(graph.nodes))
+    works = training_works(graph, layout)
+    fabric = fabric_of(2)
+    placement = [d.name for d in fabric.devices[:2]]
+    cost = Cost()
+    seconds, _ = durations(case.program, cost, fabric, placement, works)
+    key = next(s.key for s in layout.segments if s.shares == (3, 1))
+    p = case.program
+    times = {
+        int(p.ops.part[p.steps.op[i]]): seconds[i]
+        for i in range(len(p.steps)) if p.steps.kind[i] == Kind.COMPUTE and p.ops.key(int(p.steps.op[i])) == f"{key}|F"
+    }  # fmt: skip
+    for part in (0, 1):
+        expected = cost.roofline(works[f"{key}|F@{part}"], fabric.devices[part]).time_s + cost.transport.per_step_s
+        assert times[part] == pytest.approx(expected)
+    assert times[0] > times[1]
+    measured = cost.with_table({f"{key}|F": Priced(5.0, "measured")}, source="here")
+    again, _ = durations(case.program, measured, fabric, placement, works)
+    assert {float(again[i]) for i in range(len(p.steps)) if p.steps.kind[i] == Kind.COMPUTE and p.ops.key(int(p.steps.op[i])) == f"{key}|F"} == {
+        5.0 + cost.transport.per_step_s
+    }

@@ -25,8 +25,10 @@ from ..cost_models.tiles import TiledTable, fit_tiles
 from ..errors import FormatError, UnknownName, UsageError
 from ..fabric import Device
 from ..graph import OpGraph, OpNode, Work
+from ..graph_vocabulary import expand_losses
 from ..io.perf_tables import GemmCurve, NcclCurve, System, package_version, read_gemm, read_nccl, read_system
 from ..plan import Segment, TrainingLayout
+from ..plan_shards import local_extent
 from .fit import FitErrors, errors_of, fit_line, held_back
 
 __all__ = ["GemmTable", "gemm_errors", "nccl_errors", "table_prices", "tables_cost"]
@@ -193,6 +195,7 @@ def _transport(curves: Sequence[NcclCurve], system: System) -> Transport:
 
 def table_prices(table: GemmTable, graph: OpGraph, layout: TrainingLayout, cost: Cost, device: Device) -> dict[str, Priced]:
     """Prices of every segment's `F` and `B`, by the keys of `Cost.table`. Raises: UsageError when graph and layout do not belong together."""
+    graph = expand_losses(graph, layout.losses)
     nodes = {n.name: n for n in graph.nodes}
     shapes = _shapes(graph)
     found = {}
@@ -226,7 +229,8 @@ def _product(
     if segment.split:
         for shard in layout.shards:
             if f"param:{shard.param}" == w:
-                n, k = (n / layout.tensor, k) if shard.axis == 0 else (n, k / layout.tensor)
+                held = max(local_extent(shapes[w][shard.axis], shard, i, layout.tensor) for i in range(layout.tensor))  # of the fullest rank
+                n, k = (float(held), k) if shard.axis == 0 else (n, float(held))
     return m, n, k
 
 

@@ -8,14 +8,16 @@ the rest is interpolated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from ..cost import Priced
 from ..fabric import Fabric, Provenance
 from ..graph import OpGraph
+from ..graph_vocabulary import base_node, sums_of
 from ..job import Training
-from ..plan import TrainingLayout
+from ..plan import Segment, TrainingLayout
 
 __all__ = ["MeasuredPrices", "NodePair", "as_measured", "measured_prices", "segment_prices"]
 
@@ -68,10 +70,20 @@ def segment_prices(nodes: Mapping[str, NodePair], batch_size: int, layout: Train
     """`"segment|F"` and `"segment|B"` -> price on one rank, for one micro-batch."""
     found: dict[str, Priced] = {}
     for s in layout.segments:
-        parts = layout.tensor if s.split else 1
-        scale = layout.microbatch_size / batch_size / parts
+        parts = (Fraction(sum(s.shares), max(s.shares)) if s.shares else layout.tensor) if s.split else 1  # of the rank with most
+        scale = layout.microbatch_size / batch_size / float(parts)
         evidence = "measured" if layout.microbatch_size == batch_size and parts == 1 else "interpolated"
         for i, name in enumerate(("F", "B")):
-            cpu_s = scale * sum(nodes[n][i].cpu_s or nodes[n][i].time_s for n in s.nodes if n in nodes)
+            cpu_s = scale * sum(nodes[n][i].cpu_s or nodes[n][i].time_s for n in _measured_nodes(s, layout) if n in nodes)
             found[f"{s.key}|{name}"] = Priced(cpu_s / share, evidence, cpu_s)  # type: ignore[arg-type]
     return found
+
+
+def _measured_nodes(segment: Segment, layout: TrainingLayout) -> Iterator[str]:
+    """The captured nodes a segment stands for. A split loss's time is where its classes are summed; finding the maximum and the end are small."""
+    in_parts = {x.node for x in layout.losses}
+    for name in segment.nodes:
+        if base_node(name) not in in_parts:
+            yield name
+        elif name == sums_of(base_node(name)):
+            yield base_node(name)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..cost import Cost
 from ..fabric import Device, Fabric
 from ..graph import Work
-from ..program import Kind, Part, Program
+from ..program import Kind, Ops, Part, Program
 
 __all__ = ["EVIDENCE", "durations"]
 
@@ -38,9 +38,7 @@ def durations(
     computes = np.flatnonzero(s.kind == Kind.COMPUTE)
     if len(computes):
         keys: dict[str, int] = {}
-        known = (works or {}).keys() | cost.table.keys()
-        part_key = [f"{ops.key(i)}@{part}" for i, part in enumerate(ops.part.tolist())]  # where parts have unequal shares
-        key_of_op = np.array([keys.setdefault(k if k in known else ops.key(i), len(keys)) for i, k in enumerate(part_key)])
+        key_of_op = np.array([keys.setdefault(_key(ops, i, cost, works or {}), len(keys)) for i in range(len(ops))])
         actor = program.lanes.actor[program.lane_of_step()[computes]].astype(np.int64)
         pair, which = np.unique(actor * len(keys) + key_of_op[s.op[computes]], return_inverse=True)
         names = list(keys)
@@ -48,6 +46,13 @@ def durations(
         time_s[computes] += np.array([p[0] for p in priced])[which]
         evidence[computes] = np.array([p[1] for p in priced], np.int8)[which]
     return time_s, evidence
+
+
+def _key(ops: Ops, op: int, cost: Cost, works: Mapping[str, Work]) -> str:
+    """`<graph>|<name>`, or that with `@<part>` where parts have unequal shares and no price was measured for all of them alike."""
+    whole = ops.key(op)
+    part = f"{whole}@{int(ops.part[op])}"
+    return part if part in cost.table or (part in works and whole not in cost.table) else whole
 
 
 def _device(fabric: Fabric, placement: Sequence[str], actor: int) -> Device:
