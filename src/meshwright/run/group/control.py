@@ -167,8 +167,7 @@ class Control:
         deadline = time.monotonic() + timeout_s
 
         def look() -> None:
-            members = list(self.members.values())
-            waiting = any(m.agreement.out for m in members) or any(c.out for m in members for c in m.connections.values())
+            waiting = any(m.agreement.out or any(c.out for c in m.connections.values()) for m in self.members.values())
             if waiting and time.monotonic() < deadline:
                 self._calls.append(look)
             else:
