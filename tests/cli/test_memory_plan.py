@@ -49,7 +49,7 @@ def test_all_strategies_side_by_side(path: str, capsys: pytest.CaptureFixture[st
     assert times["optimal"] == min(times.values()) and "uniform" in times
     assert main([*words[:4], "0.9MB", *words[5:]]) == 0
     text = capsys.readouterr().out
-    assert "none: stage 0 keeps" in text and "optimal" in text
+    assert "none: stage 0: keeps" in text and "optimal" in text
 
 
 def test_one_strategy_with_its_option(path: str, capsys: pytest.CaptureFixture[str]) -> None:

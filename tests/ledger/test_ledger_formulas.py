@@ -157,9 +157,9 @@ def test_advice_names_the_nearest_change() -> None:
     model, layout = configuration("22B")
     need = tightest(stage_memory(model, layout)).total_bytes
     require_memory(model, layout, need)
-    with pytest.raises(Infeasible, match="stage 0 needs") as error:
+    with pytest.raises(Infeasible, match="stage 0: needs") as error:
         require_memory(model, layout, 80 * 10**9)
-    assert error.value.data["limit_bytes"] == 80 * 10**9 and error.value.hint.startswith("recomputing every layer")
+    assert error.value.data["limit_bytes"] == 80 * 10**9 and error.value.hint.startswith("sequence parallelism and recomputing core attention")
     with pytest.raises(Infeasible) as near:
         require_memory(model, layout, 100 * 10**9)  # several changes fit: first those that add least work
     assert near.value.hint.startswith("micro-batches of 2") and len(near.value.data["changes"]) > 2

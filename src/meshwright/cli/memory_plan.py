@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
         except (Infeasible, Unsupported) as error:
             if args.strategy != "all":
                 raise
-            refused[strategy] = error.message
+            refused[strategy] = str(error)
     document = {
         "schema": "meshwright.memory.plan", "version": 1, "layer": name, "operators": [o.name for o in problem.layer.operators],
         "stages": msgspec.to_builtins(problem.stages), "plans": msgspec.to_builtins(plans), "refused": refused,

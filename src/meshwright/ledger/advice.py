@@ -13,7 +13,7 @@ __all__ = ["Change", "changes", "require_memory", "tightest"]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the layout. `total_bytes`: of the fullest stage then; `hardware_ratio`: operations of a step against before."""
+    """A change of the layout. `total_bytes`: of the fullest stage then; `hardware_ratio`: operations of a step against before."""
 
     what: str
     total_bytes: int
@@ -26,7 +26,7 @@ def tightest(stages: tuple[StageMemory, ...]) -> StageMemory:
 
 
 def changes(model: Transformer, layout: SplitLayout) -> tuple[Change, ...]:
-    """Single changes of the layout, those that need no other devices first, then by operations added, then by memory."""
+    """Small changes of the layout, those that need no other devices first, then by operations added, then by memory."""
     edit = msgspec.structs.replace
     options: list[tuple[str, SplitLayout]] = []
 
@@ -44,6 +44,8 @@ def changes(model: Transformer, layout: SplitLayout) -> tuple[Change, ...]:
         offer("a distributed optimizer", distributed_optimizer=True)
     if layout.recompute == "none" and model.attention == "eager":
         offer("recomputing core attention (selective)", recompute="selective")
+        if layout.tensor > 1 and not layout.sequence_parallel:
+            offer("sequence parallelism and recomputing core attention", sequence_parallel=True, recompute="selective")
     if layout.recompute not in ("full", "uniform"):
         offer("recomputing every layer (full)", recompute="full", every=1)
     if layout.microbatch_size % 2 == 0:
@@ -84,7 +86,7 @@ def require_memory(model: Transformer, layout: SplitLayout, limit_bytes: int) ->
     parts = {"state": worst.state_bytes, "activations": worst.activations_bytes, "recomputed layer": worst.recompute_bytes}
     most = max(parts, key=lambda k: parts[k])
     raise Infeasible(
-        f"stage {worst.stage} needs {worst.total_bytes} bytes on each rank and may use {limit_bytes}; most of it is {most}, {parts[most]} bytes",
+        f"needs {worst.total_bytes} bytes on each rank and may use {limit_bytes}; most of it is {most}, {parts[most]} bytes",
         where=f"stage {worst.stage}", hint=hint,
         data={
             "stage": worst.stage, "needed_bytes": worst.total_bytes, "limit_bytes": limit_bytes, "parts_bytes": parts,

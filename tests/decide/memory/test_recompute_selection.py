@@ -128,7 +128,7 @@ def chain() -> RecomputeProblem:
 
 def test_rules_count_what_they_say() -> None:
     problem = chain()
-    with pytest.raises(Infeasible, match="stage 0 keeps 1170 bytes") as error:
+    with pytest.raises(Infeasible, match="stage 0: keeps 1170 bytes") as error:
         KeepAll().plan(msgspec.structs.replace(problem, stages=(StageBudget(layers=3, in_flight=3, budget_bytes=1000),)), rng=RNG)
     assert error.value.data == {"stage": 0, "needed_bytes": 1170, "limit_bytes": 1000}
     assert [s.kept_bytes for s in KeepAll().plan(problem, rng=RNG).stages] == [1170, 780, 390]

@@ -8,13 +8,17 @@ several operators write (in place) is made by all of them: they are computed aga
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from ...errors import Infeasible, UsageError
 
-__all__ = ["Layer", "LayerPolicy", "Operator", "RecomputePlan", "RecomputeProblem", "StageBudget", "StageChoice", "policy_of", "require_fit"]
+__all__ = [
+    "Layer", "LayerPolicy", "Operator", "RecomputePlan", "RecomputeProblem", "RecomputeStrategy", "StageBudget", "StageChoice", "policy_of",
+    "require_fit",
+]  # fmt: skip
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +121,12 @@ class RecomputePlan(_Record, frozen=True, kw_only=True):
         return max(s.time_s for s in self.stages)
 
 
+class RecomputeStrategy(Protocol):
+    def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
+        """Raises: Infeasible (names the stage), Unsupported, UsageError."""
+        ...
+
+
 def policy_of(layer: Layer, recompute: Collection[str]) -> LayerPolicy:
     """What recomputing exactly these operators keeps and takes. Raises: UsageError for unknown names or part of an in-place group."""
     unknown = set(recompute) - {o.name for o in layer.operators}
@@ -139,7 +149,7 @@ def require_fit(stage: int, needed_bytes: int, budget: StageBudget, what: str) -
     """Raises: Infeasible that names the stage and what is missing."""
     if needed_bytes > budget.budget_bytes:
         raise Infeasible(
-            f"stage {stage} keeps {needed_bytes} bytes for {budget.layers} layers x {budget.in_flight} micro-batches with {what}, "
+            f"keeps {needed_bytes} bytes for {budget.layers} layers x {budget.in_flight} micro-batches with {what}, "
             f"and may keep {budget.budget_bytes}",
             where=f"stage {stage}", hint=f"{needed_bytes - budget.budget_bytes} bytes more, fewer layers, or a smaller micro-batch",
             data={"stage": stage, "needed_bytes": needed_bytes, "limit_bytes": budget.budget_bytes},
