@@ -65,6 +65,10 @@ class AutoDDL:
         Raises: UnknownName (search), UsageError (mesh, dtypes, number of devices), Unsupported (a template that no mesh has), Infeasible (nothing
         fits in memory; says what would). At the time limit the best so far is returned; its notes say what was not searched.
         """
+        return self.candidates(problem, most=1, rng=rng, seed=seed)[0]
+
+    def candidates(self, problem: ShardingProblem, *, most: int, rng: np.random.Generator | None = None, seed: int = 0) -> list[ShardingPlan]:
+        """The `most` fastest plans that differ (of every mesh and way to search), fastest predicted first: to be tried out. Raises as `plan`."""
         if self.search not in SEARCHES:
             raise UnknownName(f"there is no search {self.search!r}", hint=f"there are: {', '.join(SEARCHES)}")
         problem.fabric.require_connected()
@@ -86,8 +90,12 @@ class AutoDDL:
         fitting = [f for f in found if not limit or f.evaluation.memory_bytes <= limit]
         if not fitting:
             raise _too_large(found, searches, limit)
-        best = min(fitting, key=lambda f: f.evaluation.time_s)
-        return self._document(problem, network, best, found, limit, notes, seed)
+        fitting.sort(key=lambda f: f.evaluation.time_s)
+        different: dict[tuple[object, ...], Found] = {}
+        for f in fitting:
+            states = tuple(c[i].inputs + (c[i].output,) for c, i in zip(f.model.choices, f.assignment, strict=True))
+            different.setdefault((f.model.mesh.sizes, states), f)
+        return [self._document(problem, network, f, found, limit, notes, seed) for f in list(different.values())[:most]]
 
     def _meshes(self, problem: ShardingProblem) -> list[Mesh]:
         if self.mesh is not None:
@@ -132,6 +140,7 @@ class AutoDDL:
         graph = problem.graph
         exact = [f.exact for f in found if f.what == "exact"]
         every = bool(exact) and all(exact) and not notes and len(exact) == len({f.model.mesh.sizes for f in found})
+        every = every and evaluation.time_s <= min(f.evaluation.time_s for f in found)
         return ShardingPlan(
             strategy="autoddl" if self.search not in TEMPLATES else self.search, options=_options(self), model=graph.model, loss=graph.loss,
             batch=graph.batch_size, optimizer=problem.optimizer, fabric=problem.fabric.name, fingerprint=graph.fingerprint(),
