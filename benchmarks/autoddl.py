@@ -86,7 +86,7 @@ NETS = ("fc_heavy", "vgg_like", "mixer", "transformer", "wide_hidden")
 
 # ---- costs -----------------------------------------------------------------------------------------------------------
 def calibrate(nets: list[str]) -> None:
-    """One rank: seconds of exchanges, and of a whole serial step of every net while all ranks compute. Rank 0 prints a JSON line."""
+    """One rank: seconds of exchanges, and of a whole serial step of every net while all ranks compute. Prints a JSON line."""
     import torch.distributed as dist
 
     from meshwright.capture.forward import trace_forward
@@ -107,10 +107,7 @@ def calibrate(nets: list[str]) -> None:
             optimizer.step()
 
         serial_s[net] = _sustained(step)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {"exchange_s": exchange_s, "serial_s": serial_s})
-    if dist.get_rank() == 0:
-        print(json.dumps({"calibration": everyone}), flush=True)
+    print(json.dumps({"calibration": {"exchange_s": exchange_s, "serial_s": serial_s}}), flush=True)
     dist.destroy_process_group()
 
 
@@ -149,7 +146,7 @@ def costs(lab: Any, nets: list[str]) -> tuple[Any, dict[str, Any], dict[str, Any
 
     def sink(rank: int, line: bytes) -> None:
         if line.startswith(b'{"calibration"'):
-            rows.extend(json.loads(line)["calibration"])
+            rows.append(json.loads(line)["calibration"])
 
     lab.run([sys.executable, "-W", "ignore", str(Path(__file__).resolve()), "--calibrate", *nets], sink=sink, timeout_s=600)
     exchange = {int(n): statistics.median(r["exchange_s"][n] for r in rows) for n in rows[0]["exchange_s"]}

@@ -208,6 +208,17 @@ def test_plans_of_other_models_are_refused() -> None:
         step_of(f"{NETS}:overwrites", plan(f"{NETS}:overwrites", 1))
 
 
+def test_in_place_operators_are_run_out_of_place_or_refused() -> None:
+    import torch
+
+    from meshwright.run.dtensor_local import _out_of_place
+
+    assert _out_of_place(torch.ops.aten.relu_.default) is torch.ops.aten.relu.default
+    assert _out_of_place(torch.ops.aten.add.Tensor) is torch.ops.aten.add.Tensor
+    with pytest.raises(Unsupported, match="no twin"):
+        _out_of_place(torch.ops.aten.normal_.default)
+
+
 def test_the_number_of_ranks_must_be_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.run.dtensor_run import prepare_folder
     from meshwright.run.dtensor_worker import WorkRequest

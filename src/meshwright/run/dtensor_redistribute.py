@@ -124,7 +124,6 @@ def _local(piece: Tensor, shape: Shape, before: State, after: State, axis: int, 
         return _part(piece, *split, place.sizes[axis], index).contiguous() if source == "B" else piece
     if target == "B":
         return piece  # an axis of one device
-    filler = torch.full_like if target == "M" else None
     if source == "B":
         if target == "M" or index == 0:
             return piece
@@ -132,14 +131,10 @@ def _local(piece: Tensor, shape: Shape, before: State, after: State, axis: int, 
     from_split = split_of(source)
     assert from_split is not None
     empty = piece.new_zeros(place.local(shape, after))
-    if filler is not None:
+    if target == "M":
         empty.fill_(float("-inf") if empty.is_floating_point() else torch.iinfo(empty.dtype).min)
-    whole = _joined([piece if i == index else _outside(empty, from_split, place.sizes[axis], i) for i in range(place.sizes[axis])], *from_split)
-    return whole
-
-
-def _outside(empty: Tensor, split: tuple[int, int], parts: int, index: int) -> Tensor:
-    return _part(empty, *split, parts, index)
+    count = place.sizes[axis]
+    return _joined([piece if i == index else _part(empty, *from_split, count, i) for i in range(count)], *from_split)
 
 
 class _Redistribute(torch.autograd.Function):  # type: ignore[misc]

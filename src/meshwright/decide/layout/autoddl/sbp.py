@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
-from math import prod
 
 __all__ = [
     "State", "coordinates", "gradient_of", "local_extent", "local_shape", "local_slices", "smallest_extent", "split_of", "valid", "value_of",
@@ -125,7 +124,3 @@ def local_slices(shape: Sequence[int], state: State, sizes: Sequence[int], at: S
             start, length = _chunk(high - low, sizes[axis], at[axis])
             runs[dim] = ((low + start, low + start + length),)
     return runs
-
-
-def elements(shape: Sequence[int]) -> int:
-    return prod(shape)
