@@ -19,7 +19,7 @@ import msgspec
 
 from ..bound import Bound, fraction_of
 from ..errors import FormatError
-from ..plan import SCHEMA, VERSION, Alternative, CycleEntry, Plan, Prediction, TrainingLayout
+from ..plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
 from ..program import MAX_EXECUTED_STEPS, Program
 from ..program import SCHEMA as PROGRAM_SCHEMA
 from ..program_calls import refuse_too_many_steps
@@ -197,6 +197,29 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for i, value in enumerate(layout.values):
         if value.size_bytes < 0 or any(dim < 0 for dim in value.shape):
             raise FormatError("sizes must be >= 0", where=f"{where}.values[{i}]")
+        if value.reduce not in ("sum", "max"):
+            raise FormatError(f"must be sum or max, got {value.reduce[:64]!r}", where=f"{where}.values[{i}].reduce")
+    _check_splits(layout, where)
+
+
+def _check_splits(layout: TrainingLayout, where: str) -> None:
+    """Splits whose ranges can be worked out; whether they fit their tensors is known once the model is."""
+    cuts: list[tuple[str, ParamShard | ValueSplit, int, int]] = [(f"shards[{i}]", s, s.axis, layout.tensor) for i, s in enumerate(layout.shards)]
+    cuts += [(f"values[{i}].split", v.split, v.split.dim, len(v.shape)) for i, v in enumerate(layout.values) if v.split is not None]
+    for name, cut, axis, limit in cuts:
+        low = min(axis, cut.groups, cut.blocks - 1, *(min(size - 1, groups) for size, groups in cut.mixed), 0)
+        if low < 0 or (name.startswith("values") and axis >= limit):
+            raise FormatError("dimensions, blocks, groups and sizes are positive and exist", where=f"{where}.{name}")
+    named = [(name, cut.shares) for name, cut, _, _ in cuts] + [(f"segments[{i}]", s.shares) for i, s in enumerate(layout.segments)]
+    for name, shares in named:
+        if shares and (len(shares) != layout.tensor or min(shares) < 1):
+            raise FormatError(f"must be one positive share for each of {layout.tensor} ranks", where=f"{where}.{name}.shares")
+    for i, partial in enumerate(layout.partial_gradients):
+        if sorted(x for g in partial.groups for x in g) != list(range(layout.tensor)):
+            raise FormatError("groups must hold every tensor-parallel rank once", where=f"{where}.partial_gradients[{i}].groups")
+    for i, loss in enumerate(layout.losses):
+        if loss.smoothing not in ("torch", "megatron"):
+            raise FormatError(f"must be torch or megatron, got {loss.smoothing[:64]!r}", where=f"{where}.losses[{i}].smoothing")
 
 
 def _check_bound(bound: Bound, where: str) -> None:
