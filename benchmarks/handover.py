@@ -1,6 +1,6 @@
 """Handing schedules over: every exported MSCCL file replayed in an interpreter of the executor's rules; mutants of 20 files refused.
 
-Run: `python benchmarks/handover.py` (prints one JSON document; raw output goes to benchmarks/results/handover.json).
+Run: `python benchmarks/handover.py` (prints a summary; raw output goes to benchmarks/results/handover.json).
 
 - `replay`: schedules of all strategies on several fabrics, written as MSCCL XML and run on integers by `tests/io/msccl_executor_twin.py`, which
   shares no code with the reader, the writer or the checker. Refusals are listed with the limit they name.
@@ -13,7 +13,6 @@ Times are processor seconds of this process.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 from collections import Counter
@@ -31,10 +30,11 @@ from meshwright.io.msccl_xml import msccl_text, parse_msccl
 from meshwright.msccl import MscclAlgo
 from meshwright.mutate_msccl import MSCCL_OPERATORS, msccl_mutants
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "io"))
+import machine
 from msccl_executor_twin import Hang, replays
 
-RESULTS = Path(__file__).parent / "results" / "handover.json"
 SIZE = 1 << 20
 PER_OPERATOR = 3
 SEEDS = 25
@@ -148,13 +148,29 @@ def main() -> None:
         "equivalent": total("equivalent"), "missed": total("missed"), "undecided": total("unknown"),
         "distinct_diagnostics": total("distinct_diagnostics"), "distinct_share": total("distinct_diagnostics") / total("wrong"),
     }  # fmt: skip
-    document = {
-        "schema": "meshwright.benchmark", "version": 1, "benchmark": "handover", "python": platform.python_version(), "per_operator": PER_OPERATOR,
-        "seeds": SEEDS, "rows": [summary, *rows],
-    }  # fmt: skip
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    machine.record(
+        "handover", rows_of(summary), summary=summary, per_operator=PER_OPERATOR, seeds=SEEDS,
+        replays=[r for r in rows if r["what"] == "replay"], mutants=mutants,
+    )  # fmt: skip
     print(json.dumps(summary, indent=1))
+
+
+def rows_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Counts against how many there are (ratio 1 = all), and what must not be against nothing (ratio 0 = none)."""
+
+    def none(what: str, value: int) -> dict[str, Any]:
+        return {"what": what, "value": value, "unit": "count", "limit": 0, "ratio": float(value)}
+
+    return [
+        {"what": "exported MSCCL files that replay right", "value": summary["files_right"], "unit": "files", "limit": summary["files"]},
+        none("mutation operators whose mutants were never refused", len(summary["operators_never_refused"])),
+        {"what": "mutants refused, or the same schedule", "value": summary["refused_mutants"] + summary["equivalent"], "unit": "mutants",
+         "limit": summary["mutants"]},
+        none("mutants missed", summary["missed"]),
+        none("mutants without a verdict", summary["undecided"]),
+        {"what": "distinct diagnostics of refused mutants", "value": summary["distinct_diagnostics"], "unit": "diagnostics",
+         "limit": summary["refused_mutants"]},
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

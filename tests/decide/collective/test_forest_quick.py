@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_forest import assert_sound
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl
+from meshwright.decide.collective.forestcoll import quick
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.quick import HopTimes, arrival_s, quicker, without_way_back
 from meshwright.decide.collective.rates import rate_graph, worst_cut
@@ -64,6 +65,18 @@ def test_published_machines_get_trees_that_hurry(name: str, before_us: float, mo
     assert slow.ratio == fast.ratio == 1
     assert arrival_s(slow, seconds) * 1e6 > before_us and arrival_s(fast, seconds) * 1e6 <= most_us
     assert max(fast.load[arc] / graph.arcs[arc] for arc in fast.load) <= fast.stretch
+
+
+def test_many_trees_and_images_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = load_fabric("dgx-h100:2")
+    graph = rate_graph(fabric, [d.name for d in fabric.devices])
+    seconds = HopTimes(fabric, graph, turned=False)
+    slow = build_forest(graph, [1] * graph.ranks)
+    assert quicker(slow, seconds) is not slow
+    monkeypatch.setattr(quick, "MOST_ENTRIES", 16)
+    assert quicker(slow, seconds) is slow
+    images = build_forest(rate_graph(load_fabric("hgx-b200:2"), [d.name for d in fabric.devices]), [1] * graph.ranks)
+    assert images.symmetry is not None and quicker(images, seconds) is images
 
 
 @pytest.mark.parametrize("name", ["dgx-h100:2", "dgx-h100:4", "mi300x:2", "mi250:2", "dgx-a100:3"])

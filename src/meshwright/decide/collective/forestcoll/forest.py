@@ -19,6 +19,7 @@ import numpy as np
 from ....errors import CheckFailed, Unsupported
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph, worst_cut
+from .balance import balanced_capacities, surpluses
 from .boxes import alike_forest
 from .pack import DEFECT, Tree, lowered, pack_capacities
 from .symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
@@ -224,7 +225,7 @@ def build_forest(
     """
     optimum = worst_cut(graph, weight).ratio
     k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline, strict=strict)
-    capacities = rounded_capacities(graph, stretch)
+    capacities = _without_surplus(graph, weight, k, rounded_capacities(graph, stretch))
     forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
     if forest is None:
         demand = {r: k * w for r, w in enumerate(weight) if w}
@@ -232,6 +233,15 @@ def build_forest(
         forest = Forest(graph, tuple(weight), k, stretch, optimum, lowered(found))
     _require_sound(forest)
     return forest
+
+
+def _without_surplus(graph: RateGraph, weight: Sequence[int], k: int, capacities: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """Capacities with balanced switches where that costs nothing, else as they are."""
+    if not surpluses(graph.nodes, graph.ranks, capacities):
+        return capacities
+    demand, every = [k * w for w in weight], np.arange(graph.ranks, dtype=np.int32)
+    found = balanced_capacities(graph.nodes, graph.ranks, capacities, lambda arcs: _receives_all(graph, arcs, demand, every))
+    return found if found is not None else capacities
 
 
 def _structured(

@@ -22,6 +22,7 @@ from .pack import Path, Tree, merged
 __all__ = ["HopTimes", "arrival_s", "quicker", "without_way_back"]
 
 MOST_ROWS = 1024  # trees, each counted as often as it occurs
+MOST_ENTRIES = 1 << 17  # devices of all trees
 PROPOSALS = 2000  # per tree and device ...
 MOST_WORK = 16_000_000  # ... and at most so many, times devices
 FIRST_WORK = 4_000_000  # of the first attempt; the second has more, where there are trees enough ...
@@ -107,17 +108,17 @@ def quicker(forest: Forest, seconds: HopTimes, *, hurried: bool = False) -> Fore
 
     `hurried`: what the first of several attempts finds.
     """
-    found, arrives = forest, arrival_s(forest, seconds)
-    if forest.symmetry is not None or len(forest.trees) < 2:
+    if forest.symmetry is not None or len(forest.trees) < 2 or len(forest.trees) * forest.graph.ranks > MOST_ENTRIES:
         return forest
+    found, arrives = forest, arrival_s(forest, seconds)
     total = sum(tree.units for tree in forest.trees)
     ways = [list(forest.trees)]
     if len(forest.trees) < total <= MOST_ROWS:
         ways.append([replace(tree, units=1) for tree in forest.trees for _ in range(tree.units)])
     for trees in ways:
-        if len(trees) > MOST_ROWS:
-            continue
         n = forest.graph.ranks
+        if len(trees) > MOST_ROWS or len(trees) * n > MOST_ENTRIES:
+            continue
         long = max(1, min(PROPOSALS * len(trees) * n, MOST_WORK // n))
         short = min(long, max(1, FIRST_WORK // n))
         attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MOST_STARTS)]
