@@ -68,3 +68,19 @@ def test_run_verifies_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert row["bytes_equal"] and row["loss_apart"] < 1e-9 and row["gradients_apart"] < 1e-9 and row["time_s"] > 0
     code, _, err = said(capsys, "layout", "run", str(tmp_path / "none.json"))
     assert code == 2 and "cannot read" in err
+
+
+def test_a_run_that_sends_other_bytes_or_differs_fails() -> None:
+    from meshwright.cli.layout_run import good
+    from meshwright.run.dtensor_run import LayoutResult
+
+    def result(**facts: object) -> LayoutResult:
+        given = {"bytes_equal": True, "loss_apart": 1e-12, "gradients_apart": 1e-12} | facts
+        return LayoutResult(
+            plan="a", strategy="data", mesh=(2,), predicted_s=1.0, step_s=(1.0,), losses=(1.0,), sent_bytes=({},), kept_bytes=(1,), **given
+        )  # type: ignore[arg-type]
+
+    assert good(result(), "float64") and good(result(loss_apart=None, gradients_apart=None), "float64")
+    assert not good(result(bytes_equal=False), "float64")
+    assert not good(result(gradients_apart=1e-6), "float64") and good(result(gradients_apart=1e-6), "float32")
+    assert not good(result(loss_apart=1e-2), "")

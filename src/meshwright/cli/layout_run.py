@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> Result:
         timeout_s=args.timeout,
     )  # fmt: skip
     document = {"schema": "meshwright.layout-run", "version": 1, "runs": [row(r) for r in found]}
-    return Result(document, "\n".join(map(line, found)), 0 if all(good(r) for r in found) else 1)
+    return Result(document, "\n".join(map(line, found)), 0 if all(good(r, args.dtype) for r in found) else 1)
 
 
-def good(result: LayoutResult) -> bool:
+def good(result: LayoutResult, dtype: str) -> bool:
     """Bytes as planned and, if it was asked for, equal to the serial run within 1e-9 (float64) or 1e-3 (the rest)."""
     apart = max(result.loss_apart or 0.0, result.gradients_apart or 0.0)
-    return result.bytes_equal and apart <= 1e-3
+    return result.bytes_equal and apart <= (1e-9 if dtype == "float64" else 1e-3)
 
 
 def row(result: LayoutResult) -> dict[str, Any]:
