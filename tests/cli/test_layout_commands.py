@@ -41,7 +41,8 @@ def test_operators_kept_whole_are_named(capsys: pytest.CaptureFixture[str], tmp_
     ("words", "code", "what"),
     [
         (("--strategy", "magic"), 2, "there is no strategy"), (("--mesh", "2by2"), 2, "is no mesh"), (("--mesh", "3x2"), 2, "is not 4 devices"),
-        (("--memory", "12 parsecs"), 2, "--memory"), (("--memory", "1kB"), 3, "no layout fits"), (("--out", "/nowhere/at/all.json"), 2, "no directory"),
+        (("--memory", "12 parsecs"), 2, "--memory"), (("--memory", "1kB"), 3, "no layout fits"),
+        (("--out", "/nowhere/at/all.json"), 2, "no directory"),
         (("--strategy", "data", "--mesh", "2x2"), 2, "no plan here"),
     ],
 )  # fmt: skip
