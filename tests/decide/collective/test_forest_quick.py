@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from test_forest import assert_sound
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl
+from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.forestcoll import quick
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.quick import HopTimes, arrival_s, quicker, without_way_back
@@ -93,10 +95,15 @@ def test_without_a_way_back_the_optimum_of_one_root_is_the_same(name: str) -> No
         assert sum(r for (_, v), r in pruned.arcs.items() if v == w) == sum(r for (u, _), r in pruned.arcs.items() if u == w)
 
 
-def test_one_server_has_no_way_back_to_leave_out() -> None:
-    fabric = load_fabric("mi250:1")
+@pytest.mark.parametrize("name", ["mi250:1", "ring:4"])
+def test_links_back_stay_where_there_is_one_server_or_trees_need_them(name: str) -> None:
+    """Round a ring of servers trees go both ways: without the links out of the last one only one way is left."""
+    fabric = load_fabric(name)
     graph = rate_graph(fabric, [d.name for d in fabric.devices])
     assert without_way_back(graph, 0) is None
+    problem = CollectiveProblem.on(fabric, "broadcast", 1 << 24)
+    plan = ForestColl().plan(problem, rng=np.random.default_rng(0))
+    assert plan.notes["ratio"] == "1" and Fraction(plan.notes["bandwidth_time_s"]) == bandwidth_bound(problem).exact
 
 
 def planned(op: str, name: str, **options: object):  # type: ignore[no-untyped-def]

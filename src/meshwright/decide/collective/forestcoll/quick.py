@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from ....errors import Disconnected
 from ....fabric import Fabric
 from ....kernels.treepack_anneal import anneal_parents
-from ..rates import RateGraph
+from ..rates import RateGraph, worst_cut
 from .forest import Forest
 from .pack import Path, Tree, merged
 
@@ -66,7 +67,7 @@ def arrival_s(forest: Forest, seconds: HopTimes) -> float:
 
 
 def without_way_back(graph: RateGraph, root: int) -> RateGraph | None:
-    """The graph without links into the root's server, nor out of one other like it; None where switches would not stay balanced.
+    """The graph without links into the root's server, nor out of one other like it; None where that costs throughput or unbalances switches.
 
     Of the servers some need not send: the last one is taken, which with the root's makes up for what other switches no longer pass on.
     """
@@ -81,7 +82,7 @@ def without_way_back(graph: RateGraph, root: int) -> RateGraph | None:
         now = _surplus(graph, kept)
         uneven = [w for w in range(graph.ranks, graph.nodes) if now[w] != wanted[w]]
         if not uneven:
-            return replace(graph, arcs=kept)
+            return _as_good(graph, replace(graph, arcs=kept), root)
         for w in uneven:
             amount = now[w] - wanted[w]
             arcs = [a for a in kept if a[int(amount > 0)] == w and group[a[0]] == group[a[1]] == (last if amount > 0 else home)]
@@ -92,6 +93,15 @@ def without_way_back(graph: RateGraph, root: int) -> RateGraph | None:
                 if not kept[arc]:
                     del kept[arc]
     return None
+
+
+def _as_good(graph: RateGraph, pruned: RateGraph, root: int) -> RateGraph | None:
+    """The pruned graph, if the root reaches all as fast in it."""
+    weight = [int(r == root) for r in range(graph.ranks)]
+    try:
+        return pruned if worst_cut(pruned, weight).ratio == worst_cut(graph, weight).ratio else None
+    except Disconnected:
+        return None
 
 
 def _surplus(graph: RateGraph, arcs: dict[tuple[int, int], int]) -> list[int]:

@@ -265,7 +265,7 @@ class ForestColl:
 
             pruned = without_way_back(of, weight.index(1)) if sum(weight) == 1 and self.back is not True else None
             if self.back is False and pruned is None:
-                raise Unsupported("no link leads back into the root's server, or switches would not stay balanced", hint="leave back out")
+                raise Unsupported("no link leads back into the root's server, or trees need those that do", hint="leave back out")
             if self.structure is not None or self.trees is not None:
                 return hastened(self._lower_of_both(pruned if pruned is not None and self.back is False else of, weight, deadline))
             if sum(weight) == 1:
