@@ -31,6 +31,7 @@ FEW_TREES = 8
 NEARLY = Fraction(995, 1000)
 SMALL_FOREST = 4096  # trees in all
 MAX_UNITS = 1 << 20  # shares that a message may be cut into
+MOST_WIDENED = 64  # steps by which capacities may grow until switches can be balanced
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def build_forest(
     """
     optimum = worst_cut(graph, weight).ratio
     k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline, strict=strict)
-    capacities = _without_surplus(graph, weight, k, rounded_capacities(graph, stretch))
+    stretch, capacities = _without_surplus(graph, weight, k, stretch, deadline)
     forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
     if forest is None:
         demand = {r: k * w for r, w in enumerate(weight) if w}
@@ -235,13 +236,26 @@ def build_forest(
     return forest
 
 
-def _without_surplus(graph: RateGraph, weight: Sequence[int], k: int, capacities: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
-    """Capacities with balanced switches where that costs nothing, else as they are."""
-    if not surpluses(graph.nodes, graph.ranks, capacities):
-        return capacities
+def _without_surplus(
+    graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, deadline: float
+) -> tuple[Fraction, dict[tuple[int, int], int]]:  # fmt: skip
+    """(U, capacities) with balanced switches, at the least stretch from `stretch` on where that is found; else as they are.
+
+    Where switches take in and give out unlike rates, that every cut is wide enough does not suffice for a packing: a little more room may be needed.
+    """
     demand, every = [k * w for w in weight], np.arange(graph.ranks, dtype=np.int32)
-    found = balanced_capacities(graph.nodes, graph.ranks, capacities, lambda arcs: _receives_all(graph, arcs, demand, every))
-    return found if found is not None else capacities
+    wider = stretch
+    for _ in range(MOST_WIDENED):
+        capacities = rounded_capacities(graph, wider)
+        if not surpluses(graph.nodes, graph.ranks, capacities):
+            return wider, capacities
+        found = balanced_capacities(graph.nodes, graph.ranks, capacities, lambda arcs: _receives_all(graph, arcs, demand, every))
+        if found is not None:
+            return wider, found
+        if monotonic() > deadline:
+            break
+        wider = min(Fraction(wider.numerator * rate // wider.denominator + 1, rate) for rate in set(graph.arcs.values()))
+    return stretch, rounded_capacities(graph, stretch)
 
 
 def _structured(

@@ -1,0 +1,82 @@
+"""Capacities under which every switch gives out as many units as it takes in, as edge splitting needs it, and every rank still receives everything.
+
+Cite: ForestColl (see strategy).
+Left open by the paper: it assumes such rates. Measured ones never are: a port of 999.3 Mbit/s in and 998.9 Mbit/s out rounds to unlike units.
+Our answer: a tree that enters a switch leaves it, so a switch's surplus on one side is of no use to any packing; it is cut off, unit by unit, along
+a path to a rank or to a switch that lacks the other side, as long as max-flow says that every rank still receives all.
+Invariant: no capacity grows. Cost: one sweep of max-flows per path that is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["balanced_capacities", "surpluses"]
+
+Arcs = dict[tuple[int, int], int]
+MOST_PATHS = 256  # tried per switch and unit
+MOST_HOPS = 4
+
+
+def surpluses(nodes: int, ranks: int, capacities: Mapping[tuple[int, int], int]) -> dict[int, int]:
+    """Units that a switch takes in beyond those that it gives out; switches where both are alike are left out."""
+    found = [0] * nodes
+    for (u, v), units in capacities.items():
+        found[u] -= units
+        found[v] += units
+    return {w: found[w] for w in range(ranks, nodes) if found[w]}
+
+
+def balanced_capacities(
+    nodes: int, ranks: int, capacities: Mapping[tuple[int, int], int], enough: Callable[[Arcs], bool]
+) -> Arcs | None:  # fmt: skip
+    """`enough(capacities)`: every rank still receives all units. None where no path can be given up."""
+    arcs = dict(capacities)
+    while unlike := surpluses(nodes, ranks, arcs):
+        switch, surplus = max(unlike.items(), key=lambda x: (abs(x[1]), -x[0]))
+        trimmed = _trimmed(arcs, ranks, unlike, switch, surplus, enough)
+        if trimmed is None:
+            return None
+        arcs = trimmed
+    return arcs
+
+
+def _trimmed(
+    arcs: Arcs, ranks: int, unlike: Mapping[int, int], switch: int, surplus: int, enough: Callable[[Arcs], bool]
+) -> Arcs | None:  # fmt: skip
+    for number, path in enumerate(_paths(arcs, ranks, unlike, switch, inward=surplus > 0)):
+        if number == MOST_PATHS:
+            break
+        end = path[-1][0] if surplus > 0 else path[-1][1]
+        most = min(abs(surplus), *(arcs[a] for a in path), *([abs(unlike[end])] if end in unlike else []))
+        for amount in dict.fromkeys((most, 1)):
+            tried = dict(arcs)
+            for arc in path:
+                tried[arc] -= amount
+                if not tried[arc]:
+                    del tried[arc]
+            if enough(tried):
+                return tried
+    return None
+
+
+def _paths(
+    arcs: Arcs, ranks: int, unlike: Mapping[int, int], switch: int, *, inward: bool
+) -> Iterator[tuple[tuple[int, int], ...]]:  # fmt: skip
+    """Arcs from the switch against (`inward`) or along the direction of data, to a rank or to a switch of the opposite surplus; widest arcs first."""
+    sides: dict[int, list[tuple[int, tuple[int, int]]]] = {}
+    for arc in sorted(arcs, key=lambda a: (-arcs[a], a)):
+        near, far = (arc[1], arc[0]) if inward else arc
+        sides.setdefault(near, []).append((far, arc))
+    layer: list[tuple[int, tuple[tuple[int, int], ...]]] = [(switch, ())]
+    for _ in range(MOST_HOPS):
+        beyond: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+        for node, path in layer:
+            for far, arc in sides.get(node, ()):
+                if far == switch or any(far in a for a in path):
+                    continue
+                if far < ranks or unlike.get(far, 0) * (-1 if inward else 1) > 0:
+                    yield (*path, arc)
+                else:
+                    beyond.append((far, (*path, arc)))
+        layer = beyond[:MOST_PATHS]

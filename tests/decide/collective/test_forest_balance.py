@@ -1,0 +1,65 @@
+"""Rates as they are measured: no two directions alike, so that rounded capacities leave switches with units that nothing can use."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.check import check_program
+from meshwright.decide.collective import CollectiveProblem, ForestColl
+from meshwright.decide.collective.forestcoll.balance import balanced_capacities, surpluses
+from meshwright.decide.collective.value import simulated_time_s
+from meshwright.io.fabric_name import load_fabric
+
+
+@settings(max_examples=15)
+@given(name=st.sampled_from(["star:4", "two-islands:3", "two-islands", "dgx-a100:1"]), seed=st.integers(0, 999), spread=st.sampled_from([1e-3, 0.02]))
+def test_measured_rates_are_packed(name: str, seed: int, spread: float) -> None:
+    """The plan is checked, and comes near the bound though no rate divides another."""
+    rng, fabric = random.Random(seed), load_fabric(name)
+    links = tuple(replace(x, rate_Bps=int(x.rate_Bps * (1 - spread * rng.random()))) for x in fabric.links)
+    problem = CollectiveProblem.on(replace(fabric, links=links), "all-gather", 1 << 26)
+    plan = ForestColl().plan(problem, rng=np.random.default_rng(0))
+    assert not check_program(plan.program).findings and plan.bound is not None
+    assert simulated_time_s(plan.program, problem.fabric, problem.ranks, None) <= 1.25 * float(plan.bound)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000))
+def test_balanced_capacities_against_max_flow(seed: int) -> None:
+    """Nothing grows, switches are balanced, and everybody still receives, by another implementation of max-flow."""
+    rng = random.Random(seed)
+    ranks, switches = rng.randint(2, 4), rng.randint(1, 3)
+    nodes = ranks + switches
+    arcs = {(r, w): rng.randint(0, 9) for r in range(ranks) for w in range(ranks, nodes)}
+    arcs |= {(w, r): rng.randint(0, 9) for r in range(ranks) for w in range(ranks, nodes)}
+    arcs |= {(a, b): rng.randint(0, 4) for a in range(ranks, nodes) for b in range(ranks, nodes) if a != b}
+    arcs = {a: c for a, c in arcs.items() if c}
+
+    def enough(found: dict[tuple[int, int], int]) -> bool:
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(nodes + 1))
+        graph.add_edges_from((u, v, {"capacity": c}) for (u, v), c in found.items())
+        graph.add_edges_from((nodes, r, {"capacity": 1}) for r in range(ranks))
+        return all(nx.maximum_flow_value(graph, nodes, r) == ranks for r in range(ranks))
+
+    if not enough(arcs):
+        return
+    found = balanced_capacities(nodes, ranks, arcs, enough)
+    if found is None:
+        return
+    assert not surpluses(nodes, ranks, found) and enough(found)
+    assert all(0 < c <= arcs[a] for a, c in found.items())
+
+
+def test_a_surplus_that_is_needed_is_not_cut_off() -> None:
+    """Switch 2 gives out less than it takes in, and giving up either way in would leave a rank without its unit."""
+    arcs = {(0, 2): 1, (1, 2): 1, (2, 0): 1}
+    assert surpluses(3, 2, arcs) == {2: 1}
+    assert balanced_capacities(3, 2, arcs, lambda found: found == arcs) is None
+    assert balanced_capacities(3, 2, arcs, lambda found: (0, 2) in found) == {(0, 2): 1, (2, 0): 1}
