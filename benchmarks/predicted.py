@@ -1,6 +1,6 @@
-"""Prediction against measurement: ten strategies, several fabrics, 256 KiB to 4 MiB, real processes in the lab.
+"""Prediction against measurement: every strategy that makes an all-reduce, six fabrics, 64 KiB to 64 MiB, real processes in the lab.
 
-Run: `python benchmarks/predicted.py` (root or user namespaces; about seven minutes). Overheads of the executor (per message, per byte) and what a
+Run: `python benchmarks/predicted.py` (root or user namespaces; about half an hour). Overheads of the executor (per message, per byte) and what a
 link loses per flow that shares it are fitted on two fabrics and two sizes that are not among those tested; rates of links are the lab's own
 calibration. Then nothing is adjusted any more. A prediction is the simulated time of the walk that ran, at each link's measured goodput.
 """
@@ -28,10 +28,13 @@ from meshwright.fabric import Device, Fabric, Switch
 
 KIB, MIB = 1 << 10, 1 << 20
 STRATEGIES = (
-    "ring", "forestcoll", "joint", "blink", "blueconnect", "hierarchical", "rooted-tree", "double-tree", "halving-doubling", "direct",
+    "ring", "forestcoll", "joint", "taccl", "blink", "blueconnect", "cloudcollectives", "hierarchical", "rooted-tree", "double-tree",
+    "halving-doubling", "recursive-doubling", "bruck", "direct",
 )  # fmt: skip
 FIT_SIZES = (512 * KIB, 2 * MIB)
-SIZES = (256 * KIB, MIB, 4 * MIB)
+SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
+LARGE = (16 * MIB,)
+LARGEST, ON = (64 * MIB,), ("five alike", "ring of cables")  # the quick fabrics: a direct exchange on the others takes a minute
 COUNTED = MIB  # errors are asked for from here on
 PER_MESSAGE_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 PER_BYTE_S = (0.0, 2.5e-10, 5e-10, 1e-9)
@@ -67,15 +70,21 @@ TEST = {
 }  # fmt: skip
 
 
-def measured(fabrics: dict[str, Fabric], sizes: tuple[int, ...], folder: str) -> list[dict[str, Any]]:
+def measured(
+    fabrics: dict[str, Fabric], sizes: tuple[int, ...], folder: str, large: tuple[int, ...] = (), largest: tuple[int, ...] = ()
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Medians of three up to 4 MiB; above, one iteration after one of warm-up."""
     from meshwright.io.fabric_document import fabric_document
     from meshwright.lab import Lab
 
     rows = []
     for name, fabric in fabrics.items():
-        jobs = [
-            {"op": "all-reduce", "sizes": list(sizes), "strategies": [s], "iterations": 3, "warmup": 1, "keep": folder} for s in STRATEGIES
-        ]  # fmt: skip
+        jobs = []
+        for s in STRATEGIES:
+            few = [*large, *(largest if name in ON else ())]
+            jobs.append({"op": "all-reduce", "sizes": list(sizes), "strategies": [s], "iterations": 3, "warmup": 1, "keep": folder})
+            if few:
+                jobs.append({**jobs[-1], "sizes": few, "iterations": 1})
         with Lab.up(fabric) as lab:
             document = fabric_document(lab.measured_fabric)
             for row in measure(lab, jobs):
@@ -138,7 +147,7 @@ def fit(predictor: Predictor, rows: list[dict[str, Any]]) -> tuple[float, float,
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         fitted_on = measured(FIT, FIT_SIZES, folder)
-        tested_on = measured(TEST, SIZES, folder)
+        tested_on = measured(TEST, SIZES, folder, LARGE, LARGEST)
         predictor = Predictor()
         message, byte, loss = fit(predictor, fitted_on)
         for row in (*fitted_on, *tested_on):
