@@ -122,10 +122,10 @@ def rig():
 
 def rank_of(rig, degrees, rank, silent_of):
     """(executor, work, silent) of one rank of the tiny example."""
+    from meshwright.plan_shards import local_values
     from meshwright.program_calls import inline
     from meshwright.run.executor import Executor
     from meshwright.run.lanes import fuse_lanes
-    from meshwright.plan_shards import local_values
     from meshwright.run.memory import RankMemory
     from meshwright.run.optimizers import make_optimizer
     from meshwright.run.segments import build_rank_module

@@ -5,8 +5,8 @@ By induction over one topological order of the inlined program. A compute step i
   B(segment, m)              reads saved:segment:m of its own F and part, and grad:v:m with the contribution of every segment that
                              reads v, once each, all parts summed;
   optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
-                             replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and of every rank of the
-             group where the layout says that a gradient is a partial sum over a group of tensor-parallel ranks.
+                             replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and
+                             of every rank of the group where the layout says that a gradient is a partial sum over one.
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
 `sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B of
 its stage once and one optimizer.
