@@ -95,7 +95,7 @@ def test_switches_add_and_copy_in_one_step_and_hold_a_slot() -> None:
 
 
 def test_options_rebuild_the_program_and_the_plan_names_its_switches() -> None:
-    problem = CollectiveProblem.on(load_fabric("dgx-h100:2"), "all-reduce", 1 << 24)
+    problem = CollectiveProblem.on(load_fabric("dgx-h100:2"), "all-reduce", 1 << 26)
     first = Joint(in_network=True).plan(problem, rng=RNG)
     again = Joint(**first.options).plan(problem, rng=RNG)
     from meshwright.program_hash import program_hash

@@ -10,7 +10,8 @@ from collective_oracle import assert_delivers, balanced_fabric, bandwidth_time_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring, auto
+from meshwright.check import check_program
+from meshwright.decide.collective import NAMES, CollectiveProblem, ForestColl, Ring, auto
 from meshwright.decide.collective.classic.ring import ring_order
 from meshwright.errors import UnknownName, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
@@ -172,19 +173,23 @@ def test_a_broadcast_down_a_one_way_line_needs_no_ring() -> None:
 
 
 def test_auto_passes_on_the_first_refusal_when_nothing_has_a_plan() -> None:
-    """The switch takes in 3 and gives out 2 B/s: no balanced splitting, and only trees were allowed."""
-    links = (("a", "s", 2), ("b", "s", 1), ("s", "a", 1), ("s", "b", 1))
-    fabric = Fabric(
-        name="lopsided",
-        devices=(Device(name="a"), Device(name="b"), Device(name="c")),
-        switches=(Switch(name="s"),),
-        links=tuple(Link(src=u, dst=v, rate_Bps=r) for u, v, r in (*links, ("c", "s", 1), ("s", "c", 1))),
-    )
-    problem = CollectiveProblem.on(fabric, "all-gather", 48)
-    with pytest.raises(Unsupported, match="switch s takes in"):
+    problem = CollectiveProblem.on(two_islands(), "all-to-all", 48)
+    with pytest.raises(Unsupported, match="forestcoll does not do all-to-all"):
         auto(problem, candidates=[ForestColl()])
-    ranked = auto(problem, candidates=[Ring(), ForestColl()])
-    assert ranked[0].strategy.startswith("ring") and "switch s takes in" in ranked[-1].why
+    ranked = auto(problem, candidates=[NAMES["direct"](), ForestColl()])
+    assert ranked[0].strategy == "direct" and "forestcoll does not do all-to-all" in ranked[-1].why
+
+
+def test_a_switch_that_takes_in_more_than_it_gives_out() -> None:
+    """4 B/s in, 3 out: trees use what goes out again, and the plan is right."""
+    links = (("a", "s", 2), ("b", "s", 1), ("c", "s", 1), ("s", "a", 1), ("s", "b", 1), ("s", "c", 1))
+    fabric = Fabric(
+        name="lopsided", devices=tuple(Device(name=n) for n in "abc"), switches=(Switch(name="s"),),
+        links=tuple(Link(src=u, dst=v, rate_Bps=r) for u, v, r in links),
+    )  # fmt: skip
+    problem = CollectiveProblem.on(fabric, "all-gather", 48)
+    plan = auto(problem, candidates=[ForestColl()])[0].plan
+    assert plan is not None and not check_program(plan.program).findings
 
 
 def test_folding_a_ring_out_of_rank_order_is_refused() -> None:

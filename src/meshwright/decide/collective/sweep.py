@@ -85,14 +85,17 @@ def _between(
     leaders = _leaders(low.ranked) | _leaders(high.ranked)
     for name, candidate in by_name.items():
         best: Ranked | None = None
-        for row, plan in [] if name in leaders else _worth_trying(problem, low, high, name):
+        for row, plan in _worth_trying(problem, low, high, name):
+            if name in leaders and simulated_steps(plan.program) > HEAVY:
+                continue  # planned afresh anyway
             made = resized(plan, row.problem, problem, bound)
             if made is not None:
                 time_s = simulated_time_s(made.program, problem.fabric, (*problem.ranks, *made.switches), problem.transport)
                 if best is None or best.time_s is None or time_s < best.time_s:
                     best = Ranked(strategy=name, plan=made, time_s=time_s, why="")
-        if best is None:
-            best = _afresh(problem, name, candidate, False, each_s)
+        if best is None or name in leaders:
+            afresh = _afresh(problem, name, candidate, False, each_s)
+            best = afresh if best is None else _faster(best, afresh)
         entries.append(best)
     late = _leaders(explained(entries)) - leaders
     for i, entry in enumerate(entries):

@@ -29,10 +29,10 @@ __all__ = [
 
 WALKS = ("depth", "simulated")
 
-# As `benchmarks/predicted.py` fits them, on two fabrics.
-PER_MESSAGE_S = 1e-4  # at either end, a core to itself
-PER_BYTE_S = 1e-9
-LOSS_PER_FLOW = 0.04  # of a link's rate, for every pair of ranks beyond the first
+# Fitted on the fabrics that `benchmarks/predicted.py` fits on.
+PER_MESSAGE_S = 5e-5  # at either end, a core to itself
+PER_BYTE_S = 2e-9
+LOSS_PER_FLOW = 0.005  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
 MOST_TIMED_STEPS = 60_000  # executed steps of all ranks, up to which walks follow a simulation
 MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
