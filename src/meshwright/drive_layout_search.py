@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-import msgspec
+from typing import Literal
 
 from .cost import Cost
 from .decide.layout.layer_costs import Precision, layer_table
@@ -30,26 +29,26 @@ class LayoutFindings:
     demands: Demands
 
 
-def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cost, changes: Mapping[str, object] | None = None) -> TrainingRuntime:
+def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cost) -> TrainingRuntime:
     """How messages behave, from fabric and cost: shared NICs, latency of the farthest message; sizes in the table are bytes already."""
-    base = TrainingRuntime(
+    return TrainingRuntime(
         activation_bytes_per_value=1.0, gradient_bytes_per_value=table.state.message, saved_bytes_per_value=1.0,
         state_bytes_per_parameter=sum(table.state[:3]), gpus_per_server={k.name: k.gpus for k in kinds},
         nics_by_device={k.name: k.nics for k in kinds if k.nics},
         per_message_s=cost.transport.per_message_s + max(k.outside_latency_s for k in kinds), source=cost.source,
     )  # fmt: skip
-    try:
-        return msgspec.structs.replace(base, **(changes or {}))
-    except TypeError as error:
-        raise UsageError(str(error), where="runtime") from None
 
 
 def find_layouts(
-    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, *, global_batch: int, precision: Precision, microbatches: Iterable[int] = MICROBATCHES,
-    tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0, demands: Demands | None = None, methods: Iterable[str] = METHODS,
-    runtime: Mapping[str, object] | None = None, simulated: int = 50, refine: int = 5,
+    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, *, global_batch: int, precision: Precision,
+    microbatches: Iterable[int] = MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
+    demands: Demands | None = None, methods: Iterable[str] = METHODS, adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
+    simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
+    sharding_messages: Literal["overlapped", "blocking"] = "overlapped",
 ) -> LayoutFindings:  # fmt: skip
-    """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `tensors`: degrees, default all powers of two in a server.
+    """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime.
+
+    `tensors`: degrees, by default all powers of two in a server; `levels`: sharding levels allowed.
 
     Raises: Infeasible, UsageError, Disconnected and what the parts raise.
     """
@@ -59,14 +58,21 @@ def find_layouts(
     kinds = server_kinds(fabric)
     largest = max(k.gpus for k in kinds)
     degrees = sorted(set(tensors)) or [t for t in (1 << i for i in range(largest.bit_length())) if t <= largest]
+    allowed = set(levels)
+    if not allowed or not allowed <= {0, 1, 2, 3}:
+        raise UsageError("sharding levels are 0, 1, 2 and 3", where="levels")
     sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
     if not sizes:
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
-    table = layer_table(graph_at, kinds, cost, microbatches=sizes, tensors=degrees, precision=precision, sequence=sequence)
+    table = layer_table(
+        graph_at, kinds, cost, microbatches=sizes, tensors=degrees, precision=precision, sequence=sequence,
+        sharding_messages=sharding_messages,
+    )  # fmt: skip
     pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)
+    runtime = runtime_of_servers(kinds, table, cost)
     problem = Problem(
-        table=table, pools=pools, network=network_of(kinds), runtime=runtime_of_servers(kinds, table, cost, runtime), global_batch=global_batch,
-        choices=uniform_choices(),
+        table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
+        choices=tuple(c for c in uniform_choices() if c.sharding in allowed),
     )  # fmt: skip
     wanted = demands or Demands()
     return LayoutFindings(found=search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine), problem=problem, demands=wanted)

@@ -85,7 +85,7 @@ def server_kinds(fabric: Fabric) -> tuple[ServerKind, ...]:
             ServerKind(
                 name=label, zone=zone, device=fabric.devices[members[0]], gpus=len(members), nics=count, nic_Bps=rate, servers=tuple(names),
                 inside_Bps=inside, inside_latency_s=_latency(fabric, near), outside_latency_s=_latency(fabric, far),
-            )  # fmt: skip
+            )
         )
     return tuple(kinds)
 

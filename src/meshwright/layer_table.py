@@ -138,10 +138,12 @@ class LayerTable:
                 forward_s, backward_s = forward_s + gather, backward_s + after
             wire = part_wire(row.parameters, self.state) if choice.sharding == 2 else 0.0
         samples = entry.microbatch
-        whole = row.parameters * ((0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding])  # next one gathered too
+        # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
+        gathered = row.parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
         size = LayerSize(
             parameters=wire / self.state.message, saved_values=row.kept_bytes[i] / samples, output_values=row.output_bytes * inner / samples,
-            state_bytes=row.parameters * self.state.at(choice.sharding, copies), working_bytes=max(0.0, row.kept_bytes[0] - row.kept_bytes[i]) + whole,
+            state_bytes=row.parameters * self.state.at(choice.sharding, copies),
+            working_bytes=max(0.0, row.kept_bytes[0] - row.kept_bytes[i]) + gathered,
         )  # fmt: skip
         return LayerTime(forward_s, backward_s, update_s), size
 

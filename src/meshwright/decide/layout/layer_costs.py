@@ -112,7 +112,8 @@ def layer_table(
     return LayerTable(
         model=first.model, names=tuple(names), rows=rows, state=precision.state, sample_flops=flops,
         inside_Bps={k.name: k.inside_Bps[k.gpus] for k in kinds if k.gpus > 1},
-        outside_Bps={k.name: k.device_nic_Bps for k in kinds if k.nics}, gpus_per_server={k.name: k.gpus for k in kinds}, sharding_messages=sharding_messages,
+        outside_Bps={k.name: k.device_nic_Bps for k in kinds if k.nics}, gpus_per_server={k.name: k.gpus for k in kinds},
+        sharding_messages=sharding_messages,
         inside_hop_s={k.name: k.inside_latency_s + cost.transport.per_message_s for k in kinds},
         outside_hop_s={k.name: k.outside_latency_s + cost.transport.per_message_s for k in kinds},
         notes=tuple(notes), source=f"{cost.source}, {precision.dtype}",
@@ -153,7 +154,7 @@ def _layer_starts(chain: _Chain, least: int) -> list[int]:
             if min(between, after) * 100 * max(1, len(positions)) >= total:
                 starts.append(i)
                 done = i
-        if len(starts) >= least or done == 0 and level == levels[-1]:
+        if len(starts) >= least or (done == 0 and level == levels[-1]):
             break
     return starts
 
@@ -261,13 +262,13 @@ def _rows(p: _Pricing) -> tuple[LayerRow, ...]:
         less, again = _selective(p, nodes, names, kept)
         into = sum(chain.size_of.get(v, 0.0) * p.part_of[v] for v in chain.borders[a]) if a else 0.0
         leaves = sum(chain.size_of.get(v, 0.0) * (p.part_of[v] if p.sequence else 1.0) for v in chain.borders[z]) if z < len(chain.units) else 0.0
-        flops = [sum(f(n).flops * p.part_of[n.name] for n in nodes) for f in (lambda n: n.forward, lambda n: n.backward)]
+        flops = [sum(w.flops * p.part_of[n.name] for n in nodes for w in (getattr(n, phase),)) for phase in ("forward", "backward")]
         found.append(
             LayerRow(
                 forward_s=forward + out, backward_s=backward + back, update_s=p.update_s(count), parameters=count, output_bytes=leaves,
                 kept_bytes=(whole, min(whole, less + extra), min(whole, into)), again_s=(0.0, again, forward + out), tensor_s=(out, back),
                 flops=(flops[0], flops[1]),
-            )  # fmt: skip
+            )
         )
     return tuple(found)
 

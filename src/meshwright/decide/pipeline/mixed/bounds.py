@@ -13,6 +13,7 @@ Both hold for every layout that `predict` simulates (up to the rounding of messa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ def layout_bounds(problem: Problem, candidate: Candidate) -> LayoutBounds:
     tensors = "/".join(str(t) for t in sorted({r.tensor for s in layout.stages for r in s.replicas}))
     levels = "/".join(str(x) for x in sorted({c.sharding for c in candidate.choices}))
     what = f"{layout.data} pipelines of {len(layout.stages)} stages, tensor degree {tensors}, micro-batch {layout.microbatch}, sharding {levels}"
-    return LayoutBounds(universal_s=value, universal=parts, family_s=family_bound_s(problem, candidate), family=what)
+    return LayoutBounds(universal_s=value, universal=parts, family_s=max(value, family_bound_s(problem, candidate)), family=what)
 
 
 # ---- universal ---------------------------------------------------------------------------------------------------------
@@ -111,7 +112,9 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
     total = sum(layout.microbatches)
 
     def enough(limit: float) -> bool:
-        return sum(n * _passes(limit, reference, [ratio[r] for r in c], [tail[r] for r in c], hop, total) for c, n in columns.items()) >= total
+        # micro-batches are whole; the small share added keeps rounding from losing one
+        each = {c: _passes(limit, reference, [ratio[r] for r in c], [tail[r] for r in c], hop, total) for c in columns}
+        return sum(n * math.floor(each[c] + 1e-9) for c, n in columns.items()) >= total
 
     low, high = 0.0, reference * total * max(ratio.values()) * (2 + len(layout.stages)) + 2 * hop * len(layout.stages) + 1e-9
     high *= 1 + max(tail.values())
@@ -124,10 +127,10 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
 def _stage_numbers(
     problem: Problem, layout: ProfiledLayout, levels: set[int]
 ) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:
-    """(seconds of all layers on the reference, least ratio to it per replica kind, least tail per second, one message between stages)."""
+    """(work of all layers, least seconds of a unit of it per kind of replica, least tail per second, one message between stages)."""
     replicas = list(dict.fromkeys(r for s in layout.stages for r in s.replicas))
     least: dict[Replica, F64] = {}
-    tail: dict[Replica, float] = {}
+    late: dict[Replica, F64] = {}
     hop = float("inf")
     allowed = [c for c in problem.choices if c.sharding in levels]
     for r in replicas:
@@ -136,12 +139,13 @@ def _stage_numbers(
         time = np.min([a["forward_s"] + a["backward_s"] for a in arrays], axis=0)
         ring = _least_ring(problem, layout, r)
         after = np.min([a["update_s"] + (0 if problem.runtime.overlap_gradients else ring * a["wire_bytes"]) for a in arrays], axis=0)
-        least[r], tail[r] = time, float(np.min(after / np.maximum(time, 1e-30)))
+        least[r], late[r] = time, after
         if len(layout.stages) > 1:
             hop = min(hop, float(np.min([a["output_bytes"][:-1].min() for a in arrays])) * _fastest(problem) + problem.runtime.per_message_s)
-    base = least[replicas[0]]
-    ratio = {r: float(np.min(t / np.maximum(base, 1e-30))) for r, t in least.items()}
-    return float(base.sum()), ratio, tail, hop if np.isfinite(hop) else 0.0
+    whole = {r: float(t.sum()) for r, t in least.items()}
+    share = np.min([t / whole[r] for r, t in least.items()], axis=0)  # of a layer in the work: on no kind does it take a smaller one
+    tail = {r: float(np.min(late[r] / np.maximum(whole[r] * share, 1e-30))) for r in replicas}
+    return float(share.sum()), whole, tail, hop if np.isfinite(hop) else 0.0
 
 
 def _least_ring(problem: Problem, layout: ProfiledLayout, replica: Replica) -> float:

@@ -4,6 +4,7 @@ Cite: Um et al., "Metis: Fast Automatic Distributed Training on Heterogeneous GP
 Strati et al., Sailor, SOSP 2025 (tensor degrees stay in a server; zones).
 Sequences: every pipeline passes through the kinds in one order; a stage has one kind, layers are divided by its speed (`split`).
 Side by side: a pipeline has one kind; faster ones get more micro-batches, so that all end together. Kinds in different zones are different kinds.
+Weights and gradients are gathered every micro-batch (sharding 2, 3) only among replicas with equal NICs: tables price a rank's own.
 Pruning: tensor degrees of neighbours differ at most by a factor of two. Subsets of the kinds are tried too: a slow kind may cost more than it gives.
 """
 
@@ -93,8 +94,9 @@ def _judged(problem: Problem, columns: Sequence[tuple[Replica, ...]], what: str)
         if rest or total < data or any(e not in problem.table.rows for e in entries) or total * len(columns[0]) > MAX_PASSES:
             continue
         best: tuple[float, Candidate] | None = None
+        even = all(len({problem.table.outside_Bps.get(c[s].device) for c in columns}) == 1 for s in range(len(columns[0])))
         for choice in problem.choices:
-            if choice.tensor or bool(choice.sharding) != (data > 1) or choice.sharding == 2:
+            if choice.tensor or bool(choice.sharding) != (data > 1) or choice.sharding == 2 or (choice.sharding > 1 and not even):
                 continue
             found = _one(problem, columns, microbatch, total, choice, what)
             estimate = problem.estimate(found)

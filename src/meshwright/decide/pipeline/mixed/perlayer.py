@@ -9,8 +9,6 @@ Invariant: the result fits, and no assignment whose memories, rounded up to whol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +17,9 @@ __all__ = ["best_choices"]
 F64 = NDArray[np.float64]
 
 
-def best_choices(time_s: F64, memory_bytes: F64, working_bytes: F64, transform_s: F64, limit_bytes: float, unit_bytes: float) -> tuple[float, list[int]] | None:
+def best_choices(
+    time_s: F64, memory_bytes: F64, working_bytes: F64, transform_s: F64, limit_bytes: float, unit_bytes: float
+) -> tuple[float, list[int]] | None:
     """`time_s[l, s]`, `memory_bytes[l, s]`, `working_bytes[l, s]` of layer l under choice s; `transform_s[l, s', s]` on entering layer l.
 
     (seconds, choice per layer), or None where nothing fits. `unit_bytes`: resolution of memory; sizes are rounded up to it.

@@ -112,7 +112,7 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
 
 
 def _transforms(problem: Problem, layout: ProfiledLayout, stage: int, choices: Sequence[LayerChoice]) -> F64:
-    """Seconds, over a step, of handing activations on between layers of unlike tensor degree in one group: whoever needs more samples gathers them."""
+    """Seconds, over a step, of handing activations on between layers of unlike tensor degree in one group."""
     moves = np.zeros((len(choices), len(choices)))
     replica = layout.stages[stage].replicas[0]
     kind = problem.pool(replica).kind

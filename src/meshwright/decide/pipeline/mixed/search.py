@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Literal
 
 from ....errors import Infeasible, UsageError
+from ....layer_profile import Entry
 from ....layer_table import LayerChoice
 from ..profiled import ProfilePrediction, predict
 from .bounds import LayoutBounds, layout_bounds
@@ -22,10 +23,11 @@ from .grid import grid_candidates
 from .proposals import alpa_candidates, with_best_choices
 from .refine import refined
 
-__all__ = ["Demands", "Found", "Judged", "METHODS", "search_mixed"]
+__all__ = ["Demands", "Found", "Judged", "METHODS", "search_mixed", "uniform_choices"]
 
 SIMULATED = 50
 REFINED = 5
+WITH_TENSOR = 12  # candidates whose layers may also choose half the tensor degree
 METHODS = ("grid", "inter-operator", "per-layer", "mixed")
 Objective = Literal["time", "cost", "energy"]
 
@@ -164,12 +166,26 @@ def _chosen_per_layer(problem: Problem, judged: list[Judged]) -> Iterable[Judged
         key = (tuple((s.layers, s.replicas[0]) for s in layout.stages), layout.microbatch, layout.microbatches)
         if key not in best or j.estimate.time_s < best[key].estimate.time_s:
             best[key] = j
-    for j in sorted(best.values(), key=lambda j: j.estimate.time_s)[:SIMULATED]:
+    for number, j in enumerate(sorted(best.values(), key=lambda j: j.estimate.time_s)[:SIMULATED]):
         levels = {c.sharding for c in j.candidate.choices}
         choices = [c for c in problem.choices if c.sharding in levels or (c.sharding == 1 and j.candidate.layout.data > 1)]
+        if number < WITH_TENSOR:
+            choices += _half_degrees(problem, j.candidate)
         made = with_best_choices(problem, j.candidate, choices, "per-layer")
         if made is not None:
             yield Judged(made, problem.estimate(made))
+
+
+def _half_degrees(problem: Problem, c: Candidate) -> list[LayerChoice]:
+    """Half the tensor degree inside each group of ranks, the micro-batch's samples divided in two, where table and samples allow it everywhere."""
+    layout = c.layout
+    replicas = {r for s in layout.stages for r in s.replicas}
+    halves = {Entry(r.device, layout.microbatch // 2, r.tensor // 2) for r in replicas}
+    degrees = {r.tensor for r in replicas}
+    if layout.microbatch % 2 or len(degrees) > 1 or max(degrees) < 2 or any(e not in problem.table.rows for e in halves):
+        return []
+    levels = {x.sharding for x in c.choices}
+    return [LayerChoice(x.recompute, x.sharding, max(degrees) // 2) for x in problem.choices if x.sharding in levels and not x.tensor]
 
 
 # ---- judging -----------------------------------------------------------------------------------------------------------
