@@ -35,6 +35,7 @@ class ServerKind:
     inside_Bps: Mapping[int, float]
     inside_latency_s: float
     outside_latency_s: float
+    far_Bps: Mapping[tuple[str, str], float]  # (kind, zone) -> the narrowest link on the way to such a server
 
     @property
     def devices(self) -> int:
@@ -74,6 +75,7 @@ def server_kinds(fabric: Fabric) -> tuple[ServerKind, ...]:
     for name in servers:
         found.setdefault((labels[name], zones[name]), []).append(name)
     kinds = []
+    heads = {key: servers[names[-1]] for key, names in found.items()}
     for (label, zone), names in found.items():
         members = servers[names[0]]
         count, rate = nics[names[0]]
@@ -85,24 +87,33 @@ def server_kinds(fabric: Fabric) -> tuple[ServerKind, ...]:
             ServerKind(
                 name=label, zone=zone, device=fabric.devices[members[0]], gpus=len(members), nics=count, nic_Bps=rate, servers=tuple(names),
                 inside_Bps=inside, inside_latency_s=_latency(fabric, near), outside_latency_s=_latency(fabric, far),
+                far_Bps={key: _narrowest(fabric, members, other) for key, other in heads.items()},
             )
         )
     return tuple(kinds)
 
 
 def network_of(kinds: Sequence[ServerKind]) -> NetworkProfile:
-    """Rates of single messages as a `NetworkProfile`: constant in size, of one pair of devices inside, of one NIC between servers."""
+    """Rates of single messages as a `NetworkProfile`: constant in size, of one pair of devices inside, of one NIC between servers.
+
+    Between zones a message has the narrowest link of its way to itself: several at once are not slowed by each other there.
+    """
     inside = {(k.name, k.gpus): _curve(k.inside_Bps[k.gpus]) for k in kinds if k.gpus > 1}
     between = {}
     for a in kinds:
         for b in kinds:
             if a.nic_Bps and b.nic_Bps:
-                between[a.zone, a.name, a.gpus, b.zone, b.name, b.gpus] = _curve(float(min(a.nic_Bps, b.nic_Bps)))
+                way = a.far_Bps[b.name, b.zone] if a.zone != b.zone else float("inf")
+                between[a.zone, a.name, a.gpus, b.zone, b.name, b.gpus] = _curve(min(float(min(a.nic_Bps, b.nic_Bps)), way))
     return NetworkProfile(inside=inside, between=between)
 
 
 def _curve(rate_Bps: float) -> RateCurve:
     return RateCurve(c2=0.0, c1=0.0, c0=rate_Bps / 1e9, peak_Bps=rate_Bps)
+
+
+def _narrowest(fabric: Fabric, a: Sequence[int], b: Sequence[int]) -> float:
+    return float(min((fabric.links[x].rate_Bps for x in fabric.route(a[0], b[-1])), default=0)) or float("inf")
 
 
 def _latency(fabric: Fabric, route: Sequence[int]) -> float:

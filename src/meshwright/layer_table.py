@@ -12,7 +12,6 @@ gathers weights before forward and backward as well; those bytes run beside the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -167,13 +166,6 @@ class LayerTable:
             times[entry] = tuple(t for t, _ in priced)
             sizes[entry.tensor] = tuple(s for _, s in priced)
         return LayerProfile(model=self.model, layers=self.layers, times=times, sizes=sizes, source=self.source)
-
-    def least_time_s(self, entry: Entry) -> list[float]:
-        """Forward and backward of every layer without recomputation or sharding."""
-        return [r.forward_s + r.backward_s for r in self.row(entry)]
-
-    def span_flops(self) -> float:
-        return math.fsum(f for r in next(iter(self.rows.values())) for f in r.flops)
 
 
 def part_wire(parameters: float, state: StateBytes) -> float:

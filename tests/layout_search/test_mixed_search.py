@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,6 @@ from meshwright.errors import Infeasible, UsageError
 from meshwright.layer_profile import Entry, ProfileEntryMissing
 from meshwright.layer_table import RECOMPUTE, LayerChoice, LayerTable
 from meshwright.profile_layout import ProfiledLayout, ProfiledStage, Replica
-
 
 WORK = (1.5, 1.0, 1.0, 1.0, 1.0, 2.0)
 TWO = fabric([("fast", 1, 2), ("slow", 1, 2)])
@@ -99,6 +97,34 @@ def test_the_winner_uses_both_kinds_and_gives_the_fast_one_more() -> None:
     universal, family = found.bounds.gaps(best.time_s)
     assert 0 <= family <= 1 and 0 <= universal <= 1
     assert all(j.why for j in found.ranked[1:]) and all(j.why for j in found.others)
+
+
+def test_two_zones_exchange_little() -> None:
+    """With a narrow trunk the layout that wins moves fewer bytes over it than one that sends every gradient."""
+    net = fabric([("fast", 1, 2), ("slow", 1, 2)], trunk_Bps=10**6)
+    p = problem(net, WORK, batch=8)
+    found = search_mixed(p, simulated=16, refine=1)
+    assert {r.zone for s in found.best.candidate.layout.stages for r in s.replicas} <= {"zone0", "zone1"}
+    wide = search_mixed(problem(TWO, WORK, batch=8), simulated=16, refine=1)
+    assert found.best.time_s >= wide.best.time_s
+
+
+def test_the_winner_is_no_slower_than_any_even_layout_simulated_one_by_one() -> None:
+    p = problem(fabric([("fast", 1, 2)]), WORK, batch=4)
+    best = float("inf")
+    for choice in p.choices:
+        for microbatch in (1, 2):
+            for data, tensor in ((1, 2), (2, 1), (1, 1)):
+                for first in range(1, len(WORK)) if data * tensor == 1 else (0,):
+                    layers = (first, len(WORK) - first) if first else (len(WORK),)
+                    if choice.sharding and data == 1:
+                        continue
+                    layout = ProfiledLayout.uniform(
+                        layers, device="fast", data=data, tensor=tensor, microbatch=microbatch, microbatches=4 // data // microbatch
+                    )
+                    c = Candidate(layout, (choice,) * len(WORK), "all")
+                    best = min(best, predict(p.profile(c), layout, p.network, p.runtime, bars=False).time_s)
+    assert search_mixed(p).best.time_s <= best * (1 + 1e-9)
 
 
 def test_every_method_alone_finds_layouts_and_says_so() -> None:

@@ -47,6 +47,9 @@ def test_kinds_nics_and_rates() -> None:
 def test_a_slow_trunk_makes_zones() -> None:
     assert [k.zone for k in server_kinds(fabric([("fast", 2, 2), ("slow", 2, 2)], trunk_Bps=10**7))] == ["zone0", "zone1"]
     assert {k.zone for k in server_kinds(load_fabric("dgx1-v100:2"))} == {""}
+    apart = network_of(server_kinds(fabric([("fast", 2, 2), ("slow", 2, 2)], trunk_Bps=10**7)))
+    assert apart.between_curve(("zone0", "fast", 2), ("zone1", "slow", 2)).peak_Bps == 1e7
+    assert apart.between_curve(("zone0", "fast", 2), ("zone0", "fast", 2)).peak_Bps == 1e8
 
 
 def test_equal_devices_in_servers_of_other_sizes_are_kinds_of_their_own() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +74,12 @@ class Problem:
     choices: tuple[LayerChoice, ...]
     cache: dict[tuple[Entry, LayerChoice, int], Mapping[str, F64]] = field(default_factory=dict)
 
-    @property
-    def devices(self) -> int:
-        return sum(p.kind.devices for p in self.pools)
-
     def pool(self, replica: Replica) -> Pool:
-        return next(p for p in self.pools if p.key == (replica.device, replica.zone))
+        return self._by_key[replica.device, replica.zone]
+
+    @cached_property
+    def _by_key(self) -> Mapping[tuple[str, str], Pool]:
+        return {p.key: p for p in self.pools}
 
     def tensors(self, device: str) -> list[int]:
         return sorted({e.tensor for e in self.table.rows if e.device == device})
@@ -123,8 +124,12 @@ class Problem:
             return size_bytes / self.network.inside_curve(x.name, x.gpus).peak_Bps + per_message
         if not (x.nics and y.nics):
             return per_message
-        rate = min(x.device_nic_Bps, y.device_nic_Bps)
-        return size_bytes / rate + per_message
+        return size_bytes / self.far_Bps(x, y) + per_message
+
+    def far_Bps(self, a: ServerKind, b: ServerKind) -> float:
+        """What one device of each gets when all devices of their servers talk."""
+        way = self.network.between_curve((a.zone, a.name, a.gpus), (b.zone, b.name, b.gpus)).peak_Bps
+        return min(a.device_nic_Bps, b.device_nic_Bps, way)
 
     def ring_s(self, replicas: Sequence[Replica], wire_bytes: Sequence[float]) -> float:
         """All-reduce over the replicas of a stage; the slowest hop decides."""
@@ -137,7 +142,8 @@ class Problem:
             kind = next(iter(pools.values()))
             rate = self.network.inside_curve(kind.name, kind.gpus).peak_Bps
         else:
-            rate = min((k.device_nic_Bps for k in pools.values() if k.nics), default=float("inf"))
+            kinds = [k for k in pools.values() if k.nics]
+            rate = min((self.far_Bps(a, b) for a in kinds for b in kinds), default=float("inf"))
         return 2 * (n - 1) * (max(wire_bytes) / n / rate + self.runtime.per_message_s)
 
     def estimate(self, c: Candidate) -> Estimate:

@@ -41,7 +41,7 @@ def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequ
 
 
 def fleet_candidates(problem: Problem) -> Iterator[Candidate]:
-    """Every candidate uses at least two pools, all devices of each; choices are tried from the fastest, the first that fits is kept."""
+    """Every candidate uses at least two pools, and all devices of each."""
     for size in range(2, min(len(problem.pools), MOST_KINDS) + 1):
         for pools in combinations(problem.pools, size):
             if all(p.kind.nics for p in pools):
@@ -86,7 +86,7 @@ def _side_by_side(problem: Problem, pools: Sequence[Pool]) -> Iterator[Candidate
 
 
 def _judged(problem: Problem, columns: Sequence[tuple[Replica, ...]], what: str) -> Iterator[Candidate]:
-    """One candidate per micro-batch: layers by speed, micro-batches by speed, the first choice that fits."""
+    """One candidate per micro-batch: layers by speed, micro-batches by speed, the fastest choice that fits."""
     data = len(columns)
     for microbatch in problem.microbatches:
         total, rest = divmod(problem.global_batch, microbatch)
@@ -94,18 +94,21 @@ def _judged(problem: Problem, columns: Sequence[tuple[Replica, ...]], what: str)
         if rest or total < data or any(e not in problem.table.rows for e in entries) or total * len(columns[0]) > MAX_PASSES:
             continue
         best: tuple[float, Candidate] | None = None
+        nearest: tuple[float, Candidate] | None = None  # to fitting, where none does
         even = all(len({problem.table.outside_Bps.get(c[s].device) for c in columns}) == 1 for s in range(len(columns[0])))
         for choice in problem.choices:
             if choice.tensor or bool(choice.sharding) != (data > 1) or choice.sharding == 2 or (choice.sharding > 1 and not even):
                 continue
             found = _one(problem, columns, microbatch, total, choice, what)
             estimate = problem.estimate(found)
-            if estimate.over_bytes <= 0 and (best is None or estimate.time_s < best[0]):
+            if estimate.over_bytes > 0:
+                if nearest is None or estimate.over_bytes < nearest[0]:
+                    nearest = (estimate.over_bytes, found)
+            elif best is None or estimate.time_s < best[0]:
                 best = (estimate.time_s, found)
-            elif best is None and choice == problem.choices[-1]:
-                yield found
-        if best is not None:
-            yield best[1]
+        chosen = best or nearest
+        if chosen is not None:
+            yield chosen[1]
 
 
 def _one(problem: Problem, columns: Sequence[tuple[Replica, ...]], microbatch: int, total: int, choice: LayerChoice, what: str) -> Candidate:

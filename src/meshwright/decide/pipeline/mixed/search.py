@@ -199,7 +199,7 @@ def _simulate(problem: Problem, judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _fits(problem: Problem, candidate: Candidate, predicted: ProfilePrediction) -> bool:
-    """The simulator's memory is the last word; stages of several kinds are held to the smallest."""
+    """The simulator's memory is the last word; it gives one peak per stage, so stages of several kinds keep the closed form's verdict."""
     for stage, peak in zip(candidate.layout.stages, predicted.memory_peak_bytes, strict=True):
         limits = [limit for r in stage.replicas if (limit := problem.pool(r).memory_bytes)]
         if limits and peak > min(limits) and len({r.device for r in stage.replicas}) == 1:
