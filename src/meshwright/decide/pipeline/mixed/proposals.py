@@ -24,7 +24,7 @@ from .split import split_layers
 
 __all__ = ["alpa_candidates", "per_layer_choices", "with_best_choices"]
 
-BLOCKS = 24  # of about equal time, that the inter-operator programme divides
+BLOCKS = 20  # of about equal time, that the inter-operator programme divides
 MOST_STAGES = 16
 UNITS = 256  # memory steps of the per-layer programme
 F64 = NDArray[np.float64]

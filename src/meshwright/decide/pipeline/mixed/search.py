@@ -27,6 +27,7 @@ __all__ = ["Demands", "Found", "Judged", "METHODS", "search_mixed", "uniform_cho
 
 SIMULATED = 50
 REFINED = 5
+CHOSEN = 24  # degrees and splits whose layers are chosen one by one
 WITH_TENSOR = 12  # candidates whose layers may also choose half the tensor degree
 METHODS = ("grid", "inter-operator", "per-layer", "mixed")
 Objective = Literal["time", "cost", "energy"]
@@ -166,7 +167,7 @@ def _chosen_per_layer(problem: Problem, judged: list[Judged]) -> Iterable[Judged
         key = (tuple((s.layers, s.replicas[0]) for s in layout.stages), layout.microbatch, layout.microbatches)
         if key not in best or j.estimate.time_s < best[key].estimate.time_s:
             best[key] = j
-    for number, j in enumerate(sorted(best.values(), key=lambda j: j.estimate.time_s)[:SIMULATED]):
+    for number, j in enumerate(sorted(best.values(), key=lambda j: j.estimate.time_s)[:CHOSEN]):
         levels = {c.sharding for c in j.candidate.choices}
         choices = [c for c in problem.choices if c.sharding in levels or (c.sharding == 1 and j.candidate.layout.data > 1)]
         if number < WITH_TENSOR:
