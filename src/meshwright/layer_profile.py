@@ -41,11 +41,17 @@ class LayerTime(NamedTuple):
 
 
 class LayerSize(NamedTuple):
-    """Numbers (not bytes) of one rank: parameters; values kept from forward to backward and values handed on, both per sample."""
+    """Numbers (not bytes) of one rank: parameters; values kept from forward to backward and values handed on, both per sample.
+
+    `state_bytes`: of weights, gradients and optimizer where they are not a fixed number per parameter (sharded states); -1: they are.
+    `working_bytes`: beside what is kept, while this layer's backward runs (recomputed values); of one layer at a time.
+    """
 
     parameters: float
     saved_values: float
     output_values: float
+    state_bytes: float = -1.0
+    working_bytes: float = 0.0
 
 
 class ProfileEntryMissing(Infeasible):
@@ -153,7 +159,8 @@ class LayerProfile:
             raise ProfileEntryMissing(f"the profile of {self.model!r} has no layer sizes", hint="read the memory table too")
         near = min(self.sizes, key=lambda t: (abs(math.log(t / tensor)), t))
         s, part = self.sizes[near][layer], near / tensor
-        return LayerSize(s.parameters * part, s.saved_values * part, s.output_values)
+        state_bytes = s.state_bytes if s.state_bytes < 0 else s.state_bytes * part
+        return LayerSize(s.parameters * part, s.saved_values * part, s.output_values, state_bytes, s.working_bytes * part)
 
     # ---- interpolation, only when asked ----------------------------------------------------------------------------
     def completed(self, entries: Iterable[Entry]) -> LayerProfile:

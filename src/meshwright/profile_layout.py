@@ -115,6 +115,7 @@ class TrainingRuntime(_Record, frozen=True, kw_only=True):
     state_bytes_per_parameter: float = 16.0  # weight, gradient and optimizer together
     gpus_per_server: dict[str, int] = {}
     nics_per_server: int = 0
+    nics_by_device: dict[str, int] = {}  # where kinds of server differ; goes before nics_per_server
     bucket_bytes: float = 0.0
     overlap_gradients: bool = False
     per_action_s: float = 0.0

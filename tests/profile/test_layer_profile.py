@@ -83,7 +83,7 @@ def test_findings():
 
 def test_sizes_of_a_degree_that_was_not_measured():
     p = profile(tensors=(1, 2))
-    assert p.size(8, 0) == (1e7 / 8, 4e6 / 8, 1e6)
+    assert p.size(8, 0)[:3] == (1e7 / 8, 4e6 / 8, 1e6)
     with pytest.raises(ProfileEntryMissing, match="no layer sizes"):
         LayerProfile(model="m", layers=1, times={Entry("a", 1, 1): (LayerTime(1, 1, 1),)}).size(1, 0)
 

@@ -36,7 +36,7 @@ def test_sailor_with_companions(tmp_path):
     p = found.profile()
     assert (p.model, p.layers, p.devices, p.microbatches, p.tensors) == ("OPT-X", LAYERS, ("A100",), (1, 2, 4), (1, 2))
     assert p.time_s("A100", 4, 2, 1, "backward") == pytest.approx(0.0042) and p.time_s("A100", 1, 1, 0, "update") == 0.0005
-    assert p.size(2, 3) == (5e6, 2e6, 1e6)
+    assert p.size(2, 3)[:3] == (5e6, 2e6, 1e6)
     net = found.network()
     assert net.inside_curve("A100", 4).peak_Bps == 1e11
     assert net.between_curve(("z", "A100", 4), ("z", "A100", 4)).rate_Bps(2e6) == pytest.approx(4.9e9)

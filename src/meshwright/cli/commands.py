@@ -41,6 +41,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("profile", "plan"): ("profile_plan", "rank the layouts of some GPUs by simulation from a layer profile"),
     ("profile", "fit"): ("profile_fit", "fit a runtime's overheads and constant memory to measured runs"),
     ("layout", "plan"): ("layout_plan", "split every operator of a model over devices"),
+    ("layout", "search"): ("layout_search", "stages, degrees, recomputation and sharding on a fabric of any size and mix, with bounds"),
     ("layout", "run"): ("layout_run", "train as a layout plan says, and count every byte"),
     ("layout", "compare"): ("layout_compare", "AutoDDL beside the templates, predicted and measured"),
     ("collective", "bound"): ("collective_bound", "the least time a collective can take on a fabric, with its proof"),

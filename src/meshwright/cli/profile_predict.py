@@ -128,10 +128,10 @@ def runtime_of(args: argparse.Namespace, devices: set[str]) -> TrainingRuntime:
         changes["nics_per_server"] = args.nics_per_server
     if args.p2p is not None:
         changes["p2p"] = args.p2p
-    return _set(msgspec.structs.replace(runtime, **changes), args.set)
+    return with_settings(msgspec.structs.replace(runtime, **changes), args.set)
 
 
-def _set(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime:
+def with_settings(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime:
     """Fields given as FIELD=VALUE; a value is JSON, or else a text."""
     import msgspec
 

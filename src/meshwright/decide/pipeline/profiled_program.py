@@ -55,7 +55,8 @@ def stage_memory(profile: LayerProfile, layout: ProfiledLayout, runtime: Trainin
     if not profile.sizes and whole is not None:
         return 0, sum(whole[first : first + count])
     sizes = [profile.size(replica.tensor, layer) for layer in range(first, first + count)]
-    state = sum(s.parameters for s in sizes) * runtime.state_bytes_per_parameter
+    state = sum(s.state_bytes if s.state_bytes >= 0 else s.parameters * runtime.state_bytes_per_parameter for s in sizes)
+    state += max(s.working_bytes for s in sizes)
     if whole is not None:
         return round(state), max(0, sum(whole[first : first + count]) - round(state))
     return round(state), round(sum(s.saved_values for s in sizes) * runtime.saved_bytes_per_value * layout.microbatch)

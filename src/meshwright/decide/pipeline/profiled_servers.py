@@ -78,7 +78,7 @@ def place(layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRunt
                 raise UsageError(message, where=where)
             slot = used.get(name, 0)
             used[name] = slot + replica.tensor
-            nics = runtime.nics_per_server or gpus
+            nics = runtime.nics_by_device.get(replica.device, runtime.nics_per_server) or gpus
             per_nic = -(-gpus // nics)
             seats.append(_Seat(name, slot // per_nic, min(replica.tensor, per_nic), node))
     return Servers(_fabric(layout, seats, network), tuple(seats), network, slow)

@@ -1,0 +1,234 @@
+"""`meshwright layout search`: stages, degrees, recomputation and sharding for a model on a fabric of any size and mix, with bounds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..decide.pipeline.mixed.search import Judged
+    from ..drive_layout_search import LayoutFindings
+
+HELP = "find stages, degrees, recomputation and sharding for a model on a fabric of any size and mix, and say how far from a bound"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs)")
+    parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
+    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
+    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
+    parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
+    parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
+    parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
+    parser.add_argument("--precision", default="mixed", choices=("mixed", "fp32"), help="mixed (default): bf16 with fp32 states; fp32")
+    parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
+    parser.add_argument("--tensors", default="", help="tensor degrees to try (default: powers of two within a server)")
+    parser.add_argument("--no-sequence-parallel", action="store_true", help="keep what lies between tensor-parallel regions whole on every rank")
+    parser.add_argument("--sharding-messages", default="overlapped", choices=("overlapped", "blocking"), help="of sharding levels 2 and 3")
+    parser.add_argument("--levels", default="0,1,2,3", help="sharding levels allowed (default 0,1,2,3)")
+    parser.add_argument("--memory", help="of every device, e.g. 40GiB (default: what the fabric says)")
+    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"))
+    parser.add_argument("--price", action="append", default=[], metavar="KIND=X", help="of one device and hour, by kind; may be repeated")
+    parser.add_argument("--power", action="append", default=[], metavar="KIND=W", help="watts of one device, by kind; may be repeated")
+    parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price")
+    parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="the least samples per second")
+    parser.add_argument("--methods", default="", help="of grid, inter-operator, per-layer, mixed (default: all)")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
+    parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..decide.layout.layer_costs import FULL, MIXED
+    from ..decide.pipeline.mixed.search import METHODS, Demands
+    from ..drive import read_fabric
+    from ..drive_layout_search import find_layouts
+    from ..errors import UsageError
+    from ..graph_scale import at_batch
+    from ..probe.cost_name import load_cost
+    from .collective_export import size_bytes
+    from .profile_predict import with_settings
+
+    if (args.model is None) == (args.graph is None):
+        raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
+    fabric = read_fabric(args.fabric, args.devices)
+    cost = load_cost(args.cost, fabric)
+    demands = Demands(
+        objective=args.objective, price_per_hour=_numbers(args.price, "--price"), watts=_numbers(args.power, "--power"), budget=args.budget,
+        samples_per_s=args.min_throughput,
+    )  # fmt: skip
+    graph = _graph(args)
+    found = find_layouts(
+        lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=MIXED if args.precision == "mixed" else FULL,
+        microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"), sequence=not args.no_sequence_parallel,
+        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
+        methods=args.methods.split(",") if args.methods else METHODS, adjust=lambda runtime: with_settings(runtime, args.set),
+        levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
+    )  # fmt: skip
+    return Result(document_of(found, args.show), text_of(found, args.show))
+
+
+def _graph(args: argparse.Namespace) -> Any:
+    if args.graph is not None:
+        from ..io.graph_file import read_graph
+
+        return read_graph(args.graph)
+    from ..capture.graph import capture
+
+    return capture(args.model, loss=args.loss)
+
+
+def _numbers(given: list[str], where: str) -> dict[str, float]:
+    from ..errors import UsageError
+
+    found = {}
+    for text in given:
+        name, sep, value = text.partition("=")
+        try:
+            if not (sep and name):
+                raise ValueError
+            found[name] = float(value)
+        except ValueError:
+            raise UsageError(f"{text!r} is not KIND=NUMBER", where=where, hint=f"e.g. {where} a100=2.5") from None
+    return found
+
+
+def _whole(text: str, where: str) -> tuple[int, ...]:
+    from ..errors import UsageError
+
+    parts = [p for p in text.split(",") if p]
+    if not all(p.isdecimal() for p in parts):
+        raise UsageError(f"{text!r} is not a list of whole numbers", where=where, hint="e.g. 1,2,4")
+    return tuple(map(int, parts))
+
+
+# ---- output ------------------------------------------------------------------------------------------------------------
+def document_of(found: LayoutFindings, show: int) -> dict[str, Any]:
+    import msgspec
+
+    f, best = found.found, found.found.best
+    universal, family = f.bounds.gaps(best.time_s)
+    kinds = [
+        {"kind": p.kind.name, "zone": p.kind.zone, "servers": len(p.kind.servers), "gpus": p.kind.gpus, "nics": p.kind.nics,
+         "nic_Bps": p.kind.nic_Bps, "memory_bytes": p.memory_bytes}
+        for p in found.problem.pools
+    ]  # fmt: skip
+    return {
+        "schema": "meshwright.layout-search", "version": 1, "model": found.problem.table.model, "global_batch": found.problem.global_batch,
+        "layers": found.problem.table.layers, "fabric": kinds, "objective": found.demands.objective, "counts": dict(f.counts),
+        "best": _row(found, best), "bounds": {
+            "universal_s": f.bounds.universal_s, "universal": f.bounds.universal, "universal_gap": universal, "family_s": f.bounds.family_s,
+            "family": f.bounds.family, "family_gap": family,
+        },
+        "runners_up": [_row(found, j) for j in f.ranked[1 : show + 1]],
+        "refused": [{"layout": j.candidate.layout.name, "why": j.why} for j in f.others[:show]],
+        "assumptions": list(assumptions(found)), "notes": list(found.problem.table.notes), "runtime": msgspec.to_builtins(found.problem.runtime),
+    }  # fmt: skip
+
+
+def _row(found: LayoutFindings, j: Judged) -> dict[str, Any]:
+    import msgspec
+
+    c, d = j.candidate, found.demands
+    row: dict[str, Any] = {
+        "name": c.layout.name, "source": c.source, "time_s": j.time_s, "closed_form_s": j.estimate.time_s, "why": j.why,
+        "layout": msgspec.to_builtins(c.layout), "choices": _runs(found, j),
+        "prediction": j.prediction.to_json() if j.prediction is not None else None,
+    }  # fmt: skip
+    if d.price_per_hour:
+        row["cost"] = d.cost(c, j.time_s)
+    if d.watts:
+        row["energy_J"] = d.joules(c, j.time_s)
+    return row
+
+
+def _runs(found: LayoutFindings, j: Judged) -> list[dict[str, Any]]:
+    """Layers with the same choice in the same stage, together."""
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for s, stage in enumerate(j.candidate.layout.stages):
+        for layer in range(at, at + stage.layers):
+            choice = j.candidate.choices[layer]
+            last = rows[-1] if rows else None
+            if last is not None and last["stage"] == s and (last["recompute"], last["sharding"]) == (choice.recompute, choice.sharding):
+                last["layers"] += 1
+            else:
+                first = found.problem.table.names[layer]
+                rows.append({"stage": s, "first": first, "layers": 1, "recompute": choice.recompute, "sharding": choice.sharding})
+        at += stage.layers
+    return rows
+
+
+def assumptions(found: LayoutFindings) -> list[str]:
+    p = found.problem
+    said = list(found.found.best.prediction.assumptions) if found.found.best.prediction is not None else []
+    said[:1] = [said[0].replace(" in 1 B per value", "")] if said else []
+    said += [
+        f"layer times: {p.table.source}; every operator priced alone, tensor-parallel collectives as rings inside a server",
+        f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at a rank's share of the links, not simulated as flows",
+        f"state per parameter: weight {p.table.state.weight:g}, gradient {p.table.state.gradient:g}, optimizer {p.table.state.optimizer:g} B",
+        "a tied table is held by both of its stages; the sum of its two gradients is not priced",
+        "temporaries of single operators are not counted in memory",
+    ]
+    return said
+
+
+def text_of(found: LayoutFindings, show: int) -> str:
+    f, best, p = found.found, found.found.best, found.problem
+    universal, family = f.bounds.gaps(best.time_s)
+    devices = ", ".join(
+        f"{q.kind.devices} {q.kind.name}{' in ' + q.kind.zone if q.kind.zone else ''} ({len(q.kind.servers)} servers)" for q in p.pools
+    )  # fmt: skip
+    lines = [f"{p.table.model}: {p.table.layers} layers on {devices}; global batch {p.global_batch}"]
+    lines.append(
+        f"{f.counts['candidates']} candidates, {f.counts['fitting']} fit, {f.counts['simulated']} simulated ("
+        + ", ".join(f"{n} {k}" for k, n in f.counts.items() if k not in ("candidates", "fitting", "simulated")) + ")"
+    )  # fmt: skip
+    rate = p.global_batch / best.time_s
+    lines.append(f"best: {best.candidate.layout.name} [{best.candidate.source}]: {best.time_s:.6g} s a step, {rate:.6g} samples/s")
+    lines.append(_spending(found, best))
+    lines += _stages(found, best)
+    lines.append(f"bound of any layout     {f.bounds.universal_s:.6g} s, gap {universal:.1%}  ({_says(f.bounds.universal)})")
+    lines.append(f"bound of its family     {f.bounds.family_s:.6g} s, gap {family:.1%}  ({f.bounds.family})")
+    lines.append("runners-up")
+    for j in f.ranked[1 : show + 1]:
+        lines.append(f"  {j.time_s:.6g} s  {j.candidate.layout.name} [{j.candidate.source}; {_choice(j)}]: {j.why}")
+    lines += ["rests on", *(f"  {a}" for a in assumptions(found)), *(f"  note: {n}" for n in p.table.notes[:6])]
+    return "\n".join(x for x in lines if x)
+
+
+def _says(parts: dict[str, Any]) -> str:
+    return f"{parts['flops']:.4g} operations at {parts['flops_per_s']:.4g}/s: {parts['compute_s']:.6g} s; between servers {parts['cut_s']:.3g} s"
+
+
+def _spending(found: LayoutFindings, j: Judged) -> str:
+    d = found.demands
+    said = []
+    if d.price_per_hour:
+        said.append(f"costs {d.cost(j.candidate, j.time_s):.6g} a step")
+    if d.watts:
+        said.append(f"takes {d.joules(j.candidate, j.time_s) / 3.6e6:.6g} kWh a step")
+    return "      " + ", ".join(said) if said else ""
+
+
+def _choice(j: Judged) -> str:
+    return " / ".join(dict.fromkeys(f"recompute {c.recompute}, sharding {c.sharding}" for c in j.candidate.choices))
+
+
+def _stages(found: LayoutFindings, j: Judged) -> list[str]:
+    assert j.prediction is not None
+    lines = ["  stage  layers  devices                    GiB  forward+backward"]
+    runs = _runs(found, j)
+    for s, stage in enumerate(j.candidate.layout.stages):
+        kinds: dict[str, int] = {}
+        for r in stage.replicas:
+            kinds[f"{r.device} x{r.tensor}"] = kinds.get(f"{r.device} x{r.tensor}", 0) + 1
+        what = ", ".join(f"{n} of {k}" for k, n in kinds.items())
+        memory, compute = j.prediction.memory_peak_bytes[s] / 2**30, j.prediction.stage_compute_s[s]
+        said = "; ".join(f"{r['layers']} {r['recompute']}/{r['sharding']}" for r in runs if r["stage"] == s)
+        lines.append(f"  {s:>5}  {stage.layers:>6}  {what:<24} {memory:>6.2f}  {compute:.4g} s  (recompute/sharding: {said})")
+    counts = sorted(set(j.candidate.layout.microbatches))
+    lines.append(f"  micro-batches of {j.candidate.layout.microbatch} per pipeline: {', '.join(map(str, counts))}")
+    return lines

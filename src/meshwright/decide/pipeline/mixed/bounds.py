@@ -1,0 +1,187 @@
+"""Two lower bounds on a step: one for every layout of a layer table on these devices, one for the family of a given layout.
+
+universal: the model's operations at the best rate that any layer reaches on each kind of device, on all devices at once; and, unless one server
+    alone could be that fast, what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
+    weights, or every sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
+family: the layouts with the same devices in every stage, the same tensor degrees, micro-batch and sharding levels, over all ways to divide layers, to
+    recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first backward only after the first micro-batch passed the
+    stages before it, and ends before their last backwards; with x_s seconds a micro-batch, messages h and a tail of r seconds per second of x_s
+    (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s. Filling every stage greedily shows how much work a pipeline
+    does in T; T is found by bisection. Tensor-parallel collectives are part of x.
+Both hold for every layout that `predict` simulates (up to the rounding of message sizes to bytes); the tests try to beat them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....layer_profile import Entry
+from ....profile_layout import ProfiledLayout, Replica
+from .candidate import Candidate, Problem
+
+__all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
+
+F64 = NDArray[np.float64]
+PROBES = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutBounds:
+    """Gaps are shares of the step that the bound does not explain: 1 - bound / time."""
+
+    universal_s: float
+    universal: dict[str, Any]
+    family_s: float
+    family: str
+
+    def gaps(self, time_s: float) -> tuple[float, float]:
+        return 1 - self.universal_s / time_s, 1 - self.family_s / time_s
+
+
+def layout_bounds(problem: Problem, candidate: Candidate) -> LayoutBounds:
+    value, parts = universal_bound(problem)
+    layout = candidate.layout
+    tensors = "/".join(str(t) for t in sorted({r.tensor for s in layout.stages for r in s.replicas}))
+    levels = "/".join(str(x) for x in sorted({c.sharding for c in candidate.choices}))
+    what = f"{layout.data} pipelines of {len(layout.stages)} stages, tensor degree {tensors}, micro-batch {layout.microbatch}, sharding {levels}"
+    return LayoutBounds(universal_s=value, universal=parts, family_s=max(value, family_bound_s(problem, candidate)), family=what)
+
+
+# ---- universal ---------------------------------------------------------------------------------------------------------
+def best_rates(problem: Problem) -> dict[str, float]:
+    """Operations per second per kind of device: the best of any layer and phase, collectives taken out."""
+    found: dict[str, float] = {}
+    for entry, rows in problem.table.rows.items():
+        for r in rows:
+            for flops, seconds in ((r.flops[0], r.forward_s - r.tensor_s[0]), (r.flops[1], r.backward_s - r.tensor_s[1])):
+                if flops > 0 and seconds > 0:
+                    found[entry.device] = max(found.get(entry.device, 0.0), flops / seconds)
+    return found
+
+
+def universal_bound(problem: Problem) -> tuple[float, dict[str, Any]]:
+    """(seconds, its parts). No layout of the table on these pools takes less; where memory is short even when shared by all, infinity."""
+    table, rates = problem.table, best_rates(problem)
+    flops = _least_flops(problem) * problem.global_batch
+    speed = sum(p.kind.devices * rates.get(p.kind.name, 0.0) for p in problem.pools)
+    compute = flops / speed if speed else 0.0
+    state = min(sum(r.parameters for r in rows) * e.tensor for e, rows in table.rows.items()) * (sum(table.state[:3]))
+    memory = sum(p.memory_bytes * p.kind.devices for p in problem.pools) if all(p.memory_bytes for p in problem.pools) else 0
+    parts = {"flops": flops, "flops_per_s": speed, "compute_s": compute, "state_bytes": state, "memory_bytes": memory, "cut_s": 0.0}
+    parts["cut_s"] = _cut_s(problem, flops, rates)
+    if memory and state > memory:
+        return float("inf"), parts
+    return max(compute, parts["cut_s"]), parts
+
+
+def _least_flops(problem: Problem) -> float:
+    """Operations of one sample that no entry of the table goes below."""
+    each = [sum(sum(r.flops) for r in rows) * e.tensor / e.microbatch for e, rows in problem.table.rows.items()]
+    return min(each, default=0.0)
+
+
+def _cut_s(problem: Problem, flops: float, rates: dict[str, float]) -> float:
+    table, nics = problem.table, [p.kind.nic_Bps * p.kind.nics for p in problem.pools]
+    if not nics or min(nics) <= 0:
+        return 0.0
+    parameters = min(sum(r.parameters for r in rows) * e.tensor for e, rows in table.rows.items())
+    copy_s = parameters * min(table.state.message, table.state.weight) / max(nics) if max(nics) else 0.0
+    border = min((r.output_bytes / e.microbatch for e, rows in table.rows.items() for r in rows[:-1]), default=0.0)
+    total = sum(n * len(p.kind.servers) for n, p in zip(nics, problem.pools, strict=True))
+    border_s = 2 * border * problem.global_batch / total
+    alone = min((flops / (p.kind.gpus * rates[p.kind.name]) for p in problem.pools if rates.get(p.kind.name)), default=0.0)
+    return min(copy_s, border_s, alone)
+
+
+# ---- family ------------------------------------------------------------------------------------------------------------
+def family_bound_s(problem: Problem, candidate: Candidate) -> float:
+    """See the module's docstring. Exact up to the bisection's last bit."""
+    layout = candidate.layout
+    levels = {c.sharding for c in candidate.choices}
+    reference, ratio, tail, hop = _stage_numbers(problem, layout, levels)
+    columns: dict[tuple[Replica, ...], int] = {}
+    for d in range(layout.data):
+        column = tuple(s.replicas[d] for s in layout.stages)
+        columns[column] = columns.get(column, 0) + 1
+    total = sum(layout.microbatches)
+
+    def enough(limit: float) -> bool:
+        # micro-batches are whole; the small share added keeps rounding from losing one
+        each = {c: _passes(limit, reference, [ratio[r] for r in c], [tail[r] for r in c], hop, total) for c in columns}
+        return sum(n * math.floor(each[c] + 1e-9) for c, n in columns.items()) >= total
+
+    low, high = 0.0, reference * total * max(ratio.values()) * (2 + len(layout.stages)) + 2 * hop * len(layout.stages) + 1e-9
+    high *= 1 + max(tail.values())
+    for _ in range(PROBES):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low + problem.runtime.per_iteration_s
+
+
+def _stage_numbers(
+    problem: Problem, layout: ProfiledLayout, levels: set[int]
+) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:
+    """(work of all layers, least seconds of a unit of it per kind of replica, least tail per second, one message between stages)."""
+    replicas = list(dict.fromkeys(r for s in layout.stages for r in s.replicas))
+    least: dict[Replica, F64] = {}
+    late: dict[Replica, F64] = {}
+    hop = float("inf")
+    allowed = [c for c in problem.choices if c.sharding in levels]
+    for r in replicas:
+        entry = Entry(r.device, layout.microbatch, r.tensor)
+        arrays = [problem.arrays(entry, c, layout.data) for c in allowed]
+        time = np.min([a["forward_s"] + a["backward_s"] for a in arrays], axis=0)
+        ring = _least_ring(problem, layout, r)
+        after = np.min([a["update_s"] + (0 if problem.runtime.overlap_gradients else ring * a["wire_bytes"]) for a in arrays], axis=0)
+        least[r], late[r] = time, after
+        if len(layout.stages) > 1:
+            hop = min(hop, float(np.min([a["output_bytes"][:-1].min() for a in arrays])) * _fastest(problem) + problem.runtime.per_message_s)
+    whole = {r: float(t.sum()) for r, t in least.items()}
+    share = np.min([t / whole[r] for r, t in least.items()], axis=0)  # of a layer in the work: on no kind does it take a smaller one
+    tail = {r: float(np.min(late[r] / np.maximum(whole[r] * share, 1e-30))) for r in replicas}
+    return float(share.sum()), whole, tail, hop if np.isfinite(hop) else 0.0
+
+
+def _least_ring(problem: Problem, layout: ProfiledLayout, replica: Replica) -> float:
+    """Seconds per wire byte that no gradient ring of this many replicas beats: over the fastest NIC where no server holds all of them."""
+    n = layout.data
+    if n == 1:
+        return 0.0
+    least = min(r.tensor for s in layout.stages for r in s.replicas)
+    kinds = [problem.pool(r).kind for s in layout.stages for r in s.replicas]
+    apart = n * least > max(k.gpus for k in kinds)
+    return 2 * (n - 1) / n * (1 / max(k.nic_Bps for k in kinds) if apart else _fastest(problem))
+
+
+def _fastest(problem: Problem) -> float:
+    """Seconds per byte of the fastest way between two stages or replicas."""
+    rates = [c.peak_Bps for c in problem.network.inside.values()] + [c.peak_Bps for c in problem.network.between.values()]
+    return 1 / max(rates) if rates else 0.0
+
+
+def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[float], hop: float, most: int) -> float:
+    """Most micro-batches (a real number) that one pipeline can do in `limit` seconds, at least one or none."""
+
+    def holds(m: float) -> bool:
+        before, done = 0.0, 0.0
+        for rho, r in zip(ratio, tail, strict=True):
+            x = max(0.0, (limit - before) / (m + r))
+            done += x / rho
+            before += x + 2 * hop
+        return done >= work_s
+
+    if not holds(1.0):
+        return 0.0
+    low, high = 1.0, float(most)
+    if holds(high):
+        return high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

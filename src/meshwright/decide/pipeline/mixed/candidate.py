@@ -1,0 +1,183 @@
+"""A candidate layout with its choice per layer, and its closed form: seconds, bytes of every stage, without simulating anything.
+
+The closed form is 1F1B with ring all-reduces (the cost model that planners share): fill and drain of the pipeline, the slowest stage for all
+other micro-batches, the slowest stage's gradients and update. It orders candidates; `predict` judges them.
+Memory is exact: state, what the micro-batches in flight keep, what one layer computes again, the device's constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....fabric_servers import ServerKind
+from ....layer_profile import Entry, LayerProfile
+from ....layer_table import LayerChoice, LayerTable
+from ....profile_layout import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
+from ..onefoneb import peak_in_flight
+
+__all__ = ["Candidate", "Estimate", "Pool", "Problem"]
+
+F64 = NDArray[np.float64]
+FIELDS = ("forward_s", "backward_s", "update_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`choices`: one per layer. `source`: the method that proposed it."""
+
+    layout: ProfiledLayout
+    choices: tuple[LayerChoice, ...]
+    source: str
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        stages = tuple((s.layers, s.replicas) for s in self.layout.stages)
+        return (stages, self.layout.microbatch, self.layout.microbatches, self.choices)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`memory_bytes`: of each stage's fullest rank; `over_bytes`: most by which a rank exceeds its device, negative when all fit."""
+
+    time_s: float
+    memory_bytes: tuple[int, ...]
+    over_bytes: int
+    fullest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Servers of one kind in one zone that a search may use."""
+
+    kind: ServerKind
+    memory_bytes: int  # per device, 0 = no limit
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.kind.name, self.kind.zone)
+
+
+@dataclass
+class Problem:
+    """What every method is given. `cache` holds the layer arrays of (entry, choice, replicas)."""
+
+    table: LayerTable
+    pools: tuple[Pool, ...]
+    network: NetworkProfile
+    runtime: TrainingRuntime
+    global_batch: int
+    choices: tuple[LayerChoice, ...]
+    cache: dict[tuple[Entry, LayerChoice, int], Mapping[str, F64]] = field(default_factory=dict)
+
+    def pool(self, replica: Replica) -> Pool:
+        return self._by_key[replica.device, replica.zone]
+
+    @cached_property
+    def _by_key(self) -> Mapping[tuple[str, str], Pool]:
+        return {p.key: p for p in self.pools}
+
+    def tensors(self, device: str) -> list[int]:
+        return sorted({e.tensor for e in self.table.rows if e.device == device})
+
+    @property
+    def microbatches(self) -> list[int]:
+        return sorted({e.microbatch for e in self.table.rows})
+
+    def arrays(self, entry: Entry, choice: LayerChoice, replicas: int) -> Mapping[str, F64]:
+        """Every number of every layer under one choice; the wire bytes are what the gradient ring counts per rank."""
+        key = (entry, choice, replicas)
+        if key not in self.cache:
+            rows = [self.table.priced(entry, layer, choice, replicas) for layer in range(self.table.layers)]
+            samples = entry.microbatch
+            numbers = [
+                (t.forward_s, t.backward_s, t.update_s, s.parameters * self.table.state.message, s.state_bytes, s.saved_values * samples,
+                 s.working_bytes, s.output_values * samples)
+                for t, s in rows
+            ]  # fmt: skip
+            self.cache[key] = dict(zip(FIELDS, np.array(numbers).T, strict=True))
+        return self.cache[key]
+
+    def mixed_arrays(self, entry: Entry, choices: Sequence[LayerChoice], replicas: int) -> Mapping[str, F64]:
+        """As `arrays`, every layer under its own choice."""
+        distinct = list(dict.fromkeys(choices))
+        if len(distinct) == 1:
+            return self.arrays(entry, distinct[0], replicas)
+        index = np.array([distinct.index(c) for c in choices])
+        found = [self.arrays(entry, c, replicas) for c in distinct]
+        column = np.arange(len(choices))
+        return {name: np.stack([f[name] for f in found])[index, column] for name in FIELDS}
+
+    def profile(self, candidate: Candidate) -> LayerProfile:
+        return self.table.profile(candidate.layout.entries(), candidate.choices, candidate.layout.data)
+
+    # ---- closed form -------------------------------------------------------------------------------------------------
+    def hop_s(self, a: Replica, b: Replica, size_bytes: float) -> float:
+        """One message between stages. Same kind and room in one server: inside it; else through the NICs."""
+        x, y = self.pool(a).kind, self.pool(b).kind
+        per_message = self.runtime.per_message_s
+        if a.tensor == b.tensor and x == y and 2 * a.tensor <= x.gpus and len(x.servers) == 1:
+            return size_bytes / self.network.inside_curve(x.name, x.gpus).peak_Bps + per_message
+        if not (x.nics and y.nics):
+            return per_message
+        return size_bytes / self.far_Bps(x, y) + per_message
+
+    def far_Bps(self, a: ServerKind, b: ServerKind) -> float:
+        """What one device of each gets when all devices of their servers talk."""
+        way = self.network.between_curve((a.zone, a.name, a.gpus), (b.zone, b.name, b.gpus)).peak_Bps
+        return min(a.device_nic_Bps, b.device_nic_Bps, way)
+
+    def ring_s(self, replicas: Sequence[Replica], wire_bytes: Sequence[float]) -> float:
+        """All-reduce over the replicas of a stage; the slowest hop decides."""
+        n = len(replicas)
+        if n == 1:
+            return 0.0
+        pools = {self.pool(r).key: self.pool(r).kind for r in replicas}
+        one = len(pools) == 1 and sum(r.tensor for r in replicas) <= next(iter(pools.values())).gpus
+        if one:
+            kind = next(iter(pools.values()))
+            rate = self.network.inside_curve(kind.name, kind.gpus).peak_Bps
+        else:
+            kinds = [k for k in pools.values() if k.nics]
+            rate = min((self.far_Bps(a, b) for a in kinds for b in kinds), default=float("inf"))
+        return 2 * (n - 1) * (max(wire_bytes) / n / rate + self.runtime.per_message_s)
+
+    def estimate(self, c: Candidate) -> Estimate:
+        """Raises: ProfileEntryMissing, UsageError as `LayerTable.priced`."""
+        layout, p = c.layout, len(c.layout.stages)
+        kinds = list(dict.fromkeys((d, m) for d, m in zip(_columns(layout), layout.microbatches, strict=True)))
+        pipelines = [(column, m) for column, m in kinds]
+        step, syncs, memory, over = 0.0, [0.0] * p, [0] * p, []
+        distinct: list[dict[Replica, float]] = [{} for _ in range(p)]
+        for column, count in pipelines:
+            total, slowest, fill = 0.0, 0.0, 0.0
+            for s, replica in enumerate(column):
+                first, n = layout.first_layer(s), layout.stages[s].layers
+                entry = Entry(replica.device, layout.microbatch, replica.tensor)
+                a = self.mixed_arrays(entry, c.choices, layout.data)
+                part = slice(first, first + n)
+                time = float(a["forward_s"][part].sum() + a["backward_s"][part].sum()) + 2 * self.runtime.per_action_s
+                total, slowest = total + time, max(slowest, time)
+                distinct[s][replica] = float(a["wire_bytes"][part].sum())
+                syncs[s] = max(syncs[s], float(a["update_s"][part].sum()))
+                if s + 1 < p:
+                    fill += 2 * self.hop_s(replica, column[s + 1], float(a["output_bytes"][first + n - 1]))
+                kept = round(a["kept_bytes"][part].sum()) * peak_in_flight(p, count, s)
+                need = round(a["state_bytes"][part].sum()) + kept + round(a["working_bytes"][part].max())
+                need += self.runtime.constant_memory_bytes.get(replica.device, 0)
+                memory[s] = max(memory[s], need)
+                limit = self.pool(replica).memory_bytes
+                over.append((need - limit if limit else -1, s))
+            step = max(step, total + (count - 1) * slowest + fill)
+        rings = [self.ring_s(st.replicas, list(w.values())) for st, w in zip(layout.stages, distinct, strict=True)]
+        tail = max(r + u for r, u in zip(rings, syncs, strict=True)) + self.runtime.per_iteration_s
+        worst, fullest = max(over, key=lambda x: (x[0], -x[1]))
+        return Estimate(step + tail, tuple(memory), worst, fullest)
+
+
+def _columns(layout: ProfiledLayout) -> list[tuple[Replica, ...]]:
+    return [tuple(s.replicas[d] for s in layout.stages) for d in range(layout.data)]

@@ -1,0 +1,63 @@
+"""Refining a candidate: borders between stages moved, and recomputation and sharding chosen anew per layer of every stage.
+
+Hill climbing on the closed form, then the simulator decides: what it does not find faster is dropped, so refining never makes worse.
+Later stages keep fewer micro-batches in flight, so they have memory to recompute less (activation-recompute, Korthikanti et al., appendix C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import msgspec
+
+from ....layer_table import LayerChoice
+from ....profile_layout import ProfiledLayout
+from .candidate import Candidate, Problem
+from .proposals import with_best_choices
+
+__all__ = ["refined"]
+
+ROUNDS = 12
+STEPS = (1, 2, 4)
+
+
+def refined(problem: Problem, candidate: Candidate, value: Callable[[Candidate], float]) -> list[Candidate]:
+    """Candidates that the closed form finds better than `candidate`, best last. `value`: seconds, infinite where it does not fit."""
+    found: list[Candidate] = []
+    best, least = candidate, value(candidate)
+    choices = [c for c in problem.choices if c.sharding in {x.sharding for x in candidate.choices}]
+    for _ in range(ROUNDS):
+        moved = False
+        for tried in _neighbours(problem, best, choices):
+            seconds = value(tried)
+            if seconds < least * (1 - 1e-9):
+                best, least, moved = tried, seconds, True
+        if not moved:
+            break
+        found.append(best)
+    return found
+
+
+def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> Iterator[Candidate]:
+    anew = with_best_choices(problem, c, choices, c.source + ", refined")
+    if anew is not None:
+        yield anew
+    layers = [s.layers for s in c.layout.stages]
+    for s in range(len(layers) - 1):
+        for step in STEPS:
+            for a, z in ((s, s + 1), (s + 1, s)):
+                if layers[a] > step:
+                    moved = layers.copy()
+                    moved[a] -= step
+                    moved[z] += step
+                    shifted = replace(c, layout=_with_layers(c.layout, moved), source=c.source.removesuffix(", refined") + ", refined")
+                    yield shifted
+                    again = with_best_choices(problem, shifted, choices, shifted.source) if len(set(c.choices)) > 1 else None
+                    if again is not None:
+                        yield again
+
+
+def _with_layers(layout: ProfiledLayout, layers: list[int]) -> ProfiledLayout:
+    stages = tuple(msgspec.structs.replace(s, layers=n) for s, n in zip(layout.stages, layers, strict=True))
+    return msgspec.structs.replace(layout, stages=stages)

@@ -1,0 +1,78 @@
+"""From a captured graph and a fabric to ranked layouts: layer table, network, runtime, search. No model is touched, nothing is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .cost import Cost
+from .decide.layout.layer_costs import Precision, layer_table
+from .decide.pipeline.mixed.candidate import Pool, Problem
+from .decide.pipeline.mixed.search import METHODS, Demands, Found, search_mixed, uniform_choices
+from .errors import UsageError
+from .fabric import Fabric
+from .fabric_servers import ServerKind, network_of, server_kinds
+from .graph import OpGraph
+from .layer_table import LayerTable
+from .profile_layout import TrainingRuntime
+
+__all__ = ["LayoutFindings", "find_layouts", "runtime_of_servers"]
+
+MICROBATCHES = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutFindings:
+    found: Found
+    problem: Problem
+    demands: Demands
+
+
+def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cost) -> TrainingRuntime:
+    """How messages behave, from fabric and cost: shared NICs, latency of the farthest message; sizes in the table are bytes already."""
+    return TrainingRuntime(
+        activation_bytes_per_value=1.0, gradient_bytes_per_value=table.state.message, saved_bytes_per_value=1.0,
+        state_bytes_per_parameter=sum(table.state[:3]), gpus_per_server={k.name: k.gpus for k in kinds},
+        nics_by_device={k.name: k.nics for k in kinds if k.nics},
+        per_message_s=cost.transport.per_message_s + max(k.outside_latency_s for k in kinds), source=cost.source,
+    )  # fmt: skip
+
+
+def find_layouts(
+    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, *, global_batch: int, precision: Precision,
+    microbatches: Iterable[int] = MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
+    demands: Demands | None = None, methods: Iterable[str] = METHODS, adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
+    simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
+    sharding_messages: Literal["overlapped", "blocking"] = "overlapped",
+) -> LayoutFindings:  # fmt: skip
+    """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime.
+
+    `tensors`: degrees, by default all powers of two in a server; `levels`: sharding levels allowed.
+
+    Raises: Infeasible, UsageError, Disconnected and what the parts raise.
+    """
+    fabric.require_connected()
+    if global_batch < 1:
+        raise UsageError(f"must be >= 1, got {global_batch}", where="global batch")
+    kinds = server_kinds(fabric)
+    largest = max(k.gpus for k in kinds)
+    degrees = sorted(set(tensors)) or [t for t in (1 << i for i in range(largest.bit_length())) if t <= largest]
+    allowed = set(levels)
+    if not allowed or not allowed <= {0, 1, 2, 3}:
+        raise UsageError("sharding levels are 0, 1, 2 and 3", where="levels")
+    sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
+    if not sizes:
+        raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
+    table = layer_table(
+        graph_at, kinds, cost, microbatches=sizes, tensors=degrees, precision=precision, sequence=sequence,
+        sharding_messages=sharding_messages,
+    )  # fmt: skip
+    pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)
+    runtime = runtime_of_servers(kinds, table, cost)
+    problem = Problem(
+        table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
+        choices=tuple(c for c in uniform_choices() if c.sharding in allowed),
+    )  # fmt: skip
+    wanted = demands or Demands()
+    return LayoutFindings(found=search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine), problem=problem, demands=wanted)
