@@ -15,8 +15,9 @@ import pytest
 
 from meshwright.cli.frame import main
 from meshwright.errors import RunError, RunTimeout, UsageError
+from meshwright.probe import rank_order_agent
 from meshwright.probe.rank_order import Endpoint, local_agents, parse_endpoint, probe, tournament
-from meshwright.probe.rank_order_agent import Agent, measure
+from meshwright.probe.rank_order_agent import Agent, both_on_one_port, measure
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 TOKEN = "0123456789abcdef"
@@ -38,12 +39,8 @@ def agent(host: str = "127.0.0.1", token: str = TOKEN) -> Iterator[Agent]:
 @contextmanager
 def slow_way(to: int, delay_s: float) -> Iterator[int]:
     """A relay for datagrams and connections that holds every datagram back: the port of the slow way to an agent."""
-    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    udp.bind(("127.0.0.1", 0))
+    tcp, udp = both_on_one_port(socket.AF_INET, "127.0.0.1", 0)
     udp.settimeout(0.1)
-    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    tcp.bind(("127.0.0.1", udp.getsockname()[1]))
     stop = threading.Event()
 
     def relay() -> None:
@@ -115,6 +112,34 @@ def test_an_agent_obeys_only_with_its_token_and_bounds_what_it_does() -> None:
             link.send(b"hello")
             assert link.recv(2048) == b"hello"
         assert json.loads(say(json.dumps({"token": TOKEN, "do": "stop"}).encode())) == {"ok": True}
+
+
+def test_a_port_whose_other_half_is_taken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Free for TCP and somebody's for UDP: another port is picked, unless this one was asked for."""
+    secret = tmp_path / "secret"
+    secret.write_text(TOKEN)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as somebody:
+        somebody.bind(("127.0.0.1", 0))
+        taken = somebody.getsockname()[1]
+        picked: list[int] = []
+
+        class Unlucky(socket.socket):
+            def bind(self, address: tuple[str, int]) -> None:  # type: ignore[override]
+                unlucky = address[1] == 0 and not picked
+                super().bind((address[0], taken) if unlucky else address)
+                picked.append(self.getsockname()[1])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rank_order_agent.socket, "socket", Unlucky)
+            tcp, udp = both_on_one_port(socket.AF_INET, "127.0.0.1", 0)
+        with tcp, udp:
+            assert picked[0] == taken and tcp.getsockname() == udp.getsockname() != somebody.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            both_on_one_port(socket.AF_INET, "127.0.0.1", taken)
+        monkeypatch.setattr("sys.argv", ["agent", "--port", str(taken), "--token-file", str(secret)])
+        with pytest.raises(SystemExit):
+            rank_order_agent.main()
+        assert f"cannot listen on 127.0.0.1 port {taken}" in capsys.readouterr().err
 
 
 def test_missing_and_deaf_ends_are_named() -> None:

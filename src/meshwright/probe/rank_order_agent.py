@@ -14,6 +14,7 @@ so that an agent never sends more than it gets.
 from __future__ import annotations
 
 import argparse
+import errno
 import hmac
 import json
 import socket
@@ -28,6 +29,7 @@ from .fabric_flow import drain, stream, take
 ECHO_BYTES, LINE_BYTES, BLOCK = 64, 4096, 1 << 16
 MOST_ECHOES, MOST_BURSTS, MOST_BYTES = 10_000, 64, 1 << 30
 LOST_S, STUCK_S = 0.5, 30.0
+FREE_PORT_TRIES = 64
 
 
 class Agent:
@@ -36,13 +38,9 @@ class Agent:
     def __init__(self, host: str, port: int, token: str, patience_s: float = 600.0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.host, self.token, self.patience_s = host, token, patience_s
-        self.tcp = socket.socket(family, socket.SOCK_STREAM)
-        self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.tcp.bind((host, port))
+        self.tcp, self.udp = both_on_one_port(family, host, port)
         self.port: int = self.tcp.getsockname()[1]
         self.tcp.listen(64)
-        self.udp = socket.socket(family, socket.SOCK_DGRAM)
-        self.udp.bind((host, self.port))
         self.stopped = threading.Event()
 
     def serve(self) -> None:
@@ -107,6 +105,24 @@ class Agent:
             return {"error": f"{order['host']}:{order['port']}: {error}"}
 
 
+def both_on_one_port(family: int, host: str, port: int) -> tuple[socket.socket, socket.socket]:
+    """A TCP and a UDP socket on one port. A port that the system picks as free for TCP may be somebody's for UDP: then another one is picked."""
+    tries = FREE_PORT_TRIES if port == 0 else 1
+    while True:
+        tries -= 1
+        tcp, udp = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tcp.bind((host, port))
+            udp.bind((host, tcp.getsockname()[1]))
+            return tcp, udp
+        except OSError as error:
+            tcp.close()
+            udp.close()
+            if not tries or error.errno != errno.EADDRINUSE:
+                raise
+
+
 def measure(host: str, port: int, token: str, *, echoes: int, bursts: int, burst_bytes: int) -> dict[str, Any]:
     """Round-trip times of echoes, and seconds per burst from its first byte to the receiver's answer; a few of each first, unmeasured."""
     rtts = _round_trips(host, port, echoes)
@@ -163,7 +179,10 @@ def main() -> None:
     token = (Path(args.token_file).read_text() if args.token_file else sys.stdin.readline()).strip()
     if len(token) < 16:
         parser.error("the token must have at least 16 characters")
-    agent = Agent(args.host, args.port, token, args.patience)
+    try:
+        agent = Agent(args.host, args.port, token, args.patience)
+    except OSError as error:
+        parser.error(f"cannot listen on {args.host} port {args.port}: {error.strerror}; choose another with --host or --port")
     sys.stdout.write(json.dumps({"port": agent.port}) + "\n")
     sys.stdout.flush()
     agent.serve()
