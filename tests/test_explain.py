@@ -17,11 +17,11 @@ from meshwright.capture.graph import capture
 from meshwright.cli import main
 from meshwright.cost import Priced, assumed_cost
 from meshwright.errors import Infeasible, UsageError
-from meshwright.explain import Explanation, explain_plan
-from meshwright.explain_breakdown import StageShare, breakdown, simulated
-from meshwright.explain_changes import more_memory, one_more_device, one_more_nic, what_ifs
-from meshwright.explain_recompute import recompute_advice
-from meshwright.explain_rivals import PRECISION, Scenario, crossings, scaled_compute, scaled_links
+from meshwright.explain.breakdown import StageShare, breakdown, simulated
+from meshwright.explain.changes import more_memory, one_more_device, one_more_nic, what_ifs
+from meshwright.explain.explanation import Explanation, explain_plan
+from meshwright.explain.recomputation import recompute_advice
+from meshwright.explain.rivals import PRECISION, Scenario, crossings, scaled_compute, scaled_links
 from meshwright.fabric import Fabric
 from meshwright.graph import OpGraph
 from meshwright.io.graph_file import write_graph

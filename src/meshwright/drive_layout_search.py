@@ -8,8 +8,8 @@ from typing import Literal
 
 from .cost import Cost
 from .decide.layout.layer_costs import Precision, layer_table
-from .decide.pipeline.mixed.candidate import Pool, Problem
-from .decide.pipeline.mixed.search import METHODS, Demands, Found, search_mixed, uniform_choices
+from .decide.layout.mixed.candidate import Pool, Problem
+from .decide.layout.mixed.search import METHODS, Demands, Found, search_mixed, uniform_choices
 from .errors import UsageError
 from .fabric import Fabric
 from .fabric_servers import ServerKind, network_of, server_kinds

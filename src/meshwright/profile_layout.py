@@ -1,6 +1,6 @@
 """What a prediction from a layer profile needs beside the profile: a layout, the network's measured rates, and how the runtime behaves.
 
-Everything that engines do differently is a field of `TrainingRuntime`, none is a hidden constant; `fit` (`meshwright.decide.pipeline.profiled_fit`)
+Everything that engines do differently is a field of `TrainingRuntime`, none is a hidden constant; `fit` (`meshwright.decide.layout.profiled.fit`)
 determines the overheads and constants from measured runs. Units are in the names; GB is 10^9 bytes.
 """
 

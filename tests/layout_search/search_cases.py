@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.decide.pipeline.mixed.candidate import Pool, Problem
-from meshwright.decide.pipeline.mixed.search import uniform_choices
+from meshwright.decide.layout.mixed.candidate import Pool, Problem
+from meshwright.decide.layout.mixed.search import uniform_choices
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.fabric_servers import network_of, server_kinds
 from meshwright.layer_profile import Entry

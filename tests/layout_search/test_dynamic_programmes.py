@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.pipeline.mixed.fleet import share_microbatches
-from meshwright.decide.pipeline.mixed.interop import inter_operator
-from meshwright.decide.pipeline.mixed.perlayer import best_choices
-from meshwright.decide.pipeline.mixed.split import split_layers
+from meshwright.decide.layout.mixed.fleet import share_microbatches
+from meshwright.decide.layout.mixed.interop import inter_operator
+from meshwright.decide.layout.mixed.perlayer import best_choices
+from meshwright.decide.layout.mixed.split import split_layers
 from meshwright.errors import UsageError
 
 whole = st.integers(1, 9)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_cases import fabric, problem, table
 
-from meshwright.decide.pipeline.mixed.bounds import family_bound_s, universal_bound
-from meshwright.decide.pipeline.mixed.candidate import Candidate, Problem
-from meshwright.decide.pipeline.mixed.search import Demands, search_mixed
-from meshwright.decide.pipeline.profiled import predict
+from meshwright.decide.layout.mixed.bounds import family_bound_s, universal_bound
+from meshwright.decide.layout.mixed.candidate import Candidate, Problem
+from meshwright.decide.layout.mixed.search import Demands, search_mixed
+from meshwright.decide.layout.profiled.predict import predict
 from meshwright.errors import Infeasible, UsageError
 from meshwright.layer_profile import Entry, ProfileEntryMissing
 from meshwright.layer_table import RECOMPUTE, LayerChoice, LayerTable

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_cases import network, profile
 
-from meshwright.decide.pipeline.profiled import compute_bound_s, in_flight_bytes, predict
-from meshwright.decide.pipeline.profiled_fit import fit_runtime, suspicious_runs
+from meshwright.decide.layout.profiled.fit import fit_runtime, suspicious_runs
+from meshwright.decide.layout.profiled.predict import compute_bound_s, in_flight_bytes, predict
 from meshwright.errors import Infeasible, UnknownName, UsageError
 from meshwright.layer_profile import Entry, LayerProfile, LayerSize, ProfileEntryMissing
 from meshwright.profile_layout import MeasuredRun, NetworkProfile, ProfiledLayout, ProfiledStage, Replica, TrainingRuntime
@@ -62,14 +62,14 @@ def test_ring_all_reduce_closed_form():
 
 def test_large_rings_are_simulated_in_fewer_messages(monkeypatch):
     """Bytes and rates stay; only overheads per message are counted once for several."""
-    from meshwright.decide.pipeline import profiled_program
+    from meshwright.decide.layout.profiled import iteration
 
     p, layout = profile(layers=2), ProfiledLayout.uniform((2,), device="A100", data=6, tensor=4)
     for overlap in (False, True):
         runtime = changed(bucket_bytes=1e6, overlap_gradients=overlap)
         whole = predict(p, layout, network(), runtime).time_s
         for most in (500, 40, 1):
-            monkeypatch.setattr(profiled_program, "MAX_RING_STEPS", most)
+            monkeypatch.setattr(iteration, "MAX_RING_STEPS", most)
             assert predict(p, layout, network(), runtime).time_s == pytest.approx(whole, rel=0.01), most
         monkeypatch.undo()
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from profile_cases import network, network_between, network_inside, profile, sailor_memory, sailor_times
 
 from meshwright.cli import main
-from meshwright.decide.pipeline.profiled import in_flight_bytes, predict
-from meshwright.decide.pipeline.profiled_search import balanced_stages, search_layouts
+from meshwright.decide.layout.profiled.predict import in_flight_bytes, predict
+from meshwright.decide.layout.profiled.search import balanced_stages, search_layouts
 from meshwright.errors import Infeasible, UnknownName, UsageError
 from meshwright.layer_profile import Entry, LayerProfile, LayerTime, ProfileEntryMissing
 from meshwright.profile_layout import ProfiledLayout, TrainingRuntime

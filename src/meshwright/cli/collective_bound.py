@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from .arguments import fabric_arguments
 from .fabric_subset import edit_arguments
 from .frame import Result
 
@@ -20,8 +21,7 @@ SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter,
 def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
     """What names a collective problem; shared by the commands of this noun."""
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, scatter, gather or permute")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; ranks are numbered in the fabric's order")
+    fabric_arguments(parser, devices="use only these devices, e.g. 0-3,8; ranks are numbered in the fabric's order")
     edit_arguments(parser)
     if sized:
         parser.add_argument("--size", required=True, help=SIZE_HELP)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import require_directory
 from .collective_bound import count, seconds, seed
 from .collective_bound import size_bytes as parse_size
 from .frame import Result
@@ -37,10 +38,9 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.groups.strategy import Groups
     from ..drive import write_plan
     from ..drive_groups import plan_groups
-    from ..errors import UsageError
 
-    if args.out is not None and not args.out.resolve().parent.is_dir():
-        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
+    if args.out is not None:
+        require_directory(args.out)
     groups = _groups(args)
     options = {name: value for name, value in (("max_trees", args.trees), ("pieces", args.pieces)) if value is not None}
     plan, ranked = plan_groups(groups, joint=Groups(**options), time_limit_s=args.time_limit, seed=args.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from .arguments import fabric_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -15,8 +16,7 @@ HELP = "what NCCL would choose for a collective, by its own model"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast or reduce")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
+    fabric_arguments(parser)
     parser.add_argument("--sizes", default="1KiB:1GiB", help="FIRST:LAST[:FACTOR] (factor 2 by default) or a list A,B,C (default 1KiB:1GiB)")
     parser.add_argument("--arch", help="volta, ampere, hopper or blackwell (default: by the devices' figures)")
     parser.add_argument("--cpu", default="intel", help="intel, amd or other: NCCL's figures depend on it (default intel)")

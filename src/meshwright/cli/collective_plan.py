@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import require_directory
 from .collective_bound import count, problem_arguments, problem_of, seconds, seed
 from .frame import Result
 
@@ -41,8 +42,8 @@ def run(args: argparse.Namespace) -> Result:
     problem = problem_of(args, seed=args.seed, time_limit_s=args.time_limit)
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
-    if args.out is not None and not args.out.resolve().parent.is_dir():
-        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
+    if args.out is not None:
+        require_directory(args.out)
     listed: Sequence[CollectiveStrategy] = default_candidates(in_network=args.in_network) if args.strategy == "auto" else [strategy(args.strategy)()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
     if args.sketch is not None:

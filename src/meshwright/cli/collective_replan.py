@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import require_directory
 from .collective_bound import problem_arguments, problem_of, seconds, seed
 from .frame import Result
 
@@ -32,15 +33,14 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import strategy
     from ..drive import write_plan
     from ..drive_replan import replan
-    from ..errors import UsageError
     from ..io.fabric_name import parts_down, parts_slow
     from ..io.quantity import show_rate
     from ..report.bottleneck_text import explain_bottleneck
     from ..report.collective_text import bound_document, plan_document, plan_line
 
     down, slow = parts_down(args.without), parts_slow(args.degrade)
-    if args.out is not None and not args.out.resolve().parent.is_dir():
-        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
+    if args.out is not None:
+        require_directory(args.out)
     args.without = args.degrade = None
     whole = problem_of(args, seed=args.seed, time_limit_s=args.time_limit)
     given: Sequence[CollectiveStrategy] = () if args.strategy == "auto" else [strategy(args.strategy)()]

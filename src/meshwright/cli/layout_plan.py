@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import LOSSES, fabric_arguments, require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="FILE.py:function or module:function that returns (module, example inputs)")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
+    fabric_arguments(parser)
     parser.add_argument("--batch", type=int, help="samples per step over all devices (default: that of the example inputs)")
-    parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
+    parser.add_argument("--loss", default="cross-entropy", help=LOSSES)
     parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adamw"], help="sgd (default) or adamw")
     parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
     parser.add_argument("--memory", help="bytes a device may use, e.g. 16GiB (default: what the fabric says; 0: no limit)")
@@ -42,11 +42,9 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..errors import UsageError
     from ..run.dtensor_run import write_layout
 
-    if not args.out.resolve().parent.is_dir():
-        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
+    require_directory(args.out)
     plan = make_plan(args, problem_of(args), args.strategy)
     write_layout(args.out, plan)
     return Result(document_of(plan, path=str(args.out)), text_of(plan, written=str(args.out)))

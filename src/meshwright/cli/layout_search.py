@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import graph_given, training_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..decide.pipeline.mixed.search import Judged
+    from ..decide.layout.mixed.search import Judged
     from ..drive_layout_search import LayoutFindings
+    from ..graph import OpGraph
 
 HELP = "find stages, degrees, recomputation and sharding for a model on a fabric of any size and mix, and say how far from a bound"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs)")
-    parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
-    parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
-    parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
+    training_arguments(parser)
     parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
     parser.add_argument("--precision", default="mixed", choices=("mixed", "fp32"), help="mixed (default): bf16 with fp32 states; fp32")
     parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
@@ -42,24 +38,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.layer_costs import FULL, MIXED
-    from ..decide.pipeline.mixed.search import METHODS, Demands
+    from ..decide.layout.mixed.search import METHODS, Demands
     from ..drive import read_fabric
     from ..drive_layout_search import find_layouts
-    from ..errors import UsageError
     from ..graph_scale import at_batch
     from ..probe.cost_name import load_cost
     from .collective_export import size_bytes
     from .profile_predict import with_settings
 
-    if (args.model is None) == (args.graph is None):
-        raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
+    graph = graph_given(args) or _captured(args)
     fabric = read_fabric(args.fabric, args.devices)
     cost = load_cost(args.cost, fabric)
     demands = Demands(
         objective=args.objective, price_per_hour=_numbers(args.price, "--price"), watts=_numbers(args.power, "--power"), budget=args.budget,
         samples_per_s=args.min_throughput,
     )  # fmt: skip
-    graph = _graph(args)
     found = find_layouts(
         lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=MIXED if args.precision == "mixed" else FULL,
         microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"), sequence=not args.no_sequence_parallel,
@@ -70,14 +63,10 @@ def run(args: argparse.Namespace) -> Result:
     return Result(document_of(found, args.show), text_of(found, args.show))
 
 
-def _graph(args: argparse.Namespace) -> Any:
-    if args.graph is not None:
-        from ..io.graph_file import read_graph
-
-        return read_graph(args.graph)
+def _captured(args: argparse.Namespace) -> OpGraph:
     from ..capture.graph import capture
 
-    return capture(args.model, loss=args.loss)
+    return capture(args.model, loss=args.loss or "cross-entropy")
 
 
 def _numbers(given: list[str], where: str) -> dict[str, float]:

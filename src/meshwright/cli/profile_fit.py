@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.pipeline.profiled_fit import OVERHEADS, fit_runtime
+    from ..decide.layout.profiled.fit import OVERHEADS, fit_runtime
     from ..io.profile_documents import read_measured_runs, runtime_document, write_runtime
     from ..io.profile_layers import read_profile_files
     from .profile_predict import runtime_of

@@ -10,7 +10,7 @@ from .profile_predict import runtime_arguments, runtime_of
 from .profile_show import file_arguments
 
 if TYPE_CHECKING:
-    from ..decide.pipeline.profiled_search import JudgedLayout
+    from ..decide.layout.profiled.search import JudgedLayout
 
 HELP = "rank the layouts of some GPUs by simulation from a layer profile"
 
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.pipeline.profiled_search import search_layouts
+    from ..decide.layout.profiled.search import search_layouts
     from ..errors import UsageError
     from ..io.profile_layers import read_profile_files
     from .collective_export import size_bytes

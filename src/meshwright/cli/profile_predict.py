@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.pipeline.profiled import predict
+    from ..decide.layout.profiled.predict import predict
     from ..io.profile_layers import read_profile_files
 
     found = read_profile_files(args.files, model=args.model, device=args.device)
@@ -93,7 +93,7 @@ def layout_of(args: argparse.Namespace, profile: LayerProfile) -> ProfiledLayout
 
 
 def _stages(args: argparse.Namespace, profile: LayerProfile) -> tuple[int, ...]:
-    from ..decide.pipeline.profiled_search import balanced_stages
+    from ..decide.layout.profiled.search import balanced_stages
     from ..errors import UsageError
     from ..layer_profile import Entry
 

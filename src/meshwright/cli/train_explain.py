@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Result:
 
 def _plan(args: argparse.Namespace) -> Result:
     from ..drive import read_plan
-    from ..explain import Explanation, explain_plan
+    from ..explain.explanation import Explanation, explain_plan
     from ..report.explain_text import explain_document, explain_text
 
     plan = read_plan(args.plan)

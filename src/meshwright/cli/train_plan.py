@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import graph_given, require_directory, training_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -21,12 +22,7 @@ HELP = "decide how to train a model on a fabric, and prove it"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs)")
-    parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
-    parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
-    parser.add_argument("--loss", default=None, help="cross-entropy (default), mse, output, or module:function")
+    training_arguments(parser)
     parser.add_argument("--optimizer", default="adamw", help="adamw (default), sgd, or module:function")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--dp", type=int, help="fix the data-parallel degree")
@@ -47,23 +43,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.tensor_shares import TensorOptions
     from ..drive import plan_training, read_fabric, write_plan
-    from ..errors import UsageError
     from ..job import Training
+    from ..probe.cost_name import load_cost
     from ..report.plan_text import plan_document, plan_text
 
-    if (args.model is None) == (args.graph is None):
-        raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
-    if not args.out.resolve().parent.is_dir():
-        raise UsageError(f"no directory {args.out.parent}", where="--out", hint="make it first")
+    graph = graph_given(args)
+    require_directory(args.out)
     fabric = read_fabric(args.fabric, args.devices)
     fabric.require_connected()
-    graph = None
-    if args.graph is not None:
-        from ..io.graph_file import read_graph
-
-        graph = read_graph(args.graph)
-    from ..probe.cost_name import load_cost
-
     job = Training(
         model=args.model or (graph.model if graph else ""), global_batch=args.global_batch,
         loss=args.loss or (graph.loss if graph else "cross-entropy"),

@@ -16,6 +16,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .tree_order import breadth_first
+
 __all__ = ["anneal_parents"]
 
 I32 = NDArray[np.int32]
@@ -38,28 +40,13 @@ def _draw(state, below):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no-untyped-def]
     """Sum of 2^(t / unit) over the devices of one tree, `after` their t; -1 where the tree does not span."""
-    n = len(parent)
-    for v in range(n):
-        child[v] = -1
-    found = 0
-    for v in range(n):
-        p = parent[v]
-        if p < 0:
-            order[0], after[v], found = v, 0.0, 1
-        else:
-            beside[v] = child[p]
-            child[p] = v
-    done, total = 0, 0.0
-    while done < found:
-        x, done = order[done], done + 1
-        total += 2.0 ** min(after[x] / unit, LARGEST)
-        c = child[x]
-        while c >= 0:
-            after[c] = after[x] + cost[c]
-            order[found] = c
-            found += 1
-            c = beside[c]
-    return total if found == n else -1.0
+    found = breadth_first(parent, order, child, beside)
+    after[order[0]], total = 0.0, 1.0
+    for i in range(1, found):
+        v = order[i]
+        after[v] = after[parent[v]] + cost[v]
+        total += 2.0 ** min(after[v] / unit, LARGEST)
+    return total if found == len(parent) else -1.0
 
 
 @njit(cache=True, nogil=True)

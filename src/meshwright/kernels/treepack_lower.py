@@ -13,6 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .tree_order import breadth_first
+
 __all__ = ["exchange_parents"]
 
 I32 = NDArray[np.int32]
@@ -22,26 +24,10 @@ ROUNDS = 64
 @njit(cache=True, nogil=True)
 def _measure(parent, depth, size, total, order, child, beside):  # type: ignore[no-untyped-def]
     """Depth of every device of one tree, and devices and sum of depths of every subtree."""
-    n = len(parent)
-    for v in range(n):
-        child[v] = -1
-    found = 0
-    for v in range(n):
-        p = parent[v]
-        if p < 0:
-            order[0], depth[v], found = v, 0, 1
-        else:
-            beside[v] = child[p]
-            child[p] = v
-    done = 0
-    while done < found:
-        x, done = order[done], done + 1
-        c = child[x]
-        while c >= 0:
-            depth[c] = depth[x] + 1
-            order[found] = c
-            found += 1
-            c = beside[c]
+    n = breadth_first(parent, order, child, beside)
+    depth[order[0]] = 0
+    for i in range(1, n):
+        depth[order[i]] = depth[parent[order[i]]] + 1
     for v in range(n):
         size[v], total[v] = 1, depth[v]
     for i in range(n - 1, 0, -1):

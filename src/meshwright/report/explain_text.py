@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..explain import Explanation
-from ..explain_assumptions import NOT_MODELLED
+from ..explain.assumptions import NOT_MODELLED
+from ..explain.explanation import Explanation
 from ..plan import Plan
 from .numbers import bytes_text, seconds_text
 from .plan_text import columns, plan_document, plan_text

@@ -15,10 +15,10 @@ from typing import Literal
 
 import msgspec
 
-from .cost import Cost, Priced
-from .drive_layouts import Evaluated, LayoutSearch
-from .fabric import Fabric
-from .report.numbers import seconds_text
+from ..cost import Cost, Priced
+from ..drive_layouts import Evaluated, LayoutSearch
+from ..fabric import Fabric
+from ..report.numbers import seconds_text
 
 __all__ = ["PRECISION", "Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
 
@@ -73,7 +73,7 @@ class Scenario:
     known: dict[tuple[object, str, float], float] = field(default_factory=dict)
 
     def time_s(self, e: Evaluated, axis: Axis, factor: float) -> float:
-        from .simulate import simulate_program
+        from ..simulate import simulate_program
 
         key = (e.identity, axis, factor)
         if key not in self.known:
@@ -118,7 +118,7 @@ def _crossing(wins: Callable[[float], bool], extreme: float) -> float | None:
 
 def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: float) -> tuple[float, float]:
     """Step times if compute and links are both faster, both slower, by their relative errors: the ends of the error bar."""
-    from .simulate import simulate_program
+    from ..simulate import simulate_program
 
     ends = []
     for sign in (1, -1):

@@ -14,9 +14,9 @@ from fractions import Fraction
 
 import msgspec
 
-from .errors import MeshwrightError
-from .fabric import Fabric
-from .fabric_edit import is_port
+from ..errors import MeshwrightError
+from ..fabric import Fabric
+from ..fabric_edit import is_port
 
 __all__ = ["WhatIf", "more_memory", "one_more_device", "one_more_nic", "what_ifs"]
 

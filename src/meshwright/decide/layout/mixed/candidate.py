@@ -18,7 +18,7 @@ from ....fabric_servers import ServerKind
 from ....layer_profile import Entry, LayerProfile
 from ....layer_table import LayerChoice, LayerTable
 from ....profile_layout import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
-from ..onefoneb import peak_in_flight
+from ...pipeline.onefoneb import peak_in_flight
 
 __all__ = ["Candidate", "Estimate", "Pool", "Problem"]
 

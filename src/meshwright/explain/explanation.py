@@ -13,22 +13,22 @@ from pathlib import Path
 
 import msgspec
 
-from .cost import Cost
-from .drive import works_of
-from .drive_collectives import CollectivePlanner
-from .drive_layouts import Evaluated, LayoutSearch
-from .errors import MeshwrightError, UsageError
-from .explain_assumptions import ERRORS, Assumption, assumptions_of
-from .explain_breakdown import Breakdown, Simulated, breakdown, simulated
-from .explain_changes import WhatIf, what_ifs
-from .explain_recompute import RecomputeAdvice, recompute_advice
-from .explain_rivals import Crossing, Rival, Scenario, crossings, interval, name_of, rivals_of
-from .fabric import Fabric
-from .graph import OpGraph
-from .job import Training
-from .ledger.captured import captured_flops
-from .ledger.flops import Causal
-from .plan import Plan
+from ..cost import Cost
+from ..drive import works_of
+from ..drive_collectives import CollectivePlanner
+from ..drive_layouts import Evaluated, LayoutSearch
+from ..errors import MeshwrightError, UsageError
+from ..fabric import Fabric
+from ..graph import OpGraph
+from ..job import Training
+from ..ledger.captured import captured_flops
+from ..ledger.flops import Causal
+from ..plan import Plan
+from .assumptions import ERRORS, Assumption, assumptions_of
+from .breakdown import Breakdown, Simulated, breakdown, simulated
+from .changes import WhatIf, what_ifs
+from .recomputation import RecomputeAdvice, recompute_advice
+from .rivals import Crossing, Rival, Scenario, crossings, interval, name_of, rivals_of
 
 __all__ = ["Explanation", "PlanFlops", "explain_plan"]
 
@@ -109,12 +109,12 @@ def explain_plan(
 
 def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
     if path is not None:
-        from .io.graph_file import read_graph
+        from ..io.graph_file import read_graph
 
         graph = read_graph(path)
     else:
         try:
-            from .capture.graph import capture
+            from ..capture.graph import capture
 
             training = msgspec.convert(plan.job["training"], Training)
             graph = capture(training.model, loss=training.loss, seed=training.seed)
@@ -130,8 +130,8 @@ def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
 
 
 def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
-    from .decide.layout import Degrees, LayoutCandidate
-    from .simulate import simulate_program
+    from ..decide.layout import Degrees, LayoutCandidate
+    from ..simulate import simulate_program
 
     layout = plan.layout
     assert layout is not None
@@ -182,7 +182,7 @@ def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: flo
 
 def _planner(search: LayoutSearch) -> Callable[[Fabric, float], tuple[float, str]]:
     def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
-        from .drive import nothing_fits
+        from ..drive import nothing_fits
 
         planner = CollectivePlanner(fabric=fabric, transport=search.cost.transport, strategy="auto", seed=search.job.seed)
         there = LayoutSearch(job=search.job, fabric=fabric, cost=search.cost, graph=search.graph, planner=planner, time_limit_s=limit_s)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from .breakdown import phase_seconds
-from .cost import Cost
-from .drive import cost_of, fabric_of, works_of
-from .errors import UsageError
-from .evidence import evidence_of_timeline
-from .fabric import Fabric
-from .plan import Plan
-from .program import BUFFER_ROLES
-from .program_calls import PHASES, InlinedProgram, inline, phases
-from .timeline import Timeline
+from ..breakdown import phase_seconds
+from ..cost import Cost
+from ..drive import cost_of, fabric_of, works_of
+from ..errors import UsageError
+from ..evidence import evidence_of_timeline
+from ..fabric import Fabric
+from ..plan import Plan
+from ..program import BUFFER_ROLES
+from ..program_calls import PHASES, InlinedProgram, inline, phases
+from ..timeline import Timeline
 
 __all__ = ["Breakdown", "PathShare", "Simulated", "StageShare", "breakdown", "simulated"]
 
@@ -70,7 +70,7 @@ class Simulated:
 
 def simulated(plan: Plan) -> Simulated:
     """Raises: UsageError for a plan that is not of a training step."""
-    from .simulate import simulate_program
+    from ..simulate import simulate_program
 
     if plan.layout is None:
         raise UsageError("the plan is not of a training step", hint="`meshwright collective` explains collectives")

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from .cost import Cost
-from .decide.memory import OptimalRecompute, RecomputeProblem, StageBudget
-from .decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
-from .decide.memory.problem import policy_of
-from .decide.memory.rules import useful
-from .decide.memory.selective import best_policy, frontier, relaxed_time_s
-from .decide.pipeline import peak_in_flight
-from .errors import Infeasible
-from .explain_breakdown import StageShare
-from .fabric import Device
-from .graph import OpGraph
-from .plan import TrainingLayout
+from ..cost import Cost
+from ..decide.memory import OptimalRecompute, RecomputeProblem, StageBudget
+from ..decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
+from ..decide.memory.problem import policy_of
+from ..decide.memory.rules import useful
+from ..decide.memory.selective import best_policy, frontier, relaxed_time_s
+from ..decide.pipeline import peak_in_flight
+from ..errors import Infeasible
+from ..fabric import Device
+from ..graph import OpGraph
+from ..plan import TrainingLayout
+from .breakdown import StageShare
 
 __all__ = ["RecomputeAdvice", "RecomputePoint", "RecomputeStage", "recompute_advice"]
 

@@ -15,7 +15,7 @@ from typing import Literal
 from ....errors import Infeasible, UsageError
 from ....layer_profile import Entry
 from ....layer_table import LayerChoice
-from ..profiled import ProfilePrediction, predict
+from ..profiled.predict import ProfilePrediction, predict
 from .bounds import LayoutBounds, layout_bounds
 from .candidate import Candidate, Estimate, Problem
 from .fleet import fleet_candidates

@@ -1,6 +1,6 @@
 """The program of one training iteration of a profiled layout: 1F1B in every pipeline, a ring all-reduce of every stage's gradients, the update.
 
-Actors are the replicas of stages (see `profiled_servers`). Compute, messages, gradient rings and updates are steps of a `Program`, so that the event
+Actors are the replicas of stages (see `servers`). Compute, messages, gradient rings and updates are steps of a `Program`, so that the event
 engine decides who waits for whom; with `overlapped` sends every direction of every neighbour has its own lane, with `blocking` ones they are in the
 compute lane. Messages are sent when they are ready; receivers take them in their order (a sender never waits for the receiver to ask, which two
 blocking neighbours would do for ever). Only what a rank keeps is in device memory: its state, and the saved values of the micro-batches in flight.
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...cost import Cost, Evidence, Priced, Transport
-from ...layer_profile import Entry, LayerProfile, LayerTime
-from ...profile_layout import ProfiledLayout, Replica, TrainingRuntime
-from ...program import Program, Role, Space, Unit
-from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
-from .onefoneb import one_f_one_b_order
-from .profiled_servers import Servers
+from ....cost import Cost, Evidence, Priced, Transport
+from ....layer_profile import Entry, LayerProfile, LayerTime
+from ....profile_layout import ProfiledLayout, Replica, TrainingRuntime
+from ....program import Program, Role, Space, Unit
+from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ...pipeline.onefoneb import one_f_one_b_order
+from .servers import Servers
 
 __all__ = ["Iteration", "build_iteration", "stage_memory"]
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from .cost import Cost
-from .explain_breakdown import Simulated
-from .explain_rivals import scaled_links
-from .fabric import Fabric
+from ..cost import Cost
+from ..fabric import Fabric
+from .breakdown import Simulated
+from .rivals import scaled_links
 
 __all__ = ["ERRORS", "NOT_MODELLED", "Assumption", "assumptions_of"]
 
@@ -49,8 +49,8 @@ class _Number(NamedTuple):
 
 def assumptions_of(run: Simulated, errors: Mapping[str, float]) -> tuple[Assumption, ...]:
     """One per number that the plan's cost and fabric hold, in the order: prices, roofline, runtime, links."""
-    from .drive import works_of
-    from .simulate import simulate_program
+    from ..drive import works_of
+    from ..simulate import simulate_program
 
     works, found = works_of(run.plan), []
     for number in _numbers(run):

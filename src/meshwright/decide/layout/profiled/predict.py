@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...layer_profile import Entry, LayerProfile
-from ...profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
-from ...simulate import simulate_program
-from .onefoneb import peak_in_flight
-from .profiled_program import build_iteration, stage_memory
-from .profiled_servers import place
+from ....layer_profile import Entry, LayerProfile
+from ....profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
+from ....simulate import simulate_program
+from ...pipeline.onefoneb import peak_in_flight
+from .iteration import build_iteration, stage_memory
+from .servers import place
 
 __all__ = ["ProfilePrediction", "compute_bound_s", "predict", "require_layout"]
 
@@ -50,7 +50,7 @@ class ProfilePrediction:
 
 def require_layout(profile: LayerProfile, layout: ProfiledLayout, *, interpolate: bool = False) -> LayerProfile:
     """The profile with all a layout needs. Raises: UsageError when the layers do not add up; ProfileEntryMissing naming what lacks."""
-    from ...errors import UsageError
+    from ....errors import UsageError
 
     layers = sum(s.layers for s in layout.stages)
     if layers != profile.layers:

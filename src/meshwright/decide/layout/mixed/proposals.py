@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ....layer_profile import Entry
 from ....layer_table import LayerChoice
 from ....profile_layout import ProfiledLayout, ProfiledStage, Replica
-from ..onefoneb import peak_in_flight
+from ...pipeline.onefoneb import peak_in_flight
 from .candidate import Candidate, Pool, Problem
 from .interop import inter_operator
 from .perlayer import best_choices

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...errors import Infeasible, UsageError
-from ...layer_profile import Entry, LayerProfile
-from ...profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
-from .profiled import ProfilePrediction, compute_bound_s, in_flight_bytes, predict
+from ....errors import Infeasible, UsageError
+from ....layer_profile import Entry, LayerProfile
+from ....profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
+from .predict import ProfilePrediction, compute_bound_s, in_flight_bytes, predict
 
 __all__ = ["JudgedLayout", "balanced_stages", "search_layouts"]
 

@@ -1,0 +1,47 @@
+"""Arguments that several commands take, so that they are named, explained and refused alike."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..graph import OpGraph
+
+LOSSES = "cross-entropy (default), mse, output, or module:function"
+
+
+def fabric_arguments(parser: argparse.ArgumentParser, *, devices: str = "use only these devices, e.g. 0-3,8") -> None:
+    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
+    parser.add_argument("--devices", help=devices)
+
+
+def training_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is trained, on which fabric, with how many samples a step."""
+    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs)")
+    parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
+    fabric_arguments(parser)
+    parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
+    parser.add_argument("--loss", default=None, help=LOSSES)
+
+
+def graph_given(args: argparse.Namespace) -> OpGraph | None:
+    """The graph of --graph, nothing with --model. Raises: UsageError when neither or both are given."""
+    from ..errors import UsageError
+
+    if (args.model is None) == (args.graph is None):
+        raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
+    if args.graph is None:
+        return None
+    from ..io.graph_file import read_graph
+
+    return read_graph(args.graph)
+
+
+def require_directory(out: Path) -> None:
+    """Raises: UsageError when a file cannot be written there because its directory is missing."""
+    from ..errors import UsageError
+
+    if not out.resolve().parent.is_dir():
+        raise UsageError(f"no directory {out.parent}", where="--out", hint="make it first")
