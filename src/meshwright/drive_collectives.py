@@ -31,7 +31,7 @@ class Planned:
 
 @dataclass
 class CollectivePlanner:
-    """Plans all-reduces over groups of devices of one fabric. `strategy`: a name for all, or `auto`.
+    """Plans collectives (all-reduces, reduce-scatters, all-gathers) over groups of devices of one fabric. `strategy`: a name for all, or `auto`.
 
     `chosen[purpose]` overrides the strategy for one purpose ("gradient", "tensor", "tied"); `for_placement` gives the callable
     that lowering wants for a placement of ranks on devices.
@@ -42,7 +42,7 @@ class CollectivePlanner:
     strategy: str = "auto"
     seed: int = 0
     chosen: dict[str, str] = field(default_factory=dict)
-    cache: dict[tuple[tuple[str, ...], int, str], Planned] = field(default_factory=dict)
+    cache: dict[tuple[str, tuple[str, ...], int, str], Planned] = field(default_factory=dict)
     by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)
 
@@ -51,17 +51,18 @@ class CollectivePlanner:
         return replace(self, chosen={**self.chosen, purpose: strategy})
 
     def for_placement(self, placement: tuple[str, ...]) -> Any:
-        def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int) -> AllReduce:
-            return self.all_reduce(purpose, tuple(placement[r] for r in ranks), size_bytes)
+        def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> AllReduce:
+            return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op)
 
         return plan
 
-    def all_reduce(self, purpose: str, devices: tuple[str, ...], size_bytes: int) -> AllReduce:
-        size = -(-max(size_bytes, 4) // 4) * 4
+    def collective(self, purpose: str, devices: tuple[str, ...], size_bytes: int, op: str = "all-reduce") -> AllReduce:
+        unit = 4 if op == "all-reduce" else 4 * len(devices)  # of the others every rank has a part of whole elements
+        size = -(-max(size_bytes, unit) // unit) * unit
         strategy = self.chosen.get(purpose, self.strategy)
-        key = (devices, size, strategy)
+        key = (op, devices, size, strategy)
         if key not in self.cache:
-            self.cache[key] = self._plan(devices, size, strategy)
+            self.cache[key] = self._plan(op, devices, size, strategy)
         planned = self.cache[key]
         program = planned.plan.program
         name = self._hash(program)
@@ -75,11 +76,11 @@ class CollectivePlanner:
             self.hashes[id(program)] = program_hash(program)
         return self.hashes[id(program)]
 
-    def _plan(self, devices: tuple[str, ...], size: int, strategy: str) -> Planned:
+    def _plan(self, op: str, devices: tuple[str, ...], size: int, strategy: str) -> Planned:
         if strategy != "auto" and strategy not in CANDIDATES:
             raise UnknownName(f"no collective strategy {strategy!r}", hint=f"strategies: auto, {', '.join(CANDIDATES)}")
         names = tuple(CANDIDATES) if strategy == "auto" else (strategy,)
-        problem = CollectiveProblem(fabric=self.fabric, op="all-reduce", ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
+        problem = CollectiveProblem(fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
         ranked = auto(problem, candidates=[c for name in names for c in CANDIDATES[name]])
         best = ranked[0]
         assert best.plan is not None and best.time_s is not None, "auto raises when nothing has a plan"
