@@ -8,6 +8,10 @@ Every receive waits for the micro-batch two before it to be used, so at most two
 the speed of the stages. Gradients of values accumulate in `grad:` buffers that start at zero; one that arrives over the pipeline is
 stored first.
 
+Values that are split along the sequence have a buffer of the rank's part (`act:`, `grad:`). Around a split segment, buffers with a slot for every
+rank's part, padded to the largest, go through a reduce-scatter (`actsum:` in forward, `gradpart:` in backward) or an all-gather (`actall:`,
+`gradall:`, and `actagain:` where backward needs again what forward gathered); local copies join slot and part.
+
 Parameters used by several stages (a tied head) have a gradient buffer of their own, `gradients:<parameter>`, reduced over the data
 replicas and then over the stages that hold it. Parameters whose gradients are partial sums on a group of tensor-parallel ranks (shared
 key-value heads) have one, `gradients+<tensor indices>`, reduced over that group first. Names of buffers and communicators are part of
@@ -25,7 +29,7 @@ from .graph_liveness import kept_storages
 from .graph_vocabulary import expand_losses, sums_of
 from .layout_sizes import gradient_buffers, shard_bytes, summed_over, training_works
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
-from .plan_shards import local_values
+from .plan_shards import local_value, local_values, sequence_values
 from .program import Program, Role, Unit
 from .program_builder import LaneBuilder, ProgramBuilder, StepRef
 
@@ -34,6 +38,7 @@ __all__ = ["AllReduce", "PlanAllReduce", "gradient_buffers", "lower_training", "
 ELEMENT_BYTES = 4  # of padding, where a buffer's own elements are not larger
 STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
 RECEIVES_AHEAD = 2
+SCATTER, GATHER = "reduce-scatter", "all-gather"
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,8 @@ class AllReduce:
     local: tuple[int, ...]
 
 
-# (purpose: "tensor" | "gradient" | "tied", ranks, size in bytes) -> the collective to call
-PlanAllReduce = Callable[[str, tuple[int, ...], int], AllReduce]
+# (purpose: "tensor" | "gradient" | "tied", ranks, size in bytes[, operation if it is not all-reduce]) -> the collective to call
+PlanAllReduce = Callable[..., AllReduce]
 # (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
 Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
@@ -88,7 +93,9 @@ class _Lowering:
         self.keeps = _kept_values(graph, layout)
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
-        self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)}
+        self.apart = sequence_values(layout)
+        self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
+        self.slots: dict[tuple[str, int], tuple[int, int]] = {}
         self.readers: dict[tuple[int, str], list[str]] = {}
         for s in layout.segments:
             for v in s.reads:
@@ -133,8 +140,8 @@ class _Lowering:
             self.comms[name, ranks] = self.b.comm(name, ranks)
         return self.comms[name, ranks]
 
-    def call(self, purpose: str, name: str, ranks: tuple[int, ...], rank: int, buffer: int, size_bytes: int) -> int:
-        chosen = self.plan_all_reduce(purpose, ranks, size_bytes)
+    def call(self, purpose: str, name: str, ranks: tuple[int, ...], rank: int, buffer: int, size_bytes: int, *operation: str) -> int:
+        chosen = self.plan_all_reduce(purpose, ranks, size_bytes, *operation)
         self.callees[chosen.name] = chosen.program
         return self.b.call(self.comm(name, ranks), chosen.name, [(chosen.local[ranks.index(rank)], buffer, 0)])
 
@@ -176,10 +183,57 @@ class _Lowering:
             chunks = 1
             if value in self.summed:  # all buffers of a value that is ever summed are cut alike
                 chunks = self.plan_all_reduce("tensor", self.tensor_group(r.number), size).chunks
-            element = 8 if self.value[value].dtype in ("float64", "int64") else ELEMENT_BYTES
-            each = _per_chunk(size, chunks, element)
+            each = _per_chunk(size, chunks, self.element_of(value))
+            if value in self.apart:
+                chunks, each = self.slot(r, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)
         return r.buffers[name]
+
+    def element_of(self, value: str) -> int:
+        return 8 if self.value[value].dtype in ("float64", "int64") else ELEMENT_BYTES
+
+    def slot(self, r: _Rank, value: str) -> tuple[int, int]:
+        """(chunks, bytes per chunk) of one rank's part of a value that is split along the sequence: of the largest, alike on all ranks that hold
+        the value or hand it on."""
+        lay = self.layout
+        _, d, _ = lay.coordinates(r.number)
+        if (value, d) not in self.slots:
+            size = max(local_value(self.value[value], t, lay.tensor).size_bytes for t in range(lay.tensor))
+            groups = [tuple(lay.rank(p, d, t) for t in range(lay.tensor)) for p in range(lay.pipeline)]
+            planned = [self.plan_all_reduce("tensor", g, lay.tensor * size, op).chunks for g in groups for op in (SCATTER, GATHER)]
+            chunks = lcm(lay.tensor, *planned) // lay.tensor
+            self.slots[value, d] = (chunks, _per_chunk(size, chunks, self.element_of(value)))
+        return self.slots[value, d]
+
+    def all_parts(self, r: _Rank, kind: str, value: str, mb: int, *, segment: str = "") -> int:
+        """A buffer with a slot for every rank's part of a value, in the order of their tensor indices."""
+        name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
+        if name not in r.buffers:
+            chunks, each = self.slot(r, value)
+            count = chunks * self.layout.tensor
+            r.buffers[name] = self.b.buffer(r.number, chunks=count, chunk_bytes=each, role="activation", name=name)
+        return r.buffers[name]
+
+    def gather(self, r: _Rank, part: int, parts: int, value: str, after: Sequence[StepRef]) -> None:
+        """All-gather `parts` from this rank's `part`."""
+        chunks, each = self.slot(r, value)
+        t = self.layout.coordinates(r.number)[2]
+        r.compute.copy((part, 0), (parts, t * chunks), chunks, after=after)
+        self.tensor_call_on(r, parts, self.layout.tensor * chunks * each, GATHER)
+
+    def scatter(self, r: _Rank, parts: int, part: int, value: str, *, add: bool, summed: bool = True) -> StepRef:
+        """Reduce-scatter `parts` (unless each rank has all of it, then not `summed`) and put this rank's slot into `part`, which ends `parts`."""
+        chunks, each = self.slot(r, value)
+        t = self.layout.coordinates(r.number)[2]
+        if summed:
+            self.tensor_call_on(r, parts, self.layout.tensor * chunks * each, SCATTER)
+        ref = r.compute.copy((parts, t * chunks), (part, 0), chunks, add=add)
+        self.b.dies_after(parts, ref)
+        return ref
+
+    def tensor_call_on(self, r: _Rank, buffer: int, size: int, *operation: str) -> StepRef:
+        p, d, _ = self.layout.coordinates(r.number)
+        return r.compute.call(self.call("tensor", f"tp:{p}.{d}", self.tensor_group(r.number), r.number, buffer, size, *operation))
 
     def whole(self, r: _Rank, name: str) -> tuple[int, int, int]:
         buffer = r.buffers[name]
@@ -200,22 +254,34 @@ class _Lowering:
         ref: StepRef | None = None
         for key in r.stage.segments:
             s = self.segment[key]
-            reads = [self.whole(r, "weights")]
+            reads, gathered = [self.whole(r, "weights")], []
             for v in s.reads:
-                self.activation(r, "act", v, mb)
-                reads.append(self.whole(r, f"act:{v}:{mb}"))
+                part = self.activation(r, "act", v, mb)
+                if v in s.gathers:
+                    gathered.append(self.all_parts(r, "actall", v, mb, segment=key))
+                    self.gather(r, part, gathered[-1], v, waits)
+                    waits = []
+                reads.append(self.whole(r, f"actall:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
             writes = []
             for v in s.writes:
                 self.activation(r, "act", v, mb)
-                writes.append(self.whole(r, f"act:{v}:{mb}"))
+                scattered = v in s.sum_writes and v in self.apart
+                if scattered:
+                    self.all_parts(r, "actsum", v, mb)
+                writes.append(self.whole(r, f"actsum:{v}:{mb}" if scattered else f"act:{v}:{mb}"))
             saved = f"saved:{key}:{mb}"
             r.buffers[saved] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.saved_bytes, role="activation", name=saved)
             writes.append(self.whole(r, saved))
             op = self.op(r, s, "F", mb, reads, writes, s.forward_workspace_bytes)
             ref = r.compute.compute(op, after=waits)
             waits = []
+            for buffer in gathered:
+                self.b.dies_after(buffer, ref)
             for v in s.sum_writes:
-                ref = self.tensor_call(r, f"act:{v}:{mb}", v)
+                if v in self.apart:
+                    ref = self.scatter(r, r.buffers[f"actsum:{v}:{mb}"], r.buffers[f"act:{v}:{mb}"], v, add=False)
+                else:
+                    ref = self.tensor_call(r, f"act:{v}:{mb}", v)
             for v in s.writes:
                 r.produced[v, mb] = ref
         assert ref is not None
@@ -229,9 +295,7 @@ class _Lowering:
         )  # fmt: skip
 
     def tensor_call(self, r: _Rank, buffer: str, value: str) -> StepRef:
-        p, d, _ = self.layout.coordinates(r.number)
-        size = self.value[value].size_bytes
-        return r.compute.call(self.call("tensor", f"tp:{p}.{d}", self.tensor_group(r.number), r.number, r.buffers[buffer], size))
+        return self.tensor_call_on(r, r.buffers[buffer], self.value[value].size_bytes)
 
     def backward(self, r: _Rank, mb: int) -> None:
         stage = r.stage
@@ -240,15 +304,23 @@ class _Lowering:
         for key in reversed(stage.segments):
             s = self.segment[key]
             reads = [self.whole(r, "weights"), self.whole(r, f"saved:{key}:{mb}")]
+            gathered = self.gathered_again(r, s, mb, waits)
+            waits = [] if gathered else waits
             for v in s.writes:
                 if self.value[v].differentiable and v not in self.graph.outputs:
                     self.activation(r, "grad", v, mb)
-                    reads.append(self.whole(r, f"grad:{v}:{mb}"))
+                    reads.append(self.whole(r, f"gradall:{v}:{mb}" if v in s.sum_writes and v in self.apart else f"grad:{v}:{mb}"))
             writes, partial = [], []
             for v in s.reads:
                 if v in self.keeps[key]:
-                    reads.append(self.whole(r, f"act:{v}:{mb}"))
+                    reads.append(self.whole(r, f"actagain:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
                 if not self.value[v].differentiable:
+                    continue
+                if v in s.gathers:
+                    self.activation(r, "grad", v, mb)
+                    self.all_parts(r, "gradpart", v, mb, segment=key)
+                    writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
+                    partial.append(v)
                     continue
                 if v in s.sum_grads and not self.sums_directly(r, v):
                     self.activation(r, "gradpart", v, mb, segment=key)
@@ -263,12 +335,31 @@ class _Lowering:
                     writes.append(self.whole(r, name))
             ref = r.compute.compute(self.op(r, s, "B", mb, reads, writes, s.backward_workspace_bytes), after=waits)
             waits = []
+            for buffer in gathered:
+                self.b.dies_after(buffer, ref)
             for v in partial:
                 ref = self.sum_gradient(r, s, v, mb)
             r.backward_done[mb] = ref
         assert ref is not None
 
+    def gathered_again(self, r: _Rank, s: Segment, mb: int, waits: Sequence[StepRef]) -> list[int]:
+        """Before B of a segment: the gradients of its reduce-scattered results, and the gathered reads that autograd keeps."""
+        found: list[int] = []
+        for v in s.writes:
+            if v in s.sum_writes and v in self.apart and self.value[v].differentiable:
+                part = self.activation(r, "grad", v, mb)
+                found.append(self.all_parts(r, "gradall", v, mb))
+                self.gather(r, part, found[-1], v, waits if len(found) == 1 else ())
+        for v in s.gathers:
+            if v in self.keeps[s.key]:
+                found.append(self.all_parts(r, "actagain", v, mb, segment=s.key))
+                self.gather(r, r.buffers[f"act:{v}:{mb}"], found[-1], v, waits if len(found) == 1 else ())
+        return found
+
     def sum_gradient(self, r: _Rank, s: Segment, value: str, mb: int) -> StepRef:
+        if value in s.gathers:
+            parts, part = r.buffers[f"gradpart:{value}:{s.key}:{mb}"], r.buffers[f"grad:{value}:{mb}"]
+            return self.scatter(r, parts, part, value, add=True, summed=value in s.sum_grads)
         if self.sums_directly(r, value):
             return self.tensor_call(r, f"grad:{value}:{mb}", value)
         self.tensor_call(r, f"gradpart:{value}:{s.key}:{mb}", value)

@@ -91,6 +91,12 @@ class Segment(_Record, frozen=True, kw_only=True):
     `params`). If `split`, its parameters named in TrainingLayout.shards are sharded, its `sum_writes` are partial sums that an all-reduce
     over the tensor-parallel ranks completes in forward, and the gradients of `sum_grads` (a subset of its reads) in backward.
     `row_biases`: added to read values when the segment starts (see RowBias).
+
+    With sequence parallelism a border value may be split along the sequence (`ValueInfo.split`). A sum_write that is, is completed by a
+    reduce-scatter: each rank gets its part of the sum. `gathers` are reads that the segment needs whole and that are split: all-gathered
+    before F, and again before B where autograd keeps them; of their gradients each rank gets its part, by reduce-scatter where they are
+    sum_grads, by taking it where every rank has the whole gradient. `sequence`: the segment computes one part of the sequence per rank; then
+    the gradients of its parameters are partial sums (`TrainingLayout.partial_gradients`).
     """
 
     key: str
@@ -102,6 +108,8 @@ class Segment(_Record, frozen=True, kw_only=True):
     split: bool = False
     sum_writes: tuple[str, ...] = ()
     sum_grads: tuple[str, ...] = ()
+    gathers: tuple[str, ...] = ()
+    sequence: bool = False
     row_biases: tuple[RowBias, ...] = ()
     shares: tuple[int, ...] = ()  # of a split segment, per tensor-parallel rank; empty: equal
     forward: Work = Work()  # of one rank for one micro-batch; with unequal shares, of the rank with the largest

@@ -16,7 +16,7 @@ import msgspec
 from .errors import Unsupported
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
-__all__ = ["Cut", "local_extent", "local_shape", "local_size", "local_value", "local_values", "part_ranges", "replica_groups"]
+__all__ = ["Cut", "local_extent", "local_shape", "local_size", "local_value", "local_values", "part_ranges", "replica_groups", "sequence_values"]
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -92,6 +92,13 @@ def local_values(layout: TrainingLayout, rank: int) -> dict[str, ValueInfo]:
     """Every border value as `rank` holds it, by name."""
     part = layout.coordinates(rank)[2]
     return {v.name: local_value(v, part, layout.tensor) for v in layout.values}
+
+
+def sequence_values(layout: TrainingLayout) -> set[str]:
+    """The border values that are split along the sequence: all that sequence segments share, and sums that are reduce-scattered."""
+    split = {v.name for v in layout.values if v.split is not None}
+    touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
+    return split & touched
 
 
 def replica_groups(shape: Sequence[int], shard: ParamShard, parts: int) -> PartialGradient | None:

@@ -138,7 +138,7 @@ def rank_of(rig, degrees, rank, silent_of):
     b, device = flat.buffers, torch.device("cpu")
     sizes = {b.name[i]: int(b.chunks[i] * b.chunk_bytes[i]) for i in range(len(b)) if b.actor[i] == rank and b.name[i].startswith("gradients")}
     module = build_rank_module(forward, layout, rank, parameters, buffers, device=device, gradient_bytes=sizes)
-    memory = RankMemory(flat, rank, device, local_values(layout, rank), module.gradients)
+    memory = RankMemory(flat, rank, device, local_values(layout, rank), module.gradients, layout=layout)
 
     class Data:
         def microbatch(self, step, replica, microbatch):

@@ -154,7 +154,7 @@ def run_case(rank: int, group: Any, case: Case) -> Outcome:
     module = build_rank_module(graph, layout, rank, whole, case.buffers, device=device, gradient_bytes=gradient_bytes(program, rank))
     optimizer = _Keep(module)
     work = TrainingWork(program, layout, rank, module, _Fixed(case), optimizer, seed=SEED)
-    memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients)
+    memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients, layout=layout)
     transport = _Counting(group)
     executor = Executor(program, case.orders, rank, memory=memory, transport=transport, work=work)
     work.begin(case.step)

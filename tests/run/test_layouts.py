@@ -37,7 +37,7 @@ def train(degrees, microbatch, steps, *, model=TINY, collective="ring", tagless=
         module = build_rank_module(graph, layout, rank, parameters, buffers, device=CPU, gradient_bytes=gradient_bytes(flat, rank))
         optimizer = make_optimizer("adamw", [(p.name, p.tensor) for p in module.trained()], 1e-3)
         work = TrainingWork(flat, layout, rank, module, Batches(dataset, layout, graph.inputs, CPU), optimizer)
-        memory = RankMemory(flat, rank, CPU, local_values(layout, rank), module.gradients)
+        memory = RankMemory(flat, rank, CPU, local_values(layout, rank), module.gradients, layout=layout)
         transport = TaglessTransport(rank, group, group) if tagless else TaggedTransport(group)
         executor = Executor(flat, orders, rank, memory=memory, transport=transport, work=work)
         losses = []

@@ -10,6 +10,11 @@ By induction over one topological order of the inlined program. A compute step i
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
 `sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B of
 its stage once and one optimizer.
+
+Of a value that is split along the sequence, buffers of all parts have a slot per tensor index; the cells of slot t are those of part t. A segment
+that `gathers` it reads all parts (`actall:`, and in backward `actagain:`) and writes the gradients of all of them (`gradpart:`); one that sums
+it writes all parts (`actsum:`) and reads the gradients of all of them (`gradall:`). The gradients of a `sequence` segment's parameters are
+partial sums over the tensor-parallel ranks, and the layout must say so.
 """
 
 from __future__ import annotations
@@ -56,6 +61,8 @@ class _Step(Machine):
                     self.readers.setdefault(v, []).append(s)
         self.maker = {v: s for s in layout.segments for v in s.writes}
         self.split = {v.name for v in layout.values if v.split is not None}
+        touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
+        self.along = self.split & touched  # along the sequence
         self.number: dict[tuple[object, ...], int] = {}
         self.found: list[Finding] = []
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
@@ -136,6 +143,32 @@ class _Step(Machine):
         """The tensor index where a value is split: each part is a quantity of its own; -1 elsewhere."""
         return self.layout.coordinates(rank)[2] if value in self.split else -1
 
+    def named(self, b: int) -> tuple[str, str, str]:
+        """(kind, value or segment, micro-batch) that a buffer's name says."""
+        kind, _, rest = self.p.buffers.name[b].partition(":")
+        value, _, number = rest.rpartition(":")
+        return kind, value.rpartition(":")[0] if kind in ("gradpart", "actall", "actagain") else value, number
+
+    def holds_all(self, b: int) -> bool:
+        kind, value, _ = self.named(b)
+        return value in self.along and kind in ("actsum", "actall", "actagain", "gradall", "gradpart")
+
+    def cell_of(self, b: int, cell: int, value: str, rank: int) -> tuple[int, int]:
+        """(cell within a part, part) of a cell of a value's buffer."""
+        if not self.holds_all(b):
+            return cell, self.own(value, rank)
+        _, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+        slot = max(1, (hi - lo) // self.layout.tensor)
+        return cell % slot, cell // slot
+
+    def foreign(self, kind: str, value: str, s: Segment) -> bool:
+        """A segment has no business writing such a buffer: partial sums of what it does not sum, parts of what it has whole, others' values."""
+        if kind in ("act", "actsum"):
+            return value not in s.writes or (kind == "actsum") != (value in self.along and value in s.sum_writes)
+        if kind in ("grad", "gradpart"):
+            return (kind == "grad") and value in s.gathers
+        return kind != "saved"
+
     def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
         return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
 
@@ -166,9 +199,10 @@ class _Step(Machine):
         reads = o.reads[op].reshape(-1, 3).tolist()
         names = {self.p.buffers.name[b] for b, _, _ in reads}
         if o.name[op] == "F":
-            needed = {f"act:{v}:{mb}" for v in s.reads}
+            needed = {f"actall:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in s.reads}
         else:
-            needed = {f"saved:{s.key}:{mb}"} | {f"grad:{v}:{mb}" for v in s.writes if v in self.readers}
+            summed = self.along & set(s.sum_writes)
+            needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
         for b, first, count in reads:
@@ -178,22 +212,21 @@ class _Step(Machine):
 
     def read(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int) -> None:
         replica = self.layout.coordinates(rank)[1]
-        kind, _, rest = self.p.buffers.name[b].partition(":")
-        value, _, number = rest.rpartition(":")
+        kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
         for cell in range(lo, hi):
             have = self.memory[root][cell]
             if self.role[b] in ("weight", "state"):
                 want = self.old
-            elif number != str(mb) or kind not in ("act", "grad", "saved"):
+            elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", "saved"):
                 self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
                 return
-            elif kind == "act":
+            elif kind in ("act", "actall", "actagain"):
                 n = self.parts(self.maker[value], value, gradient=False) if value in self.maker else 0
-                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, cell - lo, self.own(value, rank))
-            elif kind == "grad":
+                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
+            elif kind in ("grad", "gradall"):
                 bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
-                want = bits << 32 | self.quantity("grad", value, mb, replica, cell - lo, self.own(value, rank))
+                want = bits << 32 | self.quantity("grad", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
             else:
                 want = 1 << (32 + part) | self.quantity("saved", value, mb, replica, cell - lo, -1)
             if have != want:
@@ -221,7 +254,7 @@ class _Step(Machine):
 
     def write(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int, *, accumulate: bool) -> None:
         replica = self.layout.coordinates(rank)[1]
-        kind, _, rest = self.p.buffers.name[b].partition(":")
+        kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
         fresh = []
         for cell in range(lo, hi):
@@ -231,20 +264,18 @@ class _Step(Machine):
                 bits = self.contribution(s.key, mb, replica, share)
                 fresh.append(bits << 32 | self.quantity("gradient", *self.place(rank, b, cell)))
                 continue
-            value, _, number = rest.rpartition(":")
-            if kind == "gradpart":
-                value = value.rpartition(":")[0]
-            if kind == "act":
+            if kind in ("act", "actsum"):
                 bit = 1 << (part if self.parts(s, value, gradient=False) > 1 else 0)
             elif kind in ("grad", "gradpart"):
                 bit = self.gradient_bits(value, s, part)[0]
             else:
                 bit = 1 << part
-            if number != str(mb) or not bit or kind not in ("act", "grad", "gradpart", "saved") or (kind == "act" and value not in s.writes):
+            if number != str(mb) or not bit or self.foreign(kind, value, s):
                 self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not its to write")
                 return
-            what = "grad" if kind == "gradpart" else kind
-            fresh.append(bit << 32 | self.quantity(what, value, mb, replica, cell - lo, self.own(value, rank) if what != "saved" else -1))
+            what = {"gradpart": "grad", "actsum": "act"}.get(kind, kind)
+            at = (cell - lo, -1) if what == "saved" else self.cell_of(b, cell - lo, value, rank)
+            fresh.append(bit << 32 | self.quantity(what, value, mb, replica, *at))
         if accumulate:
             fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
         self.store(root, lo, hi, fresh, step)
@@ -287,6 +318,11 @@ class _Step(Machine):
     def partial_gradients(self, step: int, rank: int, stage: int, tensor: int) -> None:
         """Every group whose partial gradients must be added has its buffer on this rank."""
         mine = [b for b in range(len(self.p.buffers)) if self.role[b] == "gradient" and int(self.p.buffers.actor[b]) == rank]
+        whole = {p for s in self.layout.segments if s.sequence and s.stage == stage for p in s.params} - {
+            x.param for x in self.layout.partial_gradients if len(x.group_of(tensor)) == self.layout.tensor
+        }
+        for param in sorted(whole) if mine else ():
+            self.wrong(step, f"reads the gradient of {param}, which every rank has of its part of the sequence alone: the layout does not add them up")
         groups = {self.group(self.p.buffers.name[b], tensor) for b in mine}
         for x in self.layout.partial_gradients:
             if x.param in self.layout.stages[stage].params and mine and x.group_of(tensor) not in groups:

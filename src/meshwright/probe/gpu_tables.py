@@ -226,7 +226,9 @@ def _product(
     x, w = (node.inputs[-2], node.inputs[-1]) if node.target != "aten.linear.default" else node.inputs[:2]
     n, k = (float(d) for d in (shapes[w] if node.target == "aten.linear.default" else reversed(shapes[w])))
     m = prod(shapes[x]) / k * layout.microbatch_size / graph.batch_size
-    if segment.split:
+    if segment.sequence:
+        m *= max(segment.shares) / sum(segment.shares) if segment.shares else 1 / layout.tensor
+    elif segment.split:
         for shard in layout.shards:
             if f"param:{shard.param}" == w:
                 held = max(local_extent(shapes[w][shard.axis], shard, i, layout.tensor) for i in range(layout.tensor))  # of the fullest rank

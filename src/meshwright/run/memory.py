@@ -2,7 +2,8 @@
 
 Persistent buffers (gradients, a collective's data, scratch) are flat tensors that live as long as the executor. Values of
 micro-batches (`act:`, `grad:`, `gradpart:`) exist from the step that makes them to the last step that uses them. A value that
-messages touch is held flat as well, padded to the plan's chunks where they do not divide it.
+messages touch is held flat as well, padded to the plan's chunks where they do not divide it. Buffers of all parts of a value that is split along
+the sequence are flat, in the form of `sequence_parts`; `read` gives their whole value.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import Unsupported
-from ..plan import ValueInfo
+from ..plan import TrainingLayout, ValueInfo
 from ..program import Kind, Part, Program
+from .sequence_parts import ALL_PARTS, PartsForm, parts_forms
 
 __all__ = ["BufferInfo", "RankMemory", "StagingPool"]
 
-DYNAMIC = ("act", "grad", "gradpart")
+DYNAMIC = ("act", "grad", *ALL_PARTS)
+WITH_SEGMENT = ("gradpart", "actall", "actagain")  # kinds whose names have a segment between value and micro-batch
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ class RankMemory:
 
     def __init__(
         self, program: Program, rank: int, device: torch.device, values: Mapping[str, ValueInfo], persistent: Mapping[str, torch.Tensor],
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32, layout: TrainingLayout | None = None,
     ) -> None:  # fmt: skip
         self.device, self.rank = device, rank
+        self.forms: dict[str, PartsForm] = parts_forms(layout)
+        self.in_parts: dict[int, PartsForm] = {}  # buffers that hold all parts of a value
         self.staging = StagingPool(device)
         n = len(program.buffers)
         self.values: list[torch.Tensor | None] = [None] * n
@@ -88,7 +93,7 @@ class RankMemory:
         size, chunk_bytes = int(b.chunks[buffer]) * int(b.chunk_bytes[buffer]), int(b.chunk_bytes[buffer])
         if kind in DYNAMIC:
             value, _, microbatch = rest.rpartition(":")
-            if kind == "gradpart":
+            if kind in WITH_SEGMENT:
                 value = value.rpartition(":")[0]
             info = values.get(value)
             if info is None:
@@ -96,8 +101,12 @@ class RankMemory:
             if info.reduce == "max" and kind == "act":
                 self.maxima.add(buffer)
             own: torch.dtype = getattr(torch, info.dtype)
-            numel = info.size_bytes // own.itemsize
-            self.infos[buffer] = self._info(name, kind, value, int(microbatch), own, info.shape, numel, size, chunk_bytes)
+            numel, shape = info.size_bytes // own.itemsize, info.shape
+            if kind in ALL_PARTS and value in self.forms:
+                self.in_parts[buffer] = self.forms[value]
+                numel = size // own.itemsize
+                shape = (numel,)
+            self.infos[buffer] = self._info(name, kind, value, int(microbatch), own, shape, numel, size, chunk_bytes)
             return
         if buffer not in self.transferred:
             return  # weights, state, saved values: torch holds them
@@ -145,6 +154,11 @@ class RankMemory:
             self.values[buffer] = tensor
             return
         info = self.info(buffer)
+        if buffer in self.in_parts:
+            flat = torch.zeros(info.elements, dtype=info.dtype, device=self.device)
+            self.in_parts[buffer].put(tensor, flat)
+            self.put_flat(buffer, flat)
+            return
         if info.elements != info.numel:
             flat = torch.zeros(info.elements, dtype=info.dtype, device=self.device)
             flat[: info.numel].view(info.shape).copy_(tensor)
@@ -155,6 +169,11 @@ class RankMemory:
         elif shared and buffer in self.overwritten:
             tensor = tensor.clone()
         self.values[buffer], self.flats[buffer] = tensor, tensor.view(-1)
+
+    def read(self, buffer: int) -> torch.Tensor | None:
+        """The value of a dynamic buffer; the whole tensor where it holds all parts of one."""
+        value = self.values[buffer]
+        return self.in_parts[buffer].take(value) if value is not None and buffer in self.in_parts else value
 
     def put_flat(self, buffer: int, flat: torch.Tensor) -> None:
         info = self.info(buffer)

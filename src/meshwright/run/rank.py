@@ -86,7 +86,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
-    memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients)
+    memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients, layout=layout)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
     executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device), work=work, clock=clock, progress=link.progress)
     data.microbatch(first, 0, 0)  # wrong data is told before anything starts
@@ -97,7 +97,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
 
         def spoilable() -> tuple[TrainingWork, RankMemory]:
             copy, its_optimizer = made.module()
-            spare = RankMemory(program, rank, device, local_values(layout, rank), copy.gradients)
+            spare = RankMemory(program, rank, device, local_values(layout, rank), copy.gradients, layout=layout)
             return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed), spare
 
         costs = time_rank(program, orders, rank, spoilable, messages=layout.ranks > 1)

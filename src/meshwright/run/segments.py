@@ -4,7 +4,8 @@ A segment runs its traced calls under autograd (`forward`), and later autograd's
 to what autograd saves: values enter through `_Entry`, a node that hands its gradient over and does not hold the value; results leave as
 gradient edges, not tensors; parameter gradients are added in place into one flat buffer by autograd itself.
 With tensor parallelism the calls are rewritten for this rank's shards (`sharding`), a row-parallel linear leaves its bias out, and the segment that
-reads the completed sum adds it.
+reads the completed sum adds it. A value that was gathered along the sequence is not kept: what autograd would keep of it is looked up in the value
+gathered again for the backward pass (`_regathered`).
 Random calls: dropout in every form draws the bits that the serial run draws (`dropout`). Before other random calls the generator is seeded from
 (seed, step, replica, micro-batch, segment, and the tensor index where the segment is split), so that a run does not depend on the order of
 micro-batches; those differ from a serial run's.
@@ -13,9 +14,10 @@ micro-batches; those differ from a serial run's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -23,6 +25,7 @@ from torch import fx
 from ..errors import Unsupported
 from ..layout_sizes import gradient_names
 from ..plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
+from ..plan_shards import sequence_values
 from .dropout import Draws, draw_function, draws_bits, random_places
 from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
 from .sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
@@ -46,6 +49,32 @@ class _Entry(torch.autograd.Function):  # type: ignore[misc]
 
 
 _TOKEN = torch.empty((), requires_grad=True)
+
+
+class _Later(NamedTuple):
+    """A saved tensor that lies in a read which is gathered again before backward."""
+
+    read: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def _regathered(reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
+    """While a segment runs forward: saved tensors that lie in one of the reads of `again` are not kept, but taken from `found` in backward."""
+    where = {x.untyped_storage().data_ptr(): i for i, x in enumerate(reads) if i in again}
+    if not where:
+        return nullcontext()
+
+    def pack(x: torch.Tensor) -> torch.Tensor | _Later:
+        i = where.get(x.untyped_storage().data_ptr())
+        return x if i is None else _Later(i, tuple(x.shape), x.stride(), int(x.storage_offset()))
+
+    def unpack(kept: torch.Tensor | _Later) -> torch.Tensor:
+        return found[kept.read].as_strided(kept.size, kept.stride, kept.offset) if isinstance(kept, _Later) else kept
+
+    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    return hooks
 
 
 @dataclass
@@ -79,21 +108,30 @@ class SegmentModule:
     split: bool
     sum_grads: frozenset[str] = frozenset()
     sum_writes: frozenset[str] = frozenset()
-    _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor]]] = field(default_factory=dict)
+    gathers: frozenset[str] = frozenset()
+    _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor], dict[int, torch.Tensor]]] = field(default_factory=dict)
 
-    def forward(self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the calls on this micro-batch; returns the written values, detached. What backward needs is kept until `backward`."""
+    def forward(
+        self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
+    ) -> list[torch.Tensor]:
+        """Run the calls on this micro-batch; returns the written values, detached. What backward needs is kept until `backward`, but not
+        the reads numbered in `again`: `backward` is given these."""
         holder: dict[int, torch.Tensor] = {}
+        later: dict[int, torch.Tensor] = {}
         entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
-        outputs = self.function(*entries, *inputs, *self.constants)
+        with _regathered(reads, again, later):
+            outputs = self.function(*entries, *inputs, *self.constants)
         del entries
         edges = [torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None for y in outputs]
-        self._saved[microbatch] = (edges, holder)
+        self._saved[microbatch] = (edges, holder, later)
         return [y.detach() for y in outputs]
 
-    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    def backward(
+        self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[int, torch.Tensor]:
         """Gradients of the written values in, of the read values out (by position); parameter gradients are added in place."""
-        edges, holder = self._saved.pop(microbatch)
+        edges, holder, later = self._saved.pop(microbatch)
+        later.update(again or {})
         pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
         if pairs:
             torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
@@ -188,6 +226,7 @@ class _Builder:
         self.places = random_places(graph)
         self.draws = Draws()
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
+        self.along = sequence_values(layout)
         self.shapes: dict[str, tuple[int, ...]] = {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
         self.shapes |= {f"param:{p.name}": p.full_shape for p in held.values()}
         self.shapes |= {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()} | {f"constant:{n}": c.shape for n, c in graph.constants.items()}
@@ -203,8 +242,8 @@ class _Builder:
         member = self.member(segment)
         if segment.split:
             states = {f"param:{p.name}": _shard(p.shard) for p in self.held.values() if p.shard is not None}
-            states |= {v: _shard(split) for v in segment.reads if (split := self.value[v].split) is not None}
-            nodes, states = propagate(nodes, states, self.shapes, member)
+            states |= {v: _shard(split) for v in segment.reads if v not in segment.gathers and (split := self.value[v].split) is not None}
+            nodes, states = propagate(nodes, states, self.shapes, member, cut=segment.sequence)
             self.verify(segment, nodes, states, member)
         fixed = self.fixed(nodes, segment)
         function = self.compile(segment, nodes, fixed, states, member)
@@ -221,6 +260,7 @@ class _Builder:
             split=segment.split,
             sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
             sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
+            gathers=frozenset(segment.gathers),
         )
 
     def member(self, segment: Segment) -> Member:
@@ -286,12 +326,22 @@ class _Builder:
 
         reads = [v for v in segment.reads if self.differentiable.get(v, True)]
         whole = [f"param:{p}" for p in segment.params if f"param:{p}" not in states and self.held[p].gradient]
-        check_gradients(
-            nodes, states, reads, [p for p in whole if p[6:] not in {b.bias for b in segment.row_biases}], segment.writes, segment.sum_grads
-        )
+        biases = {b.bias for b in segment.row_biases}
+        partial = {p.param for p in self.layout.partial_gradients if len(p.group_of(self.tensor_index)) == self.layout.tensor}
+        if segment.sequence and (missing := [b for b in sorted(biases) if self.held[b].gradient and b not in partial]):
+            raise Unsupported(
+                f"the gradient of {missing[0]!r} is a partial sum over the tensor-parallel ranks, and the layout does not add it up",
+                where=f"segment {segment.key}",
+            )  # fmt: skip
+        writes = [v for v in segment.writes if self.differentiable.get(v, True)]
+        summed = (*segment.sum_grads, *(p for p in whole if segment.sequence and p[6:] in partial))
+        check_gradients(nodes, states, reads, [p for p in whole if p[6:] not in biases], writes, summed)
         for value in segment.writes:
             state, split = states.get(value), self.value[value].split
-            if (state is PARTIAL) != (value in segment.sum_writes) or (_shard(split) if split else None) != (None if state is PARTIAL else state):
+            scattered = state is PARTIAL and value in self.along
+            if (state is PARTIAL) != (value in segment.sum_writes) or (
+                not scattered and (_shard(split) if split else None) != (None if state is PARTIAL else state)
+            ):
                 raise Unsupported(f"segment {segment.key!r} leaves {value!r} as {state}, the layout says otherwise", where=f"node {value}")
         with FakeTensorMode() as mode:
             known: dict[str, Any] = {}

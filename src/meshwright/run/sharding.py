@@ -21,6 +21,7 @@ import torch
 from ..errors import Unsupported
 from ..plan_shards import Cut, part_ranges
 from .forward_graph import ForwardNode
+from .sharding_cuts import cuts_before, with_operand
 from .sharding_rules import apply_rule
 from .sharding_state import PARTIAL, Call, Member, Partial, Shape, Shard, State, States, local_shape
 
@@ -71,9 +72,12 @@ def put_shard(whole: torch.Tensor, shard: torch.Tensor, axis: int, blocks: int, 
     put_part(whole, shard, axis, _Blocks(blocks), part, parts)
 
 
-def propagate(nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: Mapping[str, Shape], parts: int | Member) -> ShardedCalls:
+def propagate(
+    nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: Mapping[str, Shape], parts: int | Member, *, cut: bool = False
+) -> ShardedCalls:
     """Rewrite the calls of a split segment for one rank: a `Member`, or the first of `parts` with equal shares.
 
+    `cut`: where an operand of a pointwise call is whole and another is not, a call is put before it that takes this rank's part.
     `states`: of parameters, buffers and values from before (missing = whole); `shapes`: whole shapes of everything the calls take.
     Raises: Unsupported, naming the node, where a sharded value meets a call that has no rule or whose rule does not hold.
     """
@@ -81,6 +85,12 @@ def propagate(nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: M
     known_shapes = dict(shapes)
     out = []
     for node in nodes:
+        for part in cuts_before(node, known, known_shapes, parts) if cut else ():
+            taken = Call(part, known, known_shapes, parts)
+            known[part.name] = apply_rule(taken)
+            out.append(msgspec.structs.replace(part, args=taken.args, kwargs=taken.kwargs))
+            known_shapes[part.name] = known_shapes[part.inputs[0]]
+            node = with_operand(node, part.inputs[0], part.name)
         call = Call(node, known, known_shapes, parts)
         known[node.name] = apply_rule(call)
         if not node.many and node.outputs[0] is not None:

@@ -16,6 +16,7 @@ import torch
 
 from ..graph_vocabulary import MAX, SUMS
 from .forward_graph import resolve
+from .sharding_cuts import OWN_PART, own_part_rule
 from .sharding_shapes import (
     attention_rule,
     broadcast,
@@ -35,7 +36,7 @@ __all__ = ["apply_rule"]
 def apply_rule(call: Call) -> Any:
     incoming = [call._states.get(n) for n in call.node.inputs]
     base = call.node.target.rsplit(".", 1)[0]
-    if all(s is None for s in incoming):
+    if all(s is None for s in incoming) and base != OWN_PART.rsplit(".", 1)[0]:
         if call.node.many:
             return (None,) * len(call.node.outputs)
         return None
@@ -193,6 +194,18 @@ def _softmax(call: Call) -> Any:
     return state
 
 
+def _reduce(call: Call) -> Any:
+    state, rank = call.state(0), len(call.shape(0))
+    over = call.argument(2 if call.node.target.startswith("aten.linalg") else 1, "dim", None)
+    dims = {call.dim(d, rank) for d in (over if isinstance(over, list) else [over])} if over is not None else set()
+    if not dims or state.dim in dims:
+        raise call.fail("it runs over the sharded dimension")
+    out = call.node.outputs[0]
+    kept = out is not None and len(out.shape) == rank
+    found = state if kept else replace(state, dim=state.dim - sum(d < state.dim for d in dims))
+    return (found,) * len(call.node.outputs) if call.node.many else found
+
+
 def _embedding(call: Call) -> Any:
     w = call.state(0)
     if call.state(1) is None and isinstance(w, Shard) and w.dim == 1:
@@ -253,6 +266,8 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "aten.scaled_dot_product_attention": attention_rule,
     "aten.embedding": _embedding,
     "aten.repeat_interleave": repeat_interleave_rule,
+    **{f"aten.{n}": _reduce for n in ("mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp", "linalg_vector_norm")},
+    OWN_PART.rsplit(".", 1)[0]: own_part_rule,
     MAX.rsplit(".", 1)[0]: _vocabulary,
     SUMS.rsplit(".", 1)[0]: _vocabulary,
 }

@@ -18,6 +18,8 @@ import torch
 from ..graph_vocabulary import LOSS, MAX, SUMS, loss_arguments, max_of, sum_rows, sums_of
 from ..plan import VocabularyLoss
 from .forward_graph import ForwardGraph, ForwardNode, TensorInfo, resolve
+from .sequence_parts import own_part
+from .sharding_cuts import OWN_PART
 
 __all__ = ["EMBEDDING", "expand_forward", "function_of", "vocabulary_embedding", "vocabulary_loss", "vocabulary_max", "vocabulary_sums"]
 
@@ -118,7 +120,7 @@ def vocabulary_loss(
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    EMBEDDING: vocabulary_embedding, MAX: vocabulary_max, SUMS: vocabulary_sums, LOSS: vocabulary_loss
+    EMBEDDING: vocabulary_embedding, MAX: vocabulary_max, SUMS: vocabulary_sums, LOSS: vocabulary_loss, OWN_PART: own_part,
 }  # fmt: skip
 
 

@@ -69,9 +69,14 @@ class TrainingWork:
         return optimizer_update(self.optimizer, self.module)
 
     def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
-        values, batches, losses, put, loss_name = memory.values, self._batches, self.losses, memory.put, self.module.loss
-        reads = [self._buffer(memory, f"act:{v}:{microbatch}") for v in segment.reads]
-        writes = [(v, memory.by_name.get(f"act:{v}:{microbatch}", -1)) for v in segment.writes]
+        read, batches, losses, put, loss_name = memory.read, self._batches, self.losses, memory.put, self.module.loss
+        reads = [
+            self._buffer(memory, f"actall:{v}:{segment.key}:{microbatch}" if v in segment.gathers else f"act:{v}:{microbatch}")
+            for v in segment.reads
+        ]
+        sums = [memory.by_name.get(f"actsum:{v}:{microbatch}", -1) for v in segment.writes]
+        writes = [(v, b if b >= 0 else memory.by_name.get(f"act:{v}:{microbatch}", -1)) for v, b in zip(segment.writes, sums, strict=True)]
+        again = frozenset(i for i, v in enumerate(segment.reads) if f"actagain:{v}:{segment.key}:{microbatch}" in memory.by_name)
         missing = [v for v, b in writes if b < 0 and v != loss_name]
         if missing:
             raise Unsupported(f"the program has no buffer for {missing[0]!r}, which segment {segment.key!r} writes")
@@ -85,7 +90,7 @@ class TrainingWork:
             if segment.random:
                 torch.manual_seed(random_seed(self.seed, self.step, *place))
             batch = batches.get(microbatch, ())
-            outputs = segment.forward(microbatch, [values[b] for b in reads], [batch[i] for i in segment.inputs])
+            outputs = segment.forward(microbatch, [read(b) for b in reads], [batch[i] for i in segment.inputs], again)
             for (value, buffer), output in zip(writes, outputs, strict=True):
                 if value == loss_name:
                     losses[microbatch] = output
@@ -97,18 +102,20 @@ class TrainingWork:
     def _backward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
         values, put, names, loss_name = memory.values, memory.put, memory.by_name, self.module.loss
         share = torch.tensor(1.0 / (self.layout.microbatches * self.layout.data), device=memory.device)
-        incoming = [-1 if v == loss_name else names.get(f"grad:{v}:{microbatch}", -1) for v in segment.writes]
+        gathered = [names.get(f"gradall:{v}:{microbatch}", names.get(f"grad:{v}:{microbatch}", -1)) for v in segment.writes]
+        incoming = [-1 if v == loss_name else b for v, b in zip(segment.writes, gathered, strict=True)]
         seeds = [share if v == loss_name else None for v in segment.writes]
-        outgoing: dict[int, int] = {}
+        again = {i: b for i, v in enumerate(segment.reads) if (b := names.get(f"actagain:{v}:{segment.key}:{microbatch}", -1)) >= 0}
+        read, outgoing = memory.read, dict[int, int]()
         for i, v in enumerate(segment.reads):
             if segment.differentiable[i]:
                 part = names.get(f"gradpart:{v}:{segment.key}:{microbatch}", -1)
                 outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
 
         def backward() -> None:
-            gradients = [values[b] if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
+            gradients = [read(b) if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
             seen = {_storage(g) for g in gradients if g is not None}
-            for i, gradient in segment.backward(microbatch, gradients).items():
+            for i, gradient in segment.backward(microbatch, gradients, {i: read(b) for i, b in again.items()}).items():
                 buffer = outgoing[i]
                 before = values[buffer]
                 if before is not None:

@@ -14,6 +14,7 @@ from ...plan import RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSpl
 from .cut import Unit, border_values, cut_stages, dtype_bytes
 from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
+from .sequence import SequenceSplit, split_sequence
 from .sharding import Split
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import Usable, ordered_units, usable_regions
@@ -45,6 +46,7 @@ class _Build:
     usable: Usable
     losses: tuple[VocabularyLoss, ...]
     workspace: Workspace
+    sequence: SequenceSplit = field(default_factory=SequenceSplit)
     split_of: dict[str, tuple[Split, tuple[int, ...]]] = field(default_factory=dict)
     maxima: set[str] = field(default_factory=set)
     shape_of: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -66,18 +68,25 @@ class _Build:
                 self.row_bias.update(unit.region.row_bias)
                 self.maxima.update(unit.region.maxima)
                 self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in unit.region.outputs}
+        self.split_of |= {v: (a.split, self.sequence.shares[a.extent]) for v, a in self.sequence.values.items()}
 
     def is_split(self, unit: Unit) -> bool:
         return unit.region is not None and self.degrees.tensor > 1
 
+    def extent(self, units: Sequence[Unit]) -> int:
+        """Positions of the sequence that a run of units outside regions is split along; 0: it is whole."""
+        return next((extent for u in units if u.region is None for kind, extent in (self.sequence.kind(u),) if kind == "split"), 0)
+
     def share(self, unit: Unit) -> tuple[int, int]:
         """(largest share, all shares) of a unit."""
-        if unit.region is None or self.degrees.tensor == 1:
+        if self.degrees.tensor == 1 or (unit.region is None and not (extent := self.extent([unit]))):
             return 1, 1
-        shares = self.usable.shares[unit.region] or (1,) * self.degrees.tensor
+        shares = (self.usable.shares[unit.region] if unit.region is not None else self.sequence.shares[extent]) or (1,) * self.degrees.tensor
         return max(shares), sum(shares)
 
     def differentiable(self, value: str) -> bool:
+        if self.sequence.values and value not in self.sequence.trained and base_node(value) == value:
+            return False  # whole tables that ranks cut to their positions would get partial gradients, for nobody
         return value not in self.maxima and self.shape_of[value][1].startswith(("float", "bfloat", "complex"))
 
 
@@ -98,7 +107,10 @@ def build_layout(
         losses = tuple(x for x in losses if any(x.node in r.losses for r in usable.shares))
         expanded = expand_losses(graph, losses)
         units = ordered_units(expanded, usable)
-    b = _Build(expanded, graph, degrees, units, usable, losses, workspace)
+    sequence = SequenceSplit()
+    if options.sequence and usable.shares:
+        sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
+    b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sequence)
     starts = _stage_starts(b, cost, device, border_Bps)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
     produced_in = {n.name: s for s, run in enumerate(runs) for u in run for n in u.nodes}
@@ -131,9 +143,10 @@ def build_layout(
         segments=tuple(segments),
         values=tuple(_value(b, v) for v in values),
         shards=tuple(usable.shards),
-        partial_gradients=tuple(usable.partial),
+        partial_gradients=(*usable.partial, *sequence.partial(degrees.tensor)),
         losses=losses,
-        notes=(*kept_notes(kept), *usable.notes) if degrees.tensor > 1 else (),
+        sequence=bool(sequence.values),
+        notes=(*kept_notes(kept), *usable.notes, *sequence.notes) if degrees.tensor > 1 else (),
     )
 
 
@@ -146,27 +159,52 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float) -> l
         time_of.append(sum(cost.roofline(_portion(w, *b.share(unit)), device).time_s for w in (forward, backward)))
     border_s, allowed = [], []
     for values in borders:
-        total = sum(_value(b, v).size_bytes * (2 if b.differentiable(v) else 1) for v in values if v in b.shape_of)
+        total = sum(_border_bytes(b, v) * (2 if b.differentiable(v) else 1) for v in values if v in b.shape_of)
         messages = sum(2 if b.differentiable(v) else 1 for v in values if v in b.shape_of)
         border_s.append(total / border_Bps + 2 * messages * cost.transport.per_message_s)  # both ends handle every message
-        allowed.append(all(len(b.node_of[v].outputs) == 1 and v not in b.split_of for v in values))
+        allowed.append(all(len(b.node_of[v].outputs) == 1 and _may_cross(b, v) for v in values))
     return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed)
 
 
+def _border_bytes(b: _Build, value: str) -> int:
+    size = _value(b, value).size_bytes
+    return -(-size // b.degrees.tensor) if value in b.sequence.values else size
+
+
+def _may_cross(b: _Build, value: str) -> bool:
+    """A value that stages may hand over: whole, or split along the sequence; not one whose gradient is partial within its segment."""
+    return (value not in b.split_of or value in b.sequence.values) and b.sequence.kinds.get(value) != "beside"
+
+
 def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
-    """Regions and the runs between them; without tensor parallelism the whole stage is one segment."""
+    """Regions and the runs between them; without tensor parallelism the whole stage is one segment.
+
+    With sequence parallelism, runs that are split along one sequence and runs that are whole are segments of their own.
+    """
     groups: list[tuple[bool, list[Unit]]] = []
+    kinds: list[tuple[str, int]] = []  # of the groups
     for unit in run:
         split = b.is_split(unit)
-        if groups and not split and not groups[-1][0]:
+        kind = ("region", 0) if split else b.sequence.kind(unit)
+        if kind[0] == "beside":  # runs with the next split unit
+            kind = ("split", 0)
+        fits = groups and not split and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
+        if fits:
             groups[-1][1].append(unit)
+            kinds[-1] = kind if kinds[-1][0] == "any" or (kind[1] and not kinds[-1][1]) else kinds[-1]
         else:
             groups.append((split, [unit]))
+            kinds.append(kind)
     counted: set[int] = set()
     segments = []
     for i, (split, units) in enumerate(groups):
         segments.append(_segment(b, f"s{stage}.{i}", stage, units, split, counted))
     return segments
+
+
+def _joins(kind: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Both split along a sequence, one of them not yet known to be along another than the other."""
+    return kind[0] == other[0] == "split" and 0 in (kind[1], other[1])
 
 
 def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool, counted: set[int]) -> Segment:
@@ -180,7 +218,8 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
     # Row biases of partial sums that this segment reads: added here, once, after the sum. With tensor degree 1 there are none.
     biases = tuple(RowBias(value=v, bias=b.row_bias[v]) for v in reads if b.degrees.tensor > 1 and v in b.row_bias)
     params |= dict.fromkeys(x.bias for x in biases)
-    largest, total = b.share(units[0]) if split else (1, 1)
+    extent = 0 if split else b.extent(units)
+    largest, total = max((b.share(u) for u in units), key=lambda x: x[1]) if split or extent else (1, 1)
     border = {b.storage_of[v] for v in (*reads, *writes)}
     saved = 0
     for n in nodes:
@@ -189,7 +228,8 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
                 counted.add(s)
                 owner = b.graph.storages[s].owner
                 size = b.graph.storages[s].size_bytes
-                saved += size * largest // total if owner in names else size
+                apart = owner in names and (split or owner in b.sequence.values)
+                saved += size * largest // total if apart else size
     in_parts = {x.node for x in b.losses}
     saved += sum(_saved_of_sums(b, x) * largest // total for x in in_parts if sums_of(x) in names)
     own = [n.name for n in nodes if "/" not in n.name and n.name not in in_parts]
@@ -202,17 +242,26 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
         reads=reads,
         writes=writes,
         params=tuple(params),
-        split=split,
+        split=split or extent > 0,
         sum_writes=tuple(w for w in writes if region and w in region.rows),
-        sum_grads=tuple(v for v in reads if region and v in region.entries and b.differentiable(v)),
+        sum_grads=_partial_grads(b, region, reads, extent),
+        gathers=() if extent else tuple(v for v in reads if v in b.sequence.values),
+        sequence=extent > 0,
         row_biases=biases,
-        shares=b.usable.shares[region] if region else (),
-        forward=_portion(sum((n.forward for n in nodes), Work()), largest, total),
-        backward=_portion(sum((n.backward for n in nodes), Work()), largest, total),
+        shares=b.usable.shares[region] if region else b.sequence.shares.get(extent, ()),
+        forward=sum((_portion(n.forward, *b.share(u)) for u in units for n in u.nodes), Work()),
+        backward=sum((_portion(n.backward, *b.share(u)) for u in units for n in u.nodes), Work()),
         saved_bytes=saved,
         forward_workspace_bytes=forward_temp * largest // total,
         backward_workspace_bytes=backward_temp * largest // total,
     )
+
+
+def _partial_grads(b: _Build, region: Region | None, reads: Sequence[str], extent: int) -> tuple[str, ...]:
+    """Read values whose gradient is a partial sum: a region's entries; what is whole where each rank computes a part of the sequence."""
+    if extent:
+        return tuple(v for v in reads if v not in b.sequence.values and b.differentiable(v))
+    return tuple(v for v in reads if region and v in region.entries and b.differentiable(v))
 
 
 def _saved_of_sums(b: _Build, loss: str) -> int:

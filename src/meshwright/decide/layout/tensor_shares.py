@@ -23,7 +23,7 @@ class TensorOptions:
     column_block: with unequal speeds, columns of linear layers and vocabulary rows are given out in multiples of this, where they are many.
     vocabulary: split embeddings, output heads and their cross-entropy over the vocabulary, where each rank gets `vocabulary_rows` of it.
     smoothing: what label smoothing means in a split cross-entropy, see `plan.VocabularyLoss`.
-    sequence: split what lies between the regions along the sequence.
+    sequence: split what lies between the regions along the sequence; None leaves it to the search (a single layout is then built without).
     """
 
     speeds: tuple[float, ...] = ()
@@ -31,7 +31,7 @@ class TensorOptions:
     vocabulary: bool = True
     vocabulary_rows: int = 8
     smoothing: Literal["torch", "megatron"] = "torch"
-    sequence: bool = False
+    sequence: bool | None = None
 
 
 LEVEL = TensorOptions()  # devices of one speed

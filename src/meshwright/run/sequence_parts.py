@@ -1,0 +1,65 @@
+"""Values split along the sequence, as a rank holds them around a split segment: its own part, and all ranks' parts in one buffer.
+
+A buffer of all parts has a slot per rank in the order of their tensor indices, each padded to the largest part: so a rank's part is one run of bytes,
+as reduce-scatter and all-gather need it, whichever dimension is split. `PartsForm` puts a whole tensor into that form and takes it out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..plan import TrainingLayout, ValueInfo
+from ..plan_shards import local_shape, part_ranges, sequence_values
+
+__all__ = ["ALL_PARTS", "PartsForm", "own_part", "parts_forms"]
+
+ALL_PARTS = ("actsum", "actall", "actagain", "gradall", "gradpart")  # kinds of buffers that hold all parts of such values
+
+
+def own_part(x: torch.Tensor, dim: int, ranges: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The positions of `ranges` of a tensor that is whole on this rank."""
+    pieces = [x.narrow(dim, low, high - low) for low, high in ranges]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+
+class PartsForm:
+    """The parts of one value: `ranges[t]` are the positions of rank t along `dim`."""
+
+    def __init__(self, value: ValueInfo, parts: int) -> None:
+        assert value.split is not None
+        self.whole, self.dim, self.parts = value.shape, value.split.dim, parts
+        self.ranges = [part_ranges(value.shape[self.dim], value.split, t, parts) for t in range(parts)]
+        self.shapes = [local_shape(value.shape, self.dim, value.split, t, parts) for t in range(parts)]
+
+    def put(self, tensor: torch.Tensor, flat: torch.Tensor) -> None:
+        """Write a whole tensor into `flat`, slot by slot."""
+        slot = flat.numel() // self.parts
+        for t, (ranges, shape) in enumerate(zip(self.ranges, self.shapes, strict=True)):
+            target = flat[t * slot : t * slot + math.prod(shape)].view(shape)
+            at = 0
+            for low, high in ranges:
+                target.narrow(self.dim, at, high - low).copy_(tensor.narrow(self.dim, low, high - low))
+                at += high - low
+
+    def take(self, flat: torch.Tensor) -> torch.Tensor:
+        """The whole tensor; contiguous, in memory of its own."""
+        slot = flat.numel() // self.parts
+        whole = flat.new_empty(self.whole)
+        for t, (ranges, shape) in enumerate(zip(self.ranges, self.shapes, strict=True)):
+            source = flat[t * slot : t * slot + math.prod(shape)].view(shape)
+            at = 0
+            for low, high in ranges:
+                whole.narrow(self.dim, low, high - low).copy_(source.narrow(self.dim, at, high - low))
+                at += high - low
+        return whole
+
+
+def parts_forms(layout: TrainingLayout | None) -> dict[str, PartsForm]:
+    """The form of every value of a layout that is split along the sequence."""
+    if layout is None or not layout.sequence:
+        return {}
+    along = sequence_values(layout)
+    return {v.name: PartsForm(v, layout.tensor) for v in layout.values if v.name in along}
