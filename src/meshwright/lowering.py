@@ -25,20 +25,18 @@ from dataclasses import dataclass, field
 from math import lcm
 
 from .graph import OpGraph
-from .graph_liveness import kept_storages
-from .graph_vocabulary import expand_losses, sums_of
 from .layout_sizes import gradient_buffers, shard_bytes, summed_over, training_works
+from .lowering_kept import kept_values
+from .lowering_sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
-from .plan_shards import local_value, local_values, sequence_values
+from .plan_shards import local_values, sequence_values
 from .program import Program, Role, Unit
 from .program_builder import LaneBuilder, ProgramBuilder, StepRef
 
 __all__ = ["AllReduce", "PlanAllReduce", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
 
-ELEMENT_BYTES = 4  # of padding, where a buffer's own elements are not larger
 STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
 RECEIVES_AHEAD = 2
-SCATTER, GATHER = "reduce-scatter", "all-gather"
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,12 @@ class _Lowering:
         self.segment = {s.key: s for s in layout.segments}
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.element_bytes = max([ELEMENT_BYTES, *(p.size_bytes // max(1, _count(p.shape)) for p in graph.parameters)])
-        self.keeps = _kept_values(graph, layout)
+        self.keeps = kept_values(graph, layout)
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
-        self.slots: dict[tuple[str, int], tuple[int, int]] = {}
+        self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
         self.readers: dict[tuple[int, str], list[str]] = {}
         for s in layout.segments:
             for v in s.reads:
@@ -158,7 +156,7 @@ class _Lowering:
             size = sum(r.sizes[p] for p in params)
             trained += size
             chunks = lcm(*(self.plan_all_reduce(kind, ranks, size).chunks for kind, ranks in self.reductions(r, name)))
-            each = _per_chunk(size, chunks, self.element_bytes)
+            each = per_chunk(size, chunks, self.element_bytes)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="gradient", persistent=True, name=name)
         r.buffers["state"] = self.b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
 
@@ -183,57 +181,15 @@ class _Lowering:
             chunks = 1
             if value in self.summed:  # all buffers of a value that is ever summed are cut alike
                 chunks = self.plan_all_reduce("tensor", self.tensor_group(r.number), size).chunks
-            each = _per_chunk(size, chunks, self.element_of(value))
+            each = per_chunk(size, chunks, element_of(self.value[value]))
             if value in self.apart:
-                chunks, each = self.slot(r, value)
+                chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)
         return r.buffers[name]
 
-    def element_of(self, value: str) -> int:
-        return 8 if self.value[value].dtype in ("float64", "int64") else ELEMENT_BYTES
-
-    def slot(self, r: _Rank, value: str) -> tuple[int, int]:
-        """(chunks, bytes per chunk) of one rank's part of a value that is split along the sequence: of the largest, alike on all ranks that hold
-        the value or hand it on."""
-        lay = self.layout
-        _, d, _ = lay.coordinates(r.number)
-        if (value, d) not in self.slots:
-            size = max(local_value(self.value[value], t, lay.tensor).size_bytes for t in range(lay.tensor))
-            groups = [tuple(lay.rank(p, d, t) for t in range(lay.tensor)) for p in range(lay.pipeline)]
-            planned = [self.plan_all_reduce("tensor", g, lay.tensor * size, op).chunks for g in groups for op in (SCATTER, GATHER)]
-            chunks = lcm(lay.tensor, *planned) // lay.tensor
-            self.slots[value, d] = (chunks, _per_chunk(size, chunks, self.element_of(value)))
-        return self.slots[value, d]
-
-    def all_parts(self, r: _Rank, kind: str, value: str, mb: int, *, segment: str = "") -> int:
-        """A buffer with a slot for every rank's part of a value, in the order of their tensor indices."""
-        name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
-        if name not in r.buffers:
-            chunks, each = self.slot(r, value)
-            count = chunks * self.layout.tensor
-            r.buffers[name] = self.b.buffer(r.number, chunks=count, chunk_bytes=each, role="activation", name=name)
-        return r.buffers[name]
-
-    def gather(self, r: _Rank, part: int, parts: int, value: str, after: Sequence[StepRef]) -> None:
-        """All-gather `parts` from this rank's `part`."""
-        chunks, each = self.slot(r, value)
-        t = self.layout.coordinates(r.number)[2]
-        r.compute.copy((part, 0), (parts, t * chunks), chunks, after=after)
-        self.tensor_call_on(r, parts, self.layout.tensor * chunks * each, GATHER)
-
-    def scatter(self, r: _Rank, parts: int, part: int, value: str, *, add: bool, summed: bool = True) -> StepRef:
-        """Reduce-scatter `parts` (unless each rank has all of it, then not `summed`) and put this rank's slot into `part`, which ends `parts`."""
-        chunks, each = self.slot(r, value)
-        t = self.layout.coordinates(r.number)[2]
-        if summed:
-            self.tensor_call_on(r, parts, self.layout.tensor * chunks * each, SCATTER)
-        ref = r.compute.copy((parts, t * chunks), (part, 0), chunks, add=add)
-        self.b.dies_after(parts, ref)
-        return ref
-
-    def tensor_call_on(self, r: _Rank, buffer: int, size: int, *operation: str) -> StepRef:
-        p, d, _ = self.layout.coordinates(r.number)
-        return r.compute.call(self.call("tensor", f"tp:{p}.{d}", self.tensor_group(r.number), r.number, buffer, size, *operation))
+    def tensor_call_on(self, rank: int, lane: LaneBuilder, buffer: int, size: int, *operation: str) -> StepRef:
+        p, d, _ = self.layout.coordinates(rank)
+        return lane.call(self.call("tensor", f"tp:{p}.{d}", self.tensor_group(rank), rank, buffer, size, *operation))
 
     def whole(self, r: _Rank, name: str) -> tuple[int, int, int]:
         buffer = r.buffers[name]
@@ -258,16 +214,15 @@ class _Lowering:
             for v in s.reads:
                 part = self.activation(r, "act", v, mb)
                 if v in s.gathers:
-                    gathered.append(self.all_parts(r, "actall", v, mb, segment=key))
-                    self.gather(r, part, gathered[-1], v, waits)
+                    gathered.append(self.parts.buffer(r.number, r.buffers, "actall", v, mb, segment=key))
+                    self.parts.gather(r.number, r.compute, part, gathered[-1], v, waits)
                     waits = []
                 reads.append(self.whole(r, f"actall:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
             writes = []
             for v in s.writes:
                 self.activation(r, "act", v, mb)
-                scattered = v in s.sum_writes and v in self.apart
-                if scattered:
-                    self.all_parts(r, "actsum", v, mb)
+                if scattered := v in s.sum_writes and v in self.apart:
+                    self.parts.buffer(r.number, r.buffers, "actsum", v, mb)
                 writes.append(self.whole(r, f"actsum:{v}:{mb}" if scattered else f"act:{v}:{mb}"))
             saved = f"saved:{key}:{mb}"
             r.buffers[saved] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.saved_bytes, role="activation", name=saved)
@@ -279,7 +234,7 @@ class _Lowering:
                 self.b.dies_after(buffer, ref)
             for v in s.sum_writes:
                 if v in self.apart:
-                    ref = self.scatter(r, r.buffers[f"actsum:{v}:{mb}"], r.buffers[f"act:{v}:{mb}"], v, add=False)
+                    ref = self.parts.scatter(r.number, r.compute, r.buffers[f"actsum:{v}:{mb}"], r.buffers[f"act:{v}:{mb}"], v, add=False)
                 else:
                     ref = self.tensor_call(r, f"act:{v}:{mb}", v)
             for v in s.writes:
@@ -295,7 +250,7 @@ class _Lowering:
         )  # fmt: skip
 
     def tensor_call(self, r: _Rank, buffer: str, value: str) -> StepRef:
-        return self.tensor_call_on(r, r.buffers[buffer], self.value[value].size_bytes)
+        return self.tensor_call_on(r.number, r.compute, r.buffers[buffer], self.value[value].size_bytes)
 
     def backward(self, r: _Rank, mb: int) -> None:
         stage = r.stage
@@ -304,7 +259,7 @@ class _Lowering:
         for key in reversed(stage.segments):
             s = self.segment[key]
             reads = [self.whole(r, "weights"), self.whole(r, f"saved:{key}:{mb}")]
-            gathered = self.gathered_again(r, s, mb, waits)
+            gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits)
             waits = [] if gathered else waits
             for v in s.writes:
                 if self.value[v].differentiable and v not in self.graph.outputs:
@@ -318,7 +273,7 @@ class _Lowering:
                     continue
                 if v in s.gathers:
                     self.activation(r, "grad", v, mb)
-                    self.all_parts(r, "gradpart", v, mb, segment=key)
+                    self.parts.buffer(r.number, r.buffers, "gradpart", v, mb, segment=key)
                     writes.append(self.whole(r, f"gradpart:{v}:{key}:{mb}"))
                     partial.append(v)
                     continue
@@ -342,24 +297,10 @@ class _Lowering:
             r.backward_done[mb] = ref
         assert ref is not None
 
-    def gathered_again(self, r: _Rank, s: Segment, mb: int, waits: Sequence[StepRef]) -> list[int]:
-        """Before B of a segment: the gradients of its reduce-scattered results, and the gathered reads that autograd keeps."""
-        found: list[int] = []
-        for v in s.writes:
-            if v in s.sum_writes and v in self.apart and self.value[v].differentiable:
-                part = self.activation(r, "grad", v, mb)
-                found.append(self.all_parts(r, "gradall", v, mb))
-                self.gather(r, part, found[-1], v, waits if len(found) == 1 else ())
-        for v in s.gathers:
-            if v in self.keeps[s.key]:
-                found.append(self.all_parts(r, "actagain", v, mb, segment=s.key))
-                self.gather(r, r.buffers[f"act:{v}:{mb}"], found[-1], v, waits if len(found) == 1 else ())
-        return found
-
     def sum_gradient(self, r: _Rank, s: Segment, value: str, mb: int) -> StepRef:
         if value in s.gathers:
             parts, part = r.buffers[f"gradpart:{value}:{s.key}:{mb}"], r.buffers[f"grad:{value}:{mb}"]
-            return self.scatter(r, parts, part, value, add=True, summed=value in s.sum_grads)
+            return self.parts.scatter(r.number, r.compute, parts, part, value, add=True, summed=value in s.sum_grads)
         if self.sums_directly(r, value):
             return self.tensor_call(r, f"grad:{value}:{mb}", value)
         self.tensor_call(r, f"gradpart:{value}:{s.key}:{mb}", value)
@@ -452,27 +393,8 @@ class _Lowering:
                     self.b.dies_after(buffer, steps["B", maker, mb])
 
 
-def _per_chunk(size_bytes: int, chunks: int, element_bytes: int = ELEMENT_BYTES) -> int:
-    """Bytes per chunk when `size_bytes` of whole elements are padded to whole chunks."""
-    elements = -(-size_bytes // element_bytes)
-    return -(-elements // chunks) * element_bytes if chunks > 1 else size_bytes
-
-
 def _count(shape: Sequence[int]) -> int:
     total = 1
     for d in shape:
         total *= d
     return total
-
-
-def _kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
-    """Per segment, the border values that autograd keeps for its backward. Of a split loss these are the completed sums."""
-    kept = kept_storages(graph)
-    storage_of = {n.name: n.outputs[0].storage for n in expand_losses(graph, layout.losses).nodes if n.outputs}
-    found = {
-        s.key: {v for v in (*s.reads, *s.writes) if storage_of.get(v, -1) >= 0 and any(storage_of[v] in kept.get(n, ()) for n in s.nodes)}
-        for s in layout.segments
-    }
-    for s in layout.segments:
-        found[s.key] |= {sums_of(x.node) for x in layout.losses if x.node in s.nodes}
-    return found

@@ -322,7 +322,7 @@ class _Step(Machine):
             x.param for x in self.layout.partial_gradients if len(x.group_of(tensor)) == self.layout.tensor
         }
         for param in sorted(whole) if mine else ():
-            self.wrong(step, f"reads the gradient of {param}, which every rank has of its part of the sequence alone: the layout does not add them up")
+            self.wrong(step, f"reads the gradient of {param}, which each rank has for its part of the sequence: nothing adds them up")
         groups = {self.group(self.p.buffers.name[b], tensor) for b in mine}
         for x in self.layout.partial_gradients:
             if x.param in self.layout.stages[stage].params and mine and x.group_of(tensor) not in groups:

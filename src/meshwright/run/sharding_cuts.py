@@ -33,7 +33,8 @@ def cuts_before(node: ForwardNode, states: Mapping[str, Any], shapes: Mapping[st
             ranges = [list(r) for r in member_of(parts).ranges(shapes[v][at], moved)]
             args: list[Any] = [{"value": v}, at, ranges]
             # the dtype is that of the operand, which nothing reads here: shapes are what the rules go by
-            found.append(ForwardNode(f"{node.name}/part/{v.replace(':', '.')}", OWN_PART, args, {"blocks": moved.blocks}, (TensorInfo(shapes[v], ""),)))
+            name = f"{node.name}/part/{v.replace(':', '.')}"  # a colon would make it a parameter's
+            found.append(ForwardNode(name, OWN_PART, args, {"blocks": moved.blocks}, (TensorInfo(shapes[v], ""),)))
     return found
 
 
