@@ -198,6 +198,8 @@ def _plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, be
         "pipeline": {"strategy": "onefoneb", "options": {"microbatches": layout.microbatches}, "why": "the only schedule so far", "cite": []},
         "placement": {"strategy": best.placement_name, "options": {}, "why": "fastest of the axis orders tried", "cite": []},
     }
+    if layout.tensor > 1:
+        decisions["sequence"] = _sequence_decision(search.tensor_options.sequence, best, judged)
     decisions |= search.planner.decisions(best.callees)
     builtin = msgspec.to_builtins
     return Plan(
@@ -259,6 +261,31 @@ def _why(best: Evaluated, judged: list[Evaluated]) -> str:
     return f"shortest simulated step of {len(fitting)} layouts that fit, {len(simulated)} simulated, {len(judged)} considered"
 
 
+def _sequence_decision(wanted: bool | None, best: Evaluated, judged: list[Evaluated]) -> dict[str, Any]:
+    """Why what lies between the tensor-parallel regions is split along the sequence, or is not: the same degrees the other way."""
+    from dataclasses import replace
+
+    from .decide.layout import sequence
+
+    chosen = best.layout.sequence
+    other = replace(best.candidate.degrees, sequence=not chosen)
+    same = [e for e in judged if e.candidate.degrees == other]
+    rival = min((e for e in same if e.timeline is not None), key=lambda e: (e.excess_bytes > 0, e.time_s), default=None)
+    if wanted is not None:
+        why = "as asked"
+    elif rival is not None and rival.timeline is not None and best.timeline is not None:
+        peaks = [max(e.timeline.memory_peak_bytes) for e in (best, rival) if e.timeline is not None]
+        other_way = "without" if chosen else "with"
+        why = f"{best.time_s:.4g} s and {peaks[0]} bytes per rank; {other_way}, {rival.time_s:.4g} s and {peaks[1]} bytes"
+        why += ", which is more than there is" if rival.excess_bytes > 0 else ""
+    else:
+        why = next((e.why for e in same if e.why), "only this way was considered")
+    return {
+        "strategy": "sequence" if chosen else "whole", "options": {"wanted": {None: "auto", True: "on", False: "off"}[wanted]}, "why": why,
+        "cite": [sequence.CITE.key] if chosen else [],
+    }  # fmt: skip
+
+
 def citations(plan: Plan) -> list[tuple[str, Any]]:
     """(decision, Cite) of every published method that the plan uses."""
     from importlib import import_module
@@ -268,6 +295,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
 
     modules = {"layout": ("decide.layout.grid", "decide.layout.megatron")}
     found = [("layout", import_module(f".{name}", __package__).CITE) for name in modules["layout"]]
+    if plan.layout is not None and plan.layout.sequence:
+        found.append(("sequence", import_module(".decide.layout.sequence", __package__).CITE))
     for name, decision in plan.decisions.items():
         if name.startswith("collective:"):
             for strategy in decision["strategy"].split("+"):

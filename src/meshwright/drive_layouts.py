@@ -113,10 +113,10 @@ class LayoutSearch:
         problem = LayoutProblem(graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed)
         candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options).plan(problem)
         judged: list[Evaluated] = []
-        seen: dict[tuple[int, int, int], int] = {}
+        seen: dict[tuple[int, int, int, bool], int] = {}
         simulated, fastest = 0, float("inf")
         for c in candidates:
-            degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline)
+            degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline, c.degrees.sequence)
             if c.layout is None:
                 judged.append(Evaluated(candidate=c, why=c.why))
                 continue
@@ -188,7 +188,7 @@ class LayoutSearch:
 
 def _expected_steps(layout: TrainingLayout) -> int:
     """About how many steps the inlined program has: computes, pipeline messages, and ring steps of every call."""
-    split = sum(len(s.sum_writes) + len(s.sum_grads) for s in layout.segments)
+    split = sum(len(s.sum_writes) + len(s.sum_grads) + len(s.gathers) for s in layout.segments)
     per_microbatch = layout.tensor * (2 * len(layout.segments) + 4 * layout.pipeline + split * 4 * layout.tensor)
     gradient = layout.ranks * 4 * layout.data
     return layout.data * layout.microbatches * per_microbatch + gradient

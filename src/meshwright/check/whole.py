@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import FormatError, TimeLimit, Unsupported
 from ..fabric import Device, Fabric, Link, Provenance, Switch
-from ..plan import Plan, TrainingLayout
+from ..plan import Plan, Segment, TrainingLayout
 from ..program import Kind, Program
 from ..program_calls import inline
 from .certificate import check_bound
@@ -213,6 +213,7 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
         nodes |= set(seg.nodes)
         if not set(seg.sum_writes) <= set(seg.writes) or not set(seg.sum_grads) <= set(seg.reads):
             bad.append((f"segment {seg.key} sums values that it does not write or read", {"segment": seg.key}))
+        bad += [(text, {"segment": seg.key}) for text in _sequence(layout, seg)]
         for v in seg.writes:
             if v in made:
                 bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
@@ -222,6 +223,19 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
             if v not in made:
                 bad.append((f"segment {seg.key} reads {v!r}, which no segment writes", {"value": v}))
     return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
+
+
+def _sequence(layout: TrainingLayout, seg: Segment) -> list[str]:
+    """What a segment gathers, and what one that is split along the sequence reads and writes."""
+    split = {v.name for v in layout.values if v.split is not None}
+    found = []
+    if not set(seg.gathers) <= set(seg.reads) & split:
+        found.append(f"segment {seg.key} gathers values that it does not read or that are whole")
+    if seg.sequence and (not seg.split or seg.gathers or not (set(seg.reads) | set(seg.writes)) & split):
+        found.append(f"segment {seg.key} is split along the sequence, and reads or writes no such value as it is")
+    if (seg.sequence or seg.gathers) and not (layout.sequence and layout.tensor > 1):
+        found.append(f"segment {seg.key} is split along the sequence, and the layout says nothing is")
+    return found
 
 
 def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:

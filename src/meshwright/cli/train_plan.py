@@ -32,6 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--label-smoothing", choices=("torch", "megatron"), default="torch",
         help="of a cross-entropy over a split vocabulary: torch (default; target 1-a+a/V) or megatron (target 1-a)",
     )  # fmt: skip
+    parser.add_argument(
+        "--sequence-parallel", choices=("auto", "on", "off"), default="auto",
+        help="split what lies between tensor-parallel regions along the sequence: auto (default; judged by simulation and memory), on, off",
+    )  # fmt: skip
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
@@ -62,7 +66,8 @@ def run(args: argparse.Namespace) -> Result:
     cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
     plan = plan_training(
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
-        collective=args.collective, time_limit_s=args.time_limit, tensor_options=TensorOptions(smoothing=args.label_smoothing),
+        collective=args.collective, time_limit_s=args.time_limit,
+        tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()

@@ -135,7 +135,7 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
 
     layout = plan.layout
     assert layout is not None
-    degrees = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size)
+    degrees = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence)
     callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
     works = works_of(plan)
     timeline = simulate_program(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)

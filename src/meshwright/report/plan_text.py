@@ -37,6 +37,7 @@ def plan_document(plan: Plan, *, path: str = "", alternatives: int | None = None
             "microbatch_size": layout.microbatch_size,
             "microbatches": layout.microbatches,
             "global_batch": layout.global_batch,
+            "sequence": layout.sequence,
         }
     if prediction is not None:
         document["prediction"] = msgspec.to_builtins(prediction)
@@ -58,7 +59,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
     rows = [
         ("model", f"{training['model']}, {plan.job['parameters']:,} parameters, loss {training['loss']}, {training['optimizer']}"),
         ("fabric", f"{plan.target_fabric['name']}, {len(plan.placement)} devices"),
-        ("layout", f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"),
+        ("layout", _layout_line(plan)),
         ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
         *((k.replace("collective:", "") + " sum", _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
@@ -68,6 +69,13 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
     ]
     text = "\n".join(_wrapped(name, value) for name, value in rows)
     return text + (f"\nplan written to {written}" if written else "")
+
+
+def _layout_line(plan: Plan) -> str:
+    layout = plan.layout
+    assert layout is not None
+    line = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"
+    return line + (", sequence-parallel" if layout.sequence else "")
 
 
 def _wrapped(name: str, value: str, width: int = 80) -> str:

@@ -155,9 +155,7 @@ class RankMemory:
             return
         info = self.info(buffer)
         if buffer in self.in_parts:
-            flat = torch.zeros(info.elements, dtype=info.dtype, device=self.device)
-            self.in_parts[buffer].put(tensor, flat)
-            self.put_flat(buffer, flat)
+            self.put_flat(buffer, self.in_parts[buffer].put(tensor.clone() if shared else tensor, info.elements))
             return
         if info.elements != info.numel:
             flat = torch.zeros(info.elements, dtype=info.dtype, device=self.device)
@@ -171,9 +169,12 @@ class RankMemory:
         self.values[buffer], self.flats[buffer] = tensor, tensor.view(-1)
 
     def read(self, buffer: int) -> torch.Tensor | None:
-        """The value of a dynamic buffer; the whole tensor where it holds all parts of one."""
+        """The value of a dynamic buffer; the whole tensor where it holds all parts of one, which has one reader: the parts are let go."""
         value = self.values[buffer]
-        return self.in_parts[buffer].take(value) if value is not None and buffer in self.in_parts else value
+        if value is None or buffer not in self.in_parts:
+            return value
+        self.values[buffer] = self.flats[buffer] = None
+        return self.in_parts[buffer].take(value)
 
     def put_flat(self, buffer: int, flat: torch.Tensor) -> None:
         info = self.info(buffer)

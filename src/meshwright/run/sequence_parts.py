@@ -33,9 +33,14 @@ class PartsForm:
         self.whole, self.dim, self.parts = value.shape, value.split.dim, parts
         self.ranges = [part_ranges(value.shape[self.dim], value.split, t, parts) for t in range(parts)]
         self.shapes = [local_shape(value.shape, self.dim, value.split, t, parts) for t in range(parts)]
+        # with one sequence, parts follow each other in memory anyway
+        self.in_order = math.prod(value.shape[: self.dim]) == 1 and value.split.blocks == 1 and len(set(self.shapes)) == 1
 
-    def put(self, tensor: torch.Tensor, flat: torch.Tensor) -> None:
-        """Write a whole tensor into `flat`, slot by slot."""
+    def put(self, tensor: torch.Tensor, elements: int) -> torch.Tensor:
+        """A whole tensor as a flat one of `elements` elements, slot by slot; the same memory where it is in that form already."""
+        if self.in_order and tensor.numel() == elements:
+            return tensor.contiguous().view(-1)
+        flat = tensor.new_zeros(elements)
         slot = flat.numel() // self.parts
         for t, (ranges, shape) in enumerate(zip(self.ranges, self.shapes, strict=True)):
             target = flat[t * slot : t * slot + math.prod(shape)].view(shape)
@@ -43,9 +48,12 @@ class PartsForm:
             for low, high in ranges:
                 target.narrow(self.dim, at, high - low).copy_(tensor.narrow(self.dim, low, high - low))
                 at += high - low
+        return flat
 
     def take(self, flat: torch.Tensor) -> torch.Tensor:
-        """The whole tensor; contiguous, in memory of its own."""
+        """The whole tensor, contiguous; the same memory where it is in that form already."""
+        if self.in_order and flat.numel() == math.prod(self.whole):
+            return flat.view(self.whole)
         slot = flat.numel() // self.parts
         whole = flat.new_empty(self.whole)
         for t, (ranges, shape) in enumerate(zip(self.ranges, self.shapes, strict=True)):

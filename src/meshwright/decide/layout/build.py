@@ -235,6 +235,9 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
     own = [n.name for n in nodes if "/" not in n.name and n.name not in in_parts]
     own += [base_node(n.name) for n in nodes if n.name in {sums_of(x) for x in in_parts}]
     forward_temp, backward_temp = b.workspace(b.captured, own)
+    gathers = () if extent else tuple(v for v in reads if v in b.sequence.values)
+    sums = tuple(w for w in writes if region and w in region.rows)
+    copied = max((_value(b, v).size_bytes for v in (*gathers, *sums) if v in b.sequence.values), default=0)  # into and out of all parts' form
     return Segment(
         key=key,
         stage=stage,
@@ -243,17 +246,17 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
         writes=writes,
         params=tuple(params),
         split=split or extent > 0,
-        sum_writes=tuple(w for w in writes if region and w in region.rows),
+        sum_writes=sums,
         sum_grads=_partial_grads(b, region, reads, extent),
-        gathers=() if extent else tuple(v for v in reads if v in b.sequence.values),
+        gathers=gathers,
         sequence=extent > 0,
         row_biases=biases,
         shares=b.usable.shares[region] if region else b.sequence.shares.get(extent, ()),
         forward=sum((_portion(n.forward, *b.share(u)) for u in units for n in u.nodes), Work()),
         backward=sum((_portion(n.backward, *b.share(u)) for u in units for n in u.nodes), Work()),
         saved_bytes=saved,
-        forward_workspace_bytes=forward_temp * largest // total,
-        backward_workspace_bytes=backward_temp * largest // total,
+        forward_workspace_bytes=max(forward_temp * largest // total, copied),
+        backward_workspace_bytes=max(backward_temp * largest // total, copied),
     )
 
 

@@ -10,7 +10,7 @@ Cost: O(divisors² · micro-batch sizes) layouts; the graph is scaled, not captu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...cite import Cite
 from ...cost import Cost
@@ -50,7 +50,7 @@ class Grid:
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
         regions: dict[int, tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
-        for degrees in _degrees(problem):
+        for degrees in _with_sequence(_degrees(problem), self.tensor_options.sequence):
             graph = problem.graph_at(degrees.microbatch_size)
             if degrees.microbatch_size not in regions:
                 regions[degrees.microbatch_size] = search_regions(graph)
@@ -68,15 +68,19 @@ class Grid:
             units = sorted({r.units for r in regions})
             why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
             return LayoutCandidate(degrees=degrees, why=why)
+        if self.tensor_options.sequence and not degrees.sequence:
+            return LayoutCandidate(degrees=degrees, why="sequence parallelism needs a tensor degree of at least 2")
         device = problem.fabric.devices[0]
         rate = float(min(link.rate_Bps for link in problem.fabric.links)) if problem.fabric.links else 1e12
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
-                kept=kept, options=self.tensor_options,
+                kept=kept, options=replace(self.tensor_options, sequence=degrees.sequence),
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message)
+        if degrees.sequence and not layout.sequence:
+            return LayoutCandidate(degrees=degrees, why=layout.notes[-1])
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
         return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory)
 
@@ -113,6 +117,15 @@ def _degrees(problem: LayoutProblem) -> Iterator[Degrees]:
                     yield Degrees(d, t, p, m)
 
 
+def _with_sequence(found: Iterator[Degrees], wanted: bool | None) -> Iterator[Degrees]:
+    """With a tensor degree, both with and without sequence parallelism (`wanted` None), or as wanted."""
+    for degrees in found:
+        if degrees.tensor == 1 or wanted is not True:
+            yield degrees
+        if degrees.tensor > 1 and wanted is not False:
+            yield replace(degrees, sequence=True)
+
+
 def _divisors(n: int) -> list[int]:
     return [k for k in range(1, n + 1) if n % k == 0]
 
@@ -130,8 +143,9 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
         for key in stage.segments:
             s = by_key[key]
             t += cost.roofline(s.forward, device).time_s + cost.roofline(s.backward, device).time_s
-            moved = sum(size[v] for v in (*s.sum_writes, *s.sum_grads))
-            t += 2 * (layout.tensor - 1) / layout.tensor * moved / rate_Bps
+            # twice around a ring for a sum, or its reduce-scatter here and all-gather there; what is gathered is gathered for backward again
+            moved = 2 * sum(size[v] for v in (*s.sum_writes, *s.sum_grads)) + sum(size[v] for v in s.gathers)
+            t += (layout.tensor - 1) / layout.tensor * moved / rate_Bps
         t += 2 * sum(size[v] for v in stage.sends) / rate_Bps
         own = sum(held[p] for p in stage.params)
         gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)

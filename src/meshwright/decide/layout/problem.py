@@ -20,13 +20,16 @@ class Degrees:
     tensor: int
     pipeline: int
     microbatch_size: int
+    sequence: bool = False  # sequence parallelism between the tensor-parallel regions
 
     @property
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline
 
     def __str__(self) -> str:
-        return f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}"
+        return f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}" + (
+            ", sequence-parallel" if self.sequence else ""
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
