@@ -186,3 +186,80 @@ class Scanned(nn.Module):
 
 def scanned():
     return Scanned().double(), (torch.randn(BATCH, 8, dtype=torch.float64), torch.randn(BATCH, 8, dtype=torch.float64))
+
+
+# ---- sequence parallelism -------------------------------------------------------------------------------------------
+class RootMeanSquare(nn.Module):
+    """Written out, as models do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Feed(nn.Module):
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.up, self.down, self.drop = RootMeanSquare(width), nn.Linear(width, hidden), nn.Linear(hidden, width), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Feeds(nn.Module):
+    """Feed-forward blocks over tokens that are laid out in another way between them (`style`), or meet in the middle ("pooled").
+
+    flat: samples and positions in one dimension. turned: positions first. pooled: the mean over positions is added to each, and classified in
+    the end by a norm that the blocks' end uses as well. scaled: a whole parameter per position multiplies.
+    """
+
+    def __init__(self, style: str, *, width: int = 16, hidden: int = 24, vocabulary: int = 32, dropout: float = 0.1, length: int = LENGTH) -> None:
+        super().__init__()
+        self.style = style
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.first, self.second = Feed(width, hidden, dropout), Feed(width, hidden, dropout)
+        self.norm = RootMeanSquare(width)
+        if style == "pooled":
+            self.mix = nn.Linear(width, width)
+        if style == "scaled":
+            self.scale = nn.Parameter(torch.linspace(0.5, 1.5, length * width).view(length, width))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        if self.style == "flat":
+            b, n, h = x.shape
+            x = self.second(self.first(x.reshape(b * n, h)))
+            return self.head(self.norm(x)).reshape(b, n, -1)
+        if self.style == "turned":
+            return self.head(self.norm(self.second(self.first(x.transpose(0, 1))))).transpose(0, 1)
+        if self.style == "scaled":
+            return self.head(self.norm(self.second(self.first(x * self.scale) * self.scale)))
+        x = self.first(x)
+        x = self.second(x + self.mix(x.mean(1, keepdim=True)))
+        return self.head(self.norm(self.norm(x).mean(1)))
+
+
+def _feeds(style: str, **options: object) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    module = Feeds(style, **options).double()
+    tokens = torch.randint(32, (BATCH, LENGTH))
+    return module, (tokens, tokens[:, 0].clone() if style == "pooled" else tokens.clone())
+
+
+def flat():
+    return _feeds("flat")
+
+
+def turned():
+    return _feeds("turned", dropout=0.0)
+
+
+def scaled():
+    return _feeds("scaled")
+
+
+def pooled():
+    return _feeds("pooled")

@@ -75,11 +75,33 @@ def plan_case(
     options: TensorOptions = TensorOptions(), step: int = 0,
 ) -> Case:  # fmt: skip
     model = MODELS + name
-    graph, forward = graph_of(model, microbatch, loss), forward_of(model, microbatch, loss)
+    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None)
+    forward = forward_of(model, microbatch, loss)
+    module, batch = whole_case(name, global_batch, loss)
+    assert not check_layout(layout, layout.ranks)
+    assert not (wrong := check_training(flat, layout)), wrong[0].message
+    return Case(
+        model, loss, layout, flat, list(program.comms.name), fuse_lanes(flat), forward.to_json(), batch, step,
+        {n: p.detach() for n, p in module.named_parameters()}, dict(module.named_buffers()),
+    )  # fmt: skip
+
+
+def lowered_step(
+    name: str, degrees: tuple[int, int, int], *, options: TensorOptions, layout: TrainingLayout | None = None
+) -> tuple[TrainingLayout, Program]:
+    """(layout, inlined program) without checks; `layout` in place of the planned one."""
+    found, _, flat = _lowered(MODELS + name, degrees, 2, 4, "cross-entropy", options, layout)
+    return found, flat
+
+
+def _lowered(
+    model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None
+) -> tuple[TrainingLayout, Program, Program]:
+    graph = graph_of(model, microbatch, loss)
     d = Degrees(*degrees, microbatch)
     fabric = fabric_of(max(2, d.ranks))
     regions, kept = search_regions(graph)
-    layout = build_layout(
+    layout = layout or build_layout(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
         kept=kept,
     )  # fmt: skip
@@ -95,14 +117,7 @@ def plan_case(
         return _bindable(program_hash(plan.program), plan.program)
 
     program, callees = lower_training(graph, layout, one_f_one_b_order, collective)
-    flat = inline(program, callees).program
-    module, batch = whole_case(name, global_batch, loss)
-    assert not check_layout(layout, layout.ranks)
-    assert not (wrong := check_training(flat, layout)), wrong[0].message
-    return Case(
-        model, loss, layout, flat, list(program.comms.name), fuse_lanes(flat), forward.to_json(), batch, step,
-        {n: p.detach() for n, p in module.named_parameters()}, dict(module.named_buffers()),
-    )  # fmt: skip
+    return layout, program, inline(program, callees).program
 
 
 def whole_case(name: str, global_batch: int, loss: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

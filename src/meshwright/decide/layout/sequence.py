@@ -87,6 +87,7 @@ class _Search:
         self.kinds: dict[str, Kind] = {}
         self.shares: dict[int, tuple[int, ...] | None] = {}
         self.refused: dict[str, str] = {}
+        self.mixed: dict[str, str] = {}  # nodes that stay whole for a parameter's sake
 
     def _trained(self) -> set[str]:
         found: set[str] = set()
@@ -102,7 +103,7 @@ class _Search:
             self._carry()
             self._classify()
             if not self.values:
-                why = next(iter(self.refused.values()), "no operator between two regions keeps its positions apart")
+                why = next(iter((*self.refused.values(), *self.mixed.values())), "no operator between two regions keeps its positions apart")
                 return SequenceSplit(notes=(f"nothing is split along the sequence: {why}",))
             wrong = self._unread() or self._late_gathers() or self._mixed_params() or self._torn()
             if not wrong:
@@ -247,7 +248,7 @@ class _Search:
         for p, users in partly.items():
             if p in whole or p.removeprefix("param:") in self.sharded:
                 found |= users
-                self.refused |= {u: f"{u}: its {p.removeprefix('param:')} is used elsewhere by operators that stay whole" for u in users}
+                self.mixed |= {u: f"{u}: its {p.removeprefix('param:')} is used elsewhere by operators that stay whole" for u in users}
         return found
 
     def _torn(self) -> set[str]:
@@ -281,7 +282,7 @@ class _Search:
     def _notes(self) -> list[str]:
         """What was gathered, by operator: the first place and how many more."""
         by_kind: dict[str, list[str]] = {}
-        for name, why in self.refused.items():
+        for name, why in (*self.mixed.items(), *self.refused.items()):
             target = self.node[name].target if name in self.node else name
             by_kind.setdefault(target, []).append(why)
         notes = []
