@@ -91,7 +91,7 @@ def test_a_region_that_reads_its_part_alone(right):
     layout, _ = right
     for s in layout.segments:
         if s.gathers:
-            broken = change(layout, segments=tuple(change(x, gathers=()) if x.key == s.key else x for x in layout.segments))
+            broken = change(layout, segments=tuple(change(x, gathers=(), sum_grads=()) if x.key == s.key else x for x in layout.segments))
             _, program = step(layout=broken)
             assert any("does not read actall:" in m for m in found(program, layout))
 
