@@ -51,6 +51,9 @@ def test_wrong_files_say_where(data: bytes, said: str) -> None:
 def test_damaged_files(at: int, byte: int, noise: bytes) -> None:
     for data in (GOOD[:at] + bytes([byte]) + GOOD[at + 1 :], GOOD[:at] + noise + GOOD[at:], noise):
         try:
-            parse_transformer_toml(data)
-        except FormatError:
+            model, layout = parse_transformer_toml(data)
+        except FormatError as error:
+            assert error.where.startswith("transformer.toml")
             continue
+        assert min(model.layers, model.hidden, model.heads, model.sequence, model.vocabulary) > 0 and isinstance(layout, dict)
+        assert model.head_width > 0 or model.hidden % model.heads == 0

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -199,9 +200,14 @@ def test_damaged_files_give_values_or_typed_errors(good, data):
     found = ProfileFiles()
     try:
         parse_profile_file(damaged, "DeviceType.A_tp1_bs1.json", found, model="m", device="d")
-        found.profile("m" if "m" in found.times else None)
-    except MeshwrightError:
-        pass
+        profile = found.profile("m" if "m" in found.times else None)
+    except MeshwrightError as error:
+        assert str(error)
+        return
+    for entry, row in profile.times.items():
+        assert len(row) == profile.layers and entry.microbatch > 0 and entry.tensor > 0
+        assert all(0 <= t < math.inf for layer in row for t in layer)
+    assert all(v >= 0 for row in profile.memory_bytes.values() for v in row)
 
 
 # ---- our own documents -------------------------------------------------------------------------------------------------

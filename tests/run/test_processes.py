@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -223,10 +224,8 @@ def _torchrun(tmp_path: Path, agents: int, per_agent: int, plan_file: Path, *wor
         try:
             out, err = p.communicate(timeout=150)
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # the agent's workers are of its group and may outlive it
                 os.killpg(p.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         done.append(subprocess.CompletedProcess(p.args, p.returncode, out, err))
     return done
 

@@ -347,7 +347,7 @@ class Control:
                 sent = connection.socket.send(connection.out)
                 del connection.out[:sent]
         except BlockingIOError:
-            pass
+            pass  # the rest goes when the selector says that there is room
         except OSError:
             connection.out.clear()  # reading will find the end
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
