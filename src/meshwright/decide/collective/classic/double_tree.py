@@ -68,12 +68,13 @@ class DoubleTree:
     """Options.
 
     pieces: parts of each tree's half that follow each other; None = chosen from height, latency and message cost.
-    order: `rank`, `servers` (ranks of a server together), or position -> rank; a broadcast's root comes first whatever the order.
+    order: `near` (ranks of a server or island together, see `nearness`), `servers`, `rank`, or position -> rank; a broadcast's root comes
+        first whatever the order.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes.
     """
 
     pieces: int | None = None
-    order: Order = "rank"
+    order: Order = "near"
     unroll: bool = True
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:

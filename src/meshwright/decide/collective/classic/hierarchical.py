@@ -22,10 +22,11 @@ from ..bounds.collective import collective_bound
 from ..problem import CollectivePlan, CollectiveProblem
 from .bruck import all_gather_rounds
 from .contract import refuse
+from .nearness import islands
 from .rooted_tree import choose_pieces, require_pieces, tree_parents
 from .rounds import Area, Move, plan_rounds, reverse
 
-__all__ = ["CITE", "DEVIATIONS", "Hierarchical", "leader_rounds", "servers_of"]
+__all__ = ["CITE", "DEVIATIONS", "Hierarchical", "groups_of", "leader_rounds", "servers_of"]
 
 CITE = Cite(
     key="karonis2000exploiting",
@@ -39,6 +40,12 @@ DEVIATIONS = ("pieces overlap the levels", "leaders exchange by Bruck's rounds")
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather", "all-to-all")
 Groups = list[list[int]]
 Rounds = list[list[Move]]
+
+
+def groups_of(problem: CollectiveProblem) -> Groups:
+    """The fabric's servers, where it says which device is in which; otherwise what its narrowest links separate."""
+    servers = servers_of(problem)
+    return servers if 1 < len(servers) < len(problem.ranks) else islands(problem)
 
 
 def servers_of(problem: CollectiveProblem) -> Groups:
@@ -170,7 +177,8 @@ def _two_step(groups: Groups, n: int) -> tuple[Rounds, int]:
 class Hierarchical:
     """Options.
 
-    groups: ranks of every group, its leader first; None = the fabric's servers. The root of a rooted operation leads its group.
+    groups: ranks of every group, its leader first; None = the fabric's servers, or what its narrowest links separate. The root of a rooted operation
+        leads its group.
     pieces: parts of the message that overlap (all-reduce, broadcast, reduce); None = chosen.
     pack: scattered blocks become one message through a staging buffer.
     unroll: there is no other form.
@@ -187,7 +195,7 @@ class Hierarchical:
         require_pieces(self.pieces, "hierarchical")
         if op not in OPS:
             raise refuse(problem, "a hierarchy", OPS)
-        groups = servers_of(problem) if self.groups is None else [list(g) for g in self.groups]
+        groups = groups_of(problem) if self.groups is None else [list(g) for g in self.groups]
         if sorted(r for g in groups for r in g) != list(range(n)) or not all(groups):
             raise UsageError(f"groups must hold every rank of 0..{n - 1} once, got {self.groups}", where="hierarchical")
         rooted = op in ("broadcast", "reduce", "scatter", "gather")

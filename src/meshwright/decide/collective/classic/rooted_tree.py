@@ -215,14 +215,14 @@ class RootedTree:
 
     shape: `binomial`, `k-ary` (with `arity`) or `chain`. Scatter and gather are binomial.
     pieces: parts of the message that follow each other down the tree; None = chosen; 1 for scatter and gather.
-    order: `rank`, `servers` (ranks of a server together), or position -> rank; turned so that the root comes first.
+    order: `near` (ranks of a server or island together, see `nearness`), `servers`, `rank`, or position -> rank; turned so that the root comes first.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes.
     """
 
     shape: Literal["binomial", "k-ary", "chain"] = "binomial"
     arity: int = 2
     pieces: int | None = None
-    order: Order = "rank"
+    order: Order = "near"
     unroll: bool = True
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:

@@ -28,10 +28,11 @@ from ..bounds.collective import collective_bound
 from ..memo import remember, with_chunk_bytes
 from ..problem import CollectivePlan, CollectiveProblem, options_of
 from .contract import block_chunks, classic_contract
+from .nearness import near_order
 
 __all__ = ["Area", "Move", "Order", "Rounds", "lower", "plan_rounds", "resolve_order", "reverse"]
 
-Order = tuple[int, ...] | Literal["rank", "servers"]
+Order = tuple[int, ...] | Literal["rank", "servers", "near"]
 SLOTS = 2  # of a staging buffer: one is filled while the other is sent
 
 
@@ -64,7 +65,7 @@ class Area:
 
 # ---- positions -------------------------------------------------------------------------------------------------------------
 def resolve_order(problem: CollectiveProblem, order: Sequence[int] | str, name: str) -> tuple[int, ...]:
-    """Position -> rank. `rank`: as given; `servers`: ranks of one server together, servers in order of their first rank.
+    """Position -> rank. `rank`: as given; `servers`: ranks of one server together, servers in order of their first rank; `near`: see `nearness`.
 
     Raises: UsageError when it is no permutation of the ranks.
     """
@@ -75,8 +76,10 @@ def resolve_order(problem: CollectiveProblem, order: Sequence[int] | str, name: 
         group = [problem.fabric.device(r).group for r in problem.ranks]
         first = {g: i for i, g in reversed(list(enumerate(group)))}
         return tuple(sorted(range(n), key=lambda r: (first[group[r]], r)))
+    if order == "near":
+        return near_order(problem)
     if isinstance(order, str) or sorted(order) != list(range(n)):
-        raise UsageError(f"order must be 'rank', 'servers' or hold every rank of 0..{n - 1} once, got {order!r}", where=name)
+        raise UsageError(f"order must be 'rank', 'servers', 'near' or hold every rank of 0..{n - 1} once, got {order!r}", where=name)
     return tuple(int(r) for r in order)
 
 

@@ -27,11 +27,11 @@ from .direct import Direct
 from .double_tree import DoubleTree
 from .halving_doubling import CITE as THAKUR
 from .halving_doubling import HalvingDoubling, RecursiveDoubling
-from .hierarchical import Hierarchical, servers_of
+from .hierarchical import Hierarchical, groups_of
+from .nearness import near_order
 from .pat import Pat
 from .ring import Ring
 from .rooted_tree import RootedTree
-from .rounds import resolve_order
 from .scatter_allgather import ScatterAllGather
 
 __all__ = ["ALGORITHMS", "CITE", "DEVIATIONS", "Classic", "classic_candidates"]
@@ -65,21 +65,21 @@ BY_OPERATION: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
 
 
 def classic_candidates(problem: CollectiveProblem) -> list[tuple[str, dict[str, Any]]]:
-    """(algorithm, options) worth trying: both rank orders where they differ, no hierarchy on one server, no n² messages on many ranks."""
-    n, servers = len(problem.ranks), servers_of(problem)
-    together = resolve_order(problem, "servers", "classic") == tuple(range(n))
+    """(algorithm, options) worth trying: ranks as given and by nearness where it differs, no hierarchy in one group, no n² messages on many ranks."""
+    n, groups = len(problem.ranks), groups_of(problem)
+    near = near_order(problem) == tuple(range(n))
     found = []
     for name, options in BY_OPERATION[problem.op]:
         rounds = 2 if name == "ring" and problem.op == "all-reduce" else 1
         quadratic = name in ("ring", "direct") and problem.op not in ("broadcast", "reduce", "scatter", "gather", "permute")
         if quadratic and rounds * n * (n - 1) > MOST_MESSAGES:
             continue
-        if name == "hierarchical" and not 1 < len(servers) < n:
+        if name == "hierarchical" and not 1 < len(groups) < n:
             continue
         has_order = name != "ring" and "order" in {f.name for f in fields(ALGORITHMS[name])}  # type: ignore[arg-type]
-        found.append((name, dict(options)))
-        if has_order and not together:
-            found.append((name, {**options, "order": "servers"}))
+        found.append((name, {**options, "order": "rank"} if has_order else dict(options)))
+        if has_order and not near:
+            found.append((name, {**options, "order": "near"}))
     return found
 
 
