@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensor_rig import plan_case, whole_case
 
+from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.errors import FormatError
 from meshwright.plan import Plan
 from meshwright.run.checkpoint import load_rank, make_index, save_rank
@@ -54,7 +55,21 @@ def saved(case, folder):
 )  # fmt: skip
 def test_every_part_is_the_wholes(name, before, after, tmp_path):
     loss = "output" if name == "weighted" else "cross-entropy"
-    source, target = (plan_case(name, d, loss=loss) for d in (before, after))
+    resumed(name, *(plan_case(name, d, loss=loss) for d in (before, after)), tmp_path)
+
+
+@pytest.mark.parametrize("along", [(True, False), (False, True), (True, True)])
+def test_sequence_parallelism_does_not_change_a_checkpoint(along, tmp_path):
+    """Parameters are held as without it: a run may take it up, or give it up, where it left off."""
+    options = [TensorOptions(sequence=x) for x in along]
+    source, target = (plan_case("odd_tied", d, options=x) for d, x in zip([(1, 3, 1), (1, 2, 2)], options, strict=True))
+    assert (source.layout.sequence, target.layout.sequence) == along
+    resumed("odd_tied", source, target, tmp_path)
+
+
+def resumed(name, source, target, tmp_path):
+    """A checkpoint of `source` read by `target`: every rank has the whole model's parts."""
+    loss = source.loss
     index = saved(source, tmp_path)
     index = msgspec.json.decode(msgspec.json.encode(index), type=type(index))
     whole = dict(whole_case(name, 4, loss)[0].named_parameters())
