@@ -69,7 +69,7 @@ def test_required_where_there_is_nothing_to_split():
 def test_required_of_a_model_without_a_sequence():
     fabric = read_fabric("laptop:2")
     job = Training(model="tests/run/tensor_models.py:linears", global_batch=4, loss="mse")
-    with pytest.raises(Infeasible, match="nothing is split along the sequence: .* no dimension beside samples and features"):
+    with pytest.raises(Infeasible, match=r"nothing is split along the sequence: .* no dimension beside samples and features"):
         plan_training(job, fabric, data=1, tensor=2, pipeline=1, collective="ring", tensor_options=TensorOptions(sequence=True))
     found = plan_training(job, fabric, data=1, tensor=2, pipeline=1, collective="ring")
     assert not found.layout.sequence and "no dimension beside samples" in found.decisions["sequence"]["why"]
