@@ -303,8 +303,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
                 if cite := MSCCL_CITE if strategy == "msccl" else CITES.get(strategy):  # imported files, planners
                     found.append((name, cite))
         elif name == "pipeline":
-            module = import_module(f".decide.pipeline.{decision['strategy']}", __package__)
-            found += [(name, module.CITE)] if hasattr(module, "CITE") else []
+            known = import_module(".decide.pipeline", __package__).CITES
+            found += [(name, known[decision["strategy"]])] if decision["strategy"] in known else []
     return found
 
 

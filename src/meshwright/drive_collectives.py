@@ -12,7 +12,7 @@ from .fabric import Fabric
 from .lowering import AllReduce
 from .program import Program
 
-__all__ = ["CANDIDATES", "PURPOSES", "CollectivePlanner", "Planned"]
+__all__ = ["CANDIDATES", "PURPOSES", "CollectivePlanner", "Planned", "bindable"]
 
 PURPOSES = ("gradient", "tensor", "tied")
 
@@ -67,7 +67,7 @@ class CollectivePlanner:
         program = planned.plan.program
         name = self._hash(program)
         self.by_hash.setdefault(name, (purpose, planned))
-        return _bindable(name, program)
+        return bindable(name, program)
 
     def _hash(self, program: Program) -> str:
         from .io.plan_file import program_hash
@@ -111,7 +111,7 @@ class CollectivePlanner:
         return found
 
 
-def _bindable(name: str, program: Program) -> AllReduce:
+def bindable(name: str, program: Program) -> AllReduce:
     contract = program.contract
     assert contract is not None, "collective strategies state their contract"
     buffer_actor = program.buffers.actor
@@ -121,3 +121,6 @@ def _bindable(name: str, program: Program) -> AllReduce:
     buffer = contract.inputs[0][0]
     repeat = int(program.lanes.repeat.max()) if len(program.lanes) else 1
     return AllReduce(name, program, int(program.buffers.chunks[buffer]) * repeat, tuple(local))
+
+
+_bindable = bindable  # its name before it was used elsewhere

@@ -11,6 +11,7 @@ from ..fabric import Fabric
 from ..plan import TrainingLayout
 from .delay import DelayOpen, delay_seconds
 from .packing import packing_time
+from .pipeline import pipeline_time
 from .verdict import Finding
 
 __all__ = ["check_bound"]
@@ -60,6 +61,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         if int(data["needed_bytes"]) <= int(data["available_bytes"]):
             raise _Wrong("what is needed is available")
         return Fraction(int(data["needed_bytes"]))
+    if kind == "pipeline":
+        return pipeline_time(data)
     if not bound.parts:
         raise _Wrong("a sum without parts")
     for part in bound.parts:

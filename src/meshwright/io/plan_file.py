@@ -33,11 +33,13 @@ __all__ = [
     "write_plan", "write_program",
 ]  # fmt: skip
 
+KINDS = ("training", "collective", "pipeline")
+
 
 class _Plan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     schema: str = SCHEMA
     version: int = VERSION
-    kind: Literal["training", "collective"]
+    kind: Literal["training", "collective", "pipeline"]
     job: dict[str, Any]
     target_fabric: dict[str, Any]
     placement: tuple[str, ...]
@@ -66,8 +68,8 @@ def plan_bytes(plan: Plan) -> bytes:
 
     Raises: FormatError when something in it is not JSON (NaN included), or a program stands under a name that is not its hash.
     """
-    if plan.kind not in ("training", "collective"):
-        raise FormatError(f"must be 'training' or 'collective', got {plan.kind!r}", where="plan.kind")
+    if plan.kind not in KINDS:
+        raise FormatError(f"must be one of {', '.join(KINDS)}, got {plan.kind[:64]!r}", where="plan.kind")
     programs = []
     for name in sorted(plan.programs):
         hashed = program_hash(plan.programs[name])

@@ -12,13 +12,34 @@ Cost: O(microbatches) per stage.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import UsageError
+import numpy as np
 
-__all__ = ["Phase", "one_f_one_b_order", "peak_in_flight"]
+from ...cite import Cite
+from ...errors import UsageError
+from .orders import looped
+from .problem import Action, PipelineProblem, Schedule
+
+__all__ = ["CITE", "OneFOneB", "Phase", "one_f_one_b_order", "peak_in_flight"]
+
+CITE = Cite(
+    key="narayanan2021pipedream2bw", title="Memory-Efficient Pipeline-Parallel DNN Training", year=2021, venue="ICML", authors="Narayanan et al.",
+    url="https://arxiv.org/abs/2006.09503",
+)  # fmt: skip
 
 Phase = Literal["F", "B"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneFOneB:
+    """No options."""
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        p, n = problem.devices, problem.microbatches
+        orders = tuple(tuple(Action(kind, d, m) for kind, m in one_f_one_b_order(p, n, d)) for d in range(p))
+        return Schedule(name="1f1b", devices=p, stages=p, placement=(looped(p, 1),), copy_of=(0,) * n, orders=orders)
 
 
 def one_f_one_b_order(stages: int, microbatches: int, stage: int) -> list[tuple[Phase, int]]:

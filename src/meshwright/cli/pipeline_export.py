@@ -1,0 +1,45 @@
+"""`meshwright pipeline export`: a pipeline plan as PyTorch's schedule CSV, or simulated as a trace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .arguments import require_directory
+from .frame import Result
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "hand a pipeline plan to torch.distributed.pipelining, or show it as a trace"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", help="a plan of `meshwright pipeline plan`")
+    parser.add_argument("--format", choices=["csv", "trace"], default="csv", help="csv (default): as PyTorch reads it; trace: Chrome or Perfetto")
+    parser.add_argument("--out", "-o", type=Path, help="where to write it (default schedule.csv, or trace.json)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive import fabric_of, read_plan, simulate
+    from ..drive_pipelines import schedule_of_plan
+    from ..io.atomic import write_bytes
+    from ..io.pipeline_csv import pipeline_csv
+    from ..io.trace import write_trace
+    from ..program_calls import inline
+
+    out = args.out or Path("schedule.csv" if args.format == "csv" else "trace.json")
+    require_directory(out)
+    plan = read_plan(args.plan)
+    schedule = schedule_of_plan(plan)
+    if args.format == "csv":
+        cells = [[(a.kind, a.stage, a.microbatch) for a in order] for order in schedule.orders]
+        text = pipeline_csv(cells, copies=schedule.copies, grouped=any(a.count > 1 for order in schedule.orders for a in order))
+        write_bytes(out, text.encode())
+    else:
+        timeline = simulate(plan, fabric_of(plan))
+        write_trace(out, inline(plan.main, plan.programs).program, [timeline], title=f"{schedule.name}, simulated")
+    document = {
+        "schema": "meshwright.pipeline-export", "version": 1, "format": args.format, "schedule": schedule.name, "ranks": schedule.devices,
+        "path": str(out),
+    }  # fmt: skip
+    return Result(document, f"{schedule.name} on {schedule.devices} devices: {args.format} written to {out}")

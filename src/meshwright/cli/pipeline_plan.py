@@ -1,0 +1,56 @@
+"""`meshwright pipeline plan`: one schedule as a checked plan that can be simulated, exported and run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .arguments import require_directory
+from .frame import Result
+from .pipeline_problem import problem_arguments, problem_of
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "one schedule, or the fastest that fits in memory, as a checked plan"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    problem_arguments(parser)
+    parser.add_argument("--strategy", default="auto", help="auto (default), or a schedule; see `meshwright pipeline compare`")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the schedule, e.g. chunks=4, pipes=2, mode=double")
+    parser.add_argument("--out", "-o", type=Path, default=Path("pipeline.json"), help="where to write the plan (default pipeline.json)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive_pipelines import plan_pipeline
+    from ..errors import UsageError
+    from ..io.plan_file import write_plan
+    from ..io.quantity import show_time
+
+    require_directory(args.out)
+    options: dict[str, Any] = {}
+    for text in args.option:
+        name, sep, value = text.partition("=")
+        if not sep:
+            raise UsageError(f"{text!r} is not NAME=VALUE", where="--option", hint="e.g. --option chunks=4")
+        options[name] = value
+    plan = plan_pipeline(problem_of(args), args.strategy, options, seed=args.seed, time_limit_s=args.time_limit)
+    write_plan(args.out, plan)
+    chosen, bound, prediction = plan.decisions["pipeline"], plan.bound, plan.prediction
+    assert bound is not None and prediction is not None
+    ratio = prediction.time_s / float(bound) if float(bound) else None
+    document = {
+        "schema": "meshwright.pipeline-plan", "version": 1, "strategy": chosen["strategy"], "options": chosen["options"], "why": chosen["why"],
+        "time_s": prediction.time_s, "bound_s": float(bound), "ratio": ratio, "orders": plan.job["schedule"]["orders"],
+        "alternatives": [{"what": a.what, "time_s": a.time_s, "why": a.why} for a in plan.alternatives], "path": str(args.out),
+    }  # fmt: skip
+    said = ", ".join(f"{k}={v}" for k, v in chosen["options"].items())
+    lines = [
+        f"{chosen['strategy']}{f' ({said})' if said else ''}: {show_time(prediction.time_s)} per step, bound {show_time(float(bound))}"
+        + (f" ({(ratio - 1) * 100:.1f} % above)" if ratio else ""),
+        f"{chosen['why']}; checked: form, deadlock, races, certificate",
+    ]
+    shown = 160
+    lines += [f"  device {d}: {row if len(row) <= shown else row[:shown] + ' ...'}" for d, row in enumerate(plan.job["schedule"]["orders"])]
+    return Result(document, "\n".join([*lines, f"written: {args.out}"]))

@@ -1,0 +1,74 @@
+"""The arguments by which the pipeline commands are told what a step consists of."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..decide.pipeline import PipelineProblem
+
+__all__ = ["problem_arguments", "problem_of"]
+
+EACH = "one number, or one per stage with commas"
+
+
+def problem_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--stages", type=int, required=True, help="stages of the model = devices of the pipeline")
+    add("--microbatches", type=int, required=True, help="micro-batches per step (and replica)")
+    add("--forward-s", default="1", metavar="S", help=f"forward of a stage for one micro-batch, seconds: {EACH} (default 1)")
+    add("--backward-s", metavar="S", help=f"whole backward: {EACH} (default: its two parts together)")
+    add("--input-grad-s", metavar="S", help=f"gradient of the input, when the backward is split: {EACH} (default: the rest of it, or half)")
+    add("--weight-grad-s", metavar="S", help=f"gradient of the weights, when the backward is split: {EACH} (default: the rest of it, or half)")
+    add("--p2p-latency-s", default="0", metavar="S", help="of a message between neighbours: one number, or one per device i for i to i+1 (default 0)")
+    add("--p2p-rate-Bps", metavar="B/S", help="of a message between neighbours, as above (default: messages take no time)")
+    add("--activation-bytes", default="1", metavar="B", help=f"kept by a stage for one micro-batch until its backward is done: {EACH} (default 1)")
+    add("--message-bytes", metavar="B", help=f"crossing the border after a stage, either way: {EACH} (default: the activation bytes)")
+    add("--weight-bytes", default="0", metavar="B", help=f"parameters, gradients and optimiser state of a stage: {EACH} (default 0)")
+    add("--gradient-bytes", default="0", metavar="B", help=f"reduced over copies and replicas of a stage: {EACH} (default 0: no reduction)")
+    add("--memory-cap-bytes", metavar="B", help="weights and activations a device may hold: one number, or one per device (default: no cap)")
+    add("--speeds", default="1", metavar="X", help="speed of the devices, 1 = the times as given: one number, or one per device (default 1)")
+    add("--data", type=int, default=1, help="replicas of the whole pipeline (default 1)")
+    add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")
+    add("--time-limit", type=float, default=120.0, metavar="S", help="seconds for all candidates (default 120)")
+    add("--seed", type=int, default=0)
+
+
+def problem_of(args: argparse.Namespace) -> PipelineProblem:
+    from ..decide.pipeline import PipelineProblem
+
+    def times(name: str) -> list[float] | None:
+        return _numbers(getattr(args, name), "--" + name.replace("_", "-"), size=False)
+
+    def sizes(name: str) -> list[float] | None:
+        return _numbers(getattr(args, name), "--" + name.replace("_", "-"), size=True)
+
+    return PipelineProblem.of(
+        args.stages, args.microbatches, forward_s=times("forward_s") or 1.0, backward_s=times("backward_s"), input_grad_s=times("input_grad_s"),
+        weight_grad_s=times("weight_grad_s"), activation_bytes=sizes("activation_bytes") or 1, message_bytes=sizes("message_bytes"),
+        weight_bytes=sizes("weight_bytes") or 0, gradient_bytes=sizes("gradient_bytes") or 0, p2p_latency_s=times("p2p_latency_s") or 0.0,
+        p2p_rate_Bps=sizes("p2p_rate_Bps"), speeds=times("speeds") or 1.0, memory_cap_bytes=sizes("memory_cap_bytes"), data=args.data,
+        first_input_grad=not args.no_first_input_grad,
+    )  # fmt: skip
+
+
+def _numbers(text: str | None, where: str, *, size: bool) -> list[float] | None:
+    """Numbers with commas between them; sizes may have a unit."""
+    from ..errors import UsageError
+    from ..io.quantity import parse_size_bytes
+
+    if text is None:
+        return None
+    found = []
+    for part in text.split(","):
+        try:
+            found.append(float(part))
+        except ValueError:
+            try:
+                if not size:
+                    raise ValueError(f"{part!r} is not a number") from None
+                found.append(float(parse_size_bytes(part)))
+            except ValueError:
+                raise UsageError(f"{part!r} is not a number", where=where, hint=f"{EACH}, e.g. 0.02 or 0.02,0.03") from None
+    return found

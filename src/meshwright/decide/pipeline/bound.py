@@ -1,0 +1,143 @@
+"""Lower bounds on the time of a step, each with a certificate that `meshwright.check` works out again.
+
+For a placement (copies, micro-batches per copy, split or whole backward), the largest of:
+  busy     a device waits for its first forward (head), does all its work, and what follows its last action (tail): head + work + tail. With a split
+           backward the last action may be a W, which nothing follows; without the W's, the last I is followed by the I's below it and the first W;
+  entry    all forwards of one stage and copy, the last of which still has the rest of its way up and down to go;
+  memory   an activation is kept from its F to the end of its backward, at least its way up and down from there: bytes x seconds that a device
+           must hold over its cap, between the first forward's start and the end.
+Whatever the placement: all work over all speeds, and one micro-batch's way on the fastest devices.
+All in exact rationals of the given floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from ...bound import Bound, Certificate
+from .orders import action_s, activation_bytes, border_delays
+from .problem import Action, PipelineProblem, Schedule
+
+__all__ = ["any_bound", "schedule_bound"]
+
+
+def schedule_bound(problem: PipelineProblem, schedule: Schedule, *, cap_bytes: Sequence[int] = ()) -> Bound:
+    """No order on this placement is faster; with `cap_bytes` (activations per device), none that fits."""
+    facts = _facts(problem, schedule)
+    found = [_busy(facts, d, weights) for d in range(schedule.devices) for weights in ((True, False) if schedule.split else (True,))]
+    found += [_entry(facts, c, s) for c in range(schedule.copies) for s in range(schedule.stages)]
+    found += [_memory(facts, d, cap) for d, cap in enumerate(cap_bytes) if cap > 0]
+    value, form = max(found, key=lambda x: x[0])
+    return _bound(value, {**facts, **form})
+
+
+def any_bound(problem: PipelineProblem) -> Bound:
+    """No schedule of any kind is faster: the cheaper of whole and split backward everywhere, any piece on any device, messages free."""
+    work = path = Fraction(0)
+    for s in range(problem.devices):
+        f, b = Fraction(problem.forward_s[s]), Fraction(problem.backward_s[s])
+        i, w = Fraction(problem.input_grad_s[s]), Fraction(problem.weight_grad_s[s])
+        if s or problem.first_input_grad:
+            work += f + min(b, i + w)
+            path += f + min(b, i)
+        else:  # how much of the first stage's input gradient is left out depends on how it is cut
+            work += f + min(b, w)
+            path += f
+    data = {
+        "form": "any", "microbatches": problem.microbatches, "work_s": str(work), "path_s": str(path),
+        "speeds": [str(Fraction(x)) for x in problem.speeds],
+    }  # fmt: skip
+    total, quickest = sum((Fraction(x) for x in problem.speeds), Fraction(0)), max(Fraction(x) for x in problem.speeds)
+    return _bound(max(problem.microbatches * work / total, path / quickest), data)
+
+
+def _bound(value: Fraction, data: dict[str, Any]) -> Bound:
+    return Bound(quantity="pipeline step time", value=str(value), unit="s", certificate=Certificate(kind="pipeline", data=data))
+
+
+def _facts(problem: PipelineProblem, schedule: Schedule) -> dict[str, Any]:
+    """Everything that the forms below use, as strings: exact seconds per copy and stage."""
+    counts = [schedule.copy_of.count(c) for c in range(schedule.copies)]
+    kinds = ("F", "I", "W") if schedule.split else ("F", "B")
+
+    def seconds(kind: Any, c: int, s: int) -> str:
+        grouped = [a.count for a in schedule.orders[schedule.placement[c][s]] if a.kind == kind and a.copy == c and a.stage == s]
+        whole = [action_s(problem, schedule, Action(kind, s, 0, c, k)) / k for k in set(grouped)]
+        return str(min(map(Fraction, whole), default=Fraction(0)))
+
+    table = {k: [[seconds(k, c, s) for s in range(schedule.stages)] for c in range(schedule.copies)] for k in kinds}
+    delays = border_delays(problem, schedule)
+    return {
+        "devices": schedule.devices, "stages": schedule.stages, "placement": [list(x) for x in schedule.placement], "microbatches": counts,
+        "split": schedule.split, "seconds": table, "up_s": [[str(Fraction(a)) for a, _ in row] for row in delays],
+        "down_s": [[str(Fraction(b)) for _, b in row] for row in delays],
+        "activation_bytes": [activation_bytes(problem, schedule, s) for s in range(schedule.stages)],
+    }  # fmt: skip
+
+
+class _Way:
+    """Seconds up and down the stages of one copy."""
+
+    def __init__(self, facts: dict[str, Any], copy: int) -> None:
+        table = facts["seconds"]
+        back = "I" if facts["split"] else "B"
+        self.forward = [Fraction(x) for x in table["F"][copy]]
+        self.backward = [Fraction(x) for x in table[back][copy]]
+        self.weight = [Fraction(x) for x in table["W"][copy]] if facts["split"] else [Fraction(0)] * len(self.forward)
+        self.up = [Fraction(x) for x in facts["up_s"][copy]]
+        self.down = [Fraction(x) for x in facts["down_s"][copy]]
+
+    def head(self, stage: int) -> Fraction:
+        return sum(self.forward[:stage], Fraction(0)) + sum(self.up[:stage], Fraction(0))
+
+    def tail(self, stage: int) -> Fraction:
+        """After the backward (I) of `stage`: those below it, and the first stage's W."""
+        return sum(self.backward[:stage], Fraction(0)) + sum(self.down[:stage], Fraction(0)) + self.weight[0]
+
+    def above(self, stage: int) -> Fraction:
+        """From the end of F of `stage` to the start of its backward."""
+        return sum(self.forward[stage + 1 :] + self.backward[stage + 1 :] + self.up[stage:] + self.down[stage:], Fraction(0))
+
+
+def _hosted(facts: dict[str, Any], device: int) -> list[tuple[int, int]]:
+    counts = facts["microbatches"]
+    return [(c, s) for c, where in enumerate(facts["placement"]) for s, d in enumerate(where) if d == device and counts[c]]
+
+
+def _busy(facts: dict[str, Any], device: int, weights: bool) -> tuple[Fraction, dict[str, Any]]:
+    held = _hosted(facts, device)
+    form = {"form": "busy", "device": device, "weights": weights}
+    if not held:
+        return Fraction(0), form
+    way = {c: _Way(facts, c) for c, _ in held}
+    each = {(c, s): way[c].forward[s] + way[c].backward[s] + (way[c].weight[s] if weights else 0) for c, s in held}
+    work = sum((facts["microbatches"][c] * each[c, s] for c, s in held), Fraction(0))
+    head = min(way[c].head(s) for c, s in held)
+    last_may_be_w = weights and facts["split"]
+    tail = Fraction(0) if last_may_be_w else min(way[c].tail(s) for c, s in held)
+    return head + work + tail, form
+
+
+def _entry(facts: dict[str, Any], copy: int, stage: int) -> tuple[Fraction, dict[str, Any]]:
+    form = {"form": "entry", "copy": copy, "stage": stage}
+    many = facts["microbatches"][copy]
+    if not many:
+        return Fraction(0), form
+    way = _Way(facts, copy)
+    return way.head(stage) + many * way.forward[stage] + way.above(stage) + way.backward[stage] + way.tail(stage), form
+
+
+def _memory(facts: dict[str, Any], device: int, cap_bytes: int) -> tuple[Fraction, dict[str, Any]]:
+    form = {"form": "memory", "device": device, "cap_bytes": cap_bytes}
+    held = _hosted(facts, device)
+    if not held:
+        return Fraction(0), form
+    way = {c: _Way(facts, c) for c, _ in held}
+    area = Fraction(0)
+    for c, s in held:
+        kept = way[c].forward[s] + way[c].above(s) + way[c].backward[s] + way[c].weight[s]
+        area += facts["microbatches"][c] * facts["activation_bytes"][s] * kept
+    tail = Fraction(0) if facts["split"] else min(way[c].tail(s) for c, s in held)
+    return min(way[c].head(s) for c, s in held) + area / cap_bytes + tail, form

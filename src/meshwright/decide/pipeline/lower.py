@@ -1,0 +1,321 @@
+"""Lowers any schedule to a `Program`: compute lanes, one send and one receive lane per connection, direction and copy, buffers with lifetimes.
+
+Rank = device · data + replica. A device's compute lane runs its order; a collective lane its gathers and reductions, as calls. Both ends of a
+connection follow the producer's order, so messages always match. A receive waits until the message `receives_ahead` places before it
+has been used (more, where the consumer's order demands that more be held), so a slow stage never piles up activations.
+
+Names, which an executor reads: op F | B | I | W, graph `stage<k>` (`:c<copy>` behind where there are copies), `copy`, `stage`, `microbatch`, and for
+Chimera's doubled forward graph `…:x2` and module `<first>-<last>`, the micro-batches it runs together. Buffers of stage k and micro-batch m:
+`in:k:m` input received (kept for the backward), `saved:k:m` the rest of what F keeps, `out:k:m` output, `gradin:k:m` gradient of the output
+received, `gradout:k:m` gradient of the input; `weights:k`, `gradients:k` (persistent; `:c<copy>` behind when there are copies).
+Bytes: in = message, in + saved = activation (saved alone where the input comes from the same device or is data).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...cost import Cost, Priced
+from ...errors import UsageError
+from ...fabric import Device, Fabric, Link
+from ...program import Program, Role, Unit
+from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
+from .orders import action_s, activation_bytes, connection, message_bytes, stage_share
+from .problem import Action, Collective, PipelineProblem, Schedule
+
+__all__ = ["Callee", "PlanCollective", "fabric_of", "lower_schedule", "price_table"]
+
+
+@dataclass(frozen=True)
+class Callee:
+    """A planned in-place collective: content hash, program, chunk count, and for each member the callee's local buffer."""
+
+    name: str
+    program: Program
+    chunks: int
+    local: tuple[int, ...]
+
+
+# (kind, ranks, size in bytes) -> the collective to call
+PlanCollective = Callable[[str, tuple[int, ...], int], Callee]
+
+
+def fabric_of(problem: PipelineProblem) -> Fabric:
+    """The problem's devices, all pairs connected by links of their own (see PipelineProblem for their figures)."""
+    names = [f"d{r // problem.data}" + (f".{r % problem.data}" if problem.data > 1 else "") for r in range(problem.devices * problem.data)]
+    caps = problem.memory_cap_bytes or (0,) * problem.devices
+    devices = tuple(Device(name=n, memory_bytes=caps[i // problem.data]) for i, n in enumerate(names))
+    links = []
+    for i, a in enumerate(names):
+        for j, b in enumerate(names):
+            if i != j:
+                latency_s, rate_Bps = connection(problem, i // problem.data, j // problem.data)
+                links.append(Link(src=a, dst=b, rate_Bps=rate_Bps, latency_s=latency_s))
+    return Fabric(name="pipeline", devices=devices, links=tuple(links))
+
+
+def lower_schedule(
+    problem: PipelineProblem, schedule: Schedule, plan_collective: PlanCollective | None = None
+) -> tuple[Program, dict[str, Program]]:
+    """The program of one step, and the programs that it calls by content hash.
+
+    Without `plan_collective` collectives are left out, which is right when there is nothing to reduce. Raises: UsageError otherwise.
+    """
+    moved = any(problem.gradient_bytes) and any(schedule.collectives)
+    if moved and plan_collective is None:
+        raise UsageError("gradients are to be reduced, but nothing plans the collectives", where="plan_collective")
+    return _Lowering(problem, schedule, plan_collective if moved else None).run()
+
+
+def price_table(problem: PipelineProblem, schedule: Schedule) -> Cost:
+    """Prices of the compute steps of a schedule's program; transfers take the links' time only."""
+    table = {}
+    for order in schedule.orders:
+        for a in order:
+            table[f"{_graph(schedule, a)}|{a.kind}"] = Priced(action_s(problem, schedule, a))
+    return Cost(name="pipeline", table=table, source="times per stage as given")
+
+
+def _graph(schedule: Schedule, a: Action) -> str:
+    """Names what an action runs: a copy of a stage is on one device, so its price has one key."""
+    return f"stage{a.stage}" + (f":c{a.copy}" if schedule.copies > 1 else "") + (f":x{a.count}" if a.count > 1 else "")
+
+
+@dataclass
+class _Connection:
+    """Messages of one copy in one direction between two devices, in the producer's order."""
+
+    channel: int
+    send: LaneBuilder
+    receive: LaneBuilder
+    messages: list[tuple[int, int]] = field(default_factory=list)  # (stage that receives, micro-batch)
+
+
+@dataclass
+class _Rank:
+    number: int
+    device: int
+    replica: int
+    compute: LaneBuilder
+    comm: LaneBuilder | None
+    step: dict[tuple[str, int, int], StepRef] = field(default_factory=dict)  # (kind, stage, micro-batch); I counts as B
+    place: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    received: dict[tuple[str, int, int], StepRef] = field(default_factory=dict)  # ("F" | "B", stage, micro-batch)
+    buffer: dict[str, int] = field(default_factory=dict)
+
+
+class _Lowering:
+    def __init__(self, problem: PipelineProblem, schedule: Schedule, plan_collective: PlanCollective | None) -> None:
+        self.problem, self.schedule, self.plan_collective = problem, schedule, plan_collective
+        self.b = ProgramBuilder(ranks=schedule.devices * problem.data, name=f"{schedule.name} pipeline step")
+        self.callees: dict[str, Program] = {}
+        self.comms: dict[tuple[int, ...], int] = {}
+        self.top = schedule.stages - 1
+        self.end = "W" if schedule.split else "B"
+
+    def run(self) -> tuple[Program, dict[str, Program]]:
+        s, data = self.schedule, self.problem.data
+        ranks = []
+        for number in range(s.devices * data):
+            compute = self.b.lane(number, unit=Unit.COMPUTE, role=Role.COMPUTE)
+            comm = self.b.lane(number) if self.plan_collective else None
+            ranks.append(_Rank(number, number // data, number % data, compute, comm))
+        for r in ranks:
+            self.persistent(r)
+            self.make_buffers(r)
+            for place, a in enumerate(s.orders[r.device]):
+                done = "B" if a.kind == "I" else a.kind
+                for m in range(a.microbatch, a.microbatch + a.count):
+                    r.step[done, a.stage, m] = StepRef(r.compute.number, place)
+                    r.place[done, a.stage, m] = place
+        for (kind, _, src, dst), line in self.connections(ranks).items():
+            self.exchange(ranks[src], ranks[dst], kind, line)
+        for r in ranks:
+            for a in s.orders[r.device]:
+                self.compute(r, a)
+            if r.comm is not None and s.collectives:
+                self.collect(r, r.comm, s.collectives[r.device])
+            self.deaths(r)
+        return self.b.build(), self.callees
+
+    # ---- connections -------------------------------------------------------------------------------------------
+    def connections(self, ranks: list[_Rank]) -> dict[tuple[str, int, int, int], _Connection]:
+        """(kind, copy, source rank, destination rank) -> its messages. Kind F carries activations, B gradients."""
+        s, data = self.schedule, self.problem.data
+        found: dict[tuple[str, int, int, int], list[tuple[int, int]]] = {}
+        for device, order in enumerate(s.orders):
+            for a in order:
+                onward = a.stage + 1 if a.kind == "F" else a.stage - 1
+                if a.kind == "W" or not 0 <= onward <= self.top or (peer := s.placement[a.copy][onward]) == device:
+                    continue
+                kind = "F" if a.kind == "F" else "B"
+                for m in range(a.microbatch, a.microbatch + a.count):
+                    for replica in range(data):
+                        key = (kind, a.copy, device * data + replica, peer * data + replica)
+                        found.setdefault(key, []).append((onward, m))
+        lines = {}
+        for key, messages in found.items():
+            _, _, src, dst = key
+            depth = self.window([ranks[dst].place[key[0], stage, m] for stage, m in messages])
+            lines[key] = _Connection(self.b.channel(src, dst, depth=depth), self.b.lane(src), self.b.lane(dst), messages)
+        return lines
+
+    def window(self, places: list[int]) -> int:
+        """Messages that the receiver may hold unused, given where in its order it uses each."""
+        return max(self.schedule.receives_ahead, _window(places))
+
+    def exchange(self, src: _Rank, dst: _Rank, kind: str, line: _Connection) -> None:
+        places = [dst.place[kind, stage, m] for stage, m in line.messages]
+        window = self.window(places)
+        for j, (stage, m) in enumerate(line.messages):
+            before = stage - 1 if kind == "F" else stage + 1
+            source = src.buffer[f"{'out' if kind == 'F' else 'gradout'}:{before}:{m}"]
+            target = dst.buffer[f"{'in' if kind == 'F' else 'gradin'}:{stage}:{m}"]
+            sent = line.send.send(line.channel, source, 0, after=[src.step[kind, before, m]])
+            self.b.dies_after(source, sent)
+            waits = [StepRef(dst.compute.number, places[j - window])] if j >= window else []
+            dst.received[kind, stage, m] = line.receive.recv(line.channel, target, 0, after=waits)
+
+    # ---- buffers -----------------------------------------------------------------------------------------------
+    def key(self, name: str, stage: int, copy: int) -> str:
+        return f"{name}:{stage}" + (f":c{copy}" if self.schedule.copies > 1 else "")
+
+    def persistent(self, r: _Rank) -> None:
+        s, p = self.schedule, self.problem
+        for copy, stage in s.hosted(r.device):
+            share = stage_share(s, stage)
+            weights, gradients = -(-p.weight_bytes[share] // s.chunks), -(-p.gradient_bytes[share] // s.chunks)
+            chunks = 1
+            if self.plan_collective and s.collectives:
+                calls = [c for c in s.collectives[r.device] if (c.stage, c.copy) == (stage, copy)]
+                for c in calls:
+                    chunks = max(chunks, self.callee(r, c).chunks)
+            each = -(-gradients // (4 * chunks)) * 4 if chunks > 1 else gradients
+            for name, size in (("weights", each * chunks if self.sharded else max(0, weights - gradients)), ("gradients", gradients)):
+                count = chunks if name == "gradients" or self.sharded else 1
+                bytes_ = each if count > 1 or name == "gradients" else size
+                role = "weight" if name == "weights" else "gradient"
+                r.buffer[self.key(name, stage, copy)] = self.b.buffer(
+                    r.number, chunks=count, chunk_bytes=bytes_, role=role, persistent=True, name=self.key(name, stage, copy)
+                )
+
+    @property
+    def sharded(self) -> bool:
+        return any(c.kind == "gather" for row in self.schedule.collectives for c in row)
+
+    def make_buffers(self, r: _Rank) -> None:
+        s, p = self.schedule, self.problem
+        for a in s.orders[r.device]:
+            if a.kind != "F":
+                continue
+            where, k = s.placement[a.copy], a.stage
+            kept = activation_bytes(p, s, k)
+            before = message_bytes(p, s, k - 1) if k and where[k - 1] != r.device else 0
+            sizes = {"saved": max(0, kept - before)}
+            if before:
+                sizes["in"] = before
+            elif k and where[k - 1] != r.device:
+                sizes["in"] = 0
+            if k < self.top:
+                sizes["out"] = message_bytes(p, s, k)
+                if where[k + 1] != r.device:
+                    sizes["gradin"] = message_bytes(p, s, k)
+            if k:
+                sizes["gradout"] = message_bytes(p, s, k - 1)
+            for m in range(a.microbatch, a.microbatch + a.count):
+                for name, size in sizes.items():
+                    full = f"{name}:{k}:{m}"
+                    r.buffer[full] = self.b.buffer(r.number, chunks=1, chunk_bytes=size, role="activation", name=full)
+
+    def inputs(self, r: _Rank, kind: str, stage: int, m: int) -> str | None:
+        """The buffer that F (or the backward) of a stage reads from its neighbour; None at the end of the model."""
+        if kind == "F":
+            return None if not stage else f"in:{stage}:{m}" if f"in:{stage}:{m}" in r.buffer else f"out:{stage - 1}:{m}"
+        if stage == self.top:
+            return None
+        return f"gradin:{stage}:{m}" if f"gradin:{stage}:{m}" in r.buffer else f"gradout:{stage + 1}:{m}"
+
+    # ---- compute -----------------------------------------------------------------------------------------------
+    def compute(self, r: _Rank, a: Action) -> None:
+        def whole(name: str) -> tuple[int, int, int]:
+            return r.buffer[name], 0, self.b.chunks_of(r.buffer[name])
+
+        weights, gradients = self.key("weights", a.stage, a.copy), self.key("gradients", a.stage, a.copy)
+        reads, writes, waits = [whole(weights)], [], []
+        for m in range(a.microbatch, a.microbatch + a.count):
+            kind = "F" if a.kind == "F" else "B"
+            source = self.inputs(r, kind, a.stage, m)
+            forward = self.inputs(r, "F", a.stage, m)
+            if source is not None:
+                reads.append(whole(source))
+            if (kind, a.stage, m) in r.received and a.kind != "W":
+                waits.append(r.received[kind, a.stage, m])
+            if a.kind == "F":
+                writes.append(whole(f"saved:{a.stage}:{m}"))
+                writes += [whole(f"out:{a.stage}:{m}")] if a.stage < self.top else []
+                continue
+            reads.append(whole(f"saved:{a.stage}:{m}"))
+            reads += [whole(forward)] if forward is not None else []
+            writes += [whole(f"gradout:{a.stage}:{m}")] if a.stage and a.kind != "W" else []
+            writes += [whole(gradients)] if a.kind != "I" else []
+        module = f"{a.microbatch}-{a.microbatch + a.count - 1}" if a.count > 1 else ""
+        op = self.b.op(
+            a.kind, graph=_graph(self.schedule, a), module=module, copy=a.copy, stage=a.stage, microbatch=a.microbatch, accumulate=a.kind in "BW",
+            reads=reads, writes=writes,
+        )  # fmt: skip
+        r.compute.compute(op, after=waits)
+
+    def deaths(self, r: _Rank) -> None:
+        """Last uses by compute steps; sends were added where they were made."""
+        for name, buffer in r.buffer.items():
+            kind, _, rest = name.partition(":")
+            if kind in ("weights", "gradients"):
+                continue
+            k, m = map(int, rest.split(":"))
+            last = r.step[self.end, k, m]
+            if kind in ("saved", "in", "gradin"):
+                self.b.dies_after(buffer, last)
+            elif kind == "out":
+                if (self.end, k + 1, m) in r.step:  # the next stage is here and keeps it as its input
+                    self.b.dies_after(buffer, r.step[self.end, k + 1, m])
+            elif (self.end, k - 1, m) in r.step:
+                self.b.dies_after(buffer, r.step[self.end, k - 1, m])
+
+    # ---- collectives -------------------------------------------------------------------------------------------
+    def members(self, r: _Rank, c: Collective) -> tuple[int, ...]:
+        """Ranks that hold the stage: its copies, each with its replicas."""
+        devices = sorted({where[c.stage] for where in self.schedule.placement})
+        return tuple(d * self.problem.data + i for d in devices for i in range(self.problem.data))
+
+    def callee(self, r: _Rank, c: Collective) -> Callee:
+        assert self.plan_collective is not None
+        size = -(-self.problem.gradient_bytes[stage_share(self.schedule, c.stage)] // self.schedule.chunks)
+        return self.plan_collective(c.kind, self.members(r, c), size)
+
+    def collect(self, r: _Rank, lane: LaneBuilder, rows: tuple[Collective, ...]) -> None:
+        for c in rows:
+            ranks = self.members(r, c)
+            if len(ranks) < 2:
+                continue
+            chosen = self.callee(r, c)
+            self.callees[chosen.name] = chosen.program
+            key = (c.stage, *ranks)
+            if key not in self.comms:
+                self.comms[key] = self.b.comm(f"stage{c.stage}", ranks)
+            name = self.key("weights" if c.kind == "gather" else "gradients", c.stage, c.copy)
+            call = self.b.call(self.comms[key], chosen.name, [(chosen.local[ranks.index(r.number)], r.buffer[name], 0)])
+            ref = lane.call(call, after=[StepRef(r.compute.number, c.after)] if c.after >= 0 else [])
+            if c.before >= 0:
+                r.compute.wait(c.before, ref)
+
+
+def _window(places: list[int]) -> int:
+    """Fewest messages that must be held at once because the consumer takes them in another order than they are sent."""
+    window = 1
+    highest: list[int] = []
+    for j, place in enumerate(places):
+        highest.append(max(place, highest[-1]) if highest else place)
+        while j >= window and highest[j - window] > place:  # all up to j - window must be used before message j is
+            window += 1
+    return window

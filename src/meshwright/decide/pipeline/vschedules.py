@@ -1,0 +1,197 @@
+"""Schedules on the V placement (device r holds stages r and 2p-1-r): ZBV, V-Half, V-Min, DualPipe-V.
+
+Cite: see CITE (V-Half, V-Min), ZBV_CITE, DUALPIPE_CITE.
+Left open by the papers: unequal times, and what remains of a repeating pattern at the ends of a step. Our answers: the pattern's order of F and I
+    with W in its free slots, the same with W filled in by our clock, and list schedules under the pattern's activation peak; the fastest of them.
+Patterns, period 6 slots, device i of p, slots of F(first), F(second), I(second), I(first): V-Min i, 2p-1-i,
+    2p+δ+i, 4p+δ-1-i with δ = 2 if 3 | p else 0;
+    V-Half 2i, 3p-2-i, 3p+δ+2i-1, 6p+δ-2-i with δ = 3 if p even else 0. ZBV has no pattern: list schedules under 1F1B's cap of 2p stage activations.
+DualPipe-V is the published order, eight phases per device; a forward and a backward that it overlaps stand one after the other.
+Invariant: V-Half and V-Min keep no more activations than their patterns on any device, ZBV at most 2p.
+Cost: O(rules · actions · log).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from ...cite import Cite
+from ...errors import Infeasible, Unsupported
+from .listing import RULES, Rule, list_orders
+from .orders import in_flight_peaks, times, vee
+from .problem import Action, PipelineProblem, Schedule
+from .zerobubble import fastest_listing, split_base
+
+__all__ = ["CITE", "DUALPIPE_CITE", "ZBV", "ZBV_CITE", "DualPipeV", "VHalf", "VMin", "v_cap"]
+
+CITE = Cite(
+    key="qi2024controllable", title="Pipeline Parallelism with Controllable Memory", year=2024, venue="NeurIPS",
+    authors="Penghui Qi, Xinyi Wan, et al.", url="https://arxiv.org/abs/2405.15362",
+)  # fmt: skip
+ZBV_CITE = Cite(
+    key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
+    url="https://arxiv.org/abs/2401.10241",
+)  # fmt: skip
+DUALPIPE_CITE = Cite(
+    key="deepseek2024v3", title="DeepSeek-V3 Technical Report", year=2024, venue="arXiv:2412.19437", authors="DeepSeek-AI",
+    url="https://github.com/deepseek-ai/DualPipe",
+)  # fmt: skip
+PERIOD = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZBV:
+    """`cap`: stage activations (half a device's share each) per device; 0: twice the devices."""
+
+    cap: int = 0
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        base = split_base(problem, "zbv", vee(problem.devices), asdict(self))
+        return fastest_listing(problem, base, [self.cap or 2 * problem.devices] * problem.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VHalf:
+    """No options: about half of 1F1B's activations."""
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        return _patterned(problem, "v-half")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VMin:
+    """No options: about a third of 1F1B's activations."""
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        return _patterned(problem, "v-min")
+
+
+def _offsets(name: str, devices: int, device: int) -> tuple[int, int, int, int]:
+    """Slots of F(first), F(second), I(second), I(first) of micro-batch 0."""
+    p, i = devices, device
+    if name == "v-min":
+        d = 2 if p % 3 == 0 else 0
+        return i, 2 * p - 1 - i, 2 * p + d + i, 4 * p + d - 1 - i
+    d = 3 if p % 2 == 0 else 0
+    return 2 * i, 3 * p - 2 - i, 3 * p + d + 2 * i - 1, 6 * p + d - 2 - i
+
+
+def v_cap(name: str, devices: int) -> int:
+    """Most stage activations of any device under the endless pattern, W in the free slots: the cap that `v-half` or `v-min` stands for."""
+    many = 4 * devices + 8
+    return max(in_flight_peaks(_pattern(name, devices, many, ())))
+
+
+def _pattern(name: str, devices: int, microbatches: int, options: object) -> Schedule:
+    """The pattern's orders, W in the slots that it leaves free, oldest first."""
+    orders = []
+    for d in range(devices):
+        work: dict[int, Action] = {}
+        kinds = (("F", d), ("F", 2 * devices - 1 - d), ("I", 2 * devices - 1 - d), ("I", d))
+        for m in range(microbatches):
+            for (kind, stage), slot in zip(kinds, _offsets(name, devices, d), strict=True):
+                work[slot + PERIOD * m] = Action(kind, stage, m)  # type: ignore[arg-type]
+        order: list[Action] = []
+        waiting: list[Action] = []
+        for slot in range(max(work) + 1):
+            if slot in work:
+                order.append(work[slot])
+                if work[slot].kind == "I":
+                    waiting.append(work[slot]._replace(kind="W"))
+            elif waiting:
+                order.append(waiting.pop(0))
+        orders.append(tuple(order + waiting))
+    return Schedule(
+        name=name, devices=devices, stages=2 * devices, placement=(vee(devices),), copy_of=(0,) * microbatches, orders=tuple(orders), split=True,
+    )  # fmt: skip
+
+
+def _patterned(problem: PipelineProblem, name: str) -> Schedule:
+    pattern = _pattern(name, problem.devices, problem.microbatches, ())
+    cap = [v_cap(name, problem.devices)] * problem.devices
+    rows = [[c] for c in cap]
+    found = [pattern]
+    fixed = tuple(tuple(a for a in order if a.kind != "W") for order in pattern.orders)
+    for rule in (*(Rule("IFW", True, patience, fixed) for patience in (1.0, 0.0)), *RULES):
+        try:
+            found.append(list_orders(problem, pattern, rule, rows))
+        except Infeasible:  # this rule paints itself into a corner; the pattern itself always stands
+            continue
+    best = min(found, key=lambda s: times(problem, s).makespan_s)
+    return replace(best, options={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualPipeV:
+    """No options."""
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        p, n = problem.devices, problem.microbatches
+        if n < 2 * p:
+            raise Unsupported(
+                f"DualPipe-V needs at least twice as many micro-batches as devices: {n} < {2 * p}", where="microbatches",
+                hint=f"use {2 * p} micro-batches or more, or zbv", data={"least": 2 * p},
+            )  # fmt: skip
+        orders = tuple(tuple(_DualPipe(p, n, d).run()) for d in range(p))
+        return Schedule(
+            name="dualpipe-v", devices=p, stages=2 * p, placement=(vee(p),), copy_of=(0,) * n, orders=orders, split=True, options={}
+        )
+
+
+class _DualPipe:
+    """The eight phases of one device. Where the publication runs a whole backward, I is followed by its W."""
+
+    def __init__(self, devices: int, microbatches: int, device: int) -> None:
+        self.p, self.n, self.d = devices, microbatches, device
+        self.stage = (device, 2 * devices - 1 - device)
+        self.forwards, self.backwards = [0, 0], [0, 0]
+        self.order: list[Action] = []
+        self.waiting: list[Action] = []
+
+    def forward(self, chunk: int) -> None:
+        self.order.append(Action("F", self.stage[chunk], self.forwards[chunk]))
+        self.forwards[chunk] += 1
+
+    def backward(self, chunk: int, *, later: bool = False) -> None:
+        """I, and W at once or `later`."""
+        a = Action("I", self.stage[chunk], self.backwards[chunk])
+        self.backwards[chunk] += 1
+        self.order.append(a)
+        (self.waiting if later else self.order).append(a._replace(kind="W"))
+
+    def weight(self) -> None:
+        self.order.append(self.waiting.pop(0))
+
+    def run(self) -> list[Action]:
+        p, n, d = self.p, self.n, self.d
+        for _ in range(2 * (p - 1 - d)):
+            self.forward(0)
+        for _ in range(d + 1):
+            self.forward(0)
+            self.forward(1)
+        for _ in range(p - 1 - d):
+            self.backward(1, later=True)
+            self.weight()
+            self.forward(1)
+        for _ in range(n - 2 * p + d + 1):
+            self.forward(0)
+            self.backward(1)
+            self.forward(1)
+            self.backward(0)
+        for _ in range(p - 1 - d):
+            self.backward(1)
+            self.forward(1)
+            self.backward(0)
+        for i in range(d + 1):
+            late = i >= (d + 1) // 2
+            odd = d % 2 == 1
+            self.backward(1, later=late and (odd or i > (d + 1) // 2))
+            self.backward(0, later=late)
+        for _ in range(p - 1 - d):
+            self.weight()
+            self.backward(0, later=True)
+        for _ in range(d + 1):
+            self.weight()
+        return self.order

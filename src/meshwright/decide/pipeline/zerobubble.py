@@ -1,0 +1,71 @@
+"""ZB1P and ZB2P: one stage per device, split backward, weight gradients put where the device would wait.
+
+Cite: see CITE.
+Left open by the paper: its orders come from an integer programme or a heuristic on profiled times. Our answer: list scheduling under the paper's caps
+    on activations, several rules, the fastest by our clock.
+Caps in stage activations (F to the end of W) on every device: ZB1P the 1F1B peak `devices`, ZB2P 2·devices - 1; `cap` overrides.
+Invariant: no device keeps more than the cap. With F = I = W, free messages and a common start and end no schedule beats N·3·F + (devices-1)·F.
+Cost: O(rules · actions · log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ...cite import Cite
+from .listing import RULES, Rule, list_orders
+from .orders import looped, times
+from .problem import Action, PipelineProblem, Schedule
+
+__all__ = ["CITE", "ZB1P", "ZB2P", "fastest_listing", "split_base"]
+
+CITE = Cite(
+    key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
+    url="https://arxiv.org/abs/2401.10241",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZB1P:
+    """`cap`: stage activations per device; 0: the number of devices."""
+
+    cap: int = 0
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        return _straight(problem, "zb1p", self.cap or problem.devices, asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZB2P:
+    """`cap`: stage activations per device; 0: 2·devices - 1."""
+
+    cap: int = 0
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        return _straight(problem, "zb2p", self.cap or 2 * problem.devices - 1, asdict(self))
+
+
+def _straight(problem: PipelineProblem, name: str, cap: int, options: dict[str, object]) -> Schedule:
+    base = split_base(problem, name, looped(problem.devices, 1), options)
+    return fastest_listing(problem, base, [cap] * problem.devices)
+
+
+def split_base(problem: PipelineProblem, name: str, placement: tuple[int, ...], options: dict[str, object]) -> Schedule:
+    """All work of a split backward on one copy, in no useful order: what list scheduling starts from."""
+    n, devices = problem.microbatches, problem.devices
+    orders = tuple(
+        tuple(Action(k, s, m) for m in range(n) for s, d in enumerate(placement) if d == device for k in ("F", "I", "W"))
+        for device in range(devices)
+    )
+    return Schedule(
+        name=name, devices=devices, stages=len(placement), placement=(placement,), copy_of=(0,) * n, orders=orders, split=True, options=dict(options)
+    )
+
+
+def fastest_listing(problem: PipelineProblem, base: Schedule, cap: Sequence[int], rules: Sequence[Rule] = RULES) -> Schedule:
+    """The fastest list schedule over the rules; the first of equals."""
+    found = [list_orders(problem, base, rule, [[c] * base.copies for c in cap]) for rule in rules]
+    return min(found, key=lambda s: times(problem, s).makespan_s)
