@@ -44,8 +44,9 @@ def chimera_row(devices: int, pipes: int, mode: str, split: bool) -> dict[str, A
             with_formula += 1
             equal += j.time_s == expected
     return {
-        "what": f"chimera D={devices} f={pipes} {mode}{' split' if split else ''}", "value": checked, "unit": f"of {4 * devices} accepted by the checker",
-        "with_formula": with_formula, "equal_formula": equal, "activations_within": within, "largest_gap_to_bound": round(gap, 4),
+        "what": f"chimera D={devices} f={pipes} {mode}{' split' if split else ''}", "value": checked,
+        "unit": f"of {4 * devices} accepted by the checker", "with_formula": with_formula,
+        "equal_formula": equal, "activations_within": within, "largest_gap_to_bound": round(gap, 4),
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Pipeline schedules as CSV for torch.distributed.pipelining (`_PipelineScheduleRuntime._load_csv(file, format="compute_only")`).
 
-One row per rank, one cell per compute action: `<stage><F|B|I|W><micro-batch>`, B the whole backward. PyTorch adds the
-communication itself, in places of its own. It knows one rank per stage and one micro-batch per action, so schedules with copies of stages (Chimera) cannot be written.
+One row per rank, one cell per compute action: `<stage><F|B|I|W><micro-batch>`, B the whole backward. PyTorch adds the communication itself, in
+places of its own. It knows one rank per stage and one micro-batch per action, so schedules with copies of stages (Chimera) cannot be written.
 """
 
 from __future__ import annotations
