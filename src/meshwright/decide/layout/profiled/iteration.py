@@ -63,9 +63,12 @@ def stage_memory(profile: LayerProfile, layout: ProfiledLayout, runtime: Trainin
 
 
 def build_iteration(
-    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, *, faster: float = 1.0
+    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, *, faster: float = 1.0, pipelines: int = 0
 ) -> Iteration:
-    """`faster` divides the profile's times (error bars). Raises: ProfileEntryMissing, UnknownName."""
+    """`faster` divides the profile's times (error bars). `pipelines`: in whose rings these take part, where they stand for more (`symmetric`).
+
+    Raises: ProfileEntryMissing, UnknownName.
+    """
     b = ProgramBuilder(ranks=len(servers.seats), name=layout.name or "profiled iteration")
     table: dict[str, Priced] = {}
     stages: list[list[_Stage]] = []
@@ -88,7 +91,7 @@ def build_iteration(
     for d in range(layout.data):
         _pipeline(b, profile, layout, runtime, servers, d, [row[d] for row in stages], table)
     for s, row in enumerate(stages):
-        done = _gradients(b, profile, layout, runtime, servers, s, row)
+        done = _gradients(b, profile, layout, runtime, servers, s, row, max(pipelines, layout.data))
         for x, after in zip(row, done, strict=True):
             op = b.op("optimizer", graph=str(x.actor), stage=s, writes=[(x.state, 0, 1)])
             x.compute.compute(op, after=after)
@@ -194,20 +197,21 @@ def _wait_for_messages(b: ProgramBuilder, row: Sequence[_Stage], forward: list[_
 
 
 def _gradients(
-    b: ProgramBuilder, profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, s: int, row: Sequence[_Stage]
-) -> list[list[StepRef]]:
-    """Ring all-reduces of a stage over its replicas, bucket by bucket; per replica, the steps its update waits for."""
+    b: ProgramBuilder, profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, s: int, row: Sequence[_Stage],
+    n: int,
+) -> list[list[StepRef]]:  # fmt: skip
+    """Ring all-reduces of a stage over `n` replicas, bucket by bucket; per replica in `row`, the steps its update waits for."""
     done: list[list[StepRef]] = [[] for _ in row]
     if len(row) == 1 or not profile.sizes:
         return done
-    first, n = layout.first_layer(s), len(row)
+    first, here = layout.first_layer(s), len(row)
     lanes = [(b.lane(x.actor), b.lane(x.actor)) for x in row]
-    channels = [b.channel(x.actor, row[(j + 1) % n].actor, depth=2) for j, x in enumerate(row)]
+    channels = [b.channel(x.actor, row[(j + 1) % here].actor, depth=2) for j, x in enumerate(row)]
     span = range(first, first + layout.stages[s].layers)
     values = [[profile.size(r.tensor, layer).parameters for layer in span] for r in layout.stages[s].replicas]
     portions = len(row[0].parts or [0])
     for portion in range(portions):
-        each = [row[j].parts[portion][1] if row[j].parts else sum(values[j]) for j in range(n)]  # type: ignore[index]
+        each = [row[j].parts[portion][1] if row[j].parts else sum(values[j]) for j in range(here)]  # type: ignore[index]
         total = max(each) * runtime.gradient_bytes_per_value
         if total <= 0:
             continue

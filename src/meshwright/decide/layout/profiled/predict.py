@@ -19,6 +19,7 @@ from ....simulate import simulate_program
 from ...pipeline.onefoneb import peak_in_flight
 from .iteration import build_iteration, stage_memory
 from .servers import place
+from .symmetric import alike_part
 
 __all__ = ["ProfilePrediction", "compute_bound_s", "predict", "require_layout"]
 
@@ -66,14 +67,16 @@ def predict(
 ) -> ProfilePrediction:
     """Raises: UsageError, UnknownName (a device or rate that was not measured), ProfileEntryMissing."""
     profile = require_layout(profile, layout, interpolate=interpolate)
-    time_s, memory, busy = _simulated(profile, layout, network, runtime)
+    whole, layout = layout, alike_part(layout, runtime)
+    pipelines = whole.data
+    time_s, memory, busy = _simulated(profile, layout, network, runtime, pipelines)
     low = high = time_s
     if bars:
         compute, net = runtime.compute_error, runtime.network_error
-        low = _simulated(profile, layout, network, runtime, faster=1 + compute, slow=1 + net)[0]
-        high = _simulated(profile, layout, network, runtime, faster=1 - compute, slow=1 - net)[0]
+        low = _simulated(profile, layout, network, runtime, pipelines, faster=1 + compute, slow=1 + net)[0]
+        high = _simulated(profile, layout, network, runtime, pipelines, faster=1 - compute, slow=1 - net)[0]
     per_stage = [
-        max(sum(profile.span(Entry(r.device, layout.microbatch, r.tensor), layout.first_layer(s), stage.layers)[:2]) for r in stage.replicas)
+        max(sum(profile.span(Entry(r.device, layout.microbatch, r.tensor), layout.first_layer(s), stage.layers)[:2]) for r in dict.fromkeys(stage.replicas))
         for s, stage in enumerate(layout.stages)
     ]  # fmt: skip
     constant = [max(runtime.constant_memory_bytes.get(r.device, 0) for r in stage.replicas) for stage in layout.stages]
@@ -81,17 +84,18 @@ def predict(
     top = max(busy.items(), key=lambda x: (x[1], x[0]), default=("none", 0.0))
     return ProfilePrediction(
         time_s=time_s, interval_s=(min(low, high), max(low, high)), bound_s=compute_bound_s(profile, layout, runtime),
-        closed_form_s=_closed_form_s(profile, layout, runtime), samples_per_s=layout.global_batch / time_s, memory_peak_bytes=tuple(peaks),
+        closed_form_s=_closed_form_s(profile, layout, runtime), samples_per_s=whole.global_batch / time_s, memory_peak_bytes=tuple(peaks),
         stage_compute_s=tuple(per_stage), bottleneck=max(range(len(per_stage)), key=lambda s: per_stage[s]), busiest_link=top,
         interpolated=tuple(sorted(profile.interpolated & set(layout.entries()))), assumptions=tuple(_assumptions(profile, layout, runtime)),
     )  # fmt: skip
 
 
 def _simulated(
-    profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, *, faster: float = 1.0, slow: float = 1.0
-) -> tuple[float, list[int], dict[str, float]]:
+    profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, pipelines: int, *, faster: float = 1.0,
+    slow: float = 1.0,
+) -> tuple[float, list[int], dict[str, float]]:  # fmt: skip
     servers = place(layout, network, runtime, slow=slow)
-    made = build_iteration(profile, layout, runtime, servers, faster=faster)
+    made = build_iteration(profile, layout, runtime, servers, faster=faster, pipelines=pipelines)
     devices = [d.name for d in servers.fabric.devices]
     timeline = simulate_program(made.program, servers.fabric, devices, made.cost, network="fair", record=False)
     return timeline.makespan_s, [int(x) for x in timeline.memory_peak_bytes], dict(timeline.link_busy_s)
