@@ -26,7 +26,7 @@ from .cost import Cost, Priced, assumed_cost
 from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
-from .errors import Infeasible, UsageError
+from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
 from .graph import OpGraph
 from .job import Training
@@ -109,6 +109,7 @@ def plan_training(
     time_limit_s: float = 120.0,
     unchecked: bool = False,
     tensor_options: TensorOptions | None = None,
+    borders: tuple[str, ...] = (),
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -118,10 +119,12 @@ def plan_training(
         prices: gives better prices than `cost` for a layout's steps, by the keys of `Cost.table` (e.g. `probe.node_prices`).
         collective: `auto`, or the name of one collective strategy for every all-reduce.
         unchecked: skip the final check (for debugging planners only).
+        borders: the operators that begin the stages after the first; empty leaves the cuts to the search.
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
-        limit), CaptureError, CheckFailed (a planner is wrong: please report it).
+        limit), TimeLimit (degrees were left out for size or time, none of the others fits), CaptureError,
+        CheckFailed (a planner is wrong: please report it).
     """
     fabric.require_connected()
     cost = cost or assumed_cost(fabric)
@@ -131,16 +134,34 @@ def plan_training(
         graph = capture(job.model, loss=job.loss, seed=job.seed)
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
     search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s, prices=prices)
+    search.borders = borders
     if tensor_options is not None:
         search.tensor_options = tensor_options
     best, judged = search.best((data, tensor, pipeline, microbatch))
     if best is None:
-        raise nothing_fits(judged, fabric)
+        raise unfinished(search) or nothing_fits(judged, fabric)
     best = search.refine_collectives(best)
     plan = _plan_of(job, fabric, cost, search, best, judged)
     if not unchecked:
         check(plan)
     return plan
+
+
+def unfinished(search: LayoutSearch) -> TimeLimit | None:
+    """The error where degrees were left out for their size or for want of time: nothing says that none fits. Carries the layer table's best."""
+    if not search.too_large and not search.out_of_time:
+        return None
+    found = search.findings.found.best if search.findings is not None else None
+    data: dict[str, Any] = {"program_steps": search.too_large}
+    said = ""
+    if found is not None:
+        data |= {"layout": found.candidate.layout.name, "time_s": found.time_s}
+        said = f"; best by its layer table: {found.candidate.layout.name}, {found.time_s:.4g} s a step"
+    why = "the time limit was reached" if search.out_of_time else f"programs have {search.too_large:,} steps or more"
+    return TimeLimit(
+        f"no layout on {len(search.fabric.devices)} devices was built that fits: {why}{said}", where="train plan",
+        hint="--time-limit, larger micro-batches, fewer devices; `meshwright layout search` finds layouts of any size", data=data,
+    )  # fmt: skip
 
 
 def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:

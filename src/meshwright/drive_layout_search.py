@@ -14,7 +14,7 @@ from .errors import UsageError
 from .fabric import Fabric
 from .fabric_servers import ServerKind, network_of, server_kinds
 from .graph import OpGraph
-from .layer_table import LayerTable
+from .layer_table import RECOMPUTE, LayerTable, Recompute
 from .profile_layout import TrainingRuntime
 
 __all__ = ["LayoutFindings", "find_layouts", "runtime_of_servers"]
@@ -44,11 +44,11 @@ def find_layouts(
     microbatches: Iterable[int] = MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
     demands: Demands | None = None, methods: Iterable[str] = METHODS, adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
     simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
-    sharding_messages: Literal["overlapped", "blocking"] = "overlapped",
+    sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE,
 ) -> LayoutFindings:  # fmt: skip
     """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime.
 
-    `tensors`: degrees, by default all powers of two in a server; `levels`: sharding levels allowed.
+    `tensors`: degrees, by default all powers of two in a server; `levels`, `recompute`: sharding levels and recomputation allowed.
 
     Raises: Infeasible, UsageError, Disconnected and what the parts raise.
     """
@@ -61,6 +61,9 @@ def find_layouts(
     allowed = set(levels)
     if not allowed or not allowed <= {0, 1, 2, 3}:
         raise UsageError("sharding levels are 0, 1, 2 and 3", where="levels")
+    again = set(recompute)
+    if not again or not again <= set(RECOMPUTE):
+        raise UsageError(f"recomputation is one of {', '.join(RECOMPUTE)}", where="recompute")
     sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
     if not sizes:
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
@@ -72,7 +75,7 @@ def find_layouts(
     runtime = runtime_of_servers(kinds, table, cost)
     problem = Problem(
         table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
-        choices=tuple(c for c in uniform_choices() if c.sharding in allowed),
+        choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again),
     )  # fmt: skip
     wanted = demands or Demands()
     return LayoutFindings(found=search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine), problem=problem, demands=wanted)

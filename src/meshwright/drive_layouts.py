@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 
@@ -13,9 +13,13 @@ import numpy as np
 from .breakdown import phase_seconds
 from .cost import Cost, Priced
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
+from .decide.layout.grid import degrees_of
+from .decide.layout.problem import Degrees
 from .decide.layout.tensor_shares import LEVEL, TensorOptions
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
+from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, predicted_steps, steps_of
+from .drive_layout_search import LayoutFindings
 from .errors import Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
@@ -97,6 +101,10 @@ class LayoutSearch:
     prices: Callable[[OpGraph, TrainingLayout], dict[str, Priced]] | None = None
     graphs: dict[int, OpGraph] = field(default_factory=dict)
     tensor_options: TensorOptions = LEVEL
+    borders: tuple[str, ...] = ()  # first operators of the stages after the first, where given
+    findings: LayoutFindings | None = None  # of the layer table, where it was asked
+    too_large: int = 0  # steps of the smallest program that is too large, 0: none is
+    out_of_time: bool = False
 
     def graph_at(self, batch: int) -> OpGraph:
         from .graph_scale import at_batch
@@ -110,8 +118,12 @@ class LayoutSearch:
         from .graph_liveness import segment_workspace
 
         until = time.monotonic() + self.time_limit_s
-        problem = LayoutProblem(graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed)
-        candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options).plan(problem)
+        problem = LayoutProblem(
+            graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed,
+            borders=self.borders,
+        )  # fmt: skip
+        refuse = self.refusal(problem, until)
+        candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options, refuse=refuse).plan(problem)
         judged: list[Evaluated] = []
         seen: dict[tuple[int, int, int, bool], int] = {}
         simulated, fastest = 0, float("inf")
@@ -146,6 +158,30 @@ class LayoutSearch:
         fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
         best = min(fitting, key=lambda e: (e.time_s, e.candidate.degrees, e.placement_name), default=None)
         return best, judged
+
+    def refusal(self, problem: LayoutProblem, until: float) -> Callable[[Degrees], str]:
+        """Which degrees are not built, and why: programs too large to simulate; where many are left, all but the layer table's best."""
+        steps = steps_of(self.graph, self.job.global_batch)
+        known = {d: steps(d) for d in degrees_of(problem)}
+        small = [d for d, n in known.items() if n <= MAX_PROGRAM_STEPS]
+        best: dict[Degrees, float] = {}
+        if len(small) > WORTH_BUILDING and len(small) * len(self.graph.nodes) > BUILT_AT_ONCE:
+            seconds, self.findings = by_layer_table(self.graph_at, self.fabric, self.cost, self.job.global_batch, small)
+            best = {d: seconds[d] for d in sorted(seconds, key=lambda d: (seconds[d], d))[:WORTH_BUILDING]}
+
+        def refuse(degrees: Degrees) -> str:
+            d = replace(degrees, sequence=False)
+            if known[d] > MAX_PROGRAM_STEPS:
+                self.too_large = min(self.too_large or known[d], known[d])
+                return f"not built: about {known[d]:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
+            if best and d not in best:
+                return f"not built: not among the {WORTH_BUILDING} best by the layer table"
+            if time.monotonic() > until:
+                self.out_of_time = True
+                return "not built: the time limit was reached"
+            return ""
+
+        return refuse
 
     def evaluate(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, planner: CollectivePlanner) -> Evaluated:
         from .simulate import simulate_program
@@ -187,11 +223,8 @@ class LayoutSearch:
 
 
 def _expected_steps(layout: TrainingLayout) -> int:
-    """About how many steps the inlined program has: computes, pipeline messages, and ring steps of every call."""
-    split = sum(len(s.sum_writes) + len(s.sum_grads) + len(s.gathers) for s in layout.segments)
-    per_microbatch = layout.tensor * (2 * len(layout.segments) + 4 * layout.pipeline + split * 4 * layout.tensor)
-    gradient = layout.ranks * 4 * layout.data
-    return layout.data * layout.microbatches * per_microbatch + gradient
+    sums = sum(len(s.sum_writes) + len(s.sum_grads) + len(s.gathers) for s in layout.segments)
+    return predicted_steps(layout.data, layout.tensor, layout.pipeline, layout.microbatches, len(layout.segments), sums)
 
 
 def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:

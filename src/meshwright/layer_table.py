@@ -12,9 +12,9 @@ gathers weights before forward and backward as well; those bytes run beside the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .errors import UsageError
 from .layer_profile import Entry, LayerProfile, LayerSize, LayerTime, ProfileEntryMissing
@@ -80,8 +80,10 @@ class LayerTable:
     gpus_per_server: Mapping[str, int] = field(default_factory=dict)
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped"  # those of levels 2 and 3, with the layer's own computation
     sample_flops: float = 0.0  # forward and backward of one sample, whole model
+    heads: tuple[str, ...] = ()  # the first operator of every layer, where the table was made from a graph
     notes: tuple[str, ...] = ()
     source: str = ""
+    _columns: dict[Entry, LayerRow] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for entry, row in self.rows.items():
@@ -109,22 +111,43 @@ class LayerTable:
 
         Raises: ProfileEntryMissing; UsageError when the group's samples do not divide.
         """
+        alone, inner = self._alone(entry, choice)
+        return self._price(self.row(alone)[layer], entry, inner, choice, replicas, max)
+
+    def priced_layers(self, entry: Entry, choice: LayerChoice, replicas: int) -> tuple[LayerTime, LayerSize]:
+        """`priced` of all layers under one choice: every field is an array (float64, by layer)."""
+        import numpy as np
+
+        alone, inner = self._alone(entry, choice)
+        if alone not in self._columns:
+            rows = self.row(alone)
+            plain = {f: np.array([getattr(r, f) for r in rows]) for f in ("forward_s", "backward_s", "update_s", "parameters", "output_bytes")}
+            several = {f: tuple(np.array([getattr(r, f) for r in rows]).T) for f in ("kept_bytes", "again_s")}
+            self._columns[alone] = LayerRow(**plain, **several)  # type: ignore[arg-type]
+        return self._price(self._columns[alone], entry, inner, choice, replicas, np.maximum)
+
+    def _alone(self, entry: Entry, choice: LayerChoice) -> tuple[Entry, int]:
         tensor = choice.tensor or entry.tensor
         inner, rest = divmod(entry.tensor, tensor)
         if rest or entry.microbatch % inner:
-            raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=f"layer {layer}", hint="degrees and samples must divide")
-        row = self.row(Entry(entry.device, entry.microbatch // inner, tensor))[layer]
+            raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=self.model, hint="degrees and samples must divide")
+        return Entry(entry.device, entry.microbatch // inner, tensor), inner
+
+    def _price(
+        self, row: LayerRow, entry: Entry, inner: int, choice: LayerChoice, replicas: int, larger: Callable[[Any, Any], Any]
+    ) -> tuple[LayerTime, LayerSize]:
+        """Of one layer, or of all where `row` holds arrays; `larger` is the maximum of either."""
         i = RECOMPUTE.index(choice.recompute)
         copies = replicas * inner
         forward_s, backward_s, update_s = row.forward_s, row.backward_s + row.again_s[i], row.update_s
         wire = row.parameters * self.state.message
         if choice.sharding >= 1:
-            update_s /= copies
+            update_s = update_s / copies
             wire = row.parameters * (self.state.message + self.state.weight) / 2
         if inner > 1:  # its own reduce-scatter and all-gather of gradients, in the server, after the last micro-batch
             inside = self._rate(entry.device, "inside")
-            update_s += 2 * (inner - 1) / inner * wire / inside
-            wire /= inner
+            update_s = update_s + 2 * (inner - 1) / inner * wire / inside
+            wire = wire / inner
         if choice.sharding >= 2 and copies > 1:
             near = replicas * entry.tensor <= self.gpus_per_server.get(entry.device, 1)
             part = (copies - 1) / copies * row.parameters / self._rate(entry.device, "inside" if near else "outside")
@@ -132,17 +155,17 @@ class LayerTable:
             gather = part * self.state.weight + hops if choice.sharding == 3 else 0.0
             after = part * self.state.message + hops + gather
             if self.sharding_messages == "overlapped":
-                forward_s, backward_s = max(forward_s, gather), max(backward_s, after)
+                forward_s, backward_s = larger(forward_s, gather), larger(backward_s, after)
             else:
                 forward_s, backward_s = forward_s + gather, backward_s + after
-            wire = part_wire(row.parameters, self.state) if choice.sharding == 2 else 0.0
+            wire = part_wire(row.parameters, self.state) if choice.sharding == 2 else 0.0 * row.parameters
         samples = entry.microbatch
         # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
         gathered = row.parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
         size = LayerSize(
             parameters=wire / self.state.message, saved_values=row.kept_bytes[i] / samples, output_values=row.output_bytes * inner / samples,
             state_bytes=row.parameters * self.state.at(choice.sharding, copies),
-            working_bytes=max(0.0, row.kept_bytes[0] - row.kept_bytes[i]) + gathered,
+            working_bytes=larger(0.0, row.kept_bytes[0] - row.kept_bytes[i]) + gathered,
         )  # fmt: skip
         return LayerTime(forward_s, backward_s, update_s), size
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import graph_given, training_arguments
+from .arguments import graph_given, require_directory, training_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..cost import Cost
     from ..decide.layout.mixed.search import Judged
     from ..drive_layout_search import LayoutFindings
+    from ..fabric import Fabric
     from ..graph import OpGraph
 
 HELP = "find stages, degrees, recomputation and sharding for a model on a fabric of any size and mix, and say how far from a bound"
@@ -25,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-sequence-parallel", action="store_true", help="keep what lies between tensor-parallel regions whole on every rank")
     parser.add_argument("--sharding-messages", default="overlapped", choices=("overlapped", "blocking"), help="of sharding levels 2 and 3")
     parser.add_argument("--levels", default="0,1,2,3", help="sharding levels allowed (default 0,1,2,3)")
+    parser.add_argument("--recompute", default="none,selective,full", help="recomputation allowed (default none,selective,full)")
     parser.add_argument("--memory", help="of every device, e.g. 40GiB (default: what the fabric says)")
     parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"))
     parser.add_argument("--price", action="append", default=[], metavar="KIND=X", help="of one device and hour, by kind; may be repeated")
@@ -34,6 +38,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", default="", help="of grid, inter-operator, per-layer, mixed (default: all)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
     parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
+    parser.add_argument("--out", "-o", type=Path, help="write the fastest layout that `train run` can execute as a training plan")
+    parser.add_argument("--optimizer", default="adamw", help="of the plan: adamw (default), sgd, or module:function")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the plan")
+    parser.add_argument("--seed", type=int, default=0, help="of the plan")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -46,6 +54,8 @@ def run(args: argparse.Namespace) -> Result:
     from .collective_export import size_bytes
     from .profile_predict import with_settings
 
+    if args.out is not None:
+        require_directory(args.out)
     graph = graph_given(args) or _captured(args)
     fabric = read_fabric(args.fabric, args.devices)
     cost = load_cost(args.cost, fabric)
@@ -59,8 +69,34 @@ def run(args: argparse.Namespace) -> Result:
         memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
         methods=args.methods.split(",") if args.methods else METHODS, adjust=lambda runtime: with_settings(runtime, args.set),
         levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
+        recompute=[x for x in args.recompute.split(",") if x],
     )  # fmt: skip
-    return Result(document_of(found, args.show), text_of(found, args.show))
+    document, text = document_of(found, args.show), text_of(found, args.show)
+    if args.out is not None:
+        written, said = _write_plan(args, found, graph, fabric, cost)
+        document, text = {**document, "plan": written}, f"{text}\n{said}"
+    return Result(document, text)
+
+
+def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph, fabric: Fabric, cost: Cost) -> tuple[dict[str, Any], str]:
+    """The plan of the fastest layout that can be run; what keeps faster ones from it."""
+    from ..drive import write_plan
+    from ..drive_layout_plan import best_runnable, not_runnable, plan_found
+    from ..job import Training
+
+    chosen = best_runnable(found)
+    job = Training(
+        model=args.model or graph.model, global_batch=args.global_batch, loss=args.loss or graph.loss, optimizer=args.optimizer,
+        learning_rate=args.learning_rate, seed=args.seed,
+    )  # fmt: skip
+    plan = plan_found(found, chosen, job, fabric, cost, graph)
+    write_plan(args.out, plan)
+    assert plan.prediction is not None
+    name, why = chosen.candidate.layout.name, not_runnable(found, found.found.best)
+    row = {"file": str(args.out), "layout": name, "search_time_s": chosen.time_s, "time_s": plan.prediction.time_s, "best_not_runnable": list(why)}
+    lines = [f"{args.out}: {name}, checked; {plan.prediction.time_s:.6g} s a step as lowered ({cost.dtype}), {chosen.time_s:.6g} s by the search"]
+    lines += [f"  the best layout cannot be run: {x}" for x in why]
+    return row, "\n".join(lines)
 
 
 def _captured(args: argparse.Namespace) -> OpGraph:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ...cost import Cost
+from ...errors import Infeasible
 from ...fabric import Device
 from ...graph import OpGraph, OpNode, Work
 from ...graph_vocabulary import base_node, expand_losses, sums_of
@@ -92,12 +93,12 @@ class _Build:
 
 def build_layout(
     graph: OpGraph, regions: Sequence[Region], degrees: Degrees, global_batch: int, *, cost: Cost, device: Device, border_Bps: float,
-    workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[Kept] = (),
+    workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[Kept] = (), cuts: Sequence[str] = (),
 ) -> TrainingLayout:  # fmt: skip
     """`graph` is captured at the micro-batch size; `border_Bps` is the rate between neighbouring stages.
 
-    `kept`: what the search for regions left whole (`megatron.search_regions`), for the layout's notes.
-    Raises: Infeasible when the graph cannot be cut into that many stages.
+    `kept`: what the search for regions left whole (`megatron.search_regions`), for the layout's notes. `cuts`: the first operators of the stages
+    after the first, where they are given. Raises: Infeasible when the graph cannot be cut into that many stages, or not there.
     """
     usable = usable_regions(graph, regions, degrees.tensor, options)
     losses = tuple(VocabularyLoss(node=x, smoothing=options.smoothing) for x in dict.fromkeys(x for r in usable.shares for x in r.losses))
@@ -111,7 +112,7 @@ def build_layout(
     if options.sequence and usable.shares:
         sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sequence)
-    starts = _stage_starts(b, cost, device, border_Bps)
+    starts = _stage_starts(b, cost, device, border_Bps, cuts)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
     produced_in = {n.name: s for s, run in enumerate(runs) for u in run for n in u.nodes}
     last_read: dict[str, int] = {}
@@ -150,7 +151,7 @@ def build_layout(
     )
 
 
-def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float) -> list[int]:
+def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts: Sequence[str]) -> list[int]:
     borders = border_values(b.units)
     time_of = []
     for unit in b.units:
@@ -163,6 +164,8 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float) -> l
         messages = sum(2 if b.differentiable(v) else 1 for v in values if v in b.shape_of)
         border_s.append(total / border_Bps + 2 * messages * cost.transport.per_message_s)  # both ends handle every message
         allowed.append(all(len(b.node_of[v].outputs) == 1 and _may_cross(b, v) for v in values))
+    if cuts:
+        return _given_starts(b, cuts, allowed)
     return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed)
 
 
@@ -174,6 +177,17 @@ def _border_bytes(b: _Build, value: str) -> int:
 def _may_cross(b: _Build, value: str) -> bool:
     """A value that stages may hand over: whole, or split along the sequence; not one whose gradient is partial within its segment."""
     return (value not in b.split_of or value in b.sequence.values) and b.sequence.kinds.get(value) != "beside"
+
+
+def _given_starts(b: _Build, cuts: Sequence[str], allowed: Sequence[bool]) -> list[int]:
+    position = {base_node(n.name): i for i, unit in reversed(list(enumerate(b.units))) for n in unit.nodes}
+    starts = [0, *(position.get(x, 0) for x in cuts)]
+    for name, before, at in zip(cuts, starts, starts[1:], strict=False):
+        if at <= before or not allowed[at]:
+            raise Infeasible(f"a stage cannot begin with {name!r} at tensor degree {b.degrees.tensor}", hint="leave the borders to the planner")
+    if len(starts) != b.degrees.pipeline:
+        raise Infeasible(f"{len(cuts)} borders for {b.degrees.pipeline} stages", hint="one less than there are stages")
+    return starts
 
 
 def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:

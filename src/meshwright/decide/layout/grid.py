@@ -25,7 +25,7 @@ from .problem import Degrees, LayoutCandidate, LayoutProblem
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import usable_regions
 
-__all__ = ["CITE", "Grid"]
+__all__ = ["CITE", "Grid", "degrees_of"]
 
 CITE = Cite(
     key="narayanan2021efficient",
@@ -41,16 +41,23 @@ MAX_MICROBATCHES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """`workspace(graph, nodes)` gives the peak temporaries (forward, backward) of a set of forward nodes, in bytes."""
+    """`workspace(graph, nodes)` gives the peak temporaries (forward, backward) of a set of forward nodes, in bytes.
+
+    `refuse(degrees)` says why degrees are not worth building, or nothing; it is asked before anything of them is built.
+    """
 
     workspace: Callable[[OpGraph, Sequence[str]], tuple[int, int]]
+    refuse: Callable[[Degrees], str] | None = None
     tensor_options: TensorOptions = LEVEL
 
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
         regions: dict[int, tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
-        for degrees in _with_sequence(_degrees(problem), self.tensor_options.sequence):
+        for degrees in _with_sequence(degrees_of(problem), self.tensor_options.sequence):
+            if self.refuse is not None and (why := self.refuse(degrees)):
+                refused.append(LayoutCandidate(degrees=degrees, why=why))
+                continue
             graph = problem.graph_at(degrees.microbatch_size)
             if degrees.microbatch_size not in regions:
                 regions[degrees.microbatch_size] = search_regions(graph)
@@ -75,7 +82,7 @@ class Grid:
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
-                kept=kept, options=replace(self.tensor_options, sequence=degrees.sequence),
+                kept=kept, options=replace(self.tensor_options, sequence=degrees.sequence), cuts=problem.borders,
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message)
@@ -85,7 +92,8 @@ class Grid:
         return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory)
 
 
-def _degrees(problem: LayoutProblem) -> Iterator[Degrees]:
+def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
+    """All degrees to consider. Raises: UsageError for fixed ones that do not divide."""
     n, batch = len(problem.fabric.devices), problem.global_batch
     fixed_d, fixed_t, fixed_p, fixed_m = problem.fixed
     if batch < 1:

@@ -22,7 +22,7 @@ from ...errors import Infeasible, UsageError
 from ...fabric import Device
 from ...fabric_servers import ServerKind
 from ...graph import OpGraph, OpNode, Work
-from ...graph_vocabulary import SUMS, expand_losses
+from ...graph_vocabulary import SUMS, base_node, expand_losses
 from ...layer_profile import Entry
 from ...layer_table import LayerRow, LayerTable, StateBytes
 from ...plan import VocabularyLoss
@@ -81,7 +81,7 @@ def layer_table(
     top = max((t for t in tensors if usable_regions(first, regions, t).shares), default=1)
     usable = usable_regions(first, regions, top)
     losses = tuple(VocabularyLoss(node=x) for x in dict.fromkeys(x for r in usable.shares for x in r.losses))
-    starts, names = [0], [""]
+    starts, names, heads = [0], [""], [""]
     rows: dict[Entry, tuple[LayerRow, ...]] = {}
     notes = list(kept_notes(kept)) if max(tensors) > 1 else []
     flops = 0.0
@@ -93,6 +93,7 @@ def layer_table(
         _sizes(chain, precision)
         if not number:
             starts[:] = _layer_starts(chain, least)
+            heads = _heads(graph, units, starts)
             names = [_name(units, a, z) for a, z in zip(starts, [*starts[1:], len(units)], strict=True)]
             flops = sum(n.forward.flops + n.backward.flops for n in graph.nodes) / graph.batch_size
         for tensor in sorted(set(tensors)):
@@ -116,7 +117,7 @@ def layer_table(
         sharding_messages=sharding_messages,
         inside_hop_s={k.name: k.inside_latency_s + cost.transport.per_message_s for k in kinds},
         outside_hop_s={k.name: k.outside_latency_s + cost.transport.per_message_s for k in kinds},
-        notes=tuple(notes), source=f"{cost.source}, {precision.dtype}",
+        heads=tuple(heads), notes=tuple(notes), source=f"{cost.source}, {precision.dtype}",
     )  # fmt: skip
 
 
@@ -157,6 +158,13 @@ def _layer_starts(chain: _Chain, least: int) -> list[int]:
         if len(starts) >= least or (done == 0 and level == levels[-1]):
             break
     return starts
+
+
+def _heads(graph: OpGraph, units: Sequence[Unit], starts: Sequence[int]) -> list[str]:
+    """The operator of every layer that is first in the captured graph; of a loss in parts, the captured one."""
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    ends = [*starts[1:], len(units)]
+    return [min((base_node(n.name) for u in units[a:z] for n in u.nodes), key=order.__getitem__) for a, z in zip(starts, ends, strict=True)]
 
 
 def _name(units: Sequence[Unit], a: int, z: int) -> str:

@@ -42,6 +42,7 @@ class LayoutProblem:
     global_batch: int
     fixed: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)  # data, tensor, pipeline, micro-batch
     max_microbatch: int = 64
+    borders: tuple[str, ...] = ()  # operators that begin the stages after the first, where the cuts are given
 
 
 @dataclass(frozen=True, kw_only=True)

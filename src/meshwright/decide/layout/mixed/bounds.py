@@ -1,7 +1,8 @@
 """Two lower bounds on a step: one for every layout of a layer table on these devices, one for the family of a given layout.
 
-universal: the model's operations at the best rate that any layer reaches on each kind of device, on all devices at once; and, unless one server
-    alone could be that fast, what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
+universal: every layer at the best efficiency that it has anywhere in the table (micro-batch, degree), on all devices at once, layers divided over
+    unlike kinds as fits best; and, unless one server alone could be that fast,
+    what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
     weights, or every sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
 family: the layouts with the same devices in every stage, the same tensor degrees, micro-batch and sharding levels, over all ways to divide layers, to
     recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first backward only after the first micro-batch passed the
@@ -29,6 +30,7 @@ __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
 
 F64 = NDArray[np.float64]
 PROBES = 80
+DUAL_STEPS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,30 +56,54 @@ def layout_bounds(problem: Problem, candidate: Candidate) -> LayoutBounds:
 
 
 # ---- universal ---------------------------------------------------------------------------------------------------------
-def best_rates(problem: Problem) -> dict[str, float]:
-    """Operations per second per kind of device: the best of any layer and phase, collectives taken out."""
-    found: dict[str, float] = {}
+def least_device_s(problem: Problem) -> dict[str, F64]:
+    """Device-seconds of every layer for one sample, per kind of device, that no entry of the table goes below; collectives are part of an entry."""
+    found: dict[str, F64] = {}
     for entry, rows in problem.table.rows.items():
-        for r in rows:
-            for flops, seconds in ((r.flops[0], r.forward_s - r.tensor_s[0]), (r.flops[1], r.backward_s - r.tensor_s[1])):
-                if flops > 0 and seconds > 0:
-                    found[entry.device] = max(found.get(entry.device, 0.0), flops / seconds)
+        each = np.array([r.forward_s + r.backward_s for r in rows]) * (entry.tensor / entry.microbatch)
+        found[entry.device] = np.minimum(found[entry.device], each) if entry.device in found else each
     return found
 
 
 def universal_bound(problem: Problem) -> tuple[float, dict[str, Any]]:
     """(seconds, its parts). No layout of the table on these pools takes less; where memory is short even when shared by all, infinity."""
-    table, rates = problem.table, best_rates(problem)
+    table, least = problem.table, least_device_s(problem)
     flops = _least_flops(problem) * problem.global_batch
-    speed = sum(p.kind.devices * rates.get(p.kind.name, 0.0) for p in problem.pools)
-    compute = flops / speed if speed else 0.0
+    compute = problem.global_batch * _shared_s(problem, least)
     state = min(sum(r.parameters for r in rows) * e.tensor for e, rows in table.rows.items()) * (sum(table.state[:3]))
     memory = sum(p.memory_bytes * p.kind.devices for p in problem.pools) if all(p.memory_bytes for p in problem.pools) else 0
+    speed = flops / compute if compute else 0.0
     parts = {"flops": flops, "flops_per_s": speed, "compute_s": compute, "state_bytes": state, "memory_bytes": memory, "cut_s": 0.0}
-    parts["cut_s"] = _cut_s(problem, flops, rates)
+    parts["cut_s"] = _cut_s(problem, least)
     if memory and state > memory:
         return float("inf"), parts
     return max(compute, parts["cut_s"]), parts
+
+
+def _shared_s(problem: Problem, least: dict[str, F64]) -> float:
+    """Least seconds a sample when its layers are divided over the kinds, even in parts: the dual of that linear programme.
+
+    For any weights w >= 0 of the kinds with sum of w x devices = 1, the sum over layers of the least w x device-seconds is a bound; weights are
+    moved towards the kinds that would have more than their share.
+    """
+    pools = [p for p in problem.pools if p.kind.name in least]
+    if not pools:
+        return 0.0
+    cost = np.stack([least[p.kind.name] for p in pools])
+    devices = np.array([p.kind.devices for p in pools], dtype=np.float64)
+    weight = 1 / np.maximum(cost.sum(axis=1), 1e-300)
+    best, step = 0.0, 0.2
+    for _ in range(DUAL_STEPS):
+        weight = weight / float(weight @ devices)
+        priced = weight[:, None] * cost
+        best = max(best, float(priced.min(axis=0).sum()))
+        if len(pools) == 1:
+            break
+        ties = priced <= priced.min(axis=0) * (1 + 1e-9)
+        load = (cost * ties / ties.sum(axis=0)).sum(axis=1) / devices
+        weight = weight * np.exp(step * (load / load.mean() - 1))
+        step *= 0.97
+    return best
 
 
 def _least_flops(problem: Problem) -> float:
@@ -86,7 +112,7 @@ def _least_flops(problem: Problem) -> float:
     return min(each, default=0.0)
 
 
-def _cut_s(problem: Problem, flops: float, rates: dict[str, float]) -> float:
+def _cut_s(problem: Problem, least: dict[str, F64]) -> float:
     table, nics = problem.table, [p.kind.nic_Bps * p.kind.nics for p in problem.pools]
     if not nics or min(nics) <= 0:
         return 0.0
@@ -95,8 +121,8 @@ def _cut_s(problem: Problem, flops: float, rates: dict[str, float]) -> float:
     border = min((r.output_bytes / e.microbatch for e, rows in table.rows.items() for r in rows[:-1]), default=0.0)
     total = sum(n * len(p.kind.servers) for n, p in zip(nics, problem.pools, strict=True))
     border_s = 2 * border * problem.global_batch / total
-    alone = min((flops / (p.kind.gpus * rates[p.kind.name]) for p in problem.pools if rates.get(p.kind.name)), default=0.0)
-    return min(copy_s, border_s, alone)
+    alone = [problem.global_batch * float(least[p.kind.name].sum()) / p.kind.gpus for p in problem.pools if p.kind.name in least]
+    return min(copy_s, border_s, min(alone, default=0.0))
 
 
 # ---- family ------------------------------------------------------------------------------------------------------------

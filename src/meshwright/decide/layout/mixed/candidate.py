@@ -18,6 +18,7 @@ from ....fabric_servers import ServerKind
 from ....layer_profile import Entry, LayerProfile
 from ....layer_table import LayerChoice, LayerTable
 from ....profile_layout import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
+from ....program import Program
 from ...pipeline.onefoneb import peak_in_flight
 
 __all__ = ["Candidate", "Estimate", "Pool", "Problem"]
@@ -64,7 +65,7 @@ class Pool:
 
 @dataclass
 class Problem:
-    """What every method is given. `cache` holds the layer arrays of (entry, choice, replicas)."""
+    """What every method is given. `cache` holds the layer arrays of (entry, choice, replicas), `shapes` the simulated programs."""
 
     table: LayerTable
     pools: tuple[Pool, ...]
@@ -73,6 +74,7 @@ class Problem:
     global_batch: int
     choices: tuple[LayerChoice, ...]
     cache: dict[tuple[Entry, LayerChoice, int], Mapping[str, F64]] = field(default_factory=dict)
+    shapes: dict[tuple[object, ...], Program] = field(default_factory=dict)  # simulated programs, `build_iteration`
 
     def pool(self, replica: Replica) -> Pool:
         return self._by_key[replica.device, replica.zone]
@@ -92,14 +94,13 @@ class Problem:
         """Every number of every layer under one choice; the wire bytes are what the gradient ring counts per rank."""
         key = (entry, choice, replicas)
         if key not in self.cache:
-            rows = [self.table.priced(entry, layer, choice, replicas) for layer in range(self.table.layers)]
+            t, s = self.table.priced_layers(entry, choice, replicas)
             samples = entry.microbatch
-            numbers = [
-                (t.forward_s, t.backward_s, t.update_s, s.parameters * self.table.state.message, s.state_bytes, s.saved_values * samples,
-                 s.working_bytes, s.output_values * samples)
-                for t, s in rows
-            ]  # fmt: skip
-            self.cache[key] = dict(zip(FIELDS, np.array(numbers).T, strict=True))
+            numbers = (
+                t.forward_s, t.backward_s, t.update_s, s.parameters * self.table.state.message, s.state_bytes, s.saved_values * samples,
+                s.working_bytes, s.output_values * samples,
+            )  # fmt: skip
+            self.cache[key] = dict(zip(FIELDS, (np.asarray(x, dtype=np.float64) for x in numbers), strict=True))
         return self.cache[key]
 
     def mixed_arrays(self, entry: Entry, choices: Sequence[LayerChoice], replicas: int) -> Mapping[str, F64]:
@@ -136,8 +137,9 @@ class Problem:
         n = len(replicas)
         if n == 1:
             return 0.0
-        pools = {self.pool(r).key: self.pool(r).kind for r in replicas}
-        one = len(pools) == 1 and sum(r.tensor for r in replicas) <= next(iter(pools.values())).gpus
+        counts = _counts(replicas)
+        pools = {self.pool(r).key: self.pool(r).kind for r in counts}
+        one = len(pools) == 1 and sum(r.tensor * k for r, k in counts.items()) <= next(iter(pools.values())).gpus
         if one:
             kind = next(iter(pools.values()))
             rate = self.network.inside_curve(kind.name, kind.gpus).peak_Bps
@@ -149,26 +151,25 @@ class Problem:
     def estimate(self, c: Candidate) -> Estimate:
         """Raises: ProfileEntryMissing, UsageError as `LayerTable.priced`."""
         layout, p = c.layout, len(c.layout.stages)
-        kinds = list(dict.fromkeys((d, m) for d, m in zip(_columns(layout), layout.microbatches, strict=True)))
-        pipelines = [(column, m) for column, m in kinds]
+        ends = np.cumsum([s.layers for s in layout.stages])
+        starts = np.concatenate(([0], ends[:-1]))
+        sums: dict[Replica, Mapping[str, F64]] = {}
         step, syncs, memory, over = 0.0, [0.0] * p, [0] * p, []
         distinct: list[dict[Replica, float]] = [{} for _ in range(p)]
-        for column, count in pipelines:
+        for column, count in _pipelines(layout):
             total, slowest, fill = 0.0, 0.0, 0.0
             for s, replica in enumerate(column):
-                first, n = layout.first_layer(s), layout.stages[s].layers
-                entry = Entry(replica.device, layout.microbatch, replica.tensor)
-                a = self.mixed_arrays(entry, c.choices, layout.data)
-                part = slice(first, first + n)
-                time = float(a["forward_s"][part].sum() + a["backward_s"][part].sum()) + 2 * self.runtime.per_action_s
+                if replica not in sums:
+                    sums[replica] = self._by_stage(c, replica, starts, ends)
+                a = sums[replica]
+                time = float(a["time_s"][s]) + 2 * self.runtime.per_action_s
                 total, slowest = total + time, max(slowest, time)
-                distinct[s][replica] = float(a["wire_bytes"][part].sum())
-                syncs[s] = max(syncs[s], float(a["update_s"][part].sum()))
+                distinct[s][replica] = float(a["wire_bytes"][s])
+                syncs[s] = max(syncs[s], float(a["update_s"][s]))
                 if s + 1 < p:
-                    fill += 2 * self.hop_s(replica, column[s + 1], float(a["output_bytes"][first + n - 1]))
-                kept = round(a["kept_bytes"][part].sum()) * peak_in_flight(p, count, s)
-                need = round(a["state_bytes"][part].sum()) + kept + round(a["working_bytes"][part].max())
-                need += self.runtime.constant_memory_bytes.get(replica.device, 0)
+                    fill += 2 * self.hop_s(replica, column[s + 1], float(a["output_bytes"][s]))
+                need = round(float(a["state_bytes"][s])) + round(float(a["kept_bytes"][s])) * peak_in_flight(p, count, s)
+                need += round(float(a["working_bytes"][s])) + self.runtime.constant_memory_bytes.get(replica.device, 0)
                 memory[s] = max(memory[s], need)
                 limit = self.pool(replica).memory_bytes
                 over.append((need - limit if limit else -1, s))
@@ -178,6 +179,32 @@ class Problem:
         worst, fullest = max(over, key=lambda x: (x[0], -x[1]))
         return Estimate(step + tail, tuple(memory), worst, fullest)
 
+    def _by_stage(self, c: Candidate, replica: Replica, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mapping[str, F64]:
+        """A replica's numbers of every stage, were it there: sums over the stage's layers, the largest working bytes, the last output."""
+        a = self.mixed_arrays(Entry(replica.device, c.layout.microbatch, replica.tensor), c.choices, c.layout.data)
+        found = {name: np.add.reduceat(a[name], starts) for name in ("update_s", "wire_bytes", "state_bytes", "kept_bytes")}
+        found["time_s"] = np.add.reduceat(a["forward_s"], starts) + np.add.reduceat(a["backward_s"], starts)
+        found["working_bytes"], found["output_bytes"] = np.maximum.reduceat(a["working_bytes"], starts), a["output_bytes"][ends - 1]
+        return found
 
-def _columns(layout: ProfiledLayout) -> list[tuple[Replica, ...]]:
-    return [tuple(s.replicas[d] for s in layout.stages) for d in range(layout.data)]
+
+def _counts(replicas: Sequence[Replica]) -> dict[Replica, int]:
+    """How many of each, in order."""
+    found: dict[Replica, int] = {}
+    left = len(replicas)
+    for r in replicas:
+        if r not in found:
+            found[r] = replicas.count(r)
+            left -= found[r]
+            if not left:
+                break
+    return found
+
+
+def _pipelines(layout: ProfiledLayout) -> list[tuple[tuple[Replica, ...], int]]:
+    """The pipelines that differ: their replicas and micro-batches."""
+    heads = tuple(s.replicas[0] for s in layout.stages)
+    if all(s.replicas.count(head) == layout.data for s, head in zip(layout.stages, heads, strict=True)):
+        return [(heads, m) for m in dict.fromkeys(layout.microbatches)]
+    columns = (tuple(s.replicas[d] for s in layout.stages) for d in range(layout.data))
+    return list(dict.fromkeys(zip(columns, layout.microbatches, strict=True)))

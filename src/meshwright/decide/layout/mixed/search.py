@@ -193,7 +193,7 @@ def _half_degrees(problem: Problem, c: Candidate) -> list[LayerChoice]:
 def _simulate(problem: Problem, judged: Iterable[Judged]) -> list[Judged]:
     found = []
     for j in judged:
-        predicted = predict(problem.profile(j.candidate), j.candidate.layout, problem.network, problem.runtime, bars=False)
+        predicted = predict(problem.profile(j.candidate), j.candidate.layout, problem.network, problem.runtime, bars=False, shapes=problem.shapes)
         if _fits(problem, j.candidate, predicted):
             found.append(Judged(j.candidate, j.estimate, predicted))
     return found

@@ -9,10 +9,13 @@ blocking neighbours would do for ever). Only what a rank keeps is in device memo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 from ....cost import Cost, Evidence, Priced, Transport
-from ....layer_profile import Entry, LayerProfile, LayerTime
+from ....layer_profile import Entry, LayerProfile
 from ....profile_layout import ProfiledLayout, Replica, TrainingRuntime
 from ....program import Program, Role, Space, Unit
 from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
@@ -35,12 +38,21 @@ class _Stage:
     """What building needs of one stage of one pipeline."""
 
     actor: int
-    time: LayerTime
     compute: LaneBuilder
     state: int
     saved: list[int]
     last_backward: StepRef | None = None
-    parts: list[tuple[StepRef, float]] | None = None  # (step after which, gradient values per rank), in order
+    parts: list[StepRef] | None = None  # of the last backward, after which gradients go, in order
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """A stage's all-reduce of one portion of its gradients: exchanges of every replica, turns of a bucket, link bytes out and in of each replica."""
+
+    portion: int
+    exchanges: int
+    turns: int
+    bytes_of: tuple[tuple[int, int], ...]
 
 
 def stage_memory(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, stage: int, replica: Replica) -> tuple[int, int]:
@@ -63,40 +75,99 @@ def stage_memory(profile: LayerProfile, layout: ProfiledLayout, runtime: Trainin
 
 
 def build_iteration(
-    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, *, faster: float = 1.0, pipelines: int = 0
-) -> Iteration:
+    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, *, faster: float = 1.0, pipelines: int = 0,
+    shapes: dict[tuple[object, ...], Program] | None = None,
+) -> Iteration:  # fmt: skip
     """`faster` divides the profile's times (error bars). `pipelines`: in whose rings these take part, where they stand for more (`symmetric`).
 
+    `shapes` remembers programs: layouts with the same stages, micro-batches and rings differ in the sizes of buffers only.
     Raises: ProfileEntryMissing, UnknownName.
     """
-    b = ProgramBuilder(ranks=len(servers.seats), name=layout.name or "profiled iteration")
-    table: dict[str, Priced] = {}
-    stages: list[list[_Stage]] = []
-    for s, stage in enumerate(layout.stages):
+    stages = range(len(layout.stages))
+    rings = [_rings(profile, layout, runtime, servers, s, max(pipelines, layout.data)) for s in stages]
+    sizes = _buffer_sizes(profile, layout, runtime, servers, rings)
+    table = _prices(profile, layout, runtime, faster)
+    cost = Cost(name="layer profile", table=table, transport=Transport(per_message_s=runtime.per_message_s), source=profile.source or "layer profile")
+    layers = tuple(s.layers for s in layout.stages) if runtime.overlap_gradients else ()
+    turns = tuple(tuple((r.portion, r.exchanges, r.turns) for r in of_stage) for of_stage in rings)
+    shape = (len(layout.stages), layout.microbatches, runtime.p2p, runtime.overlap_gradients, layers, turns)
+    known = shapes.get(shape) if shapes is not None else None
+    if known is not None:
+        return Iteration(replace(known, buffers=replace(known.buffers, chunk_bytes=np.array(sizes, dtype=np.int64))), cost)
+    b = _Builder(ranks=len(servers.seats), name=layout.name or "profiled iteration")
+    b.take_sizes(sizes)
+    rows: list[list[_Stage]] = []
+    for s in stages:
         row = []
-        for d, replica in enumerate(stage.replicas):
+        for d in range(layout.data):
             actor = s * layout.data + d
-            entry = Entry(replica.device, layout.microbatch, replica.tensor)
-            time = profile.span(entry, layout.first_layer(s), stage.layers)
+            state = b.sized(actor, role="state", persistent=True)
+            saved = [b.sized(actor, role="activation") for _ in range(layout.microbatches[d])]
+            row.append(_Stage(actor, b.lane(actor, unit=Unit.COMPUTE, role=Role.COMPUTE), state, saved))
+        rows.append(row)
+    for d in range(layout.data):
+        _pipeline(b, layout, runtime, d, [row[d] for row in rows])
+    for s, row in enumerate(rows):
+        done = _gradients(b, row, rings[s])
+        for x, after in zip(row, done, strict=True):
+            x.compute.compute(b.op("optimizer", graph=str(x.actor), stage=s, writes=[(x.state, 0, 1)]), after=after)
+    program = b.build()
+    if shapes is not None:
+        shapes[shape] = program
+    return Iteration(program, cost)
+
+
+class _Builder(ProgramBuilder):
+    """Takes the sizes of its buffers from a list, in the order of their making: `_buffer_sizes` knows the order."""
+
+    def take_sizes(self, sizes: Sequence[int]) -> None:
+        self._left = iter(sizes)
+
+    def sized(self, actor: int, *, role: Literal["state", "activation", "scratch"] = "scratch", persistent: bool = False) -> int:
+        space = Space.HOST if role == "scratch" else Space.DEVICE
+        return self.buffer(actor, chunks=1, chunk_bytes=next(self._left), role=role, persistent=persistent, space=space)
+
+
+def _buffer_sizes(
+    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, rings: Sequence[Sequence[_Ring]]
+) -> list[int]:
+    """Bytes of every buffer: states and kept activations by stage and replica, messages by pipeline and border, rings."""
+    data, sizes = layout.data, list[int]()
+    for s, stage in enumerate(layout.stages):
+        memory = {r: stage_memory(profile, layout, runtime, s, r) for r in dict.fromkeys(stage.replicas)}
+        for d, replica in enumerate(stage.replicas):
+            state_bytes, kept_bytes = memory[replica]
+            sizes += [max(1, state_bytes), *([max(1, kept_bytes)] * layout.microbatches[d])]
+    for d in range(data):
+        for s in range(len(layout.stages) - 1):
+            tensor = layout.stages[s].replicas[d].tensor
+            values = profile.size(tensor, layout.first_layer(s + 1) - 1).output_values if profile.sizes else 0.0
+            size_bytes = values * layout.microbatch * runtime.activation_bytes_per_value / (tensor if runtime.activation_copies == "part" else 1)
+            for a, z in ((s, s + 1), (s + 1, s)):
+                sizes += [servers.link_bytes(a * data + d, z * data + d, size_bytes)] * 2
+    for of_stage in rings:
+        sizes += [x for ring in of_stage for pair in ring.bytes_of for x in pair]
+    return sizes
+
+
+def _prices(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, faster: float) -> dict[str, Priced]:
+    """Seconds of every compute step by actor; where gradients go during the last backward, of every layer of it, overhead once."""
+    table: dict[str, Priced] = {}
+    for s, stage in enumerate(layout.stages):
+        first = layout.first_layer(s)
+        times = {r: profile.span(Entry(r.device, layout.microbatch, r.tensor), first, stage.layers) for r in dict.fromkeys(stage.replicas)}
+        for d, replica in enumerate(stage.replicas):
+            actor, entry, time = s * layout.data + d, Entry(replica.device, layout.microbatch, replica.tensor), times[replica]
             evidence: Evidence = "interpolated" if entry in profile.interpolated else "measured"
             update_s = time.update_s if runtime.update == "layer" else profile.times[entry][0].update_s
             for name, seconds in (("F", time.forward_s), ("B", time.backward_s)):
                 table[f"{actor}|{name}"] = Priced(seconds / faster + runtime.per_action_s, evidence)
             table[f"{actor}|optimizer"] = Priced(update_s / faster + runtime.per_iteration_s, evidence)
-            state_bytes, kept_bytes = stage_memory(profile, layout, runtime, s, replica)
-            state = b.buffer(actor, chunks=1, chunk_bytes=max(1, state_bytes), role="state", persistent=True)
-            saved = [b.buffer(actor, chunks=1, chunk_bytes=max(1, kept_bytes), role="activation") for _ in range(layout.microbatches[d])]
-            row.append(_Stage(actor, time, b.lane(actor, unit=Unit.COMPUTE, role=Role.COMPUTE), state, saved))
-        stages.append(row)
-    for d in range(layout.data):
-        _pipeline(b, profile, layout, runtime, servers, d, [row[d] for row in stages], table)
-    for s, row in enumerate(stages):
-        done = _gradients(b, profile, layout, runtime, servers, s, row, max(pipelines, layout.data))
-        for x, after in zip(row, done, strict=True):
-            op = b.op("optimizer", graph=str(x.actor), stage=s, writes=[(x.state, 0, 1)])
-            x.compute.compute(op, after=after)
-    cost = Cost(name="layer profile", table=table, transport=Transport(per_message_s=runtime.per_message_s), source=profile.source or "layer profile")
-    return Iteration(b.build(), cost)
+            whole = table[f"{actor}|B"]
+            for layer in range(first, first + stage.layers) if runtime.overlap_gradients else ():
+                share = profile.times[entry][layer].backward_s / time.backward_s if time.backward_s > 0 else 1 / stage.layers
+                table[f"{actor}.{layer}|B"] = Priced(whole.time_s * share, whole.evidence)
+    return table
 
 
 # ---- one pipeline ------------------------------------------------------------------------------------------------------
@@ -114,32 +185,24 @@ class _Way:
     steps: dict[int, StepRef]  # receive of each micro-batch, where it has its own lane
 
 
-def _pipeline(
-    b: ProgramBuilder, profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, d: int, row: Sequence[_Stage],
-    table: dict[str, Priced],
-) -> None:  # fmt: skip
+def _pipeline(b: _Builder, layout: ProfiledLayout, runtime: TrainingRuntime, d: int, row: Sequence[_Stage]) -> None:
     count, blocking = layout.microbatches[d], runtime.p2p == "blocking"
     forward: list[_Way] = []
     backward: list[_Way] = []
     for s in range(len(row) - 1):
-        tensor = layout.stages[s].replicas[d].tensor
-        values = profile.size(tensor, layout.first_layer(s + 1) - 1).output_values if profile.sizes else 0.0
-        size_bytes = values * layout.microbatch * runtime.activation_bytes_per_value / (tensor if runtime.activation_copies == "part" else 1)
         for ways, a, z in ((forward, row[s], row[s + 1]), (backward, row[s + 1], row[s])):
-            link_bytes = servers.link_bytes(a.actor, z.actor, size_bytes)
-            out, into = (b.buffer(x.actor, chunks=1, chunk_bytes=link_bytes, space=Space.HOST) for x in (a, z))
+            out, into = (b.sized(x.actor) for x in (a, z))
             lanes = (a.compute, z.compute) if blocking else (b.lane(a.actor), b.lane(z.actor))
             ways.append(_Way(b.channel(a.actor, z.actor, depth=count), out, into, *lanes, {}))
     for s, x in enumerate(row):
-        _stage_steps(b, layout, runtime, profile, s, d, x, forward, backward, table)
+        _stage_steps(b, layout, runtime, s, d, x, forward, backward)
     if not blocking:
         _wait_for_messages(b, row, forward, backward)
 
 
 def _stage_steps(
-    b: ProgramBuilder, layout: ProfiledLayout, runtime: TrainingRuntime, profile: LayerProfile, s: int, d: int, x: _Stage, forward: list[_Way],
-    backward: list[_Way], table: dict[str, Priced],
-) -> None:  # fmt: skip
+    b: ProgramBuilder, layout: ProfiledLayout, runtime: TrainingRuntime, s: int, d: int, x: _Stage, forward: list[_Way], backward: list[_Way]
+) -> None:
     count, last, blocking = layout.microbatches[d], s == len(layout.stages) - 1, runtime.p2p == "blocking"
     for phase, i in one_f_one_b_order(len(layout.stages), count, s):
         source = forward[s - 1] if phase == "F" and s > 0 else backward[s] if phase == "B" and not last else None
@@ -147,7 +210,7 @@ def _stage_steps(
         if source is not None and blocking:
             x.compute.recv(source.channel, source.into, 0)
         if phase == "B" and i == count - 1 and runtime.overlap_gradients:
-            step = _last_backward_by_layer(b, layout, runtime, profile, s, d, x, i, table)
+            step = _last_backward_by_layer(b, layout, s, x, i)
         else:
             kept = [(x.saved[i], 0, 1)]
             reads, writes = ([], kept) if phase == "F" else (kept, [])
@@ -162,22 +225,14 @@ def _stage_steps(
                 sink.sender.send(sink.channel, sink.out, 0, after=[step])
 
 
-def _last_backward_by_layer(
-    b: ProgramBuilder, layout: ProfiledLayout, runtime: TrainingRuntime, profile: LayerProfile, s: int, d: int, x: _Stage, i: int,
-    table: dict[str, Priced],
-) -> StepRef:  # fmt: skip
-    """The last micro-batch's backward layer by layer, so that gradients can go as they become final; overhead once."""
-    replica, first = layout.stages[s].replicas[d], layout.first_layer(s)
-    rows = profile.times[Entry(replica.device, layout.microbatch, replica.tensor)]
-    whole, total = table[f"{x.actor}|B"], x.time.backward_s
-    x.parts, step = [], None
+def _last_backward_by_layer(b: ProgramBuilder, layout: ProfiledLayout, s: int, x: _Stage, i: int) -> StepRef:
+    """The last micro-batch's backward layer by layer, so that gradients can go as they become final."""
+    first = layout.first_layer(s)
+    x.parts = []
     for layer in reversed(range(first, first + layout.stages[s].layers)):
-        share = rows[layer].backward_s / total if total > 0 else 1 / layout.stages[s].layers
-        table[f"{x.actor}.{layer}|B"] = Priced(whole.time_s * share, whole.evidence)
-        step = x.compute.compute(b.op("B", graph=f"{x.actor}.{layer}", stage=s, microbatch=i, reads=[(x.saved[i], 0, 1)]))
-        x.parts.append((step, profile.size(replica.tensor, layer).parameters))
-    assert step is not None
-    return step
+        op = b.op("B", graph=f"{x.actor}.{layer}", stage=s, microbatch=i, reads=[(x.saved[i], 0, 1)])
+        x.parts.append(x.compute.compute(op))
+    return x.parts[-1]
 
 
 def _wait_for_messages(b: ProgramBuilder, row: Sequence[_Stage], forward: list[_Way], backward: list[_Way]) -> None:
@@ -196,22 +251,20 @@ def _wait_for_messages(b: ProgramBuilder, row: Sequence[_Stage], forward: list[_
 # ---- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def _gradients(
-    b: ProgramBuilder, profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, s: int, row: Sequence[_Stage],
-    n: int,
-) -> list[list[StepRef]]:  # fmt: skip
-    """Ring all-reduces of a stage over `n` replicas, bucket by bucket; per replica in `row`, the steps its update waits for."""
-    done: list[list[StepRef]] = [[] for _ in row]
-    if len(row) == 1 or not profile.sizes:
-        return done
-    first, here = layout.first_layer(s), len(row)
-    lanes = [(b.lane(x.actor), b.lane(x.actor)) for x in row]
-    channels = [b.channel(x.actor, row[(j + 1) % here].actor, depth=2) for j, x in enumerate(row)]
+def _rings(
+    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, servers: Servers, s: int, n: int
+) -> list[_Ring]:
+    """Ring all-reduces of a stage over `n` replicas, bucket by bucket; real messages may be merged into fewer."""
+    here, first = layout.data, layout.first_layer(s)
+    if here == 1 or not profile.sizes:
+        return []
     span = range(first, first + layout.stages[s].layers)
-    values = [[profile.size(r.tensor, layer).parameters for layer in span] for r in layout.stages[s].replicas]
-    portions = len(row[0].parts or [0])
+    values_of = {t: [profile.size(t, x).parameters for x in span] for t in {r.tensor for r in layout.stages[s].replicas}}
+    values = [values_of[r.tensor] for r in layout.stages[s].replicas]
+    portions = len(span) if runtime.overlap_gradients else 1
+    found = []
     for portion in range(portions):
-        each = [row[j].parts[portion][1] if row[j].parts else sum(values[j]) for j in range(here)]  # type: ignore[index]
+        each = [v[-1 - portion] if runtime.overlap_gradients else sum(v) for v in values]
         total = max(each) * runtime.gradient_bytes_per_value
         if total <= 0:
             continue
@@ -219,29 +272,30 @@ def _gradients(
         shown = max(1, min(buckets, MAX_RING_STEPS // (4 * n * n * portions)))
         turns = max(1, min(2 * (n - 1), MAX_RING_STEPS // (2 * n * shown * portions)))
         merged = buckets / shown * 2 * (n - 1) / turns
-        for j, x in enumerate(row):
-            after = [x.parts[portion][0]] if x.parts else [x.last_backward] if x.last_backward else []
-            sized = [values_j * runtime.gradient_bytes_per_value / buckets / n for values_j in each]
-            done[j] = _ring(b, servers, row, lanes, channels, j, sized, shown * turns, turns, merged, after)
-    return done
+        sized = [x * runtime.gradient_bytes_per_value / buckets / n for x in each]
+        out = [
+            max(1, round(merged * servers.link_bytes(s * here + j, s * here + (j + 1) % here, max(sized[j], sized[(j + 1) % here]))))
+            for j in range(here)
+        ]  # fmt: skip
+        found.append(_Ring(portion, shown * turns, turns, tuple((out[j], out[j - 1]) for j in range(here))))
+    return found
 
 
-def _ring(
-    b: ProgramBuilder, servers: Servers, row: Sequence[_Stage], lanes: Sequence[tuple[LaneBuilder, LaneBuilder]], channels: Sequence[int], j: int,
-    sizes: Sequence[float], exchanges: int, turns: int, merged: float, after: Sequence[StepRef],
-) -> list[StepRef]:  # fmt: skip
-    """Rank j's exchanges, `turns` per bucket; `merged` real messages are one simulated one, `sizes` are of one real one."""
+def _gradients(b: _Builder, row: Sequence[_Stage], rings: Sequence[_Ring]) -> list[list[StepRef]]:
+    """The stage's rings; per replica, the steps its update waits for."""
+    done: list[list[StepRef]] = [[] for _ in row]
+    if not rings:
+        return done
     n = len(row)
-    before = (j - 1) % n
-    out = b.buffer(row[j].actor, chunks=1, chunk_bytes=_bytes(servers, row, j, (j + 1) % n, sizes, merged), space=Space.HOST)
-    into = b.buffer(row[j].actor, chunks=1, chunk_bytes=_bytes(servers, row, before, j, sizes, merged), space=Space.HOST)
-    sending, receiving = lanes[j]
-    step: StepRef | None = None
-    for exchange in range(exchanges):
-        sending.send(channels[j], out, 0, after=list(after) if exchange % turns == 0 or step is None else [step])
-        step = receiving.recv(channels[before], into, 0)
-    return [sending.last, receiving.last]
-
-
-def _bytes(servers: Servers, row: Sequence[_Stage], a: int, z: int, sizes: Sequence[float], merged: float) -> int:
-    return max(1, round(merged * servers.link_bytes(row[a].actor, row[z].actor, max(sizes[a], sizes[z]))))
+    lanes = [(b.lane(x.actor), b.lane(x.actor)) for x in row]
+    channels = [b.channel(x.actor, row[(j + 1) % n].actor, depth=2) for j, x in enumerate(row)]
+    for ring in rings:
+        for j, x in enumerate(row):
+            after = [x.parts[ring.portion]] if x.parts else [x.last_backward] if x.last_backward else []
+            out, into, (sending, receiving) = b.sized(x.actor), b.sized(x.actor), lanes[j]
+            step: StepRef | None = None
+            for exchange in range(ring.exchanges):
+                sending.send(channels[j], out, 0, after=list(after) if exchange % ring.turns == 0 or step is None else [step])
+                step = receiving.recv(channels[(j - 1) % n], into, 0)
+            done[j] = [sending.last, receiving.last]
+    return done

@@ -15,6 +15,7 @@ from typing import Any
 
 from ....layer_profile import Entry, LayerProfile
 from ....profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
+from ....program import Program
 from ....simulate import simulate_program
 from ...pipeline.onefoneb import peak_in_flight
 from .iteration import build_iteration, stage_memory
@@ -63,20 +64,27 @@ def require_layout(profile: LayerProfile, layout: ProfiledLayout, *, interpolate
 
 
 def predict(
-    profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, *, interpolate: bool = False, bars: bool = True
-) -> ProfilePrediction:
-    """Raises: UsageError, UnknownName (a device or rate that was not measured), ProfileEntryMissing."""
+    profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, *, interpolate: bool = False, bars: bool = True,
+    shapes: dict[tuple[object, ...], Program] | None = None,
+) -> ProfilePrediction:  # fmt: skip
+    """`shapes` remembers programs from one prediction to the next (`build_iteration`).
+
+    Raises: UsageError, UnknownName (a device or rate that was not measured), ProfileEntryMissing.
+    """
     profile = require_layout(profile, layout, interpolate=interpolate)
     whole, layout = layout, alike_part(layout, runtime)
     pipelines = whole.data
-    time_s, memory, busy = _simulated(profile, layout, network, runtime, pipelines)
+    time_s, memory, busy = _simulated(profile, layout, network, runtime, pipelines, shapes=shapes)
     low = high = time_s
     if bars:
         compute, net = runtime.compute_error, runtime.network_error
         low = _simulated(profile, layout, network, runtime, pipelines, faster=1 + compute, slow=1 + net)[0]
         high = _simulated(profile, layout, network, runtime, pipelines, faster=1 - compute, slow=1 - net)[0]
     per_stage = [
-        max(sum(profile.span(Entry(r.device, layout.microbatch, r.tensor), layout.first_layer(s), stage.layers)[:2]) for r in dict.fromkeys(stage.replicas))
+        max(
+            sum(profile.span(Entry(r.device, layout.microbatch, r.tensor), layout.first_layer(s), stage.layers)[:2])
+            for r in dict.fromkeys(stage.replicas)
+        )
         for s, stage in enumerate(layout.stages)
     ]  # fmt: skip
     constant = [max(runtime.constant_memory_bytes.get(r.device, 0) for r in stage.replicas) for stage in layout.stages]
@@ -92,10 +100,10 @@ def predict(
 
 def _simulated(
     profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, pipelines: int, *, faster: float = 1.0,
-    slow: float = 1.0,
+    slow: float = 1.0, shapes: dict[tuple[object, ...], Program] | None = None,
 ) -> tuple[float, list[int], dict[str, float]]:  # fmt: skip
     servers = place(layout, network, runtime, slow=slow)
-    made = build_iteration(profile, layout, runtime, servers, faster=faster, pipelines=pipelines)
+    made = build_iteration(profile, layout, runtime, servers, faster=faster, pipelines=pipelines, shapes=shapes)
     devices = [d.name for d in servers.fabric.devices]
     timeline = simulate_program(made.program, servers.fabric, devices, made.cost, network="fair", record=False)
     return timeline.makespan_s, [int(x) for x in timeline.memory_peak_bytes], dict(timeline.link_busy_s)

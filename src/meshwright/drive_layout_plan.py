@@ -1,0 +1,82 @@
+"""A layout that the search found, as a training plan that runs: what of it `train run` cannot do, and the plan where there is nothing.
+
+The plan goes the way of `train plan`: the found degrees and stage borders are fixed, the layout is built from the operator graph, lowered, placed,
+simulated and checked. What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .cost import Cost
+from .decide.layout.mixed.search import Judged
+from .drive import plan_training
+from .drive_layout_search import LayoutFindings
+from .errors import Unsupported
+from .fabric import Fabric
+from .graph import OpGraph
+from .job import Training
+from .plan import Plan
+
+__all__ = ["best_runnable", "not_runnable", "plan_found"]
+
+
+def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
+    """What keeps a found layout from being a plan: one line per property, none where it can be run."""
+    layout, choices = judged.candidate.layout, judged.candidate.choices
+    why = []
+    replicas = {r for s in layout.stages for r in s.replicas}
+    if len({r.device for r in replicas}) > 1:
+        why.append(f"its devices are of several kinds ({', '.join(sorted({r.device for r in replicas}))})")
+    if len({r.tensor for r in replicas}) > 1 or any(c.tensor for c in choices):
+        degrees = sorted({r.tensor for r in replicas} | {c.tensor for c in choices if c.tensor})
+        why.append(f"tensor degrees differ ({', '.join(map(str, degrees))})")
+    if len(set(layout.microbatches)) > 1:
+        why.append(f"pipelines have unequal numbers of micro-batches ({', '.join(map(str, sorted(set(layout.microbatches))))})")
+    levels = sorted({c.sharding for c in choices if c.sharding})
+    if levels and layout.data > 1:
+        why.append(f"sharding level {'/'.join(map(str, levels))}: plans hold all state on every replica (--levels 0)")
+    again = sorted({c.recompute for c in choices} - {"none"})
+    if again:
+        why.append(f"{'/'.join(again)} recomputation of whole half-layers (--recompute none)")
+    used, there = layout.gpus, sum(p.kind.devices for p in found.problem.pools)
+    if used != there:
+        why.append(f"it uses {used} of {there} devices (--devices)")
+    return tuple(why)
+
+
+def best_runnable(found: LayoutFindings) -> Judged:
+    """The fastest simulated layout that can be run. Raises: Unsupported naming what the best one has that cannot."""
+    for judged in found.found.ranked:
+        if not not_runnable(found, judged):
+            return judged
+    best = found.found.best
+    why = not_runnable(found, best)
+    raise Unsupported(
+        f"none of the {len(found.found.ranked)} simulated layouts can be run; the best, {best.candidate.layout.name}: {'; '.join(why)}",
+        where="--out", hint="search for layouts that can: --levels 0 --recompute none", data={"layout": best.candidate.layout.name, "why": list(why)},
+    )  # fmt: skip
+
+
+def plan_found(
+    found: LayoutFindings, judged: Judged, job: Training, fabric: Fabric, cost: Cost, graph: OpGraph, *, collective: str = "auto",
+    time_limit_s: float = 120.0,
+) -> Plan:  # fmt: skip
+    """The checked plan of a found layout. Raises: Unsupported for one that cannot be run; what `plan_training` raises."""
+    why = not_runnable(found, judged)
+    layout = judged.candidate.layout
+    if why:
+        raise Unsupported(f"{layout.name} cannot be run: {'; '.join(why)}", where="--out", hint="search with --levels 0 --recompute none")
+    return plan_training(
+        job, fabric, cost, graph=graph, data=layout.data, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
+        microbatch=layout.microbatch, collective=collective, time_limit_s=time_limit_s, borders=_borders(found, [s.layers for s in layout.stages]),
+    )  # fmt: skip
+
+
+def _borders(found: LayoutFindings, layers: Sequence[int]) -> tuple[str, ...]:
+    """The first operator of every stage after the first."""
+    heads, at, borders = found.problem.table.heads, 0, []
+    for n in layers[:-1]:
+        at += n
+        borders.append(heads[at])
+    return tuple(borders)
