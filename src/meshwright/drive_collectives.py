@@ -107,7 +107,8 @@ class CollectivePlanner:
         for entry in found.values():
             names = sorted({p["strategy"] for p in entry["programs"]})
             entry["strategy"] = "+".join(names)
-            entry["why"] = "shortest simulated step of the strategies tried in place"
+            several = any(len(p["tried"]) > 1 for p in entry["programs"])
+            entry["why"] = "shortest simulated step of the strategies tried in place" if several else "the only strategy tried"
         return found
 
 

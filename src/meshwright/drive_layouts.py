@@ -34,6 +34,7 @@ __all__ = ["Evaluated", "LayoutSearch"]
 
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
+MANY_DEVICES = 256  # with more, collectives are rings: planning those of every group costs minutes
 HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
 MAX_PROGRAM_STEPS = 300_000  # of the inlined program, over all ranks; larger candidates cannot be simulated here
 
@@ -123,6 +124,8 @@ class LayoutSearch:
             borders=self.borders,
         )  # fmt: skip
         refuse = self.refusal(problem, until)
+        if self.planner.strategy == "auto" and len(self.fabric.devices) > MANY_DEVICES:
+            self.planner = replace(self.planner, strategy="ring")
         candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options, refuse=refuse).plan(problem)
         judged: list[Evaluated] = []
         seen: dict[tuple[int, int, int, bool], int] = {}
