@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .cost import Transport
 from .decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Ring, auto
-from .errors import TimeLimit, UnknownName
+from .errors import UnknownName
 from .fabric import Fabric
 from .lowering import AllReduce
 from .program import Program
@@ -46,7 +45,6 @@ class CollectivePlanner:
     cache: dict[tuple[str, tuple[str, ...], int, str], Planned] = field(default_factory=dict)
     by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)
-    until: float = float("inf")  # monotonic seconds after which nothing new is planned: TimeLimit
 
     def with_choice(self, purpose: str, strategy: str) -> CollectivePlanner:
         """The same planner (caches are shared) with another strategy for one purpose."""
@@ -64,8 +62,6 @@ class CollectivePlanner:
         strategy = self.chosen.get(purpose, self.strategy)
         key = (op, devices, size, strategy)
         if key not in self.cache:
-            if time.monotonic() > self.until:
-                raise TimeLimit(f"time is up before the {op} of {len(devices)} devices was planned", where="collectives", hint="--time-limit")
             self.cache[key] = self._plan(op, devices, size, strategy)
         planned = self.cache[key]
         program = planned.plan.program

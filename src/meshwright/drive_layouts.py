@@ -20,7 +20,7 @@ from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
-from .errors import TimeLimit, Unsupported
+from .errors import Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
 from .job import Training
@@ -124,7 +124,6 @@ class LayoutSearch:
             borders=self.borders,
         )  # fmt: skip
         refuse = self.refusal(problem, until)
-        self.planner = replace(self.planner, until=until)
         if self.planner.strategy == "auto" and len(self.fabric.devices) > MANY_DEVICES:
             self.planner = replace(self.planner, strategy="ring")
         candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options, refuse=refuse).plan(problem)
@@ -156,12 +155,7 @@ class LayoutSearch:
             for name, placement in _placements(c.layout, self.fabric):
                 if simulated and time.monotonic() > until:
                     break
-                try:
-                    judged.append(self.evaluate(c, placement, name, self.planner))
-                except TimeLimit as error:  # what is simulated so far stays
-                    judged.append(Evaluated(candidate=c, why=error.message))
-                    self.out_of_time = True
-                    break
+                judged.append(self.evaluate(c, placement, name, self.planner))
                 fastest = min(fastest, judged[-1].time_s if judged[-1].excess_bytes <= 0 else float("inf"))
                 simulated += 1
         fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
@@ -225,10 +219,7 @@ class LayoutSearch:
         for purpose in (p for p in PURPOSES if p in called):
             for name in CANDIDATES:
                 tried = planner.with_choice(purpose, name)
-                try:
-                    found = self.evaluate(best.candidate, best.placement, best.placement_name, tried)
-                except TimeLimit:
-                    return best
+                found = self.evaluate(best.candidate, best.placement, best.placement_name, tried)
                 if found.timeline is not None and found.excess_bytes <= 0 and found.time_s < best.time_s * (1 - 1e-9):
                     best, planner = found, tried
         return best

@@ -15,11 +15,10 @@ from meshwright.decide.layout.layer_costs import FULL
 from meshwright.decide.layout.mixed.search import Judged
 from meshwright.decide.layout.problem import Degrees
 from meshwright.drive import check, plan_training
-from meshwright.drive_collectives import CollectivePlanner
 from meshwright.drive_layout_order import by_layer_table, predicted_steps, steps_of
 from meshwright.drive_layout_plan import best_runnable, not_runnable, plan_found
 from meshwright.drive_layout_search import LayoutFindings, find_layouts
-from meshwright.drive_layouts import MAX_PROGRAM_STEPS, LayoutSearch
+from meshwright.drive_layouts import MAX_PROGRAM_STEPS
 from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError
 from meshwright.graph import OpGraph
 from meshwright.graph_scale import at_batch
@@ -151,28 +150,6 @@ def test_programs_that_are_too_large_end_with_the_best_so_far(graph: OpGraph, mo
 def test_a_limit_that_has_passed_ends_with_it(graph: OpGraph) -> None:
     with pytest.raises(TimeLimit, match="the time limit was reached"):
         plan_training(JOB, NET, graph=graph, time_limit_s=-1.0)
-
-
-def test_time_that_runs_out_while_collectives_are_planned(graph: OpGraph) -> None:
-    planner = CollectivePlanner(fabric=NET, transport=assumed_cost(NET).transport, until=0.0)
-    search = LayoutSearch(job=JOB, fabric=NET, cost=assumed_cost(NET), graph=graph, planner=planner)
-    names = tuple(d.name for d in NET.devices)
-    with pytest.raises(TimeLimit, match="time is up before the all-reduce of 4 devices"):
-        planner.collective("gradient", names, 1024)
-    search.planner = replace(planner, until=float("inf"))
-    best, _ = search.best((4, 1, 1, 2))
-    assert best is not None
-    search.planner = replace(planner, cache={}, hashes={})
-    assert search.refine_collectives(best) is best
-
-
-def test_a_limit_during_the_first_candidate_leaves_none(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(self: CollectivePlanner, *args: object) -> None:
-        raise TimeLimit("time is up before anything was planned")
-
-    monkeypatch.setattr(CollectivePlanner, "_plan", late)
-    with pytest.raises(TimeLimit, match="the time limit was reached"):
-        plan_training(JOB, NET, graph=graph, data=4, tensor=1, pipeline=1, microbatch=2)
 
 
 def test_the_command_writes_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -126,28 +125,6 @@ def test_the_winner_is_no_slower_than_any_even_layout_simulated_one_by_one() -> 
                     c = Candidate(layout, (choice,) * len(WORK), "all")
                     best = min(best, predict(p.profile(c), layout, p.network, p.runtime, bars=False).time_s)
     assert search_mixed(p).best.time_s <= best * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("objective", ["cost", "energy"])
-def test_no_even_layout_on_one_kind_is_cheaper_than_the_winner(objective: str) -> None:
-    """Against every one of them, simulated: each kind alone, all degrees, choices and borders."""
-    p = problem(TWO, WORK, batch=4)
-    demands = Demands(objective=objective, price_per_hour={"fast": 3600.0, "slow": 1100.0}, watts={"fast": 700.0, "slow": 250.0})  # type: ignore[arg-type]
-    values = []
-    for kind in ("fast", "slow"):
-        for microbatch, choice in product((1, 2), p.choices):
-            for data, tensor, stages in ((1, 2, 1), (2, 1, 1), (1, 1, 2)):
-                for first in range(1, len(WORK)) if stages > 1 else (0,):
-                    layers = (first, len(WORK) - first) if first else (len(WORK),)
-                    if choice.sharding and data == 1:
-                        continue
-                    layout = ProfiledLayout.uniform(
-                        layers, device=kind, data=data, tensor=tensor, microbatch=microbatch, microbatches=4 // data // microbatch
-                    )
-                    c = Candidate(layout, (choice,) * len(WORK), "all")
-                    values.append(demands.value(c, predict(p.profile(c), layout, p.network, p.runtime, bars=False).time_s))
-    best = search_mixed(p, demands).best
-    assert demands.value(best.candidate, best.time_s) <= min(values) * (1 + 1e-9)
 
 
 def test_every_method_alone_finds_layouts_and_says_so() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,11 @@ from ....program import Program
 from ..lower_trees import Lowering, Part, lower_parts, tree_steps
 from ..memo import with_chunk_bytes
 from ..problem import CollectiveProblem
+from ..rates import rate_graph
 from .forest import Forest, Tree, common_units
 from .shards import shard_weights
 
-__all__ = ["Late", "Prepared", "is_uneven", "parts_of", "servers_of", "shards_of", "weights_of"]
+__all__ = ["Late", "Prepared", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of"]
 
 
 class Late(Exception):
@@ -139,3 +141,38 @@ def _segments(forest: Forest, units: int, *, stored: bool, by_end: bool) -> dict
         row = out.setdefault(tree.order[-1] if by_end else tree.root, [])
         row.append((tree, (row[-1][1] if row else 0) + tree.units * (units // forest.k)))
     return out
+
+
+def lowering_of(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
+    elements, total = -(-problem.size_bytes // problem.element_bytes), shards_of(problem) * units * pieces
+    return Lowering(
+        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root,
+        shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers, fused=unroll,
+        chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+    )  # fmt: skip
+
+
+def uses_way_back(problem: CollectiveProblem, ready: Prepared) -> bool | None:
+    """Whether trees of one root could use links that lead into its server; None for many roots."""
+    if problem.op not in ("broadcast", "reduce"):
+        return None
+    return len(ready.forests[0].graph.arcs) == len(rate_graph(problem.fabric, problem.ranks, relay=ready.relay).arcs)
+
+
+def notes_of(problem: CollectiveProblem, ready: Prepared, pieces: int) -> dict[str, Any]:
+    """`bandwidth_time_s`: the most loaded link at full rate, without padding; `halves_optimum_s`: sum of the halves' exact optima."""
+    forests, weight = ready.forests, weights_of(problem)
+    shard = Fraction(problem.size_bytes, sum(weight))
+    return {
+        "trees_per_root": forests[0].k,
+        "distinct_trees": sum(f.distinct for f in ({id(f): f for f in forests}.values())),
+        "height": max((f.height for f in forests), default=0),
+        "weights": weight if len(set(weight)) > 1 else "equal",
+        "pieces": pieces,
+        "ranks": len(problem.ranks),
+        "bandwidth_time_s": str(shard * ready.fullest_link),
+        "halves_optimum_s": str(sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))),
+        "exact": all(f.stretch == f.k * f.optimum for f in forests),
+        "ratio": str(sum(f.optimum / f.graph.unit_Bps for f in forests) / sum(f.stretch / f.k / f.graph.unit_Bps for f in forests)),
+        "method": ", ".join(dict.fromkeys(f.method for f in forests)),
+    }

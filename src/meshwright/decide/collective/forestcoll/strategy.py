@@ -7,7 +7,7 @@ prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), whe
 leave too few pieces to fill the pipeline).
 Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
 `kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`)
-and then swap entries until latency counts least (`quick`). All-reduce is
+and then swap entries until latency counts least (`quick`), or leave slow ways time where that ends earlier (`relief`). All-reduce is
 reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for each half, and for the whole only where the bound printed
 beside it says so (the paper's combined optimum needs an LP).
 Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -34,14 +32,16 @@ from ..lower_trees import Lowering, lower_parts
 from ..memo import remember
 from ..problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
 from ..rates import RateGraph, rate_graph
+from ..value import simulated_time_s
 from .forest import Forest, build_forest, smallest_stretch
-from .parts import Late, Prepared, is_uneven, parts_of, servers_of, shards_of, weights_of
+from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .paths import gather_forest
 from .quick import HopTimes, quicker, without_way_back
+from .relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
 from .shards import shard_table
 from .symmetry import alike, sinks_of_each_kind
 from .trial import Way, best_way
-from .worth import SMALL_RANKS, filled, most_steps, worth_of
+from .worth import LARGE_BYTES, SMALL_RANKS, filled, most_steps, worth_of
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
 
@@ -58,6 +58,7 @@ DEVIATIONS = (
     "splits are applied first and tested afterwards, whole matchings at a time",
     "one tree is finished before the next is begun",
     "packed trees exchange parents until they are low, and entries until the latest data arrives early",
+    "for large messages, trees may leave links behind long latencies idle for so long, and load the others a little more",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
@@ -72,6 +73,7 @@ ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has 
 MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
 WORTH = 0.995  # share of the optimum from which on they are not
 TIMES_FEWER = 4  # so many times `max_trees` are tried
+TIMES_RELIEVED = 2  # the same where slow ways are left time: more leave too few pieces
 FEWER_BUILT = 3
 UNLIKE_TREES = 4  # of a root's trees so many differ, about
 LOW = 2  # hops that trees over servers need at least
@@ -95,6 +97,8 @@ class ForestColl:
     pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
+    relief: so many times the extra latency of slow links that trees leave them idle (`relief`), 0 = none; None = for large all-gathers
+        among few ranks, if that ends earlier on the simulator.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
@@ -110,6 +114,7 @@ class ForestColl:
     pace: int | None = None
     structure: bool | None = None
     back: bool | None = None
+    relief: int | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -117,16 +122,16 @@ class ForestColl:
         for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
+        require_relief(problem, self.relief)
         bound = collective_bound(problem)
-        ready = self._prepared(problem, monotonic() + problem.time_limit_s)
+        best, ready, way = self._best(problem, monotonic() + problem.time_limit_s)
         forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
         weight, uneven = weights_of(problem), is_uneven(problem)
-        way = self._way(problem, ready)
         quantum, pieces = way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
         depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
-        how = replace(_lowering(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace)
+        how = replace(lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace)
         if uneven:
             table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
@@ -134,9 +139,46 @@ class ForestColl:
         else:
             program = ready.program(how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
-        chosen = replace(self, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
-        chosen = replace(chosen, structure=forests[0].method != "general", back=_back(problem, ready))
-        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=_notes(problem, ready, pieces))
+        chosen = replace(best, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
+        chosen = replace(chosen, structure=forests[0].method != "general", back=uses_way_back(problem, ready), relief=best.relief or 0)
+        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=notes_of(problem, ready, pieces))
+
+    def _best(self, problem: CollectiveProblem, deadline: float) -> Planned:
+        """The options with forests that leave slow ways time, where those end first on the simulator; else as they are."""
+        ready = self._prepared(problem, deadline)
+        as_is = self, ready, self._way(problem, ready)
+        if replace(self, max_trees=8, max_pieces=4096) != ForestColl() or not may_relieve(problem, ready):
+            return as_is
+
+        def with_trees(trees: int) -> Planned:
+            other = replace(self, relief=TIMES, trees=trees)
+            prepared = other._prepared(problem, deadline)
+            return other, prepared, other._way(problem, prepared)
+
+        def time_s(planned: Planned) -> float:
+            program = planned[1].program(self._in_way(problem, *planned[1:]), planned[2].quantum)
+            return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
+
+        def in_time(trees: int | None) -> int | None:
+            if monotonic() > deadline:
+                raise Late(ready)
+            return trees
+
+        def best() -> int | None:
+            of = replace(problem, size_bytes=LARGE_BYTES // problem.element_bytes * problem.element_bytes, shard_bytes=None)
+            other = replace(self, relief=TIMES)
+            return in_time(relief_of(of, ready, TIMES_RELIEVED * self.max_trees, lambda k: replace(other, trees=k)._prepared(of, deadline)))
+
+        def paying() -> int | None:
+            trees = remember(problem.fabric, ("relief", *asked, self), best)
+            return in_time(trees if trees and time_s(with_trees(trees)) < time_s(as_is) else None)
+
+        asked = problem.op, problem.ranks, problem.element_bytes, problem.transport
+        try:
+            trees = remember(problem.fabric, ("relief pays", *asked, problem.size_bytes, self), paying)
+        except Late:
+            return as_is
+        return with_trees(trees) if trees else as_is
 
     def _prepared(self, problem: CollectiveProblem, deadline: float) -> Prepared:
         """Forests and parts, remembered between sizes. What the deadline may have cut short is not kept."""
@@ -158,7 +200,8 @@ class ForestColl:
         weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
         asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem)
         try:
-            return remember(problem.fabric, ("forests", asked, self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back), make)
+            of = self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back, self.relief
+            return remember(problem.fabric, ("forests", asked, of), make)
         except Late as late:
             return late.found
 
@@ -182,7 +225,7 @@ class ForestColl:
 
     def _in_way(self, problem: CollectiveProblem, ready: Prepared, way: Way) -> Lowering:
         depth = self.depth or min(way.pieces, self._depth(problem, ready.forests, way.pieces))
-        return replace(_lowering(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace)
+        return replace(lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace)
 
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
         """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced and paced; coarser ones, paced, with more pieces."""
@@ -251,8 +294,9 @@ class ForestColl:
                 raise Unsupported(f"the root of this {problem.op} owns everything: nothing is sent", hint="leave it out")
             return [gather_forest(way, problem.root, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline, turned=turned)]
 
-        def build(of: RateGraph) -> Forest:
-            seconds = HopTimes(problem.fabric, of, turned=of is not graph)
+        def build(home: RateGraph) -> Forest:
+            seconds = HopTimes(problem.fabric, home, turned=home is not graph)
+            of = relieved(home, weight, seconds, self.relief or 0)
             tried: dict[int, tuple[Forest, float]] = {}  # with the key's own forest, so that its identity is not used again
 
             def hastened(forest: Forest, *, hurried: bool = False) -> Forest:
@@ -267,10 +311,11 @@ class ForestColl:
             if self.back is False and pruned is None:
                 raise Unsupported("no link leads back into the root's server, or trees need those that do", hint="leave back out")
             if self.structure is not None or self.trees is not None:
-                return hastened(self._lower_of_both(pruned if pruned is not None and self.back is False else of, weight, deadline))
+                least = pruned if pruned is not None and self.back is False else of
+                return at_home(hastened(self._lower_of_both(least, weight, deadline)), home, self.relief)
             if sum(weight) == 1:
                 return hastened(self._low(of, pruned, weight, worth, deadline))
-            return hastened(self._fewer(self._lower_of_both(of, weight, deadline), weight, worth, deadline))
+            return at_home(hastened(self._fewer(self._lower_of_both(of, weight, deadline), weight, worth, deadline)), home, self.relief)
 
         if problem.op in ("all-gather", "broadcast"):
             return [build(graph)]
@@ -334,20 +379,7 @@ class ForestColl:
         return self._fewer(best, weight, worth, deadline)
 
 
-def _lowering(problem: CollectiveProblem, forest: Forest, units: int, pieces: int, unroll: bool, servers: int, depth: int) -> Lowering:
-    elements, total = -(-problem.size_bytes // problem.element_bytes), shards_of(problem) * units * pieces
-    return Lowering(
-        fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root,
-        shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers, fused=unroll,
-        chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
-    )  # fmt: skip
-
-
-def _back(problem: CollectiveProblem, ready: Prepared) -> bool | None:
-    """Whether trees of one root could use links that lead into its server; None for many roots."""
-    if problem.op not in ("broadcast", "reduce"):
-        return None
-    return len(ready.forests[0].graph.arcs) == len(rate_graph(problem.fabric, problem.ranks, relay=ready.relay).arcs)
+Planned = tuple[ForestColl, Prepared, Way]
 
 
 def _latency_s(problem: CollectiveProblem) -> float:
@@ -365,22 +397,3 @@ def _round_number(value: int) -> int:
     value = max(value, 1)
     unit = 1 << value.bit_length() - (3 if value > ROUNDED_PIECES else 1)
     return value // unit * unit
-
-
-def _notes(problem: CollectiveProblem, ready: Prepared, pieces: int) -> dict[str, Any]:
-    """`bandwidth_time_s`: the most loaded link at full rate, without padding; `halves_optimum_s`: sum of the halves' exact optima."""
-    forests, weight = ready.forests, weights_of(problem)
-    shard = Fraction(problem.size_bytes, sum(weight))
-    return {
-        "trees_per_root": forests[0].k,
-        "distinct_trees": sum(f.distinct for f in ({id(f): f for f in forests}.values())),
-        "height": max((f.height for f in forests), default=0),
-        "weights": weight if len(set(weight)) > 1 else "equal",
-        "pieces": pieces,
-        "ranks": len(problem.ranks),
-        "bandwidth_time_s": str(shard * ready.fullest_link),
-        "halves_optimum_s": str(sum((shard * f.optimum / f.graph.unit_Bps for f in forests), Fraction(0))),
-        "exact": all(f.stretch == f.k * f.optimum for f in forests),
-        "ratio": str(sum(f.optimum / f.graph.unit_Bps for f in forests) / sum(f.stretch / f.k / f.graph.unit_Bps for f in forests)),
-        "method": ", ".join(dict.fromkeys(f.method for f in forests)),
-    }
