@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import networkx as nx
 import pytest
@@ -44,7 +44,7 @@ def widest(fabric: Fabric, ranks: tuple[str, ...]) -> dict[tuple[int, int], int]
     found = {}
     for i, j in combinations(range(len(ranks)), 2):
         path = nx.shortest_path(tree, ranks[i], ranks[j])
-        found[i, j] = min(tree.edges[e]["weight"] for e in zip(path, path[1:], strict=False))
+        found[i, j] = min(tree.edges[e]["weight"] for e in pairwise(path))
     return found
 
 
