@@ -17,8 +17,11 @@ Order, with reasons:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from . import __version__
 from .bound import Bound, Certificate
@@ -26,6 +29,7 @@ from .cost import Cost, Priced, assumed_cost
 from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
+from .drive_nearest import nearest_changes, with_nearest_changes
 from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
 from .graph import OpGraph
@@ -33,7 +37,7 @@ from .job import Training
 from .plan import Alternative, CycleEntry, Plan, Prediction, TrainingLayout
 from .timeline import Timeline
 
-__all__ = ["check", "plan_training", "read_fabric", "read_plan", "roofline_bound", "simulate", "write_plan"]
+__all__ = ["check", "plan_of", "plan_training", "read_fabric", "read_plan", "roofline_bound", "simulate", "write_plan"]
 
 
 def read_fabric(spec: str, devices: str | None = None) -> Fabric:
@@ -139,9 +143,19 @@ def plan_training(
         search.tensor_options = tensor_options
     best, judged = search.best((data, tensor, pipeline, microbatch))
     if best is None:
-        raise unfinished(search) or nothing_fits(judged, fabric)
+
+        if (stopped := unfinished(search)) is not None:
+            raise stopped
+
+        def search_on(where: Fabric, batch: int, limit_s: float) -> LayoutSearch:
+            again = CollectivePlanner(fabric=where, transport=cost.transport, strategy=collective, seed=job.seed)
+            smaller = msgspec.structs.replace(job, global_batch=batch)
+            return replace(search, job=smaller, fabric=where, planner=again, time_limit_s=limit_s)
+
+        changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
+        raise with_nearest_changes(nothing_fits(judged, fabric), changes)
     best = search.refine_collectives(best)
-    plan = _plan_of(job, fabric, cost, search, best, judged)
+    plan = plan_of(job, fabric, cost, search, best, judged)
     if not unchecked:
         check(plan)
     return plan
@@ -198,9 +212,7 @@ def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int
     return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
 
 
-def _plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated]) -> Plan:
-    import msgspec
-
+def plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated]) -> Plan:
     from .decide.layout import grid, megatron
     from .io.fabric_document import fabric_document
     from .io.plan_file import program_hash

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .cost import Cost
 from .decide.layout.layer_costs import Precision, layer_table
 from .decide.layout.mixed.candidate import Pool, Problem
+from .decide.layout.mixed.nearest import nearest_feasible
 from .decide.layout.mixed.search import METHODS, Demands, Found, search_mixed, uniform_choices
-from .errors import UsageError
+from .errors import Infeasible, UsageError
 from .fabric import Fabric
 from .fabric_servers import ServerKind, network_of, server_kinds
 from .graph import OpGraph
@@ -78,4 +79,17 @@ def find_layouts(
         choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again),
     )  # fmt: skip
     wanted = demands or Demands()
-    return LayoutFindings(found=search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine), problem=problem, demands=wanted)
+
+    def smaller() -> Problem:
+        table = layer_table(
+            graph_at, kinds, cost, microbatches=[1, *sizes], tensors=degrees, precision=precision, sequence=sequence,
+            sharding_messages=sharding_messages,
+        )  # fmt: skip
+        return replace(problem, table=table, cache={})
+
+    methods = tuple(methods)
+    try:
+        found = search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine)
+    except Infeasible as error:
+        raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=methods) from None
+    return LayoutFindings(found=found, problem=problem, demands=wanted)

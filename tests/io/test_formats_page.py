@@ -68,7 +68,7 @@ def test_operator_times_example_and_fields(tmp_path):
 PRINTED = {
     "pipeline-compare", "pipeline-plan", "pipeline-export",
     "capture", "citations", "collective", "completion", "error", "fabric-list", "fabric-show", "program-diff", "program-show", "program-stats",
-    "run.dry", "train.compare", "train.plan", "version",
+    "run.dry", "train.compare", "train.plan", "train.replan", "version",
     "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
     "collective-groups", "collective-sweep", "fabric-lint", "nccl-graphs",
     "collective-bench", "doctor", "fabric-probe", "group-report", "lab-down", "lab-dry-run", "lab-fault", "lab-gc", "lab-list", "lab-run", "lab-show",

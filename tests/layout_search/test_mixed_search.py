@@ -11,7 +11,8 @@ from search_cases import fabric, problem, table
 
 from meshwright.decide.layout.mixed.bounds import family_bound_s, universal_bound
 from meshwright.decide.layout.mixed.candidate import Candidate, Problem
-from meshwright.decide.layout.mixed.search import Demands, search_mixed
+from meshwright.decide.layout.mixed.nearest import nearest_feasible
+from meshwright.decide.layout.mixed.search import Demands, search_mixed, uniform_choices
 from meshwright.decide.layout.profiled.predict import predict
 from meshwright.errors import Infeasible, UsageError
 from meshwright.layer_profile import Entry, ProfileEntryMissing
@@ -150,6 +151,37 @@ def test_nothing_fits_names_the_tightest_limit() -> None:
         search_mixed(problem(TWO, WORK, memory=20_000), simulated=4)
     assert caught.value.data["needed_bytes"] > caught.value.data["limit_bytes"] == 20_000
     assert caught.value.exit_code == 3 and str(caught.value.data["needed_bytes"]) in caught.value.hint
+
+
+def test_nearest_changes_are_found_by_searching_with_them() -> None:
+    roomy = search_mixed(problem(TWO, WORK), methods=("grid",), simulated=4, refine=0)
+    limit = min(max(j.prediction.memory_peak_bytes) for j in roomy.ranked if j.prediction is not None) // 8
+    tight = replace(problem(TWO, WORK, memory=limit), choices=tuple(c for c in uniform_choices() if c.sharding == 0))
+    with pytest.raises(Infeasible) as caught:
+        search_mixed(tight, methods=("grid",), simulated=4, refine=0)
+    better = nearest_feasible(caught.value, tight, Demands(), smaller=lambda: tight, methods=("grid",))
+    changes = {c["kind"]: c for c in better.data["changes"]}
+    assert "nearest changes: " in better.hint and better.exit_code == 3
+    pools = tuple(replace(p, memory_bytes=changes["memory"]["memory_bytes"]) for p in tight.pools)
+    assert search_mixed(replace(tight, pools=pools, cache={}), methods=("grid",), simulated=6, refine=0).best.time_s == changes["memory"]["time_s"]
+    for kind in changes:
+        assert changes[kind]["layout"] and changes[kind]["time_s"] > 0
+    unwell = Infeasible("nothing", hint="none")
+    assert nearest_feasible(unwell, replace(tight, pools=()), Demands()) is unwell
+
+
+def test_more_servers_reach_a_throughput_and_one_fewer_does_not() -> None:
+    p = problem(TWO, WORK)
+    best = search_mixed(p, methods=("grid",), simulated=6, refine=0).best
+    rate = 1.3 * p.global_batch / best.time_s
+    wanted = Demands(samples_per_s=rate)
+    with pytest.raises(Infeasible) as caught:
+        search_mixed(p, wanted, methods=("grid",), simulated=6, refine=0)
+    better = nearest_feasible(caught.value, p, wanted, methods=("grid",))
+    found = [c for c in better.data.get("changes", ()) if c["kind"] == "servers"]
+    for c in found:
+        assert p.global_batch / c["time_s"] >= rate
+        assert c["devices"] > sum(q.kind.devices for q in p.pools)
 
 
 def test_budget_and_throughput() -> None:

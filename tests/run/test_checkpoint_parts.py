@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensor_rig import plan_case, whole_case
 
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.errors import FormatError
 from meshwright.plan import Plan
 from meshwright.run.checkpoint import load_rank, make_index, save_rank
-from meshwright.run.checkpoint_parts import Part, Parts
+from meshwright.run.checkpoint_parts import Part, crc32_of
 from meshwright.run.forward_graph import ForwardGraph
+from meshwright.run.restore import restore
 from meshwright.run.segments import build_rank_module
+from meshwright.run.shard_file import ShardFile, damaged_tensor, runs
 from meshwright.run.sharding import take_part
 from meshwright.run.work import gradient_bytes
 
@@ -76,7 +82,11 @@ def resumed(name, source, target, tmp_path):
     for rank, module, optimizer in ranks_of(target, 0.0):
         for state in optimizer.state.values():
             state.clear()
-        load_rank(tmp_path, index, rank, module, optimizer, plan_of(target))
+        counted = load_rank(tmp_path, index, rank, module, optimizer, plan_of(target))
+        if before != after:
+            states = [v for state in optimizer.state.values() for v in state.values()]
+            kept = [p.tensor for p in module.parameters.values()] + list(module.buffers.values()) + states
+            assert counted.stored_bytes == counted.needed_bytes == sum(t.numel() * t.element_size() for t in kept), "not only what it needs"
         for p in module.parameters.values():
             expected = whole[p.name].detach()
             if p.shard is not None:
@@ -93,27 +103,95 @@ def test_what_does_not_make_up_a_tensor_is_refused(tmp_path):
     index = saved(source, tmp_path)
     (rank, module, optimizer), *_ = ranks_of(target, 0.0)
 
-    def load(parts):
-        Parts(tmp_path, index.files, parts).load(module, optimizer, target.layout, rank)
+    def load(**changed):
+        restore(module, optimizer, plan_of(target), rank, msgspec.structs.replace(index, **changed), tmp_path)
 
-    name = "param:tokens.weight"
+    name, files = "param:tokens.weight", sorted(index.files)
+    one, two = (index.parts[name][f] for f in files)
+    load()
     with pytest.raises(FormatError, match=r"tokens.weight is missing"):
-        load({k: v for k, v in index.parts.items() if k != name})
-    with pytest.raises(FormatError, match="lacks 16 of 32 rows"):
-        load({**index.parts, name: {"rank-000.safetensors": index.parts[name]["rank-000.safetensors"]}})
+        load(parts={k: v for k, v in index.parts.items() if k != name})
+    with pytest.raises(FormatError, match=r"tokens.weight lacks 2048 of 4096 bytes, \[16:32, 0:16\]"):
+        load(parts={**index.parts, name: {files[0]: one}})
+    for wrong in ({"shape": [16, 16]}, {"ranges": [(16, 33)]}, {"axis": 2}):
+        other = msgspec.structs.replace(two, **wrong)
+        with pytest.raises(FormatError, match="contradicts the other files"):
+            load(parts={**index.parts, name: {files[0]: one, files[1]: other}})
+    with pytest.raises(FormatError, match="unknown type 'float7'"):
+        load(parts={**index.parts, name: {files[0]: msgspec.structs.replace(one, dtype="float7")}})
+    with pytest.raises(FormatError, match=r"tokens.weight is \(32, 17\) torch.float64, expected"):
+        load(parts={**index.parts, name: {f: msgspec.structs.replace(p, shape=[32, 17]) for f, p in index.parts[name].items()}})
     with pytest.raises(FormatError, match="not what the index says"):
-        load({**index.parts, name: {"rank-000.safetensors": Part(shape=[32, 16], dtype="float64", axis=0, ranges=[(0, 32)])}})
-    with pytest.raises(FormatError, match="expected"):
-        load({**index.parts, name: {"rank-000.safetensors": Part(shape=[16, 16], dtype="float64")}})
-    odd = {**index.parts, name: {"rank-000.safetensors": Part(shape=[32, 16], dtype="float64", axis=0, ranges=[(0, 16)])}}
-    del index.files["rank-000.safetensors"]
-    with pytest.raises(FormatError, match="digest differs"):
-        load(odd)
-    with pytest.raises(FormatError, match="cannot be read"):
-        load({**index.parts, name: {"rank-009.safetensors": Part(shape=[32, 16], dtype="float64")}})
-    index.files["rank-000.safetensors"] = saved(source, tmp_path).files["rank-000.safetensors"]
-    broken = {"param:none": index.parts[name]}
-    with pytest.raises(FormatError, match="cannot be read"):
-        Parts(tmp_path, index.files, broken).whole("param:none")
-    with pytest.raises(FormatError, match=r"norm.weight is \(16,\) torch.float64, expected \(3,\)"):
-        Parts(tmp_path, index.files, index.parts).fitting("param:norm.weight", (3,), torch.float64)
+        load(parts={**index.parts, name: {files[0]: Part(shape=[32, 16], dtype="float64", axis=0, ranges=[(0, 32)])}})
+
+
+def test_a_damaged_missing_or_foreign_shard_is_named(tmp_path):
+    source, target = plan_case("even", (1, 2, 1)), plan_case("even", (1, 1, 1))
+    index = saved(source, tmp_path)
+    (rank, module, optimizer), *_ = ranks_of(target, 0.0)
+    path = tmp_path / "rank-001.safetensors"
+    good = path.read_bytes()
+
+    def load():
+        restore(module, optimizer, plan_of(target), rank, index, tmp_path)
+
+    with ShardFile(path) as file:
+        at = file.stored["optimizer:norm.weight:exp_avg"]
+        assert file.read_bytes == 0
+    path.write_bytes(good[: at.start + 9] + bytes([good[at.start + 9] ^ 1]) + good[at.start + 10 :])
+    with pytest.raises(FormatError, match=rf"digest differs\): optimizer:norm.weight:exp_avg, bytes {at.start}-{at.stop}") as caught:
+        load()
+    assert caught.value.where == str(path) and caught.value.data["file"] == path.name
+    path.write_bytes(good[:-8])
+    with pytest.raises(FormatError, match=r"digest differs\): .* is not in the file"):
+        load()
+    path.write_bytes((tmp_path / "rank-000.safetensors").read_bytes())
+    with pytest.raises(FormatError, match=r"digest differs\): .*bytes"):
+        load()
+    path.unlink()
+    with pytest.raises(FormatError, match="cannot be read: No such file"):
+        load()
+
+
+def test_files_that_are_no_shards_are_refused(tmp_path):
+    path = tmp_path / "rank-000.safetensors"
+
+    def written(header: bytes, data: bytes = b"") -> None:
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+    entry = b'{"a": {"dtype": "%s", "shape": [2], "data_offsets": [0, %d]}}'
+    for header, said in (
+        (b"", "no safetensors file"), (b"[1]", "broken header"), (b'{"a": 1}', "broken header"), (entry % (b"F99", 8), "is not in the file"),
+        (entry % (b"F32", 64), "is not in the file"), (entry % (b"F32", 7), "7 bytes for F32"),
+    ):  # fmt: skip
+        written(header, bytes(8))
+        with pytest.raises(FormatError, match=said):
+            ShardFile(path)
+    written(entry % (b"F32", 8), torch.tensor([1.0, 2.0]).numpy().tobytes())
+    assert damaged_tensor(path, {"a": crc32_of(torch.tensor([1.0, 2.0]))}) == ""
+    assert damaged_tensor(path, {"a": 1}).startswith("a, bytes ") and "was not saved" in damaged_tensor(path, {})
+    got = bytearray(4)
+    with ShardFile(path) as file:
+        file.read("a", (2,), torch.float32, ((1, 2),), got)
+        assert file.read_bytes == 4 and torch.frombuffer(got, dtype=torch.float32).item() == 2.0
+        with pytest.raises(FormatError, match="b is not in the file"):
+            file.read("b", (2,), torch.float32, ((1, 2),), got)
+        os.truncate(path, path.stat().st_size - 8)
+        with pytest.raises(FormatError, match="ends at byte"):
+            file.read("a", (2,), torch.float32, ((1, 2),), got)
+
+
+BOXES = st.lists(st.integers(1, 4), max_size=4).flatmap(
+    lambda s: st.tuples(st.just(s), st.tuples(*(st.tuples(st.integers(0, d - 1), st.integers(1, d)) for d in s)))
+)
+
+
+@given(BOXES)
+def test_runs_are_the_elements_of_a_box(case):
+    shape, ends = case
+    box = tuple((a, max(a + 1, b)) for a, b in ends)
+    numbers = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    expected = numbers[tuple(slice(a, b) for a, b in box)].reshape(-1).tolist()
+    found = list(runs(shape, box))
+    assert [i for first, count in found for i in range(first, first + count)] == expected
+    assert len(found) <= max(1, len(expected))

@@ -33,6 +33,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("fabric", "lint"): ("fabric_lint", "look for what is wrong or unlikely in a fabric or a topology file"),
     ("train", "capture"): ("train_capture", "capture a PyTorch model as an operator graph"),
     ("train", "plan"): ("train_plan", "decide how to train a model on a fabric, and prove it"),
+    ("train", "replan"): ("train_replan", "plan a job again after devices are lost or added, reusing what the others hold"),
     ("train", "explain"): ("train_explain", "where a plan's time and memory go, why others lost, what would change it; or size a transformer"),
     ("train", "run"): ("train_run", "train for real, as the plan says"),
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.memory import RecomputePlan, RecomputeProblem
+    from ..errors import Infeasible
 
 HELP = "choose what a training step keeps for its backward pass and what it computes again"
 
@@ -46,6 +48,8 @@ def run(args: argparse.Namespace) -> Result:
             plans[strategy] = NAMES[strategy](**options.get(strategy, {})).plan(problem, rng=np.random.default_rng(0))
         except (Infeasible, Unsupported) as error:
             if args.strategy != "all":
+                if isinstance(error, Infeasible):
+                    raise _nearest(error, args, problem, strategy, options) from None
                 raise
             refused[strategy] = str(error)
     document = {
@@ -56,6 +60,28 @@ def run(args: argparse.Namespace) -> Result:
     if args.strategy == "all":
         return Result(document, "\n".join(table_lines(name, problem, plans, refused)))
     return Result(document, "\n".join(plan_lines(name, problem, plans[args.strategy])))
+
+
+def _nearest(
+    error: Infeasible, args: argparse.Namespace, problem: RecomputeProblem, strategy: str, options: dict[str, dict[str, Any]]
+) -> Infeasible:
+    """What would make it fit, found by planning with it; smaller micro-batches where the graph scales."""
+    from ..decide.memory import NAMES
+    from ..decide.memory.nearest import nearest_feasible
+    from ..errors import MeshwrightError
+    from ..io.graph_file import read_graph
+
+    def smaller() -> Iterator[tuple[int, RecomputeProblem]]:
+        batch = args.batch or read_graph(args.graph).batch_size
+        while batch > 1:
+            batch //= 2
+            try:
+                yield batch, _problem(argparse.Namespace(**{**vars(args), "batch": batch}))[1]
+            except MeshwrightError:
+                return  # the graph does not say how its sizes change with the batch
+
+    others = {name: made(**options.get(name, {})) for name, made in NAMES.items() if name != strategy}
+    return nearest_feasible(error, problem, NAMES[strategy](**options.get(strategy, {})), others, smaller=smaller())
 
 
 def _problem(args: argparse.Namespace) -> tuple[str, RecomputeProblem]:

@@ -23,6 +23,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="train until this many steps are done (default 20)")
     parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+    parser.add_argument(
+        "--local-shards", default="", metavar="DIR", help="keep each rank's checkpoint shard in this folder of its own device; {device} is its name"
+    )
+    parser.add_argument("--also-shared", action="store_true", help="with --local-shards: write checkpoints to --out as well")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")
     parser.add_argument("--dry-run", action="store_true", help="only list ranks, ports, memory and time needed")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
@@ -60,6 +64,7 @@ def _run(args: argparse.Namespace) -> Result:
     request = RunRequest(
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
+        local_shards=args.local_shards, also_shared=args.also_shared,
     )  # fmt: skip
     if args.dry_run:
         document, text = dry_run(plan, request)
@@ -83,6 +88,14 @@ class _Progress:
         sys.stderr.flush()
 
 
+def _restart(restart: dict[str, Any]) -> str:
+    from ..io.quantity import show_size
+
+    reused, received, stored = (show_size(sum(restart[k])) for k in ("reused_bytes", "received_bytes", "stored_bytes"))
+    said = {True: "; as planned", False: "; NOT as planned"}[restart["as_planned"]] if restart["planned"] else ""
+    return f"resumed with {reused} from own shards, {received} from other ranks, {stored} from shared storage{said}"
+
+
 def _text(document: Any, out: Path) -> str:
     from ..io.quantity import show_size, show_time
 
@@ -92,6 +105,7 @@ def _text(document: Any, out: Path) -> str:
         f"{document.steps} steps on {document.ranks} ranks ({how}): {show_time(middle[len(middle) // 2])} per step",
         f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
         f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
+        *([_restart(document.restart)] if document.restart else []),
         *(f"note: {n}" for n in document.notes),
         f"written: {out}/run.json; compare with `meshwright train compare PLAN {out}`",
     ]

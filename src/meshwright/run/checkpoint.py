@@ -4,7 +4,7 @@ A checkpoint is the folder `step-<n>` once it holds `index.json`; before that it
 data and seed it belongs to, the losses so far, the digest of every rank's file, and which part of which tensor each file holds.
 Optimizer state is saved by parameter name. Data position and random numbers follow from the step number alone, so a resumed run gives the
 bits of an uninterrupted one. Another plan of the same job (other tensor, pipeline or data degrees, other shares) loads the same checkpoint:
-every rank puts the parts together and takes its own (`checkpoint_parts`); sums then round differently, nothing else changes.
+every rank reads the bytes that it needs (`restore`); sums then round differently, nothing else changes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from ..errors import FormatError, Unsupported, UsageError
 from ..io.atomic import write_bytes
 from ..plan import Plan, TrainingLayout
-from .checkpoint_parts import Part, Parts, model_identity, parts_of
-from .recording import plan_identity
+from .checkpoint_parts import Part, model_identity, parts_of
+from .recording import RestartBytes, plan_identity
 from .segments import RankModule
 
 __all__ = ["CheckpointIndex", "SavedRank", "commit_index", "find_checkpoint", "load_rank", "make_index", "save_rank"]
@@ -32,11 +32,12 @@ SCHEMA, VERSION = "meshwright.checkpoint", 2
 
 
 class SavedRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a rank tells the one that writes the index. `parts`: by name of a tensor in its file."""
+    """What a rank tells the one that writes the index. `parts`: by name of a tensor in its file; `scalars`: optimizer state that is no tensor."""
 
     digest: str
     losses: list[float]
     parts: dict[str, Part]
+    scalars: dict[str, Any] = {}
 
 
 class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +56,8 @@ class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     files: dict[str, str]
     model: str = ""
     parts: dict[str, dict[str, Part]] = {}
+    scalars: dict[str, Any] = {}
+    writers: dict[str, str] = {}  # file -> rank and device that wrote it, in words
 
 
 def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layout: TrainingLayout, losses: Sequence[float]) -> SavedRank:
@@ -79,20 +82,20 @@ def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layou
     data = save({k: v.contiguous().cpu() for k, v in tensors.items()}, metadata=metadata)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / _file(rank), data)
-    return SavedRank(digest=hashlib.sha256(data).hexdigest(), losses=list(losses), parts=parts_of(tensors, module, layout, rank))
+    return SavedRank(digest=hashlib.sha256(data).hexdigest(), losses=list(losses), parts=parts_of(tensors, module, layout, rank), scalars=scalars)
 
 
-def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModule, optimizer: Any, plan: Plan) -> None:
-    """Restore parameters, buffers and optimizer state; from a checkpoint of another layout, by putting its parts together.
+def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModule, optimizer: Any, plan: Plan) -> RestartBytes | None:
+    """Restore parameters, buffers and optimizer state; from a checkpoint of another layout, by reading the parts that it needs (and counting).
 
     Raises: FormatError when a file is not what the index says or does not fit.
     """
     from safetensors import safe_open
 
     if index.plan != plan_identity(plan):
-        assert plan.layout is not None
-        Parts(folder, index.files, index.parts).load(module, optimizer, plan.layout, rank)
-        return
+        from .restore import restore
+
+        return restore(module, optimizer, plan, rank, index, folder)
     path = folder / _file(rank)
     digest = index.files.get(_file(rank))
     try:
@@ -117,6 +120,7 @@ def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModul
             if parameter not in by_name:
                 raise FormatError(f"holds optimizer state of an unknown parameter {parameter!r}", where=str(path))
             optimizer.state[by_name[parameter]][key] = value
+    return None
 
 
 def _restore(target: torch.Tensor, tensors: dict[str, torch.Tensor], name: str, path: Path) -> None:
@@ -133,9 +137,10 @@ def commit_index(folder: Path, index: CheckpointIndex) -> None:
 
 
 def keep_latest(folder: Path, keep: int = 1) -> None:
-    """Remove all but the newest checkpoints, and folders that never became one."""
+    """Remove all but the newest checkpoints, and older folders that never became one (a newer one may be another rank's, under way)."""
     done = sorted((p for p in folder.glob("step-*") if (p / "index.json").is_file()), key=lambda p: p.name)
-    for old in (*done[:-keep], *(p for p in folder.glob("step-*") if not (p / "index.json").is_file())):
+    newest = done[-1].name if done else ""
+    for old in (*done[:-keep], *(p for p in folder.glob("step-*") if not (p / "index.json").is_file() and p.name < newest)):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -154,16 +159,21 @@ def find_checkpoint(folder: Path, plan: Plan, data: str) -> tuple[Path, Checkpoi
         raise FormatError(str(error), where=str(path)) from None
     if index.schema != SCHEMA or index.version not in (1, VERSION):
         raise FormatError(f"is {index.schema!r} version {index.version}, expected {SCHEMA!r} version {VERSION}", where=str(path))
+    require_same_job(index, plan, data, str(path))
+    return found[-1], index
+
+
+def require_same_job(index: CheckpointIndex, plan: Plan, data: str, where: str) -> None:
+    """Raises: UsageError when a checkpoint belongs to another model, job or data."""
     if index.plan != plan_identity(plan) and index.model != model_identity(plan):
         raise UsageError(
-            "the checkpoint belongs to another plan or model", where=str(path),
+            "the checkpoint belongs to another plan or model", where=where,
             hint="resume with a plan of the same model, batch, optimizer and seed, or start a new folder",
         )  # fmt: skip
     if index.data != data or index.seed != plan.seed:
         raise UsageError(
-            f"the checkpoint was trained on {index.data!r} with seed {index.seed}", where=str(path), hint="resume with the same --data and seed"
+            f"the checkpoint was trained on {index.data!r} with seed {index.seed}", where=where, hint="resume with the same --data and seed"
         )
-    return found[-1], index
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:
@@ -181,6 +191,8 @@ def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Seq
         for name, part in saved.parts.items():
             parts.setdefault(name, {})[_file(rank)] = part
     files = {_file(rank): saved.digest for rank, saved in enumerate(ranks)}
+    writers = {_file(rank): f"rank {rank} ({device})" for rank, device in enumerate(plan.placement[: len(ranks)])}
     return CheckpointIndex(
-        plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts
-    )
+        plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts,
+        scalars={k: v for saved in ranks for k, v in saved.scalars.items()}, writers=writers,
+    )  # fmt: skip

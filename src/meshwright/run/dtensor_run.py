@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -155,12 +154,13 @@ def run_layout(
 
 
 def _run_ranks(folder: Path, ranks: int, timeout_s: float) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
+    from .rendezvous import hosted_rendezvous
+
+    with hosted_rendezvous(ranks) as rendezvous:
+        _start_ranks(folder, ranks, {**os.environ, **rendezvous, "OMP_NUM_THREADS": "1"}, timeout_s)
+
+
+def _start_ranks(folder: Path, ranks: int, environment: dict[str, str], timeout_s: float) -> None:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for r in range(ranks):

@@ -30,13 +30,14 @@ from ..plan import Plan
 from ..program import I32
 from ..program_calls import inline
 from .blame import first_cause, typed
-from .checkpoint import find_checkpoint
+from .checkpoint import find_checkpoint, require_same_job
 from .machine_use import MachineUseRecorder
 from .pacing import CpuQuota, Pacing, choose_pacing, declared_pacing
 from .process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport, blob_get, blob_put
 from .rank import RankLink, RankOptions, fetch_setup, put_setup, run_rank
+from .restore import agree_on_shards, device_folder
 from .torchrun_worker import tell_torchrun
-from .train import RunRequest, RunResult, commit, forward_graph, make_document, walk_orders
+from .train import RunRequest, RunResult, absolute, commit, forward_graph, make_document, walk_orders
 from .worker import TerminationWatch, report_of
 
 __all__ = ["run_as_torchrun_rank"]
@@ -96,7 +97,13 @@ class _ElasticRank:
         layout = plan.layout
         assert layout is not None
         resume_from, first, before = "", 0, list[float]()
-        if request.resume:
+        device = plan.placement[self.rank]
+        if request.resume and request.local_shards:
+            own = device_folder(request.local_shards, device)
+            index = agree_on_shards(self.store, self.rank, self.world, device, own).index
+            require_same_job(index, plan, request.data, request.local_shards)
+            first, before = index.step, index.losses
+        elif request.resume:
             found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
             resume_from, first, before = str(found), index.step, index.losses
         if self.rank == 0:
@@ -108,6 +115,7 @@ class _ElasticRank:
         options = RankOptions(
             data=request.data, steps=request.steps, out=str(request.out), device=request.device, checkpoint_every=request.checkpoint_every,
             resume_from=resume_from, timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share, calibrate=request.calibrate,
+            local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards), also_shared=request.also_shared,
         )  # fmt: skip
         quota = CpuQuota(pacing.share) if pacing.mode == "quota" else None
         use = MachineUseRecorder(os.getppid())

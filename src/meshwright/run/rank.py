@@ -32,7 +32,8 @@ from .memory import RankMemory
 from .optimizers import make_optimizer
 from .pacing import PacedClock, Pacing
 from .process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
-from .recording import RankRecording, StepRecord
+from .recording import RankRecording, RestartBytes, StepRecord
+from .restore import Restored, agree_on_shards, device_folder
 from .segments import RankModule, build_rank_module
 from .storage_peak import peak_of
 from .transport import TaggedTransport, TaglessTransport, Transport
@@ -52,6 +53,9 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     device: str = "cpu"
     checkpoint_every: int = 0  # 0: only at the end
     resume_from: str = ""  # a checkpoint's folder
+    local_shards: str = ""  # folder of the own device's shards, with {device} for its name; "": all ranks share `out`
+    resume_local: bool = False
+    also_shared: bool = False  # with local shards: checkpoints go to `out` too
     timeout_s: float = 60.0
     pacing: str = "none"
     share: float = 1.0
@@ -79,9 +83,13 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     module, optimizer = made.module()
     first = 0
     losses_before: list[float] = []
-    if options.resume_from:
+    restart: RestartBytes | None = None
+    if options.resume_local:
+        index, restart = _from_local_shards(plan, rank, options, link, module, optimizer)
+        first, losses_before = index.step, index.losses
+    elif options.resume_from:
         index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
-        load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
+        restart = load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
         first, losses_before = index.step, index.losses
     data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
@@ -108,8 +116,24 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     link.progress[STATE] = TRAINING
     trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before)
     recording = trainer.train(first)
+    recording.restart = restart
     link.progress[STATE] = DONE
     return recording
+
+
+def _from_local_shards(
+    plan: Plan, rank: int, options: RankOptions, link: RankLink, module: RankModule, optimizer: Any
+) -> tuple[CheckpointIndex, RestartBytes]:
+    """The newest checkpoint of which the devices have parts; storage supplies, of the same checkpoint, what no device has."""
+    assert plan.layout is not None
+    own = device_folder(options.local_shards, plan.placement[rank])
+    found = agree_on_shards(link.store, rank, plan.layout.ranks, plan.placement[rank], own)
+    shared = checkpoint_folder(Path(options.out) / "checkpoint", found.index.step)
+    made = Restored(
+        plan=plan, rank=rank, index=found.index, shared=shared if shared.is_dir() else None, own=checkpoint_folder(own, found.index.step),
+        homes=found.homes,
+    )  # fmt: skip
+    return found.index, made.run(module, optimizer)
 
 
 class _Maker:
@@ -205,20 +229,27 @@ class _Trainer:
         return found + [t for s in self.module.segments.values() for t in s.constants]
 
     def checkpoint(self, step: int) -> None:
-        """Every rank writes its part; rank 0 commits when all have."""
-        store, root = self.link.store, Path(self.options.out) / "checkpoint"
-        folder = checkpoint_folder(root, step)
-        saved = save_rank(folder, self.rank, self.module, self.optimizer, self.layout, self.recording.losses)
+        """Every rank writes its part; rank 0 commits when all have. With local shards every device gets the index too."""
+        store, root, options = self.link.store, Path(self.options.out) / "checkpoint", self.options
+        local = device_folder(options.local_shards, self.plan.placement[self.rank]) if options.local_shards else None
+        shared = local is None or options.also_shared
+        folders = ([checkpoint_folder(local, step)] if local is not None else []) + ([checkpoint_folder(root, step)] if shared else [])
+        for folder in folders:
+            saved = save_rank(folder, self.rank, self.module, self.optimizer, self.layout, self.recording.losses)
         blob_put(store, f"saved/{step}/{self.rank}", msgspec.json.encode(saved))
         if self.rank == 0:
             ranks = [msgspec.json.decode(blob_get(store, f"saved/{step}/{r}"), type=SavedRank) for r in range(self.layout.ranks)]
             columns = [x.losses for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
             losses = self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)]
             index = make_index(self.plan, step, self.options.data, losses, ranks)
-            commit_index(folder, index)
-            keep_latest(root)
-            store.set(f"committed/{step}", "1")
-        store.get(f"committed/{step}")
+            if shared:
+                commit_index(checkpoint_folder(root, step), index)
+                keep_latest(root)
+            blob_put(store, f"committed/{step}", msgspec.json.encode(index))
+        index = msgspec.json.decode(blob_get(store, f"committed/{step}"), type=CheckpointIndex)
+        if local is not None:
+            commit_index(checkpoint_folder(local, step), index)
+            keep_latest(local)
 
 
 def _rounded(seconds: float) -> float:

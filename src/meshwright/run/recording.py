@@ -8,7 +8,19 @@ import msgspec
 
 from ..plan import Plan
 
-__all__ = ["RankRecording", "StepRecord", "plan_identity"]
+__all__ = ["RankRecording", "RestartBytes", "StepRecord", "plan_identity"]
+
+
+class RestartBytes(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Counted by one rank that resumed. `reused`: read from its device's own files; `stored`: from storage that all ranks share; `verified`: read
+    once more to check digests, not among the others."""
+
+    needed_bytes: int = 0
+    reused_bytes: int = 0
+    stored_bytes: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    verified_bytes: int = 0
 
 
 class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -35,6 +47,7 @@ class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     memory_peak_bytes: int = 0  # live tensor storage
     rss_peak_bytes: int = 0
     parameters_bytes: int = 0
+    restart: RestartBytes | None = None
 
 
 def plan_identity(plan: Plan) -> str:

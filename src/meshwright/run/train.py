@@ -30,6 +30,7 @@ from ..plan import Plan, TrainingLayout
 from ..program import I32
 from ..program_calls import inline
 from .pacing import Pacing, choose_pacing, machine_facts
+from .recording import RankRecording, plan_identity
 
 __all__ = ["RUN_SCHEMA", "RunDocument", "RunRequest", "RunResult", "train_run", "under_torchrun"]
 
@@ -65,11 +66,15 @@ class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     launcher: str  # "local" | "torchrun"
     versions: dict[str, str]
     notes: list[str] = []
+    restart: dict[str, Any] = {}  # bytes by rank, of a run that resumed from a checkpoint of another layout or from local shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What to run. `port` 0 lets the system choose; `timeout_s`: silence of all ranks after which the run is given up; `pacing`: see `pacing`."""
+    """What to run. `port` 0 lets the system choose; `timeout_s`: silence of all ranks after which the run is given up; `pacing`: see `pacing`.
+
+    `local_shards`: checkpoints lie in this folder of each rank's own device ({device} stands for its name), not in `out`; `also_shared`: in both.
+    """
 
     out: Path
     data: str = "python-source"
@@ -82,6 +87,8 @@ class RunRequest:
     checkpoint_every: int = 0
     max_ranks: int | None = None
     calibrate: bool = True
+    local_shards: str = ""
+    also_shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +118,15 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
     from .checkpoint import find_checkpoint
 
     resume_from, first, before = "", 0, list[float]()
-    if request.resume:
+    if request.resume and request.local_shards:
+        first, before = resumed_locally(plan, layout, request)
+    elif request.resume:
         found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
         resume_from, first, before = str(found), index.step, index.losses
-        if first >= request.steps:
-            raise UsageError(
-                f"the checkpoint is at step {first}; there is nothing left of {request.steps} steps", where="--steps", hint="ask for more steps"
-            )
+    if first >= request.steps:
+        raise UsageError(
+            f"the checkpoint is at step {first}; there is nothing left of {request.steps} steps", where="--steps", hint="ask for more steps"
+        )
     pacing = choose_pacing(layout.ranks, mode=request.pacing)  # type: ignore[arg-type]
     made_folder = not request.out.exists()
     request.out.mkdir(parents=True, exist_ok=True)
@@ -129,6 +138,20 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
         shutil.rmtree(partial, ignore_errors=True)
         if made_folder and not any(request.out.iterdir()):
             request.out.rmdir()
+
+
+def resumed_locally(plan: Plan, layout: TrainingLayout, request: RunRequest) -> tuple[int, list[float]]:
+    """(steps done, losses so far) of the newest checkpoint in the devices' folders, which this process sees.
+
+    Raises: as `agree_on_shards`; UsageError for a checkpoint of another job.
+    """
+    from .checkpoint import require_same_job
+    from .restore import device_folder, local_shards
+
+    devices = plan.placement[: layout.ranks]
+    index = local_shards([(d, device_folder(request.local_shards, d)) for d in devices]).index
+    require_same_job(index, plan, request.data, request.local_shards)
+    return index.step, index.losses
 
 
 def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
@@ -144,6 +167,10 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
         raise UsageError(f"steps must be at least 1, got {request.steps}", where="--steps")
     if request.timeout_s <= 0:
         raise UsageError(f"the timeout must be positive, got {request.timeout_s:g}", where="--timeout")
+    if request.also_shared and not request.local_shards:
+        raise UsageError("is about local shards", where="--also-shared", hint="name their folder with --local-shards")
+    if request.local_shards and "{device}" not in request.local_shards and ranks > 1 and not under_torchrun():
+        raise UsageError("every device needs a folder of its own here", where="--local-shards", hint="write {device} where its name belongs")
     if request.out.exists() and not request.out.is_dir():
         raise UsageError("is a file, not a folder", where=str(request.out), hint="name another folder with --out")
     if request.max_ranks is not None and ranks > request.max_ranks:
@@ -257,7 +284,8 @@ def _run_locally(
     options = RankOptions(
         data=request.data, steps=request.steps, out=str(request.out.resolve()), device=request.device, checkpoint_every=request.checkpoint_every,
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
-        calibrate=request.calibrate,
+        calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
+        also_shared=request.also_shared,
     )  # fmt: skip
     ranks = LocalRanks(
         layout.ranks, partial.resolve(), (partial / "plan.json").resolve(), msgspec.to_builtins(options), pacing=pacing, port=request.port,
@@ -276,7 +304,6 @@ def make_document(
     """Everything about a finished run, from what its ranks left."""
     from ..drive import cost_of
     from .calibrate import RankCosts, cost_of_ranks
-    from .recording import RankRecording, plan_identity
 
     layout = plan.layout
     assert layout is not None
@@ -300,8 +327,26 @@ def make_document(
         pacing={"mode": pacing.mode, "share": pacing.share, "why": pacing.why}, machine_use=dict(use),
         machine={"cores": facts.cores, "cpu_model": facts.cpu_model, "memory_bytes": facts.memory_bytes},
         run_fabric=fabric_document(fabric), cost=msgspec.to_builtins(cost), calibration=calibration.to_json() if calibration else None,
-        launcher=launcher, versions=versions(), notes=notes,
+        launcher=launcher, versions=versions(), notes=notes, restart=restart_of(plan, ranks),
     )  # fmt: skip
+
+
+def absolute(folder: str) -> str:
+    return str(Path(folder).resolve()) if folder else ""
+
+
+def restart_of(plan: Plan, ranks: Sequence[RankRecording]) -> dict[str, Any]:
+    """What resuming moved, per rank, beside what the plan said; empty where nothing was read in parts."""
+    if any(r.restart is None for r in ranks):
+        return {}
+    counted = {f: [getattr(r.restart, f) for r in ranks] for f in ("needed_bytes", "reused_bytes", "received_bytes", "sent_bytes", "stored_bytes")}
+    planned = {f: list(v) for f in counted if (v := plan.decisions.get("restart", {}).get(f))}
+    read = [a + b + c for a, b, c in zip(counted["reused_bytes"], counted["received_bytes"], counted["stored_bytes"], strict=True)]
+    shared = not any(counted["reused_bytes"]) and not any(counted["received_bytes"])  # all from storage: then only the total is planned
+    return {
+        **counted, "verified_bytes": [r.restart.verified_bytes for r in ranks if r.restart is not None], "planned": planned,
+        "as_planned": read == planned.get("needed_bytes") if shared else {f: counted[f] for f in planned} == planned,
+    }  # fmt: skip
 
 
 def versions() -> dict[str, str]:

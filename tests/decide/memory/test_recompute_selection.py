@@ -235,3 +235,40 @@ def test_nothing_repeats_in_a_graph_without_lists() -> None:
     assert repeated_layers(graph) == ()
     layer, _ = layer_of(graph, "net", lambda n: 1.0)
     assert layer.operators[0].makes == (0,) and layer.operators[0].reads == ()  # in place
+
+
+def test_nearest_changes_of_a_budget_fit_and_are_tight():
+    from meshwright.decide.memory.nearest import nearest_feasible
+
+    chain = layer_of_sizes()
+    slim, slack = policy_of(chain, ()), 3
+    stage = StageBudget(layers=6, in_flight=4, budget_bytes=10 * slim.kept_bytes + slack)
+    problem = RecomputeProblem(layer=chain, stages=(stage,))
+    with pytest.raises(Infeasible) as caught:
+        KeepAll().plan(problem, rng=np.random.default_rng(0))
+    better = nearest_feasible(caught.value, problem, KeepAll(), {"optimal": OptimalRecompute()}, smaller=iter([(1, problem)]))
+    changes = {c["kind"]: c for c in better.data["changes"]}
+
+    def fits(**fields):
+        changed = msgspec.structs.replace(problem, stages=(msgspec.structs.replace(stage, **fields),))
+        try:
+            KeepAll().plan(changed, rng=np.random.default_rng(0))
+        except Infeasible:
+            return False
+        return True
+
+    assert changes["layers"]["value"] == 2 and fits(layers=2) and not fits(layers=3)
+    assert changes["in-flight"]["value"] == 1 and fits(in_flight=1) and not fits(in_flight=2)
+    needed = changes["budget"]["value"]
+    assert needed == 24 * slim.kept_bytes and fits(budget_bytes=needed) and not fits(budget_bytes=needed - 1)
+    assert "micro-batch" not in changes  # the problem it was given does not fit either
+    assert better.hint.startswith("nearest changes: ") and better.exit_code == 3
+    bare = Infeasible("x")
+    alone = nearest_feasible(bare, problem, KeepAll(), {})
+    assert alone is bare
+
+
+def layer_of_sizes():
+    """Three operators in a row, each of whose results backward needs."""
+    operators = tuple(Operator(name=f"o{i}", time_s=1.0, reads=(i,), makes=(i + 1,)) for i in range(3))
+    return Layer(sizes=(4, 10, 20, 30), operators=operators, needed=(0, 1, 2, 3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -45,9 +44,13 @@ def in_job(request: Request, env: dict[str, str]) -> list[BenchRow]:
 
 def on_this_machine(ranks: int, env: dict[str, str]) -> list[BenchRow]:
     """Raises: RunError when a rank fails, with its last words; what rank 0 reports."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = {**os.environ, **env, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    from ..rendezvous import hosted_rendezvous
+
+    with hosted_rendezvous(ranks) as rendezvous:
+        return _started(ranks, {**os.environ, **env, **rendezvous})
+
+
+def _started(ranks: int, common: dict[str, str]) -> list[BenchRow]:
     parent = os.getpid()
 
     def bound_to_us() -> None:

@@ -1,0 +1,116 @@
+"""What would make an infeasible layout search feasible: the nearest changes, each found by searching with it.
+
+Tried, those that need no other devices first: sharding levels and micro-batches that were ruled out; more memory per device (the least that a layout
+needs, by the closed form, raised until a simulated layout fits); more servers of one kind, the fewest found by doubling and halving. The limits
+of budget and throughput that could be kept come with the error itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ....errors import Infeasible, MeshwrightError, UsageError
+from .candidate import Pool, Problem
+from .search import Demands, Found, search_mixed, uniform_choices
+
+__all__ = ["Change", "nearest_feasible"]
+
+SIMULATED = 6
+MOST_TIMES = 32  # as many servers as this times those there are
+RAISES = 6  # of 5 % each, where the closed form's least memory does not do in simulation
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """`layout`: the best found then, `time_s` its simulated step."""
+
+    kind: str  # "levels" | "micro-batch" | "memory" | "servers"
+    what: str
+    layout: str
+    time_s: float
+    devices: int
+    memory_bytes: int = 0
+
+
+def nearest_feasible(
+    error: Infeasible, problem: Problem, demands: Demands, *, smaller: Callable[[], Problem] | None = None,
+    methods: tuple[str, ...] = ("grid", "mixed"),
+) -> Infeasible:  # fmt: skip
+    """The same error with what would help in `hint` and `data["changes"]`. `smaller` makes the problem with micro-batches down to 1."""
+    found = list(_changes(error, problem, demands, smaller, tuple(m for m in methods if m in ("grid", "mixed")) or ("grid",)))
+    if not found:
+        return error
+    said = "; or ".join(f"{c.what} ({c.layout}, {c.time_s:.4g} s a step)" for c in found)
+    data: dict[str, Any] = {**error.data, "changes": [msgspec.to_builtins(c) for c in found]}
+    return Infeasible(error.message, where=error.where, hint=f"{error.hint}; nearest changes: {said}", data=data)
+
+
+def _changes(
+    error: Infeasible, problem: Problem, demands: Demands, smaller: Callable[[], Problem] | None, methods: tuple[str, ...]
+) -> Iterator[Change]:
+    def change(kind: str, what: str, changed: Problem, memory_bytes: int = 0) -> Change | None:
+        found = _search(changed, demands, methods)
+        if found is None:
+            return None
+        devices, best = sum(p.kind.devices for p in changed.pools), found.best
+        return Change(kind=kind, what=what, layout=best.candidate.layout.name, time_s=best.time_s, devices=devices, memory_bytes=memory_bytes)
+
+    every = uniform_choices()
+    if len(problem.choices) < len(every):
+        missing = sorted({c.sharding for c in every} - {c.sharding for c in problem.choices})
+        if made := change("levels", f"sharding level {' or '.join(map(str, missing))} too", replace(problem, choices=every, cache={})):
+            yield made
+    if smaller is not None and 1 not in problem.microbatches:
+        try:
+            lower = smaller()
+        except MeshwrightError:
+            lower = problem
+        if lower is not problem and (made := change("micro-batch", "micro-batches down to 1", lower)):
+            yield made
+    need = error.data.get("needed_bytes")
+    if isinstance(need, int):
+        for _ in range(RAISES):
+            roomier = tuple(replace(p, memory_bytes=max(p.memory_bytes, need)) if p.memory_bytes else p for p in problem.pools)
+            if made := change("memory", f"devices with {need} bytes", replace(problem, pools=roomier), need):
+                yield made
+                break
+            need = need * 21 // 20
+    for pool in problem.pools:
+        count = _fewest(problem, pool, demands, methods)
+        what = f"{count} servers of {pool.kind.name} instead of {len(pool.kind.servers)}"
+        if count and (made := change("servers", what, _with_servers(problem, pool, count))):
+            yield made
+
+
+def _search(problem: Problem, demands: Demands, methods: tuple[str, ...]) -> Found | None:
+    try:
+        return search_mixed(problem, demands, methods=methods, simulated=SIMULATED, refine=0)
+    except (Infeasible, UsageError):
+        return None
+
+
+def _fewest(problem: Problem, pool: Pool, demands: Demands, methods: tuple[str, ...]) -> int:
+    """The fewest servers of this kind with which a layout was found, up to MOST_TIMES as many; 0 for none."""
+    here = len(pool.kind.servers)
+    low, high = here, 2 * here
+    while high <= MOST_TIMES * here and _search(_with_servers(problem, pool, high), demands, methods) is None:
+        low, high = high, 2 * high
+    if high > MOST_TIMES * here:
+        return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _search(_with_servers(problem, pool, middle), demands, methods) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _with_servers(problem: Problem, pool: Pool, count: int) -> Problem:
+    """The same problem with that many servers of one kind, alike and wired alike."""
+    names = (*pool.kind.servers, *(f"{pool.kind.servers[-1]}+{i}" for i in range(1, count)))[:count]
+    grown = replace(pool, kind=replace(pool.kind, servers=names))
+    return replace(problem, pools=tuple(grown if p.key == pool.key else p for p in problem.pools), cache={})
