@@ -29,7 +29,7 @@ from .cost import Cost, Priced, assumed_cost
 from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
-from .drive_nearest import nearest_changes, with_nearest_changes
+from .drive_nearest import leanest_fitting, nearest_changes, with_nearest_changes
 from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
 from .graph import OpGraph
@@ -143,14 +143,16 @@ def plan_training(
         search.tensor_options = tensor_options
     best, judged = search.best((data, tensor, pipeline, microbatch))
     if best is None:
-
+        best = leanest_fitting(search, judged)
+        judged = judged if best is None else [*judged, best]
+    if best is None:
         if (stopped := unfinished(search)) is not None:
             raise stopped
 
         def search_on(where: Fabric, batch: int, limit_s: float) -> LayoutSearch:
             again = CollectivePlanner(fabric=where, transport=cost.transport, strategy=collective, seed=job.seed)
             smaller = msgspec.structs.replace(job, global_batch=batch)
-            return replace(search, job=smaller, fabric=where, planner=again, time_limit_s=limit_s)
+            return replace(search, job=smaller, fabric=where, planner=again, time_limit_s=limit_s, findings=None, too_large=0, out_of_time=False)
 
         changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
         raise with_nearest_changes(nothing_fits(judged, fabric), changes)

@@ -30,7 +30,7 @@ from .program import Program
 from .program_calls import InlinedProgram, inline, phases
 from .timeline import Timeline
 
-__all__ = ["Evaluated", "LayoutSearch"]
+__all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps"]
 
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
@@ -135,7 +135,7 @@ class LayoutSearch:
             if c.layout is None:
                 judged.append(Evaluated(candidate=c, why=c.why))
                 continue
-            steps = _expected_steps(c.layout)
+            steps = expected_steps(c.layout)
             if steps > MAX_PROGRAM_STEPS:
                 judged.append(Evaluated(candidate=c, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,}"))
                 continue
@@ -225,7 +225,7 @@ class LayoutSearch:
         return best
 
 
-def _expected_steps(layout: TrainingLayout) -> int:
+def expected_steps(layout: TrainingLayout) -> int:
     sums = sum(len(s.sum_writes) + len(s.sum_grads) + len(s.gathers) for s in layout.segments)
     return predicted_steps(layout.data, layout.tensor, layout.pipeline, layout.microbatches, len(layout.segments), sums)
 

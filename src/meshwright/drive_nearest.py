@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_layouts import MAX_PROGRAM_STEPS, Evaluated, LayoutSearch, expected_steps
 from .errors import Infeasible, MeshwrightError
 from .explain.changes import one_more_device
 from .fabric import Fabric
 
-__all__ = ["Fixed", "NearestChange", "nearest_changes", "with_nearest_changes"]
+__all__ = ["Fixed", "NearestChange", "leanest_fitting", "nearest_changes", "with_nearest_changes"]
 
 Fixed = tuple[int | None, int | None, int | None, int | None]
 NAMES = ("--dp", "--tp", "--pp", "--microbatch")
-SMALLEST = 4  # candidates with the least weights and state whose exact need is worked out
+SMALLEST = 4  # combinations of degrees with the least weights and state whose exact need is worked out
 MOST_TIMES = 8  # as many devices as this times those there are
 
 
@@ -53,7 +53,9 @@ class _Planner:
         if left <= 0:
             return None
         try:
-            return self.search_on(fabric, batch, min(left, 10.0)).best(fixed)[0]
+            search = self.search_on(fabric, batch, min(left, 10.0))
+            best, judged = search.best(fixed)
+            return best or leanest_fitting(search, judged)
         except MeshwrightError:
             return None
 
@@ -75,16 +77,7 @@ class _Planner:
     def memory(self, judged: list[Evaluated]) -> Iterator[NearestChange]:
         """The least that the fullest device needs in the worst order, over the layouts with the least state."""
         search = self.search_on(_boundless(self.fabric), self.global_batch, 1.0)
-        seen, best = set(), None
-        for e in sorted((e for e in judged if e.candidate.layout is not None), key=lambda e: (e.candidate.memory_floor_bytes, e.candidate.degrees)):
-            if e.candidate.degrees in seen or len(seen) >= SMALLEST:
-                continue
-            seen.add(e.candidate.degrees)
-            assert e.candidate.layout is not None
-            placement = tuple(d.name for d in self.fabric.devices[: e.candidate.layout.ranks])
-            found = search.evaluate(e.candidate, placement, "device order", search.planner)
-            if found.timeline is not None and (best is None or need_of(found) < need_of(best)):
-                best = found
+        best = min(leanest(search, judged), key=need_of, default=None)
         if best is not None:
             yield NearestChange(
                 kind="memory", what=f"devices with {need_of(best)} bytes", layout=str(best.candidate.degrees), needed_bytes=need_of(best),
@@ -119,6 +112,32 @@ class _Planner:
                     needed_bytes=need_of(best), devices=size, global_batch=self.global_batch,
                 )  # fmt: skip
                 return
+
+
+def leanest(search: LayoutSearch, judged: list[Evaluated]) -> list[Evaluated]:
+    """Layouts that need little, simulated in device order: of each combination of degrees the smallest micro-batch, those with least state first.
+
+    A search simulates the micro-batches that promise the shortest step; where none of them fits, a smaller one may.
+    """
+    first: dict[tuple[int, int, int], Evaluated] = {}
+    limit = max(d.memory_bytes for d in search.fabric.devices)
+    possible = [e for e in judged if e.candidate.layout is not None and expected_steps(e.layout) <= MAX_PROGRAM_STEPS]
+    for e in sorted(possible, key=lambda e: e.candidate.degrees):
+        if 1 < limit < e.candidate.memory_floor_bytes:
+            continue
+        d = e.candidate.degrees
+        first.setdefault((d.data, d.tensor, d.pipeline), e)
+    found = []
+    for e in sorted(first.values(), key=lambda e: (e.candidate.memory_floor_bytes, e.candidate.degrees))[:SMALLEST]:
+        placement = tuple(d.name for d in search.fabric.devices[: e.layout.ranks])
+        found.append(search.evaluate(e.candidate, placement, "device order", search.planner))
+    return [e for e in found if e.timeline is not None]
+
+
+def leanest_fitting(search: LayoutSearch, judged: list[Evaluated]) -> Evaluated | None:
+    """The fastest of `leanest` that fits."""
+    fitting = [e for e in leanest(search, judged) if e.excess_bytes <= 0]
+    return min(fitting, key=lambda e: (e.time_s, e.candidate.degrees), default=None)
 
 
 def _boundless(fabric: Fabric) -> Fabric:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from .errors import UsageError
+from .errors import Unsupported, UsageError
 from .graph import OpGraph
 from .plan import TrainingLayout
 from .plan_shards import part_ranges
@@ -100,7 +100,12 @@ def holdings(layout: TrainingLayout, rank: int, tensors: Mapping[str, TensorSpec
     """What a rank of the layout holds of `param:<name>`, `optimizer:<name>:<state>` and `buffer:<name>` tensors.
 
     Optimizer state of a parameter's shape is split as the parameter is, any other is whole; buffers are whole on every rank.
+    Raises: Unsupported where data replicas divide the state among them.
     """
+    if layout.zero_level:
+        raise Unsupported(
+            f"shards of sharding level {layout.zero_level} cannot be reused by another layout", where="layout", hint="plan with sharding level 0"
+        )
     pipeline, _, part = layout.coordinates(rank)
     held = set(layout.stages[pipeline].params)
     shard_of = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}

@@ -74,8 +74,8 @@ def test_memory_plan_names_what_would_fit(files: Path, capsys: pytest.CaptureFix
     words = ["memory", "plan", str(files / "graph.json"), "--strategy", "none", "--json"]
     assert main([*words, "--budget", "900kB"]) == 3
     changes = {c["kind"]: c for c in json.loads(capsys.readouterr().err)["data"]["changes"]}
-    assert main([*words, "--budget", str(changes["budget"]["value"])]) == 0
-    assert main([*words, "--budget", str(changes["budget"]["value"] - 1)]) == 3
+    assert main([*words, "--budget", f"{changes['budget']['value']}B"]) == 0
+    assert main([*words, "--budget", f"{changes['budget']['value'] - 1}B"]) == 3
     capsys.readouterr()
     if "layers" in changes:
         assert main([*words, "--budget", "900kB", "--layers", str(changes["layers"]["value"])]) == 0
