@@ -83,10 +83,10 @@ def resumed(name, source, target, tmp_path):
         for state in optimizer.state.values():
             state.clear()
         counted = load_rank(tmp_path, index, rank, module, optimizer, plan_of(target))
-        if before != after:
-            states = [v for state in optimizer.state.values() for v in state.values()]
-            kept = [p.tensor for p in module.parameters.values()] + list(module.buffers.values()) + states
-            assert counted.stored_bytes == counted.needed_bytes == sum(t.numel() * t.element_size() for t in kept), "not only what it needs"
+        states = [v for state in optimizer.state.values() for v in state.values()]
+        kept = [p.tensor for p in module.parameters.values()] + list(module.buffers.values()) + states
+        assert counted is not None
+        assert counted.stored_bytes == counted.needed_bytes == sum(t.numel() * t.element_size() for t in kept), "not only what it needs"
         for p in module.parameters.values():
             expected = whole[p.name].detach()
             if p.shard is not None:
