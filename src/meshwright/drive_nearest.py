@@ -119,14 +119,14 @@ def leanest(search: LayoutSearch, judged: list[Evaluated]) -> list[Evaluated]:
 
     A search simulates the micro-batches that promise the shortest step; where none of them fits, a smaller one may.
     """
-    first: dict[tuple[int, int, int], Evaluated] = {}
+    first: dict[tuple[int, int, int, bool], Evaluated] = {}
     limit = max(d.memory_bytes for d in search.fabric.devices)
     possible = [e for e in judged if e.candidate.layout is not None and expected_steps(e.layout) <= MAX_PROGRAM_STEPS]
     for e in sorted(possible, key=lambda e: e.candidate.degrees):
         if 1 < limit < e.candidate.memory_floor_bytes:
             continue
         d = e.candidate.degrees
-        first.setdefault((d.data, d.tensor, d.pipeline), e)
+        first.setdefault((d.data, d.tensor, d.pipeline, d.sequence), e)
     found = []
     for e in sorted(first.values(), key=lambda e: (e.candidate.memory_floor_bytes, e.candidate.degrees))[:SMALLEST]:
         placement = tuple(d.name for d in search.fabric.devices[: e.layout.ranks])
