@@ -1,7 +1,7 @@
 """Structure of pipeline schedules: Chimera at all even depths 2-16, all f, N in 1..4D; the V placement against its proven optima.
 
 Run: `python benchmarks/pipeline_structure.py [--most-depth 16]` (prints and writes benchmarks/results/pipeline_structure.json). Every program is
-checked (form, deadlock, races) and simulated; equal slots with F = B. `--most-depth 8` takes about a minute, 16 some ten.
+checked (form, deadlock, races) and simulated; equal slots with F = B. `--most-depth 16` takes a few minutes.
 """
 
 from __future__ import annotations
