@@ -124,4 +124,3 @@ def bindable(name: str, program: Program) -> AllReduce:
     return AllReduce(name, program, int(program.buffers.chunks[buffer]) * repeat, tuple(local))
 
 
-_bindable = bindable  # its name before it was used elsewhere

@@ -22,7 +22,7 @@ from meshwright.decide.layout.build import build_layout
 from meshwright.decide.layout.megatron import find_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.pipeline import one_f_one_b_order
-from meshwright.drive_collectives import _bindable
+from meshwright.drive_collectives import bindable
 from meshwright.fabric import Fabric
 from meshwright.graph import OpGraph
 from meshwright.io.fabric_document import fabric_document
@@ -67,7 +67,7 @@ def lowered(
         names = tuple(fabric.devices[r].name for r in ranks)
         problem = CollectiveProblem(fabric=fabric, op="all-reduce", ranks=names, size_bytes=-(-size // 4) * 4, seed=0, transport=Transport())
         plan = strategy(collective)(unroll=True).plan(problem, rng=np.random.default_rng(0))
-        return _bindable(program_hash(plan.program), plan.program)
+        return bindable(program_hash(plan.program), plan.program)
 
     program, callees = lower_training(graph, layout, one_f_one_b_order, all_reduce)
     return layout, program, callees

@@ -23,7 +23,7 @@ from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.pipeline import one_f_one_b_order
-from meshwright.drive_collectives import _bindable
+from meshwright.drive_collectives import bindable
 from meshwright.graph_liveness import segment_workspace
 from meshwright.lowering import lower_training
 from meshwright.plan import TrainingLayout
@@ -114,7 +114,7 @@ def _lowered(
             fabric=fabric, op=op, ranks=tuple(names[r] for r in ranks), size_bytes=whole, seed=0, transport=Transport(), element_bytes=8
         )
         plan = strategy("ring")(unroll=True).plan(problem, rng=np.random.default_rng(0))
-        return _bindable(program_hash(plan.program), plan.program)
+        return bindable(program_hash(plan.program), plan.program)
 
     program, callees = lower_training(graph, layout, one_f_one_b_order, collective)
     return layout, program, inline(program, callees).program
