@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from .errors import UsageError
 from .graph import OpGraph
 
-__all__ = ["Liveness", "held_bytes", "kept_storages", "peak_bytes", "segment_workspace"]
+__all__ = ["Liveness", "held_bytes", "kept_storages", "peak_bytes", "replay_workspace", "segment_workspace"]
 
 
 def held_bytes(graph: OpGraph) -> int:
@@ -34,6 +34,11 @@ def peak_bytes(graph: OpGraph) -> int:
 def segment_workspace(graph: OpGraph, node_names: Collection[str]) -> tuple[int, int]:
     """`Liveness(graph).segment_workspace(node_names)`; the `Liveness` of the last few graphs is remembered."""
     return _liveness(graph).segment_workspace(node_names)
+
+
+def replay_workspace(graph: OpGraph, node_names: Collection[str], regions: Sequence[Collection[str]]) -> tuple[int, int]:
+    """`Liveness(graph).replay_workspace(node_names, regions)`; the `Liveness` of the last few graphs is remembered."""
+    return _liveness(graph).replay_workspace(node_names, regions)
 
 
 def kept_storages(graph: OpGraph) -> dict[str, set[int]]:
@@ -112,7 +117,15 @@ class Liveness:
         by then (autograd releases a node's saved values when its backward is done); at least 0. Raises UsageError for an unknown node
         name. Without a joint graph the backward is assumed to hold at most as much as was saved.
         """
-        for name in node_names:
+        return self.replay_workspace(node_names, ())
+
+    def replay_workspace(self, node_names: Collection[str], regions: Sequence[Collection[str]]) -> tuple[int, int]:
+        """`segment_workspace` where the calls of each region are computed again in backward: what they make is not saved.
+
+        Forward: it lives to its last forward reader. Backward: all that a region makes again lives from the first backward call that asks for
+        any of it, each storage to its own last use.
+        """
+        for name in (*node_names, *(name for names in regions for name in names)):
             if name not in self._calls:
                 raise UsageError(f"the graph has no node {name!r}", where=self.graph.model, hint="names are those of OpGraph.nodes")
         if not self.graph.joint:
@@ -120,22 +133,23 @@ class Liveness:
         calls = sorted(i for name in set(node_names) for i in self._calls[name])
         forward = [i for i in calls if self.graph.joint[i].phase == "forward"]
         backward = [i for i in calls if self.graph.joint[i].phase == "backward"]
-        return self._forward_workspace(forward), self._backward_workspace(forward, backward)
+        again = [{s for name in names for i in self._calls[name] if self.graph.joint[i].phase == "forward" for s in self._creates[i]} for names in regions]
+        return self._forward_workspace(forward, set().union(*again)), self._backward_workspace(forward, backward, again)
 
-    def _forward_workspace(self, calls: Sequence[int]) -> int:
+    def _forward_workspace(self, calls: Sequence[int], again: Collection[int] = ()) -> int:
         inside = {call: position for position, call in enumerate(calls)}
         lives, stays = [], 0
         for call in calls:
             for s in self._creates[call]:
                 users = self._users[s]
-                if all(u in inside for u in users):
-                    lives.append((s, inside[call], inside[users[-1]]))
+                if s in again or all(u in inside for u in users):
+                    lives.append((s, inside[call], max(inside[u] for u in users if u in inside)))
                 else:
                     lives.append((s, inside[call], len(calls) - 1))
                     stays += self.graph.joint_storages[s].size_bytes
         return self._peak(lives, len(calls)) - stays
 
-    def _backward_workspace(self, forward: Sequence[int], backward: Sequence[int]) -> int:
+    def _backward_workspace(self, forward: Sequence[int], backward: Sequence[int], again: Sequence[Collection[int]] = ()) -> int:
         inside = {call: position for position, call in enumerate(backward)}
         mine = {*forward, *backward}
         done = {self.graph.joint[call].node: position for call, position in inside.items()}  # node -> its last backward call
@@ -151,9 +165,15 @@ class Liveness:
                 else:
                     lives.append((s, inside[call], end))
                     counted += self.graph.joint_storages[s].size_bytes
+        remade = set().union(*again)
+        for made in again:
+            asked = [inside[u] for s in made for u in self._users[s] if u in inside]
+            lives += [(s, min(asked), max([min(asked), *(inside[u] for u in self._users[s] if u in inside)])) for s in made if asked]
         for call in forward:
             for s in self._creates[call]:
                 users = self._users[s]
+                if s in remade:
+                    continue
                 if all(u in mine for u in users) and users[-1] in inside:
                     lives.append((s, 0, max(done[self.graph.joint[u].node] for u in users if u in inside)))
                     counted += self.graph.joint_storages[s].size_bytes

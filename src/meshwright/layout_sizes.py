@@ -57,7 +57,7 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
     """
     works: dict[str, Work] = {}
     for s in layout.segments:
-        for name, work in (("F", s.forward), ("B", s.backward)):
+        for name, work in (("F", s.forward), ("B", s.backward + s.again)):
             works[f"{s.key}|{name}"] = work
             for part, share in enumerate(s.shares):
                 works[f"{s.key}|{name}@{part}"] = _scaled(work, share, max(s.shares))

@@ -266,6 +266,7 @@ class _Lowering:
                     self.activation(r, "grad", v, mb)
                     reads.append(self.whole(r, f"gradall:{v}:{mb}" if v in s.sum_writes and v in self.apart else f"grad:{v}:{mb}"))
             writes, partial = [], []
+            reads += [self.whole(r, f"act:{v}:{mb}") for v in dict.fromkeys(v for x in s.recompute for v in x.reads if v not in s.reads)]
             for v in s.reads:
                 if v in self.keeps[key]:
                     reads.append(self.whole(r, f"actagain:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))

@@ -11,7 +11,10 @@ __all__ = ["kept_values"]
 
 
 def kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
-    """Per segment, the border values that autograd keeps for its backward. Of a split loss these are the completed sums."""
+    """Per segment, the border values that autograd keeps for its backward, or that calls read that run again in it.
+
+    Of a split loss these are the completed sums.
+    """
     kept = kept_storages(graph)
     storage_of = {n.name: n.outputs[0].storage for n in expand_losses(graph, layout.losses).nodes if n.outputs}
     found = {
@@ -20,4 +23,5 @@ def kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
     }
     for s in layout.segments:
         found[s.key] |= {sums_of(x.node) for x in layout.losses if x.node in s.nodes}
+        found[s.key] |= {v for x in s.recompute for v in x.reads}
     return found

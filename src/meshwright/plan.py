@@ -17,7 +17,7 @@ from .graph import Work
 from .program import Program
 
 __all__ = [
-    "Alternative", "CycleEntry", "ParamShard", "PartialGradient", "Plan", "Prediction", "RowBias", "Segment", "Stage", "TrainingLayout",
+    "Alternative", "CycleEntry", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment", "Stage", "TrainingLayout",
     "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
@@ -84,6 +84,22 @@ class RowBias(_Record, frozen=True, kw_only=True):
     bias: str
 
 
+class Recompute(_Record, frozen=True, kw_only=True):
+    """Calls of a segment that run once more before its backward uses what they made, instead of that being kept; for each region alike.
+
+    A region (a repeated layer) begins at position `starts[i]` of Segment.nodes; other positions count from there. `again`: calls that run
+    again, in order, together, when backward first asks for one of their results. `needed`: calls of the region whose results backward asks for.
+    `kept`: calls whose results are kept, because backward asks for them or `again` reads them; before the region where negative. `reads`: values
+    that cross the segment's border and that `again` reads. Regions share nothing that is made again; no collective runs again.
+    """
+
+    starts: tuple[int, ...]
+    again: tuple[int, ...]
+    needed: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+
+
 class Segment(_Record, frozen=True, kw_only=True):
     """A run of consecutive forward nodes executed as one compute step, forward (`F`) and backward (`B`).
 
@@ -117,6 +133,12 @@ class Segment(_Record, frozen=True, kw_only=True):
     saved_bytes: int = 0  # kept from F to B by one rank for one micro-batch, beyond what earlier segments of the stage keep
     forward_workspace_bytes: int = 0  # peak of temporaries during F beyond saved and written values
     backward_workspace_bytes: int = 0
+    recompute: tuple[Recompute, ...] = ()
+    again: Work = Work()  # of the calls that run again, part of every `B` beside `backward`
+
+    def computed_again(self) -> tuple[tuple[str, ...], ...]:
+        """Per region the names of the calls that run again."""
+        return tuple(tuple(self.nodes[start + k] for k in r.again) for r in self.recompute for start in r.starts)
 
 
 class Stage(_Record, frozen=True, kw_only=True):

@@ -22,9 +22,11 @@ from meshwright.decide.layout.build import build_layout
 from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.drive_collectives import bindable
 from meshwright.graph_liveness import segment_workspace
+from meshwright.layout_recompute import LayoutRegions
 from meshwright.lowering import lower_training
 from meshwright.plan import TrainingLayout
 from meshwright.plan_shards import local_values
@@ -72,10 +74,10 @@ class Outcome:
 
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
-    options: TensorOptions = TensorOptions(), step: int = 0,
+    options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS,
 ) -> Case:  # fmt: skip
-    model = MODELS + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None)
+    model = models + name
+    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute)
     forward = forward_of(model, microbatch, loss)
     module, batch = whole_case(name, global_batch, loss)
     assert not check_layout(layout, layout.ranks)
@@ -95,8 +97,9 @@ def lowered_step(
 
 
 def _lowered(
-    model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None
-) -> tuple[TrainingLayout, Program, Program]:
+    model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
+    recompute: str = "none",
+) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
     graph = graph_of(model, microbatch, loss)
     d = Degrees(*degrees, microbatch)
     fabric = fabric_of(max(2, d.ranks))
@@ -105,6 +108,8 @@ def _lowered(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
         kept=kept,
     )  # fmt: skip
+    if recompute != "none":
+        layout = recomputed(graph, layout, recompute)
     names = [x.name for x in fabric.devices]
 
     @cache
@@ -118,6 +123,15 @@ def _lowered(
 
     program, callees = lower_training(graph, layout, one_f_one_b_order, collective)
     return layout, program, inline(program, callees).program
+
+
+def recomputed(graph: Any, layout: TrainingLayout, rule: str) -> TrainingLayout:
+    """The layout with a rule (`selective`, `full`) or the leanest choice (`least`) in every region."""
+    regions = LayoutRegions(graph, layout)
+    device = fabric_of(2).devices[0]
+    chooser = RegionChooser(regions.regions, lambda n, key: Cost().roofline(n.forward, device).time_s)
+    chosen = chooser.most_saved() if rule == "least" else chooser.rule(rule)
+    return regions.apply(chosen.again)
 
 
 def whole_case(name: str, global_batch: int, loss: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -138,7 +152,7 @@ class _Fixed:
     def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]:
         lay = self.case.layout
         first = (replica * lay.microbatches + microbatch) * lay.microbatch_size
-        return [x[first : first + lay.microbatch_size] for x in self.case.batch]
+        return [x[first : first + lay.microbatch_size].clone() for x in self.case.batch]
 
 
 class _Counting(TaggedTransport):
@@ -172,13 +186,16 @@ def run_case(rank: int, group: Any, case: Case) -> Outcome:
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients, layout=layout)
     transport = _Counting(group)
     executor = Executor(program, case.orders, rank, memory=memory, transport=transport, work=work)
+    saved: dict[str, int] = {}
+    for segment in module.segments.values():
+        segment.meter = saved.__setitem__
     work.begin(case.step)
     executor.run()
     tags = program.channels.tag.tolist()
     sent: Counter[str] = Counter()
     for channel, size in transport.bytes.items():
         sent[comm_of(case, tags[channel])] += size
-    return Outcome(work.loss(), optimizer.kept, dict(sent), {})
+    return Outcome(work.loss(), optimizer.kept, dict(sent), saved)
 
 
 def comm_of(case: Case, tag: int) -> str:

@@ -207,7 +207,8 @@ def table_prices(table: GemmTable, graph: OpGraph, layout: TrainingLayout, cost:
         forward = [(m, n, k) for m, n, k in products]
         backward = [q for m, n, k in products for q in ((m, k, n), (n, k, m))]
         found[f"{s.key}|F"] = _price(table, forward, s.forward, cost, device)
-        found[f"{s.key}|B"] = _price(table, backward, s.backward, cost, device)
+        again = [p for names in s.computed_again() for name in names if (p := _product(nodes[name], shapes, graph, layout, s)) is not None]
+        found[f"{s.key}|B"] = _price(table, backward + again, s.backward + s.again, cost, device)
     return found
 
 

@@ -74,7 +74,10 @@ def segment_prices(nodes: Mapping[str, NodePair], batch_size: int, layout: Train
         scale = layout.microbatch_size / batch_size / float(parts)
         evidence = "measured" if layout.microbatch_size == batch_size and parts == 1 else "interpolated"
         for i, name in enumerate(("F", "B")):
-            cpu_s = scale * sum(nodes[n][i].cpu_s or nodes[n][i].time_s for n in _measured_nodes(s, layout) if n in nodes)
+            timed = [nodes[n][i] for n in _measured_nodes(s, layout) if n in nodes]
+            if name == "B":
+                timed += [nodes[n][0] for names in s.computed_again() for n in names if n in nodes]
+            cpu_s = scale * sum(p.cpu_s or p.time_s for p in timed)
             found[f"{s.key}|{name}"] = Priced(cpu_s / share, evidence, cpu_s)  # type: ignore[arg-type]
     return found
 

@@ -122,30 +122,33 @@ def random_places(graph: ForwardGraph) -> dict[str, RandomPlace]:
 
 
 Ranges = Callable[[Sequence[int]], Sequence[Sequence[tuple[int, int]]]]
+Mask = Callable[..., torch.Tensor]  # as `keep_mask`
 
 
-def draw_function(node: ForwardNode, call: Callable[..., Any], place: RandomPlace, draws: Draws, whole: Sequence[int], ranges: Ranges) -> Any:
+def draw_function(
+    node: ForwardNode, call: Callable[..., Any], place: RandomPlace, draws: Draws, whole: Sequence[int], ranges: Ranges, mask_of: Mask = keep_mask
+) -> Any:
     """What to execute instead of a random call. `whole`: the shape of its first operand on all ranks together; `ranges(shape)`: the part of a
-    tensor of that shape that this rank has (attention weights are split as the queries are)."""
+    tensor of that shape that this rank has (attention weights are split as the queries are); `mask_of` draws the bits."""
     name = node.target.split(".")[1]
     if name == "dropout":
 
         def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-            return x * _scaled(keep_mask(draws, place, 1 - p, whole, ranges(whole), x.device), p, x.dtype)
+            return x * _scaled(mask_of(draws, place, 1 - p, whole, ranges(whole), x.device), p, x.dtype)
 
         return dropout
     if name == "native_dropout":
 
         def native(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-            mask = keep_mask(draws, place, 1 - p, whole, ranges(whole), x.device)
+            mask = mask_of(draws, place, 1 - p, whole, ranges(whole), x.device)
             return x * _scaled(mask, p, x.dtype), mask
 
         return native
     if name == "scaled_dot_product_attention":
-        return _attention(draws, place, whole, ranges)
+        return _attention(draws, place, whole, ranges, mask_of)
 
     def other(*args: Any, **kwargs: Any) -> Any:
-        with _Intercept(lambda shape, keep, device: keep_mask(draws, place, keep, shape, [[(0, d)] for d in shape], device)):
+        with _Intercept(lambda shape, keep, device: mask_of(draws, place, keep, shape, [[(0, d)] for d in shape], device)):
             return call(*args, **kwargs)
 
     return other
@@ -155,7 +158,7 @@ def _scaled(mask: torch.Tensor, p: float, dtype: torch.dtype) -> torch.Tensor:
     return mask.to(dtype).div_(1 - p) if p < 1 else torch.zeros_like(mask, dtype=dtype)
 
 
-def _attention(draws: Draws, place: RandomPlace, whole: Sequence[int], ranges: Ranges) -> Callable[..., torch.Tensor]:
+def _attention(draws: Draws, place: RandomPlace, whole: Sequence[int], ranges: Ranges, mask_of: Mask) -> Callable[..., torch.Tensor]:
     def attention(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
         *, scale: float | None = None, enable_gqa: bool = False,
@@ -170,7 +173,7 @@ def _attention(draws: Draws, place: RandomPlace, whole: Sequence[int], ranges: R
             scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
         weights = scores.softmax(-1)
         shape = (*whole[:-1], k.shape[-2])
-        mask = keep_mask(draws, place, 1 - dropout_p, shape, ranges(shape), q.device)
+        mask = mask_of(draws, place, 1 - dropout_p, shape, ranges(shape), q.device)
         return (weights * _scaled(mask, dropout_p, weights.dtype)) @ v
 
     return attention

@@ -14,10 +14,9 @@ micro-batches; those differ from a serial run's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,55 +25,14 @@ from ..errors import Unsupported
 from ..layout_sizes import gradient_names
 from ..plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ..plan_shards import sequence_values
-from .dropout import Draws, draw_function, draws_bits, random_places
+from .dropout import Draws, draw_function, draws_bits, keep_mask, random_places
 from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
+from .replay import Replays
+from .segment_module import SegmentModule
 from .sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
 from .vocabulary import FUNCTIONS, expand_forward, function_of
 
 __all__ = ["ParameterShard", "RankModule", "SegmentModule", "build_rank_module", "random_seed"]
-
-
-class _Entry(torch.autograd.Function):  # type: ignore[misc]
-    """Identity whose backward puts the gradient into `holder[index]`; `token` only makes autograd record it."""
-
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, value: torch.Tensor, holder: dict[int, torch.Tensor], index: int) -> torch.Tensor:
-        ctx.holder, ctx.index = holder, index
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
-        ctx.holder[ctx.index] = gradient
-        return None, None, None, None
-
-
-_TOKEN = torch.empty((), requires_grad=True)
-
-
-class _Later(NamedTuple):
-    """A saved tensor that lies in a read which is gathered again before backward."""
-
-    read: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-def _regathered(reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
-    """While a segment runs forward: saved tensors that lie in one of the reads of `again` are not kept, but taken from `found` in backward."""
-    where = {x.untyped_storage().data_ptr(): i for i, x in enumerate(reads) if i in again}
-    if not where:
-        return nullcontext()
-
-    def pack(x: torch.Tensor) -> torch.Tensor | _Later:
-        i = where.get(x.untyped_storage().data_ptr())
-        return x if i is None else _Later(i, tuple(x.shape), x.stride(), int(x.storage_offset()))
-
-    def unpack(kept: torch.Tensor | _Later) -> torch.Tensor:
-        return found[kept.read].as_strided(kept.size, kept.stride, kept.offset) if isinstance(kept, _Later) else kept
-
-    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-    return hooks
 
 
 @dataclass
@@ -91,55 +49,6 @@ class ParameterShard:
     @property
     def numel(self) -> int:
         return int(self.tensor.numel())
-
-
-@dataclass
-class SegmentModule:
-    """One segment. `reads`, `writes`: value names in call order; `inputs`: numbers of the example inputs it takes."""
-
-    key: str
-    function: Callable[..., Any]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    inputs: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
-    differentiable: tuple[bool, ...]
-    random: bool
-    split: bool
-    sum_grads: frozenset[str] = frozenset()
-    sum_writes: frozenset[str] = frozenset()
-    gathers: frozenset[str] = frozenset()
-    _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor], dict[int, torch.Tensor]]] = field(default_factory=dict)
-
-    def forward(
-        self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
-    ) -> list[torch.Tensor]:
-        """Run the calls on this micro-batch; returns the written values, detached. What backward needs is kept until `backward`, but not
-        the reads numbered in `again`: `backward` is given these."""
-        holder: dict[int, torch.Tensor] = {}
-        later: dict[int, torch.Tensor] = {}
-        entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
-        with _regathered(reads, again, later):
-            outputs = self.function(*entries, *inputs, *self.constants)
-        del entries
-        edges = [torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None for y in outputs]
-        self._saved[microbatch] = (edges, holder, later)
-        return [y.detach() for y in outputs]
-
-    def backward(
-        self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
-    ) -> dict[int, torch.Tensor]:
-        """Gradients of the written values in, of the read values out (by position); parameter gradients are added in place."""
-        edges, holder, later = self._saved.pop(microbatch)
-        later.update(again or {})
-        pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
-        if pairs:
-            torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
-        return holder
-
-    def forget(self) -> None:
-        """Drop what interrupted micro-batches left."""
-        self._saved.clear()
 
 
 @dataclass
@@ -246,7 +155,8 @@ class _Builder:
             nodes, states = propagate(nodes, states, self.shapes, member, cut=segment.sequence)
             self.verify(segment, nodes, states, member)
         fixed = self.fixed(nodes, segment)
-        function = self.compile(segment, nodes, fixed, states, member)
+        replays = Replays(segment.computed_again())
+        function = self.compile(segment, nodes, fixed, states, member, replays)
         values = [self.tensor(v) for v in fixed if not v.startswith("input:")]
         return SegmentModule(
             key=segment.key,
@@ -261,6 +171,7 @@ class _Builder:
             sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
             sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
             gathers=frozenset(segment.gathers),
+            replays=replays,
         )
 
     def member(self, segment: Segment) -> Member:
@@ -284,7 +195,7 @@ class _Builder:
         return self.buffers[rest] if kind == "buffer" else self.constants[rest]
 
     def compile(
-        self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str], states: Mapping[str, Any], member: Member
+        self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str], states: Mapping[str, Any], member: Member, replays: Replays
     ) -> Callable[..., Any]:
         """Python source of the segment, by torch.fx: temporaries are freed after their last use."""
         graph = fx.Graph()
@@ -292,7 +203,9 @@ class _Builder:
         for i, name in enumerate((*segment.reads, *fixed)):
             known[name] = graph.placeholder(f"a{i}")
         for bias in self.biases(segment):
-            known[bias.value] = graph.call_function(torch.ops.aten.add.Tensor, (known[bias.value], known[f"param:{bias.bias}"]))
+            reader = next((n.name for n in nodes if n.name in replays.region and bias.value in n.inputs), None)
+            add = replays.wrap(reader, torch.ops.aten.add.Tensor) if reader else torch.ops.aten.add.Tensor
+            known[bias.value] = graph.call_function(add, (known[bias.value], known[f"param:{bias.bias}"]))
         for node in nodes:
             missing = [v for v in node.inputs if v not in known]
             if missing:
@@ -301,7 +214,9 @@ class _Builder:
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
             if node.name in self.places:
-                target = self.drawing(node, target, states.get(node.inputs[0]), member)
+                target = self.drawing(node, target, states.get(node.inputs[0]), member, replays)
+            if node.name in replays.region:
+                target = replays.wrap(node.name, target)
             args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
             known[node.name] = graph.call_function(target, args, kwargs)
@@ -310,14 +225,18 @@ class _Builder:
         function: Callable[..., Any] = module.forward
         return function
 
-    def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member) -> Callable[..., Any]:
+    def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member, replays: Replays) -> Callable[..., Any]:
         """The call with the serial run's bits for this rank's part of what it draws for."""
 
         def ranges(shape: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
             split = state if isinstance(state, Shard) else None
             return [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
 
-        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, self.shapes[node.inputs[0]], ranges)
+        def mask(draws: Draws, *more: Any) -> torch.Tensor:
+            return drawn(replace(draws), *more)  # as they are now: backward may draw again when another micro-batch has had its turn
+
+        drawn = replays.whole(keep_mask)
+        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, self.shapes[node.inputs[0]], ranges, mask)
         return found
 
     def verify(self, segment: Segment, nodes: Sequence[ForwardNode], states: Mapping[str, Any], member: Member) -> None:

@@ -11,6 +11,7 @@ from ...errors import Infeasible
 from ...fabric import Device
 from ...graph import OpGraph, OpNode, Work
 from ...graph_vocabulary import base_node, expand_losses, sums_of
+from ...layout_recompute import saved_storages
 from ...plan import RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from .cut import Unit, border_values, cut_stages, dtype_bytes
 from .megatron import Kept, Region, kept_notes
@@ -235,15 +236,8 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
     extent = 0 if split else b.extent(units)
     largest, total = max((b.share(u) for u in units), key=lambda x: x[1]) if split or extent else (1, 1)
     border = {b.storage_of[v] for v in (*reads, *writes)}
-    saved = 0
-    for n in nodes:
-        for s in n.saved:
-            if s not in counted and s not in border:
-                counted.add(s)
-                owner = b.graph.storages[s].owner
-                size = b.graph.storages[s].size_bytes
-                apart = owner in names and (split or owner in b.sequence.values)
-                saved += size * largest // total if apart else size
+    apart = names if split else names & {*b.sequence.values}
+    saved = sum(saved_storages(b.graph, nodes, border, counted, largest, total, apart).values())
     in_parts = {x.node for x in b.losses}
     saved += sum(_saved_of_sums(b, x) * largest // total for x in in_parts if sums_of(x) in names)
     own = [n.name for n in nodes if "/" not in n.name and n.name not in in_parts]

@@ -1,0 +1,268 @@
+"""Recomputation in a training layout: what of a segment may be computed again, and the layout with a choice of it written in.
+
+A region is the part of one repeated layer that lies in one segment. What backward asks for of it is kept, or made again from what is kept by running
+chosen calls of the region once more. Values that cross a segment's border are always kept, and so is what another region reads: hence a region
+needs nothing of another one, and no collective runs again (all of them lie between segments). Without repeated layers the regions are the
+model's top-level modules.
+Cite: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys 2023.
+Deviation: full recomputation of a layer split over tensor-parallel ranks keeps the values between its segments, where the paper gathers them again.
+Cost: O(nodes) per layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .graph import OpGraph, OpNode, Work
+from .graph_liveness import kept_storages, replay_workspace
+from .graph_vocabulary import base_node, expand_losses, sums_of
+from .plan import Recompute, Segment, TrainingLayout
+
+__all__ = ["LayoutRegions", "Region", "Remade", "saved_storages"]
+
+_NEVER = ("batch_norm", "instance_norm", "opaque")  # they change buffers that they do not name
+
+
+def saved_storages(
+    graph: OpGraph, nodes: Sequence[OpNode], border: Container[int], counted: set[int], largest: int = 1, total: int = 1,
+    apart: Container[str] | None = None,
+) -> dict[int, int]:  # fmt: skip
+    """Storage -> bytes on one rank of what autograd keeps for these nodes, beyond border values and what was `counted` before.
+
+    What the nodes make themselves (or those named in `apart`) is shared, `largest` of `total` parts at most; what they got is whole. Adds to
+    `counted`.
+    """
+    names = {n.name for n in nodes} if apart is None else apart
+    found: dict[int, int] = {}
+    for n in nodes:
+        for s in n.saved:
+            if s not in counted and s not in border:
+                counted.add(s)
+                found[s] = _share(graph, s, names, largest, total)
+    return found
+
+
+def _share(graph: OpGraph, storage: int, names: Container[str], largest: int, total: int) -> int:
+    entry = graph.storages[storage]
+    return entry.size_bytes * largest // total if entry.owner in names else entry.size_bytes
+
+
+@dataclass(frozen=True)
+class Remade:
+    """One call of a region: the storages it reads and makes; `may`: it may run again."""
+
+    node: OpNode
+    reads: frozenset[int]
+    makes: frozenset[int]
+    may: bool
+
+
+@dataclass(frozen=True)
+class Region:
+    """Part of a layer in a segment. `needed`: storages made in it that some backward asks for. `size`: bytes on one rank of every storage
+    that keeping would add (0: kept anyway, or no activation)."""
+
+    segment: str
+    layer: str
+    start: int
+    calls: tuple[Remade, ...]
+    needed: frozenset[int]
+    size: Mapping[int, int]
+
+
+class LayoutRegions:
+    """Everything that may be recomputed in `layout`, which recomputes nothing yet; `apply` writes a choice into it.
+
+    Under sequence parallelism that is nothing so far: what autograd keeps there is partly gathered again in backward.
+
+    `graph`: captured, at the layout's micro-batch size.
+    """
+
+    def __init__(self, graph: OpGraph, layout: TrainingLayout) -> None:
+        self.captured, self.layout = graph, layout
+        self.graph = expand_losses(graph, layout.losses)
+        self.node = {n.name: n for n in self.graph.nodes}
+        self.storage = {n.name: n.outputs[0].storage for n in self.graph.nodes if n.outputs}
+        self.storage |= {f"input:{i}": x.storage for i, x in enumerate(graph.inputs)}
+        self.kept_by = kept_storages(graph)
+        self.owned: dict[str, set[int]] = {}
+        for s, entry in enumerate(graph.storages):
+            self.owned.setdefault(entry.owner, set()).add(s)
+        self.makers: dict[int, list[str]] = {}
+        for n in self.graph.nodes:
+            for s in self.makes(n):
+                self.makers.setdefault(s, []).append(n.name)
+        self.layer_of = _layers(self.graph)
+        self.border: dict[str, set[int]] = {}
+        self.saved: dict[str, dict[int, int]] = {}
+        self.held: dict[str, set[int]] = {}  # border storages that live to the segment's backward anyway
+        for stage in layout.stages:
+            counted: set[int] = set()
+            held: set[int] = set()
+            for key in stage.segments:
+                s = self.segment(key)
+                self.border[key] = {self.storage[v] for v in (*s.reads, *s.writes) if v in self.storage}
+                self.saved[key] = saved_storages(self.graph, [self.node[n] for n in s.nodes], self.border[key], counted, *self.parts(s))
+                held |= {x for n in s.nodes for x in self.kept_by.get(n, ())}
+                self.held[key] = held & self.border[key]
+        self.regions = () if layout.sequence else tuple(r for s in layout.segments for r in self._regions_of(s))
+
+    def segment(self, key: str) -> Segment:
+        return next(s for s in self.layout.segments if s.key == key)
+
+    def parts(self, s: Segment) -> tuple[int, int]:
+        """(largest share, all shares) of a rank in the segment."""
+        shares = s.shares or ((1,) * self.layout.tensor if s.split else (1,))
+        return max(shares), sum(shares)
+
+    def makes(self, n: OpNode) -> frozenset[int]:
+        """Storages that a call writes: its own and, where it works in place, its operand's."""
+        made = {*self.owned.get(n.name, ())}
+        if n.forward.calls:
+            reads = self.reads(n)
+            made |= {o.storage for o in n.outputs if o.storage >= 0 and (o.storage not in reads or _in_place(n))}
+        return frozenset(made)
+
+    def reads(self, n: OpNode) -> frozenset[int]:
+        return frozenset(self.storage[v] for v in n.inputs if self.storage.get(v, -1) >= 0)
+
+    # ---- regions -----------------------------------------------------------------------------------------------
+    def _regions_of(self, s: Segment) -> list[Region]:
+        places: dict[str, list[int]] = {}
+        for i, name in enumerate(s.nodes):
+            layer = self.layer_of.get(base_node(name))
+            if layer is not None:
+                places.setdefault(layer, []).append(i)
+        return [r for layer, at in places.items() if (r := self._region(s, layer, at)) is not None]
+
+    def _region(self, s: Segment, layer: str, at: Sequence[int]) -> Region | None:
+        names = {s.nodes[i] for i in at}
+        border = self.border[s.key]
+        asked: set[int] = set()  # by backward, anywhere in the segment
+        fixed = set(border)  # storages that must not be made again
+        for name in s.nodes:
+            kept = self.kept_by.get(name, set())
+            asked |= kept
+            if name not in names:
+                # Whose backward is in another place would need this region there; so would another region's calls, if they run again.
+                elsewhere = base_node(name) in self.layer_of
+                fixed |= {x for x in self.reads(self.node[name]) if elsewhere or x in kept}
+        calls = []
+        for i in at:
+            n = self.node[s.nodes[i]]
+            makes, reads = self.makes(n), self.reads(n)
+            if not makes:
+                continue
+            several = any(len(self.makers.get(x, ())) > 1 for x in makes | reads)
+            may = not (several or makes & fixed or _in_place(n) or any(x in n.target for x in _NEVER))
+            calls.append(Remade(n, reads - makes, makes, may))
+        made = {x for c in calls if c.may for x in c.makes}
+        if not made & asked:
+            return None
+        segment_names, parts = set(s.nodes), self.parts(s)
+        size = {x: _share(self.graph, x, segment_names, *parts) for c in calls if c.may for x in c.makes | c.reads}
+        for x in size:
+            if x not in made and (x in self.held[s.key] if x in border else x in asked or self._constant(x)):
+                size[x] = 0
+        return Region(s.key, layer, at[0], tuple(calls), frozenset(made & asked), size)
+
+    def _constant(self, storage: int) -> bool:
+        return self.graph.storages[storage].owner.startswith(("param:", "buffer:"))
+
+    # ---- a choice ----------------------------------------------------------------------------------------------
+    def apply(self, again: Mapping[tuple[str, str], Collection[str]]) -> TrainingLayout:
+        """The layout in which these calls, by (segment, layer), run again."""
+        chosen: dict[str, list[tuple[Region, list[str]]]] = {}
+        for r in self.regions:
+            names = again.get((r.segment, r.layer), ())
+            if names:
+                chosen.setdefault(r.segment, []).append((r, [n for n in self._with_views(r, names)]))
+        segments = tuple(self._applied(s, chosen.get(s.key, [])) if s.key in chosen else s for s in self.layout.segments)
+        return msgspec.structs.replace(self.layout, segments=segments)
+
+    def _with_views(self, r: Region, names: Collection[str]) -> list[str]:
+        """The calls and the views through which they read what is made again, or what crosses the border, in execution order."""
+        s = self.segment(r.segment)
+        inside, border = set(s.nodes), self.border[r.segment]
+        made = {x for n in names for x in self.makes(self.node[n])}
+        found, stack = set(names), list(names)
+        while stack:
+            for v in self.node[stack.pop()].inputs:
+                if v in found or v not in inside or v in s.writes:
+                    continue
+                if not self.makes(self.node[v]) and self.storage[v] in made | border:
+                    found.add(v)
+                    stack.append(v)
+        return [n for n in s.nodes if n in found]
+
+    def _applied(self, s: Segment, chosen: Sequence[tuple[Region, list[str]]]) -> Segment:
+        border, parts = self.border[s.key], self.parts(s)
+        made = {x for _, names in chosen for n in names for x in self.makes(self.node[n])}
+        read = {x for _, names in chosen for n in names for x in self.reads(self.node[n])}
+        before = self.saved[s.key]
+        extra = {x for x in read - made - border if x not in before and not self._constant(x) and not self._counted_elsewhere(s, x)}
+        saved = s.saved_bytes + sum(_share(self.graph, x, set(s.nodes), *parts) for x in extra) - sum(size for x, size in before.items() if x in made)
+        largest, total = parts
+        workspace = replay_workspace(self.captured, self._captured_names(s), [names for _, names in chosen])
+        work = sum((self.node[n].forward for _, names in chosen for n in names), Work())
+        return msgspec.structs.replace(
+            s, saved_bytes=saved, forward_workspace_bytes=workspace[0] * largest // total, backward_workspace_bytes=workspace[1] * largest // total,
+            recompute=self._records(s, chosen), again=Work(
+                flops=work.flops * largest // total, bytes_read=work.bytes_read * largest // total,
+                bytes_written=work.bytes_written * largest // total, calls=work.calls,
+            ),
+        )  # fmt: skip
+
+    def _counted_elsewhere(self, s: Segment, storage: int) -> bool:
+        return any(storage in self.saved[key] for key in self.layout.stages[s.stage].segments if key != s.key)
+
+    def _captured_names(self, s: Segment) -> list[str]:
+        in_parts = {x.node for x in self.layout.losses}
+        own = [n for n in s.nodes if "/" not in n and n not in in_parts]
+        return own + [base_node(n) for n in s.nodes if n in {sums_of(x) for x in in_parts}]
+
+    def _records(self, s: Segment, chosen: Sequence[tuple[Region, list[str]]]) -> tuple[Recompute, ...]:
+        """One record per pattern of positions, whatever the number of layers that have it."""
+        position = {n: i for i, n in enumerate(s.nodes)}
+        starts: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[str, ...]], list[int]] = {}
+        for r, names in chosen:
+            again, made = set(names), {x for n in names for x in self.makes(self.node[n])}
+            asked = {x for n in s.nodes for x in self.kept_by.get(n, ())} - self.border[s.key]
+            needed = [c.node.name for c in r.calls if c.makes & asked]
+            kept = {n for n in needed if n not in again}
+            reads: list[str] = []
+            for n in names:
+                for v in self.node[n].inputs:
+                    if v in s.reads or v in s.writes:
+                        reads.append(v)
+                    elif v in position and v not in again and self.storage.get(v, -1) not in made:
+                        kept.add(v)
+            pattern = (
+                tuple(position[n] - r.start for n in names), tuple(position[n] - r.start for n in needed),
+                tuple(sorted(position[n] - r.start for n in kept)), tuple(dict.fromkeys(reads)),
+            )  # fmt: skip
+            starts.setdefault(pattern, []).append(r.start)
+        return tuple(Recompute(starts=tuple(at), again=a, needed=n, kept=k, reads=v) for (a, n, k, v), at in starts.items())
+
+
+def _in_place(node: OpNode) -> bool:
+    parts = node.target.split(".")
+    return len(parts) > 1 and parts[1].endswith("_") and not parts[1].startswith("_")
+
+
+def _layers(graph: OpGraph) -> dict[str, str]:
+    """Node -> the repeated layer, or the top-level module, in which it ran; nodes outside are left out."""
+    lists: dict[str, dict[int, list[OpNode]]] = {}
+    for n in graph.nodes:
+        parts = n.module.split(".")
+        for i, part in enumerate(parts):
+            if part.isdigit() and i:
+                lists.setdefault(".".join(parts[:i]), {}).setdefault(int(part), []).append(n)
+                break
+    repeated = [(name, members) for name, members in lists.items() if len(members) > 1]
+    if repeated:
+        return {n.name: f"{name}.{k}" for name, members in repeated for k, nodes in members.items() for n in nodes}
+    return {n.name: n.module.partition(".")[0] for n in graph.nodes if n.module and n.module != "loss"}

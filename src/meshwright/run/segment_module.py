@@ -1,0 +1,128 @@
+"""One segment as a function of real tensors, forward under autograd and backward; what it keeps in between is the plan's affair.
+
+Values enter through `_Entry`, so that autograd does not hold them for the sake of their gradient; results leave as gradient edges. A value that was
+gathered along the sequence is not kept (`_regathered`); what calls make that run again is not kept either (`replay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ..capture.torch_private import storage_key
+from .replay import ReplayedForward, Replays
+
+__all__ = ["SegmentModule"]
+
+
+class _Entry(torch.autograd.Function):  # type: ignore[misc]
+    """Identity whose backward puts the gradient into `holder[index]`; `token` only makes autograd record it."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, value: torch.Tensor, holder: dict[int, torch.Tensor], index: int) -> torch.Tensor:
+        ctx.holder, ctx.index = holder, index
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
+        ctx.holder[ctx.index] = gradient
+        return None, None, None, None
+
+
+_TOKEN = torch.empty((), requires_grad=True)
+
+
+class _Later(NamedTuple):
+    """A saved tensor that lies in a read which is gathered again before backward."""
+
+    read: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def _regathered(reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
+    """While a segment runs forward: saved tensors that lie in one of the reads of `again` are not kept, but taken from `found` in backward."""
+    where = {x.untyped_storage().data_ptr(): i for i, x in enumerate(reads) if i in again}
+    if not where:
+        return nullcontext()
+
+    def pack(x: torch.Tensor) -> torch.Tensor | _Later:
+        i = where.get(x.untyped_storage().data_ptr())
+        return x if i is None else _Later(i, tuple(x.shape), x.stride(), int(x.storage_offset()))
+
+    def unpack(kept: torch.Tensor | _Later) -> torch.Tensor:
+        return found[kept.read].as_strided(kept.size, kept.stride, kept.offset) if isinstance(kept, _Later) else kept
+
+    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    return hooks
+
+
+@dataclass
+class SegmentModule:
+    """One segment. `reads`, `writes`: value names in call order; `inputs`: numbers of the example inputs it takes."""
+
+    key: str
+    function: Callable[..., Any]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    inputs: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    differentiable: tuple[bool, ...]
+    random: bool
+    split: bool
+    sum_grads: frozenset[str] = frozenset()
+    sum_writes: frozenset[str] = frozenset()
+    gathers: frozenset[str] = frozenset()
+    replays: Replays = field(default_factory=lambda: Replays(()))
+    meter: Callable[[str, int], None] | None = None  # told the bytes that each forward pass keeps beyond what it reads and writes
+    _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor], dict[int, torch.Tensor]]] = field(default_factory=dict)
+
+    def forward(
+        self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
+    ) -> list[torch.Tensor]:
+        """Run the calls on this micro-batch; returns the written values, detached. What backward needs is kept until `backward`, but not
+        the reads numbered in `again`: `backward` is given these."""
+        holder: dict[int, torch.Tensor] = {}
+        later: dict[int, torch.Tensor] = {}
+        entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
+        if self.replays.count or (self.meter is not None and not again):
+            outputs = self._noted(entries, inputs)
+        else:
+            with _regathered(reads, again, later):
+                outputs = self.function(*entries, *inputs, *self.constants)
+        del entries
+        edges = [torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None for y in outputs]
+        self._saved[microbatch] = (edges, holder, later)
+        return [y.detach() for y in outputs]
+
+    def _noted(self, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The calls with the chosen ones noted for running again in backward."""
+        with ReplayedForward(self.replays.count, {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}) as noted:
+            self.replays.current = noted
+            try:
+                outputs: Sequence[torch.Tensor] = self.function(*entries, *inputs, *self.constants)
+            finally:
+                self.replays.current = None
+        if self.meter is not None:
+            self.meter(self.key, noted.kept_bytes({storage_key(x) for x in (*entries, *outputs)}))
+        return outputs
+
+    def backward(
+        self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[int, torch.Tensor]:
+        """Gradients of the written values in, of the read values out (by position); parameter gradients are added in place."""
+        edges, holder, later = self._saved.pop(microbatch)
+        later.update(again or {})
+        pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
+        if pairs:
+            torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
+        return holder
+
+    def forget(self) -> None:
+        """Drop what interrupted micro-batches left."""
+        self._saved.clear()
