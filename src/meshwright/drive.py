@@ -114,6 +114,7 @@ def plan_training(
     unchecked: bool = False,
     tensor_options: TensorOptions | None = None,
     borders: tuple[str, ...] = (),
+    recompute: str = "auto",
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -124,6 +125,8 @@ def plan_training(
         collective: `auto`, or the name of one collective strategy for every all-reduce.
         unchecked: skip the final check (for debugging planners only).
         borders: the operators that begin the stages after the first; empty leaves the cuts to the search.
+        recompute: `auto` (keep everything where it fits, else the cheapest choice per stage that fits), `none`, `selective` (core attention of
+            every layer), `full` (every layer), `optimal` (as auto, without another word).
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
@@ -139,6 +142,7 @@ def plan_training(
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
     search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s, prices=prices)
     search.borders = borders
+    search.recompute = recompute
     if tensor_options is not None:
         search.tensor_options = tensor_options
     best, judged = search.best((data, tensor, pipeline, microbatch))
@@ -155,7 +159,7 @@ def plan_training(
             return replace(search, job=smaller, fabric=where, planner=again, time_limit_s=limit_s, findings=None, too_large=0, out_of_time=False)
 
         changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
-        raise with_nearest_changes(nothing_fits(judged, fabric), changes)
+        raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
     best = search.refine_collectives(best)
     plan = plan_of(job, fabric, cost, search, best, judged)
     if not unchecked:
@@ -180,7 +184,7 @@ def unfinished(search: LayoutSearch) -> TimeLimit | None:
     )  # fmt: skip
 
 
-def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
+def nothing_fits(judged: list[Evaluated], fabric: Fabric, search: LayoutSearch | None = None) -> Infeasible:
     """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
     over = [e for e in judged if e.timeline is not None]
     if not over:
@@ -196,14 +200,31 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric) -> Infeasible:
     rank = closest.worst_rank
     device = fabric.device(closest.placement[rank])
     need = device.memory_bytes + closest.excess_bytes
+    hint = f"devices with memory of {need} bytes, more devices, or a smaller global batch would make it fit"
+    data: dict[str, Any] = {
+        "rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees),
+        "recompute": str(closest.policy),
+    }  # fmt: skip
+    with_least = ", recomputing what keeps least" if closest.policy.name == "optimal" else ""
+    if search is not None and search.recompute == "none":
+        least = _with_recomputation(search, closest)
+        data["recomputing"] = {"needed_bytes": least.worst_bytes, "fits": least.excess_bytes <= 0, "time_s": least.time_s}
+        hint = f"--recompute auto needs {least.worst_bytes} bytes there" + (" and fits" if least.excess_bytes <= 0 else "") + f"; or {hint}"
     return Infeasible(
-        f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, with {closest.candidate.degrees}",
-        where=f"device {device.name}",
-        hint=f"devices with memory of {need} bytes, more devices, or a smaller global batch would make it fit",
-        data={
-            "rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees),
-        },
-    )
+        f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, "
+        f"with {closest.candidate.degrees}{with_least}",
+        where=f"device {device.name}", hint=hint, data=data,
+    )  # fmt: skip
+
+
+def _with_recomputation(search: LayoutSearch, closest: Evaluated) -> Evaluated:
+    """The layout with as much recomputed as makes it fit, or as little as possible kept."""
+    allowed = search.recompute
+    search.recompute = "auto"
+    try:
+        return search.evaluate_with_recomputation(closest.candidate, closest.placement, closest.placement_name)[-1]
+    finally:
+        search.recompute = allowed
 
 
 def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int) -> Bound:
@@ -231,6 +252,7 @@ def plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, bes
             "cite": cites["layout"],
         },
         "pipeline": {"strategy": "onefoneb", "options": {"microbatches": layout.microbatches}, "why": "the only schedule so far", "cite": []},
+        "recompute": _recompute_decision(best, search.recompute),
         "placement": {"strategy": best.placement_name, "options": {}, "why": "fastest of the axis orders tried", "cite": []},
     }
     if layout.tensor > 1:
@@ -261,6 +283,21 @@ def plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, bes
     )
 
 
+def _recompute_decision(best: Evaluated, asked: str) -> dict[str, Any]:
+    """What every stage recomputes: fewer bytes kept per micro-batch, seconds of running calls again, and how far that is from the linear bound."""
+    from .decide.memory.selective import CITE
+
+    chosen = best.policy.stages
+    stages = [
+        {"stage": i, "layers": len({layer for _, layer in c.again}), "calls": sum(map(len, c.again.values())), "saved_bytes": c.saved_bytes,
+         "workspace_bytes": c.workspace_bytes, "time_s": c.time_s, "bound_s": c.bound_s}
+        for i, c in sorted(chosen.items())
+    ]  # fmt: skip
+    why = best.policy.why or ("fits without" if best.excess_bytes <= 0 else "")
+    cite = [CITE.key] if chosen else []
+    return {"strategy": best.policy.name if chosen else "none", "options": {"policy": asked, "stages": stages}, "why": why, "cite": cite}
+
+
 def _prediction(fabric: Fabric, best: Evaluated, timeline: Timeline) -> Prediction:
     from .check.memory import worst_order_peaks
 
@@ -282,6 +319,7 @@ def _ordered(judged: list[Evaluated]) -> list[Evaluated]:
 
 def _alternative(e: Evaluated, best: Evaluated) -> Alternative:
     what = f"{e.candidate.degrees}, {e.placement_name}" if e.timeline is not None else str(e.candidate.degrees)
+    what += f", {e.policy}" if str(e.policy) else ""
     if e.timeline is None:
         return Alternative(what=what, why=e.why)
     peak = max(e.timeline.memory_peak_bytes)
@@ -337,6 +375,10 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
             for strategy in decision["strategy"].split("+"):
                 if cite := MSCCL_CITE if strategy == "msccl" else CITES.get(strategy):  # imported files, planners
                     found.append((name, cite))
+        elif name == "recompute" and decision["cite"]:
+            from .decide.memory.selective import CITE
+
+            found.append((name, CITE))
         elif name == "pipeline":
             known = import_module(".decide.pipeline", __package__).CITES
             found += [(name, known[decision["strategy"]])] if decision["strategy"] in known else []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
+from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, with_recomputation
 from .errors import Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
@@ -53,6 +55,8 @@ class Evaluated:
     timeline: Timeline | None = None
     excess_bytes: int = 0
     worst_rank: int = 0
+    over_bytes: tuple[int, ...] = ()  # per rank: needed in the worst order less what its device has, 0 where it states none
+    policy: Policy = KEEP_ALL  # what it recomputes
     fabric: Fabric | None = None
     cost: Cost | None = None
 
@@ -66,8 +70,14 @@ class Evaluated:
         return self.timeline.makespan_s if self.timeline is not None else float("inf")
 
     @property
+    def worst_bytes(self) -> int:
+        """What the rank that lacks most needs."""
+        limit = self.fabric.device(self.placement[self.worst_rank]).memory_bytes if self.fabric is not None and self.placement else 0
+        return limit + self.over_bytes[self.worst_rank] if self.over_bytes else 0
+
+    @property
     def identity(self) -> tuple[object, ...]:
-        return (self.candidate.degrees, self.placement)
+        return (self.candidate.degrees, self.placement, str(self.policy))
 
     @cached_property
     def inlined(self) -> InlinedProgram:
@@ -106,6 +116,8 @@ class LayoutSearch:
     findings: LayoutFindings | None = None  # of the layer table, where it was asked
     too_large: int = 0  # steps of the smallest program that is too large, 0: none is
     out_of_time: bool = False
+    recompute: str = "auto"  # one of drive_recompute.POLICIES
+    frontiers: dict[Any, Any] = field(default_factory=dict)
 
     def graph_at(self, batch: int) -> OpGraph:
         from .graph_scale import at_batch
@@ -118,6 +130,7 @@ class LayoutSearch:
         """The fastest candidate that fits (None if none does), and everything that was judged."""
         from .graph_liveness import segment_workspace
 
+        require_policy(self.recompute)
         until = time.monotonic() + self.time_limit_s
         problem = LayoutProblem(
             graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed,
@@ -155,9 +168,10 @@ class LayoutSearch:
             for name, placement in _placements(c.layout, self.fabric):
                 if simulated and time.monotonic() > until:
                     break
-                judged.append(self.evaluate(c, placement, name, self.planner))
-                fastest = min(fastest, judged[-1].time_s if judged[-1].excess_bytes <= 0 else float("inf"))
-                simulated += 1
+                for found in self.evaluate_with_recomputation(c, placement, name):
+                    judged.append(found)
+                    fastest = min(fastest, found.time_s if found.excess_bytes <= 0 else float("inf"))
+                    simulated += 1
         fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
         best = min(fitting, key=lambda e: (e.time_s, e.candidate.degrees, e.placement_name), default=None)
         return best, judged
@@ -186,7 +200,22 @@ class LayoutSearch:
 
         return refuse
 
-    def evaluate(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, planner: CollectivePlanner) -> Evaluated:
+    def evaluate_with_recomputation(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str) -> list[Evaluated]:
+        """The candidate as it is and as the policy makes it; more than one where the first does not fit."""
+        first = self.evaluate(candidate, placement, name, self.planner)
+        if self.recompute == "none" or first.timeline is None or (self.recompute in ("auto", "optimal") and first.excess_bytes <= 0):
+            return [first]
+        device = self.fabric.device(placement[0])
+        stages = StageRecompute(self.graph_at(first.layout.microbatch_size), first.layout, self.cost, device, self.frontiers)
+
+        def again(layout: TrainingLayout, policy: Policy) -> Evaluated:
+            return self.evaluate(replace(candidate, layout=layout), placement, name, self.planner, policy)
+
+        return with_recomputation(self.recompute, first, stages, again)
+
+    def evaluate(
+        self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, planner: CollectivePlanner, policy: Policy = KEEP_ALL
+    ) -> Evaluated:
         from .simulate import simulate_program
 
         assert candidate.layout is not None
@@ -207,7 +236,7 @@ class LayoutSearch:
         worst = max(range(len(over)), key=over.__getitem__)
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
-            excess_bytes=max(over[worst], 0), worst_rank=worst, fabric=self.fabric, cost=cost,
+            excess_bytes=max(over[worst], 0), worst_rank=worst, over_bytes=tuple(over), policy=policy, fabric=self.fabric, cost=cost,
         )  # fmt: skip
 
     def refine_collectives(self, best: Evaluated) -> Evaluated:
@@ -219,7 +248,7 @@ class LayoutSearch:
         for purpose in (p for p in PURPOSES if p in called):
             for name in CANDIDATES:
                 tried = planner.with_choice(purpose, name)
-                found = self.evaluate(best.candidate, best.placement, best.placement_name, tried)
+                found = self.evaluate(best.candidate, best.placement, best.placement_name, tried, best.policy)
                 if found.timeline is not None and found.excess_bytes <= 0 and found.time_s < best.time_s * (1 - 1e-9):
                     best, planner = found, tried
         return best

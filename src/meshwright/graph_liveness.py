@@ -133,7 +133,10 @@ class Liveness:
         calls = sorted(i for name in set(node_names) for i in self._calls[name])
         forward = [i for i in calls if self.graph.joint[i].phase == "forward"]
         backward = [i for i in calls if self.graph.joint[i].phase == "backward"]
-        again = [{s for name in names for i in self._calls[name] if self.graph.joint[i].phase == "forward" for s in self._creates[i]} for names in regions]
+        again = [set[int]() for _ in regions]
+        for made, names in zip(again, regions, strict=True):
+            for i in (i for name in names for i in self._calls[name] if self.graph.joint[i].phase == "forward"):
+                made.update(self._creates[i])
         return self._forward_workspace(forward, set().union(*again)), self._backward_workspace(forward, backward, again)
 
     def _forward_workspace(self, calls: Sequence[int], again: Collection[int] = ()) -> int:

@@ -86,15 +86,15 @@ class LayoutRegions:
         self.graph = expand_losses(graph, layout.losses)
         self.node = {n.name: n for n in self.graph.nodes}
         self.storage = {n.name: n.outputs[0].storage for n in self.graph.nodes if n.outputs}
-        self.storage |= {f"input:{i}": x.storage for i, x in enumerate(graph.inputs)}
+        self.storage |= {f"input:{i}": given.storage for i, given in enumerate(graph.inputs)}
         self.kept_by = kept_storages(graph)
         self.owned: dict[str, set[int]] = {}
-        for s, entry in enumerate(graph.storages):
-            self.owned.setdefault(entry.owner, set()).add(s)
+        for index, entry in enumerate(graph.storages):
+            self.owned.setdefault(entry.owner, set()).add(index)
         self.makers: dict[int, list[str]] = {}
         for n in self.graph.nodes:
-            for s in self.makes(n):
-                self.makers.setdefault(s, []).append(n.name)
+            for x in self.makes(n):
+                self.makers.setdefault(x, []).append(n.name)
         self.layer_of = _layers(self.graph)
         self.border: dict[str, set[int]] = {}
         self.saved: dict[str, dict[int, int]] = {}
@@ -179,7 +179,7 @@ class LayoutRegions:
         for r in self.regions:
             names = again.get((r.segment, r.layer), ())
             if names:
-                chosen.setdefault(r.segment, []).append((r, [n for n in self._with_views(r, names)]))
+                chosen.setdefault(r.segment, []).append((r, self._with_views(r, names)))
         segments = tuple(self._applied(s, chosen.get(s.key, [])) if s.key in chosen else s for s in self.layout.segments)
         return msgspec.structs.replace(self.layout, segments=segments)
 

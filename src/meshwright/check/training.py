@@ -2,8 +2,8 @@
 
 By induction over one topological order of the inlined program. A compute step is correct if everything it reads is what its name says:
   F(segment, micro-batch m)  reads act:v:m for every value v the segment reads: v of this replica, all its parts summed; and the old weights;
-  B(segment, m)              reads saved:segment:m of its own F and part, and grad:v:m with the contribution of every segment that
-                             reads v, once each, all parts summed;
+  B(segment, m)              reads saved:segment:m of its own F and part, act:v:m for what its recomputed calls read across the border, and
+                             grad:v:m with the contribution of every segment that reads v, once each, all parts summed;
   optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
                              replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and
                              of every rank of the group where the layout says that a gradient is a partial sum over one.
@@ -41,11 +41,25 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
         return [Finding(check="values", message=f"gradients cannot be followed: {why}", status="unknown")]
     if layout.ranks != p.ranks:
         return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
+    if small := _too_small(p, layout):
+        return small
     step = _Step(p, order or Order(p), layout)
     step.found += step.work()
     if not step.found:
         step.run()
     return step.found[:LIMIT]
+
+
+def _too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
+    """What a segment that recomputes keeps has room in its buffers."""
+    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute}
+    for b, name in enumerate(p.buffers.name or ()):
+        kind, _, rest = name.partition(":")
+        size = int(p.buffers.chunks[b]) * int(p.buffers.chunk_bytes[b])
+        if kind == "saved" and size < keeps.get(rest.rpartition(":")[0], 0):
+            text = f"{p.buffer_name(b)} has {size} bytes for the {keeps[rest.rpartition(':')[0]]} that its segment keeps"
+            return [Finding(check="values", message=text, witness={"rank": int(p.buffers.actor[b]), "buffer": b})]
+    return []
 
 
 class _Step(Machine):
@@ -203,6 +217,7 @@ class _Step(Machine):
         else:
             summed = self.along & set(s.sum_writes)
             needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
+            needed |= {f"act:{v}:{mb}" for x in s.recompute for v in x.reads}  # what calls read that run again
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
         for b, first, count in reads:

@@ -23,6 +23,7 @@ from .links import check_links, link_time
 from .memory import check_memory, worst_order_memory
 from .order import Order
 from .races import check_races, turns_needed
+from .recompute import check_recompute, operands_of
 from .training import check_training
 from .values import check_collective
 from .verdict import Finding, Verdict, guarded
@@ -167,8 +168,14 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
         if verdict.ok:
             findings += guarded("plan", lambda p=plan.programs[name]: _on_fabric(plan, p, target[0], facts))  # type: ignore[misc]
     findings += guarded("plan", lambda: check_job(plan))
+    findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("certificate", lambda: _bound(plan, target[0]))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _recomputation(plan: Plan) -> list[Finding]:
+    outline = plan.job.get("graph_outline")
+    return check_recompute(plan.layout, operands_of(map(str, outline)) if outline else None) if plan.layout is not None else []
 
 
 def _fabric_of(plan: Plan) -> Fabric:

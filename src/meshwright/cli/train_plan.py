@@ -36,6 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sequence-parallel", choices=("auto", "on", "off"), default="auto",
         help="split what lies between tensor-parallel regions along the sequence: auto (default; judged by simulation and memory), on, off",
     )  # fmt: skip
+    parser.add_argument(
+        "--recompute", choices=("auto", "none", "selective", "full", "optimal"), default="auto",
+        help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, optimal",
+    )  # fmt: skip
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
@@ -68,6 +72,7 @@ def run(args: argparse.Namespace) -> Result:
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
         collective=args.collective, time_limit_s=args.time_limit,
         tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
+        recompute=args.recompute,
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()

@@ -36,6 +36,7 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: dict[str, int]
     fullest_rank: int
     limit_bytes: int  # 0: the device states none
+    recompute_s: float = 0.0  # of the backward seconds: running calls again
 
 
 class PathShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +116,23 @@ def _stages(run: Simulated) -> tuple[StageShare, ...]:
         peak = int(timeline.memory_peak_bytes[full])
         memory = {**kinds, "activations and temporaries": max(peak - sum(kinds.values()), 0), "peak": peak}
         limit = run.fabric.device(run.plan.placement[full]).memory_bytes
-        found.append(StageShare(stage=stage, ranks=tuple(ranks), seconds=seconds, memory_bytes=memory, fullest_rank=full, limit_bytes=limit))
+        found.append(StageShare(stage=stage, ranks=tuple(ranks), seconds=seconds, memory_bytes=memory, fullest_rank=full, limit_bytes=limit,
+                                recompute_s=_recompute_s(run, stage, ranks[0])))  # fmt: skip
     return tuple(found)
+
+
+def _recompute_s(run: Simulated, stage: int, rank: int) -> float:
+    """Seconds of a step in which a stage's rank runs calls again: their share of the roofline of every backward step, of its price."""
+    layout, device = run.plan.layout, run.fabric.device(run.plan.placement[rank])
+    assert layout is not None
+    total = 0.0
+    for s in layout.segments:
+        if s.stage == stage and s.recompute:
+            whole = run.cost.roofline(s.backward + s.again, device).time_s
+            extra = max(whole - run.cost.roofline(s.backward, device).time_s, 0.0)
+            priced = run.cost.table.get(f"{s.key}|B")
+            total += (extra * priced.time_s / whole if priced is not None and whole else extra) * layout.microbatches
+    return total
 
 
 def _path(run: Simulated) -> tuple[PathShare, ...]:

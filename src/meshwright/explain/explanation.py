@@ -17,6 +17,7 @@ from ..cost import Cost
 from ..drive import works_of
 from ..drive_collectives import CollectivePlanner
 from ..drive_layouts import Evaluated, LayoutSearch
+from ..drive_recompute import Policy
 from ..errors import MeshwrightError, UsageError
 from ..fabric import Fabric
 from ..graph import OpGraph
@@ -95,7 +96,7 @@ def explain_plan(
         extra["rivals"] = rivals
         extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, until=until)
         extra["what_ifs"] = what_ifs(run.fabric, others.chosen.time_s, _planner(others.search), until=until)
-        if plan.layout is not None:
+        if plan.layout is not None and not any(s.recompute for s in plan.layout.segments):
             at = others.search.graph_at(plan.layout.microbatch_size)
             device = run.fabric.device(plan.placement[0])
             extra["recompute"] = recompute_advice(at, plan.layout, found.stages, run.cost, device)
@@ -142,7 +143,7 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
     return Evaluated(
         candidate=LayoutCandidate(degrees=degrees, layout=layout), placement=plan.placement,
         placement_name=str(plan.decisions.get("placement", {}).get("strategy", "")), program=plan.main, callees=callees, works=works,
-        timeline=timeline, fabric=run.fabric, cost=cost,
+        timeline=timeline, policy=Policy(str(plan.decisions.get("recompute", {}).get("strategy", "none"))), fabric=run.fabric, cost=cost,
     )  # fmt: skip
 
 
@@ -177,7 +178,8 @@ def _others(plan: Plan, run: Simulated, graph: OpGraph, limit_s: float, notes: l
 def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: float) -> LayoutSearch:
     job = msgspec.convert(plan.job["training"], Training)
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy="auto", seed=job.seed)
-    return LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=limit_s)
+    asked = plan.decisions.get("recompute", {}).get("options", {}).get("policy", "auto")
+    return LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=limit_s, recompute=asked)
 
 
 def _planner(search: LayoutSearch) -> Callable[[Fabric, float], tuple[float, str]]:
@@ -186,7 +188,7 @@ def _planner(search: LayoutSearch) -> Callable[[Fabric, float], tuple[float, str
 
         planner = CollectivePlanner(fabric=fabric, transport=search.cost.transport, strategy="auto", seed=search.job.seed)
         there = LayoutSearch(job=search.job, fabric=fabric, cost=search.cost, graph=search.graph, planner=planner, time_limit_s=limit_s)
-        there.graphs = search.graphs
+        there.graphs, there.recompute = search.graphs, search.recompute
         found, judged = there.best((None, None, None, None))
         if found is None:
             raise nothing_fits(judged, fabric)
@@ -201,7 +203,8 @@ def _flops(plan: Plan, run: Simulated, graph: OpGraph | None, time_s: float, mea
     assert layout is not None
     peak = float(sum(run.fabric.device(d).flops.get(run.cost.dtype, run.cost.default_flops) for d in plan.placement[: layout.ranks]))
     if graph is not None:
-        counted = captured_flops(graph).scaled(layout.global_batch, graph.batch_size)
+        again = [n for s in layout.segments for names in s.computed_again() for n in names]
+        counted = captured_flops(graph, again).scaled(layout.global_batch, graph.batch_size)
         counted = counted.halved() if causal == "half" else counted
         model, hardware = counted.model, counted.hardware
     else:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..errors import Unsupported, UsageError
 from ..plan import Plan, TrainingLayout
+from .export_recompute import with_recomputation
 
 __all__ = ["Exported", "LayerSplit", "TARGETS", "export_layout", "layer_split"]
 
@@ -81,7 +82,7 @@ def export_layout(plan: Plan, target: str) -> Exported:
     make = {"torchtitan": _torchtitan, "megatron": _megatron, "deepspeed": _deepspeed}[target]
     text, missing, to_add = make(layout, split, job)
     missing += _always(plan, layout, split, job)
-    return Exported(target, text, tuple(dict.fromkeys(missing)), tuple(to_add))
+    return with_recomputation(Exported(target, text, tuple(dict.fromkeys(missing)), tuple(to_add)), plan)
 
 
 def _always(plan: Plan, layout: TrainingLayout, split: LayerSplit, job: Mapping[str, Any]) -> list[str]:

@@ -196,6 +196,13 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
         for field in ("saved_bytes", "forward_workspace_bytes", "backward_workspace_bytes"):
             if getattr(segment, field) < 0:
                 raise FormatError(f"must be >= 0, got {getattr(segment, field)}", where=f"{where}.segments[{i}].{field}")
+        for j, r in enumerate(segment.recompute):
+            if len(r.starts) * (len(r.again) + len(r.needed) + len(r.kept)) > 16 * len(segment.nodes):  # regions share no calls
+                raise FormatError(f"more positions than its {len(segment.nodes)} nodes allow", where=f"{where}.segments[{i}].recompute[{j}]")
+            outside = [s + k for s in r.starts for k in (*r.again, *r.needed, *r.kept) if not 0 <= s + k < len(segment.nodes)]
+            if outside:
+                message = f"position {outside[0]} is none of the segment's {len(segment.nodes)} nodes"
+                raise FormatError(message, where=f"{where}.segments[{i}].recompute[{j}]")
     for i, value in enumerate(layout.values):
         if value.size_bytes < 0 or any(dim < 0 for dim in value.shape):
             raise FormatError("sizes must be >= 0", where=f"{where}.values[{i}]")

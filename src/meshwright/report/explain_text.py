@@ -47,7 +47,12 @@ def _time(found: Explanation) -> list[str]:
     rows = [["time", *names]]
     rows += [[f"stage {s.stage}", *(seconds_text(s.seconds[n]) for n in names)] for s in found.breakdown.stages]
     path = ", ".join(f"{p.phase} on stage {p.stage} {100 * p.share:.0f} %" for p in found.breakdown.path[:5])
-    return [*columns(rows), f"critical path: {path}"]
+    lines = [*columns(rows), f"critical path: {path}"]
+    again = [s for s in found.breakdown.stages if s.recompute_s > 0]
+    if again:
+        parts = [f"stage {s.stage} {seconds_text(s.recompute_s)} ({100 * s.recompute_s / max(s.seconds['backward'], 1e-30):.0f} %)" for s in again]
+        lines.append(f"recomputation, of backward: {', '.join(parts)}")
+    return lines
 
 
 def _memory(found: Explanation) -> list[str]:

@@ -61,13 +61,14 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("fabric", f"{plan.target_fabric['name']}, {len(plan.placement)} devices"),
         ("layout", _layout_line(plan)),
         ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
+        ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((k.replace("collective:", "") + " sum", _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
         ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
         ("memory", f"{bytes_text(memory)} per rank, {bytes_text(worst)} in the worst order"),
         ("evidence", ", ".join(f"{k} {share_text(v)}" for k, v in prediction.evidence.items() if v > 0)),
     ]
-    text = "\n".join(_wrapped(name, value) for name, value in rows)
+    text = "\n".join(_wrapped(name, value) for name, value in rows if value)
     return text + (f"\nplan written to {written}" if written else "")
 
 
@@ -82,6 +83,16 @@ def _wrapped(name: str, value: str, width: int = 80) -> str:
     import textwrap
 
     return textwrap.fill(value, width, initial_indent=f"{name:<13}", subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False)
+
+
+def _recompute(decision: Any) -> str:
+    """Empty where everything is kept."""
+    stages = decision["options"]["stages"] if decision else ()
+    parts = [
+        f"stage {s['stage']} {s['layers']} layers, {bytes_text(s['saved_bytes'])} fewer kept and {seconds_text(s['time_s'])} more per micro-batch"
+        for s in stages
+    ]
+    return f"{decision['strategy']}: " + "; ".join(parts) if parts else ""
 
 
 def _collective(decision: Any) -> str:

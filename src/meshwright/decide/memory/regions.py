@@ -1,9 +1,9 @@
 """What the stages of a training layout recompute: one rule for every layer, or the cheapest choice that keeps few enough bytes.
 
-A region of a layout (`layout_recompute`) becomes a `Layer`; regions with equal layers form a class. A stage has so many regions of each class, and
-every one of its micro-batches in flight keeps what its policy keeps, so the choice is how many regions of a class follow each point of the class's
-frontier: an integer programme, whose workspace is that of the largest policy used. Regions of a class are alike, so the first ones of the stage follow
-the policies that keep least: their backward is the last to come, when fewer other values are held.
+A region of a layout (`layout_recompute`) becomes a `Layer`; regions with equal layers form a class. A stage has so many regions of each
+class, and every one of its micro-batches in flight keeps what its policy keeps, so the choice is how many regions of a class follow each point of
+the class's frontier: an integer programme, whose workspace is that of the largest policy used. The first regions of a stage follow the policies
+that keep least: their backward is the last to come, when fewer other values are held.
 Cite: Korthikanti et al., MLSys 2023 (per-stage recomputation); Chen et al., 2016 (whole layers).
 Left open by the papers: layers that a tensor-parallel split cuts into several segments; each part is a region of its own here.
 Invariant: bytes saved add up to those asked for, counted in whole numbers. Cost: O(frontier points) integer programmes per class.
