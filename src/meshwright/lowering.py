@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm
+from math import lcm, prod
 
 from .graph import OpGraph
 from .layout_sizes import gradient_buffers, shard_bytes, summed_over, training_works
@@ -258,7 +258,8 @@ class _Lowering:
         ref: StepRef | None = None
         for key in reversed(stage.segments):
             s = self.segment[key]
-            reads = [self.whole(r, "weights"), self.whole(r, f"saved:{key}:{mb}")]
+            own = (f"act:{v}:{mb}" for x in s.recompute for v in x.reads if v not in s.reads)  # written here, read by what runs again
+            reads = [self.whole(r, name) for name in dict.fromkeys(("weights", f"saved:{key}:{mb}", *own))]
             gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits)
             waits = [] if gathered else waits
             for v in s.writes:
@@ -266,7 +267,6 @@ class _Lowering:
                     self.activation(r, "grad", v, mb)
                     reads.append(self.whole(r, f"gradall:{v}:{mb}" if v in s.sum_writes and v in self.apart else f"grad:{v}:{mb}"))
             writes, partial = [], []
-            reads += [self.whole(r, f"act:{v}:{mb}") for v in dict.fromkeys(v for x in s.recompute for v in x.reads if v not in s.reads)]
             for v in s.reads:
                 if v in self.keeps[key]:
                     reads.append(self.whole(r, f"actagain:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
@@ -395,7 +395,4 @@ class _Lowering:
 
 
 def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for d in shape:
-        total *= d
-    return total
+    return prod(shape)

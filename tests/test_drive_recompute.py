@@ -1,0 +1,104 @@
+"""Plans that recompute: chosen where memory demands it, priced, explained, exported, and said when even that is not enough."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright import drive
+from meshwright.capture.graph import capture
+from meshwright.check import check_plan
+from meshwright.errors import Infeasible, UsageError
+from meshwright.explain.explanation import explain_plan
+from meshwright.fabric import Fabric
+from meshwright.graph import OpGraph
+from meshwright.io.export_layout import export_layout
+from meshwright.io.plan_file import plan_bytes, plan_from_bytes
+from meshwright.job import Training
+from meshwright.plan import Plan
+from meshwright.report.explain_text import explain_text
+from meshwright.report.plan_text import plan_text
+
+MODEL = str(Path(__file__).parent.parent / "examples" / "gpt.py:tiny")
+JOB = Training(model=MODEL, global_batch=32)
+
+
+@functools.cache
+def graph() -> OpGraph:
+    return capture(MODEL)
+
+
+def fabric(memory_bytes: int) -> Fabric:
+    plain = drive.read_fabric("laptop:2")
+    return replace(plain, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in plain.devices))
+
+
+@functools.cache
+def plan(recompute: str, memory_bytes: int = 0) -> Plan:
+    degrees = {"data": 1, "tensor": 1, "pipeline": 2, "microbatch": 8}
+    return drive.plan_training(JOB, fabric(memory_bytes), graph=graph(), recompute=recompute, **degrees)
+
+
+def needs(made: Plan) -> int:
+    assert made.prediction is not None
+    return max(made.prediction.memory_worst_bytes)
+
+
+def time_s(made: Plan) -> float:
+    assert made.prediction is not None
+    return made.prediction.time_s
+
+
+def test_rules_cost_time_and_save_memory() -> None:
+    none, selective, full = plan("none"), plan("selective"), plan("full")
+    assert needs(full) < needs(selective) < needs(none)
+    assert time_s(none) < time_s(selective) < time_s(full)
+    assert plan("auto").decisions["recompute"]["strategy"] == "none"  # it fits
+    assert "recompute " not in plan_text(none) and "recompute    full: stage 0" in plan_text(full)
+    assert plan_from_bytes(plan_bytes(full)).layout == full.layout
+
+
+def test_as_little_as_fits() -> None:
+    """A layout that did not fit wins now; the less memory there is, the more is recomputed, and never more than in full."""
+    none, full = plan("none"), plan("full")
+    before = time_s(none)
+    for share in (0.8, 0.3):
+        limit = int(needs(full) + share * (needs(none) - needs(full)))
+        made = plan("auto", limit)
+        assert check_plan(made).status == "ok" and needs(made) <= limit
+        assert before < time_s(made) <= time_s(full)
+        before = time_s(made)
+        decision = made.decisions["recompute"]
+        assert decision["strategy"] == "optimal" and decision["options"]["stages"]
+        assert all(s["bound_s"] <= s["time_s"] for s in decision["options"]["stages"])
+        assert any("bytes more than rank" in a.why for a in made.alternatives)  # the same without recomputing
+    assert any(c.key == "korthikanti2023reducing" for name, c in drive.citations(made) if name == "recompute")
+
+
+def test_what_does_not_fit_says_what_recomputing_gives() -> None:
+    none, full = plan("none"), plan("full")
+    middle = (needs(none) + needs(full)) // 2
+    with pytest.raises(Infeasible, match="does not fit") as caught:
+        plan("none", middle)
+    assert caught.value.data["recomputing"]["fits"] and "--recompute auto needs" in caught.value.hint
+    with pytest.raises(Infeasible, match="recomputing what keeps least"):
+        plan("auto", int(0.9 * needs(full)))
+    with pytest.raises(UsageError, match="no recomputation policy 'most'"):
+        plan("most")
+
+
+def test_it_is_explained_and_exported() -> None:
+    made = plan("full")
+    found = explain_plan(made, quick=True)
+    assert all(0 < s.recompute_s < s.seconds["backward"] for s in found.breakdown.stages)
+    assert "recomputation, of backward: stage 0" in explain_text(made, found, limit=3)
+    assert all(s.recompute_s == 0 for s in explain_plan(plan("none"), quick=True).breakdown.stages)
+    megatron = export_layout(made, "megatron").text
+    assert "--recompute-granularity full" in megatron and "--recompute-method uniform" in megatron
+    assert "--recompute-granularity selective" in export_layout(plan("selective"), "megatron").text
+    assert 'mode = "full"' in export_layout(made, "torchtitan").text
+    assert any("run again" in x for x in export_layout(made, "deepspeed").not_expressed)
+    assert "recompute" not in export_layout(plan("none"), "megatron").text
