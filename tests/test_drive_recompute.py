@@ -83,7 +83,7 @@ def test_what_does_not_fit_says_what_recomputing_gives() -> None:
     middle = (needs(none) + needs(full)) // 2
     with pytest.raises(Infeasible, match="does not fit") as caught:
         plan("none", middle)
-    assert caught.value.data["recomputing"]["fits"] and "--recompute auto needs" in caught.value.hint
+    assert caught.value.data["recomputing"]["fits"] and "--recompute auto needs" in caught.value.message
     with pytest.raises(Infeasible, match="recomputing what keeps least"):
         plan("auto", int(0.9 * needs(full)))
     with pytest.raises(UsageError, match="no recomputation policy 'most'"):

@@ -209,7 +209,7 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric, search: LayoutSearch |
     if search is not None and search.recompute == "none":
         least = _with_recomputation(search, closest)
         data["recomputing"] = {"needed_bytes": least.worst_bytes, "fits": least.excess_bytes <= 0, "time_s": least.time_s}
-        hint = f"--recompute auto needs {least.worst_bytes} bytes there" + (" and fits" if least.excess_bytes <= 0 else "") + f"; or {hint}"
+        with_least = f"; --recompute auto needs {least.worst_bytes} bytes there" + (" and fits" if least.excess_bytes <= 0 else "")
     return Infeasible(
         f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, "
         f"with {closest.candidate.degrees}{with_least}",
