@@ -266,7 +266,11 @@ def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
     b, ranks = program.buffers, program.ranks
     whole = np.bincount(b.actor, weights=b.chunks * b.chunk_bytes.astype(np.float64), minlength=ranks)
     temporary = int(program.ops.workspace_bytes.max(initial=0))
-    bounds = [int(x) + temporary for x in whole]
+    largest = np.zeros(len(program.channels), np.int64)  # message of each channel: at most so much of it is staged, `depth` times
+    receives = program.steps.chan_in >= 0
+    np.maximum.at(largest, program.steps.chan_in[receives], program.message_bytes()[receives])
+    staged = np.bincount(program.channels.dst, weights=largest * program.channels.depth, minlength=len(whole))
+    bounds = [int(x) + int(y) + temporary for x, y in zip(whole, staged, strict=False)]
     if all(not limit or bound <= limit for bound, limit in zip(bounds, limits, strict=False)):
         return bounds[:ranks]
     return list(worst_order_peaks(program))
