@@ -82,9 +82,9 @@ class RegionChooser:
                 self.classes.append(known[shape])
             first = [o.name for o in known[shape].layer.operators]
             known[shape].members.append((region, dict(zip(first, names, strict=True))))
-            known[shape].points = self.frontiers.get(shape, ())
-            self.frontiers.setdefault(shape, ())
-        self._shapes = {id(c): shape for shape, c in known.items()}
+        self._shapes = {id(c): (shape, tuple(o.name for o in c.layer.operators)) for shape, c in known.items()}
+        for c in self.classes:
+            c.points = self.frontiers.get(self._shapes[id(c)], ())
 
     def rule(self, name: str) -> Chosen:
         """`selective` (core attention) or `full` (every call whose result is not kept anyway) in every region."""
