@@ -24,7 +24,7 @@ TWO = fabric([("fast", 1, 2), ("slow", 1, 2)])
 
 
 def any_layout(data: st.DataObject, p: Problem) -> Candidate:
-    """Stages, cuts, kinds, degrees, shares, recomputation at random; one sharding level."""
+    """Stages, cuts, kinds, degrees (of layers too), shares, recomputation at random; one sharding level."""
     stages, pipelines = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     microbatch = data.draw(st.sampled_from(p.microbatches))
     total = p.global_batch // microbatch
@@ -42,7 +42,9 @@ def any_layout(data: st.DataObject, p: Problem) -> Candidate:
             row.append(Replica(device=kind, tensor=tensor))
         made.append(ProfiledStage(layers=ends[s + 1] - ends[s], replicas=tuple(row)))
     level = data.draw(st.integers(0, 3)) if pipelines > 1 else 0
-    choices = tuple(LayerChoice(data.draw(st.sampled_from(RECOMPUTE)), level) for _ in WORK)
+    degrees = {r.tensor for stage in made for r in stage.replicas}
+    inner = [0, 1] if degrees == {microbatch} == {2} else [0]  # layers may share the samples inside their groups instead
+    choices = tuple(LayerChoice(data.draw(st.sampled_from(RECOMPUTE)), level, data.draw(st.sampled_from(inner))) for _ in WORK)
     return Candidate(ProfiledLayout(stages=tuple(made), microbatch=microbatch, microbatches=counts), choices, "any")
 
 

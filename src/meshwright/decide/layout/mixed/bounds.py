@@ -4,8 +4,8 @@ universal: every layer at the best efficiency that it has anywhere in the table 
     unlike kinds as fits best; and, unless one server alone could be that fast,
     what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
     weights, or every sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
-family: the layouts with the same devices in every stage, the same tensor degrees, micro-batch and sharding levels, over all ways to divide layers, to
-    recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first backward only after the first micro-batch passed the
+family: the layouts with the same devices in every stage, the same tensor degrees (also those of single layers inside a group), micro-batch and
+    sharding levels, over all ways to divide layers, to recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first backward only after the first micro-batch passed the
     stages before it, and ends before their last backwards; with x_s seconds a micro-batch, messages h and a tail of r seconds per second of x_s
     (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s. Filling every stage greedily shows how much work a pipeline
     does in T; T is found by bisection. Tensor-parallel collectives are part of x.
@@ -129,8 +129,7 @@ def _cut_s(problem: Problem, least: dict[str, F64]) -> float:
 def family_bound_s(problem: Problem, candidate: Candidate) -> float:
     """See the module's docstring. Exact up to the bisection's last bit."""
     layout = candidate.layout
-    levels = {c.sharding for c in candidate.choices}
-    reference, ratio, tail, hop = _stage_numbers(problem, layout, levels)
+    reference, ratio, tail, hop = _stage_numbers(problem, candidate)
     columns: dict[tuple[Replica, ...], int] = {}
     for d in range(layout.data):
         column = tuple(s.replicas[d] for s in layout.stages)
@@ -150,15 +149,15 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
     return low + problem.runtime.per_iteration_s
 
 
-def _stage_numbers(
-    problem: Problem, layout: ProfiledLayout, levels: set[int]
-) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:
+def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:
     """(work of all layers, least seconds of a unit of it per kind of replica, least tail per second, one message between stages)."""
-    replicas = list(dict.fromkeys(r for s in layout.stages for r in s.replicas))
+    replicas = list(dict.fromkeys(r for s in candidate.layout.stages for r in s.replicas))
     least: dict[Replica, F64] = {}
     late: dict[Replica, F64] = {}
     hop = float("inf")
-    allowed = [c for c in problem.choices if c.sharding in levels]
+    layout = candidate.layout
+    levels, inner = {c.sharding for c in candidate.choices}, {0, *(c.tensor for c in candidate.choices)}
+    allowed = [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
     for r in replicas:
         entry = Entry(r.device, layout.microbatch, r.tensor)
         arrays = [problem.arrays(entry, c, layout.data) for c in allowed]
