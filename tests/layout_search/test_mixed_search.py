@@ -79,6 +79,16 @@ def test_the_family_bound_is_reached_by_a_single_stage() -> None:
     assert family_bound_s(p, c) == pytest.approx(simulated, rel=1e-3)
 
 
+def test_the_family_bound_counts_degrees_of_single_layers() -> None:
+    """Layers that share the samples inside their groups save the groups' collectives: no bound of the whole groups' degree may stand above that."""
+    layout = ProfiledLayout.uniform((6,), device="fast", data=1, tensor=2, microbatch=2, microbatches=4)
+    p = problem(fabric([("fast", 1, 2)]), WORK)
+    whole, shared = (Candidate(layout, (LayerChoice(tensor=t),) * 6, "one") for t in (0, 1))
+    times = [predict(p.profile(c), layout, p.network, p.runtime, bars=False).time_s for c in (whole, shared)]
+    assert times[1] < times[0] and family_bound_s(p, shared) == pytest.approx(times[1], rel=1e-3)
+    assert times[1] < family_bound_s(p, whole) == pytest.approx(times[0], rel=1e-3)
+
+
 def test_short_memory_makes_the_universal_bound_infinite() -> None:
     p = problem(fabric([("fast", 1, 2)]), WORK, memory=10_000)
     assert universal_bound(p)[0] == float("inf")

@@ -5,10 +5,10 @@ universal: every layer at the best efficiency that it has anywhere in the table 
     what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
     weights, or every sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
 family: the layouts with the same devices in every stage, the same tensor degrees (also those of single layers inside a group), micro-batch and
-    sharding levels, over all ways to divide layers, to recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first backward only after the first micro-batch passed the
-    stages before it, and ends before their last backwards; with x_s seconds a micro-batch, messages h and a tail of r seconds per second of x_s
-    (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s. Filling every stage greedily shows how much work a pipeline
-    does in T; T is found by bisection. Tensor-parallel collectives are part of x.
+    sharding levels, over all ways to divide layers, to recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first
+    backward only after the first micro-batch passed the stages before it, and ends before their last backwards; with x_s seconds a micro-batch,
+    messages h and a tail of r seconds per second of x_s (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s.
+    Filling every stage greedily shows how much work a pipeline does in T; T is found by bisection. Tensor-parallel collectives are part of x.
 Both hold for every layout that `predict` simulates (up to the rounding of message sizes to bytes); the tests try to beat them.
 """
 
