@@ -9,8 +9,8 @@ from .cost import Transport
 from .decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Ring, auto
 from .errors import UnknownName
 from .fabric import Fabric
-from .lowering import AllReduce
 from .program import Program
+from .program_calls import Callee
 
 __all__ = ["CANDIDATES", "PURPOSES", "CollectivePlanner", "Planned", "bindable"]
 
@@ -51,12 +51,12 @@ class CollectivePlanner:
         return replace(self, chosen={**self.chosen, purpose: strategy})
 
     def for_placement(self, placement: tuple[str, ...]) -> Any:
-        def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> AllReduce:
+        def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
             return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op)
 
         return plan
 
-    def collective(self, purpose: str, devices: tuple[str, ...], size_bytes: int, op: str = "all-reduce") -> AllReduce:
+    def collective(self, purpose: str, devices: tuple[str, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
         unit = 4 if op == "all-reduce" else 4 * len(devices)  # of the others every rank has a part of whole elements
         size = -(-max(size_bytes, unit) // unit) * unit
         strategy = self.chosen.get(purpose, self.strategy)
@@ -112,7 +112,7 @@ class CollectivePlanner:
         return found
 
 
-def bindable(name: str, program: Program) -> AllReduce:
+def bindable(name: str, program: Program) -> Callee:
     contract = program.contract
     assert contract is not None, "collective strategies state their contract"
     buffer_actor = program.buffers.actor
@@ -121,6 +121,6 @@ def bindable(name: str, program: Program) -> AllReduce:
         local.append(int((buffer_actor[:buffer] == member).sum()))
     buffer = contract.inputs[0][0]
     repeat = int(program.lanes.repeat.max()) if len(program.lanes) else 1
-    return AllReduce(name, program, int(program.buffers.chunks[buffer]) * repeat, tuple(local))
+    return Callee(name, program, int(program.buffers.chunks[buffer]) * repeat, tuple(local))
 
 

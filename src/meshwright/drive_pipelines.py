@@ -17,10 +17,11 @@ from .decide.collective import CollectiveProblem, Ring
 from .decide.pipeline import CITES, NAMES, Action, PipelineProblem, PipelineStrategy, Schedule
 from .decide.pipeline.bound import any_bound
 from .decide.pipeline.judge import Judged, judge
-from .decide.pipeline.lower import Callee, PlanCollective, fabric_of, price_table
+from .decide.pipeline.lower import PlanCollective, fabric_of, price_table
 from .drive_collectives import bindable
 from .errors import FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from .plan import Alternative, CycleEntry, Plan, Prediction
+from .program_calls import Callee
 from .program_hash import program_hash
 
 __all__ = ["Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "schedule_of_plan"]
@@ -167,8 +168,7 @@ def collective_planner(problem: PipelineProblem) -> PlanCollective:
             names = tuple(fabric.devices[r].name for r in ranks)
             wanted = CollectiveProblem(fabric=fabric, op=OPERATIONS[kind], ranks=names, size_bytes=size, transport=Transport())
             program = Ring().plan(wanted, rng=np.random.default_rng(0)).program
-            bound = bindable(program_hash(program), program)
-            known[kind, ranks, size] = Callee(bound.name, bound.program, bound.chunks, bound.local)
+            known[kind, ranks, size] = bindable(program_hash(program), program)
         return known[kind, ranks, size]
 
     return plan

@@ -32,30 +32,21 @@ from .plan import Segment, Stage, TrainingLayout, ValueInfo
 from .plan_shards import local_values, sequence_values
 from .program import Program, Role, Unit
 from .program_builder import LaneBuilder, ProgramBuilder, StepRef
+from .program_calls import Callee
 
-__all__ = ["AllReduce", "PlanAllReduce", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
+__all__ = ["PlanCollective", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
 
 STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
 RECEIVES_AHEAD = 2
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """A planned in-place all-reduce: content hash, program, and for each member the callee's local buffer and its chunk count."""
-
-    name: str
-    program: Program
-    chunks: int
-    local: tuple[int, ...]
-
-
 # (purpose: "tensor" | "gradient" | "tied", ranks, size in bytes[, operation if it is not all-reduce]) -> the collective to call
-PlanAllReduce = Callable[..., AllReduce]
+PlanCollective = Callable[..., Callee]
 # (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
 Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
 
-def lower_training(graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanAllReduce) -> tuple[Program, dict[str, Program]]:
+def lower_training(graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective) -> tuple[Program, dict[str, Program]]:
     """The program of one training step, and the programs it calls by content hash."""
     return _Lowering(graph, layout, order, all_reduce).run()
 
@@ -82,7 +73,7 @@ class _Rank:
 
 
 class _Lowering:
-    def __init__(self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanAllReduce) -> None:
+    def __init__(self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective) -> None:
         self.graph, self.layout, self.order, self.plan_all_reduce = graph, layout, order, all_reduce
         self.b = ProgramBuilder(ranks=layout.ranks, name="training step")
         self.segment = {s.key: s for s in layout.segments}

@@ -24,9 +24,19 @@ from .errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
 from .program_unroll import COLUMNS, RankBody, slices, unroll
 
-__all__ = ["PHASES", "InlinedProgram", "inline", "phases", "refuse_too_many_steps"]
+__all__ = ["PHASES", "Callee", "InlinedProgram", "inline", "phases", "refuse_too_many_steps"]
 
 PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other")
+
+@dataclass(frozen=True)
+class Callee:
+    """A planned in-place collective that a program is to call: content hash, program, chunk count, and each member's local buffer in it."""
+
+    name: str
+    program: Program
+    chunks: int
+    local: tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class InlinedProgram:

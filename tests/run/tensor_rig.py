@@ -229,6 +229,14 @@ def serial_step(case: Case, name: str) -> tuple[float, dict[str, torch.Tensor]]:
     return total, {n: p.grad for n, p in module.named_parameters()}
 
 
+def as_serial(pool: Any, name: str, degrees: tuple[int, int, int], **options: Any) -> tuple[Case, list[Outcome]]:
+    """A step of a model on the pool's processes, compared with the serial one."""
+    case = plan_case(name, degrees, **options)
+    outcomes = pool.run(run_case, case.layout.ranks, case)
+    compare(case, outcomes, serial_step(case, name))
+    return case, outcomes
+
+
 def compare(case: Case, outcomes: Sequence[Outcome], expected: tuple[float, dict[str, torch.Tensor]], tolerance: float = 1e-9) -> None:
     """Losses and every gradient equal within `tolerance` of the largest entry; bytes sent equal the plan's exactly.
 

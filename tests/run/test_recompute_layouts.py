@@ -5,21 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from processes import RankPool
 from rig import graph_of
 from tensor_rig import compare, plan_case, recomputed, run_case, serial_step
 
 from meshwright.layout_recompute import LayoutRegions
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    torch.set_num_threads(1)
-    made = RankPool(4)
-    yield made
-    made.close()
 
 
 def run(pool, name, degrees, rule, **options):

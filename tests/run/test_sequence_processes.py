@@ -7,11 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
-from processes import RankPool
 from rig import graph_of
 from sequence_rig import planned_bytes, run_counting
 from tensor_models import BATCH, LENGTH
-from tensor_rig import compare, plan_case, run_case, serial_step
+from tensor_rig import as_serial, plan_case, run_case
 
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.lowering_kept import kept_values
@@ -22,19 +21,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 ALONG = TensorOptions(sequence=True)
 
 
-@pytest.fixture(scope="module")
-def pool():
-    torch.set_num_threads(1)
-    made = RankPool(4)
-    yield made
-    made.close()
-
-
 def agree(pool, name, degrees, **options):
-    case = plan_case(name, degrees, **{"options": ALONG, **options})
-    outcomes = pool.run(run_case, case.layout.ranks, case)
-    compare(case, outcomes, serial_step(case, name))
-    return case, outcomes
+    return as_serial(pool, name, degrees, **{"options": ALONG, **options})
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from dtensor_peer import run_dtensor
-from processes import RankPool
 from rig import fabric_of, graph_of
 from tensor_models import BATCH, LENGTH
-from tensor_rig import compare, plan_case, run_case, serial_step, whole_case
+from tensor_rig import as_serial, compare, plan_case, run_case, serial_step, whole_case
 
 from meshwright.cost import Cost, Priced
 from meshwright.decide.layout.megatron import kept_notes, search_regions
@@ -22,21 +21,6 @@ from meshwright.simulate.pricing import durations
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def pool():
-    torch.set_num_threads(1)
-    made = RankPool(4)
-    yield made
-    made.close()
-
-
-def agree(pool, name, degrees, **options):
-    case = plan_case(name, degrees, **options)
-    outcomes = pool.run(run_case, case.layout.ranks, case)
-    compare(case, outcomes, serial_step(case, name))
-    return case, outcomes
-
-
 @pytest.mark.parametrize(
     ("name", "degrees"),
     [
@@ -47,7 +31,7 @@ def agree(pool, name, degrees, **options):
     ],
 )  # fmt: skip
 def test_loss_gradients_and_bytes(pool, name, degrees):
-    agree(pool, name, degrees, loss="mse" if name == "scanned" else "cross-entropy")
+    as_serial(pool, name, degrees, loss="mse" if name == "scanned" else "cross-entropy")
 
 
 def test_what_was_split(pool):
@@ -67,7 +51,7 @@ def test_what_was_split(pool):
 @pytest.mark.parametrize("name", ["smoothed", "weighted", "every_loss", "summed"])
 @pytest.mark.parametrize("tensor", [2, 3])
 def test_losses_over_a_split_vocabulary(pool, name, tensor):
-    case, _ = agree(pool, name, (1, tensor, 1), loss="output")
+    case, _ = as_serial(pool, name, (1, tensor, 1), loss="output")
     assert case.layout.losses and any(s.param in ("head.weight", "tokens.weight") for s in case.layout.shards)
 
 
@@ -93,7 +77,7 @@ def test_megatrons_label_smoothing_on_request(pool):
 
 def test_shares_proportional_to_speed(pool):
     """A rank three times as fast gets three of four heads, and its bytes and work say so."""
-    case, _ = agree(pool, "even", (1, 2, 1), options=TensorOptions(speeds=(3.0, 1.0), column_block=4))
+    case, _ = as_serial(pool, "even", (1, 2, 1), options=TensorOptions(speeds=(3.0, 1.0), column_block=4))
     by_name = {s.param: s for s in case.layout.shards}
     assert by_name["blocks.0.attention.qkv.weight"].shares == (3, 1)
     assert by_name["blocks.0.mlp.both.weight"].shares == (18, 6) or by_name["blocks.0.mlp.both.weight"].shares == (3, 1)
@@ -107,7 +91,7 @@ def test_shares_proportional_to_speed(pool):
 
 def test_bytes_are_the_formulas(pool):
     """Two all-reduces forward and two backward per layer, one for the table, one backward for the head, and three numbers per target."""
-    _, outcomes = agree(pool, "even", (1, 4, 1), global_batch=2)
+    _, outcomes = as_serial(pool, "even", (1, 4, 1), global_batch=2)
     t, element = 4, 8
     activation, targets = BATCH * LENGTH * 16 * element, BATCH * LENGTH * element
     per_rank = 2 * (t - 1) / t * ((2 * 4 + 2) * activation + 3 * targets)
@@ -116,7 +100,7 @@ def test_bytes_are_the_formulas(pool):
 
 @pytest.mark.parametrize("degrees", [(2, 1, 1), (1, 1, 2), (1, 2, 1)])
 def test_dropout_is_the_serial_runs_in_later_steps_too(pool, degrees):
-    case, _ = agree(pool, "grouped_repeat", degrees, microbatch=1, step=5)
+    case, _ = as_serial(pool, "grouped_repeat", degrees, microbatch=1, step=5)
     other = plan_case("grouped_repeat", degrees, microbatch=1, step=6)
     assert serial_step(case, "grouped_repeat")[0] != serial_step(other, "grouped_repeat")[0], "dropout is off"
 

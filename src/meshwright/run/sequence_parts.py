@@ -7,7 +7,7 @@ as reduce-scatter and all-gather need it, whichever dimension is split. `PartsFo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -41,28 +41,28 @@ class PartsForm:
         if self.in_order and tensor.numel() == elements:
             return tensor.contiguous().view(-1)
         flat = tensor.new_zeros(elements)
-        slot = flat.numel() // self.parts
-        for t, (ranges, shape) in enumerate(zip(self.ranges, self.shapes, strict=True)):
-            target = flat[t * slot : t * slot + math.prod(shape)].view(shape)
-            at = 0
-            for low, high in ranges:
-                target.narrow(self.dim, at, high - low).copy_(tensor.narrow(self.dim, low, high - low))
-                at += high - low
+        for in_slot, in_whole in self._pairs(flat, tensor):
+            in_slot.copy_(in_whole)
         return flat
 
     def take(self, flat: torch.Tensor) -> torch.Tensor:
         """The whole tensor, contiguous; the same memory where it is in that form already."""
         if self.in_order and flat.numel() == math.prod(self.whole):
             return flat.view(self.whole)
-        slot = flat.numel() // self.parts
         whole = flat.new_empty(self.whole)
+        for in_slot, in_whole in self._pairs(flat, whole):
+            in_whole.copy_(in_slot)
+        return whole
+
+    def _pairs(self, flat: torch.Tensor, whole: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of the same positions, in a rank's slot of the flat form and in the whole tensor."""
+        slot = flat.numel() // self.parts
         for t, (ranges, shape) in enumerate(zip(self.ranges, self.shapes, strict=True)):
-            source = flat[t * slot : t * slot + math.prod(shape)].view(shape)
+            part = flat[t * slot : t * slot + math.prod(shape)].view(shape)
             at = 0
             for low, high in ranges:
-                whole.narrow(self.dim, low, high - low).copy_(source.narrow(self.dim, at, high - low))
+                yield part.narrow(self.dim, at, high - low), whole.narrow(self.dim, low, high - low)
                 at += high - low
-        return whole
 
 
 def parts_forms(layout: TrainingLayout | None) -> dict[str, PartsForm]:

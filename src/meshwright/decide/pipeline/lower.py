@@ -21,20 +21,11 @@ from ...errors import UsageError
 from ...fabric import Device, Fabric, Link
 from ...program import Program, Role, Unit
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ...program_calls import Callee
 from .orders import action_s, activation_bytes, connection, message_bytes, stage_share
 from .problem import Action, Collective, PipelineProblem, Schedule
 
-__all__ = ["Callee", "PlanCollective", "fabric_of", "lower_schedule", "price_table"]
-
-
-@dataclass(frozen=True)
-class Callee:
-    """A planned in-place collective: content hash, program, chunk count, and for each member the callee's local buffer."""
-
-    name: str
-    program: Program
-    chunks: int
-    local: tuple[int, ...]
+__all__ = ["PlanCollective", "fabric_of", "lower_schedule", "price_table"]
 
 
 # (kind, ranks, size in bytes) -> the collective to call
