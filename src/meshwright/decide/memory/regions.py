@@ -17,9 +17,9 @@ from typing import Any
 
 from ...errors import Infeasible
 from ...graph import OpNode
-from ...kernels.highs import require_optimal, solver, values
 from ...layout_recompute import Region
 from .captured import core_attention
+from .mix import Members, fractional_mix, leanest_bytes, whole_mix
 from .problem import Layer, LayerPolicy, Operator, RecomputeProblem, policy_of
 from .rules import useful
 from .selective import frontier
@@ -27,7 +27,6 @@ from .selective import frontier
 __all__ = ["Chosen", "RegionChooser", "layer_of_region"]
 
 POINTS = 16  # of a class's frontier
-SCALE = 1e4
 Names = dict[tuple[str, str], tuple[str, ...]]
 
 
@@ -109,15 +108,21 @@ class RegionChooser:
         Raises: Infeasible when no choice of this family does; `data["most_bytes"]` says how many it can.
         """
         self._points()
-        self._require(need_bytes, in_flight)
-        counts = self._solve(need_bytes, in_flight, integer=True)
-        bound = self._solve(need_bytes, in_flight, integer=False)
+        members = [Members(count=len(c.members), policies=c.points, copies=in_flight) for c in self.classes]
+        kept_bytes = sum(in_flight * len(c.members) * c.whole.kept_bytes for c in self.classes)
+        most = kept_bytes - leanest_bytes(members)
+        if most < need_bytes:
+            raise Infeasible(
+                f"recomputing saves at most {most} of {need_bytes} bytes",
+                hint="more memory, smaller micro-batches, or another layout", data={"most_bytes": most, "needed_bytes": need_bytes},
+            )  # fmt: skip
+        counts = whole_mix(members, kept_bytes - need_bytes)
+        bound = fractional_mix(members, kept_bytes - need_bytes)
         again: Names = {}
         saved = workspace = 0
         time_s = bound_s = 0.0
         for c, mine, least in zip(self.classes, counts, bound, strict=True):
-            whole = [round(x) for x in mine]
-            order = [i for i in reversed(range(len(c.points))) for _ in range(whole[i])]
+            order = [i for i in reversed(range(len(c.points))) for _ in range(mine[i])]
             for (region, own), i in zip(c.members, order, strict=True):
                 if c.points[i].recompute:
                     again[_place(region)] = tuple(own[n] for n in c.points[i].recompute)
@@ -148,56 +153,6 @@ class RegionChooser:
                 points = frontier(c.layer, points=POINTS)
                 full = _useful(c, {o.name for o in c.layer.operators})
                 c.points = self.frontiers[self._shapes[id(c)]] = (*points, full) if full.kept_bytes < points[-1].kept_bytes else points
-
-    def _require(self, need_bytes: int, in_flight: int) -> None:
-        best = 0
-        for limit in sorted({p.workspace_bytes for c in self.classes for p in c.points}):
-            saves = sum(
-                len(c.members) * max([c.whole.kept_bytes - p.kept_bytes for p in c.points if p.workspace_bytes <= limit], default=0)
-                for c in self.classes
-            )
-            best = max(best, saves * in_flight - limit)
-        if best < need_bytes:
-            raise Infeasible(
-                f"recomputing saves at most {best} of {need_bytes} bytes",
-                hint="more memory, smaller micro-batches, or another layout", data={"most_bytes": best, "needed_bytes": need_bytes},
-            )  # fmt: skip
-
-    def _solve(self, need_bytes: int, in_flight: int, *, integer: bool) -> list[list[float]]:
-        """Columns: per class and point how many members follow it, then whether any does, then the workspace."""
-        import highspy
-
-        lp = solver(mip_rel_gap=0.0, mip_abs_gap=1e-9) if integer else solver()
-        columns = [(c, p) for c in self.classes for p in c.points]
-        n = len(columns)
-        time_unit = (sum(len(c.members) * max(p.time_s for p in c.points) for c in self.classes) or 1.0) / SCALE
-        byte_unit = (sum(len(c.members) * c.whole.kept_bytes for c in self.classes) or 1) * in_flight / SCALE
-        for c, p in columns:
-            lp.addVar(0.0, float(len(c.members)))
-            lp.changeColCost(lp.getNumCol() - 1, p.time_s / time_unit)
-        for _ in columns:
-            lp.addVar(0.0, 1.0)
-        lp.addVar(0.0, float("inf"))
-        if integer:
-            for column in range(2 * n):
-                lp.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-        at = 0
-        for c in self.classes:
-            lp.addRow(len(c.members), len(c.members), len(c.points), list(range(at, at + len(c.points))), [1.0] * len(c.points))
-            at += len(c.points)
-        for i, (c, p) in enumerate(columns):
-            lp.addRow(0.0, float("inf"), 2, [i, n + i], [-1.0, float(len(c.members))])
-            if p.workspace_bytes:
-                lp.addRow(0.0, float("inf"), 2, [2 * n, n + i], [1.0, -p.workspace_bytes / byte_unit])
-        saves = [in_flight * (c.whole.kept_bytes - p.kept_bytes) / byte_unit for c, p in columns]
-        lp.addRow((need_bytes + 1e-6 * abs(need_bytes)) / byte_unit - 1e-9, float("inf"), n + 1, [*range(n), 2 * n], [*saves, -1.0])
-        require_optimal(lp, what="choice of what the layers of a stage recompute")
-        found = values(lp)[:n]
-        result, at = [], 0
-        for c in self.classes:
-            result.append(found[at : at + len(c.points)])
-            at += len(c.points)
-        return result
 
 
 def _useful(c: _Class, names: set[str]) -> LayerPolicy:

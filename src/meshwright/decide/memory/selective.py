@@ -23,6 +23,7 @@ import numpy as np
 from ...cite import Cite
 from ...errors import Infeasible, UsageError
 from ...kernels.highs import require_optimal, solver, values
+from .mix import SCALE, Members, fractional_mix, whole_mix
 from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, StageBudget, StageChoice, policy_of, require_fit
 
 __all__ = ["CITE", "OptimalRecompute", "best_policy", "frontier", "relaxed_time_s", "stage_mix", "used_only"]
@@ -34,8 +35,6 @@ CITE = Cite(
     venue="MLSys, arXiv:2205.05198",
 )
 DEVIATIONS = ("an integer programme over operators instead of one rule", "micro-batches of a stage may follow different points of the frontier")
-
-SCALE = 1e4  # bytes and seconds are scaled to about this size, well inside the solver's tolerances
 
 
 def _model(layer: Layer, budget_bytes: int, *, integer: bool) -> tuple[Any, float]:
@@ -119,46 +118,14 @@ def stage_mix(policies: tuple[LayerPolicy, ...], budget: StageBudget, stage: int
     require_fit(stage, least, budget, "the leanest policy")
     if slots == 0:
         return StageChoice(counts=(0,) * len(policies), kept_bytes=0, workspace_bytes=0, time_s=0.0, bound_s=0.0)
-    bound = _mix(policies, budget, slots, integer=False)
-    counts = _mix(policies, budget, slots, integer=True)
-    whole = tuple(round(c) for c in counts)
+    members = [Members(count=slots, policies=policies)]
+    (bound,) = fractional_mix(members, budget.budget_bytes)
+    (whole,) = whole_mix(members, budget.budget_bytes)
     kept = sum(n * p.kept_bytes for n, p in zip(whole, policies, strict=True))
     workspace = max((p.workspace_bytes for n, p in zip(whole, policies, strict=True) if n), default=0)
-    if kept + workspace > budget.budget_bytes:  # by the solver's tolerance: the leanest single policy fits, as was checked
-        best = min((p for p in policies if slots * p.kept_bytes + p.workspace_bytes <= budget.budget_bytes), key=lambda p: p.time_s)
-        whole = tuple(slots if p is best else 0 for p in policies)
-        kept, workspace = slots * best.kept_bytes, best.workspace_bytes
     time_s = sum(n * p.time_s for n, p in zip(whole, policies, strict=True)) / budget.in_flight
     bound_s = sum(n * p.time_s for n, p in zip(bound, policies, strict=True)) / budget.in_flight
-    return StageChoice(counts=whole, kept_bytes=kept, workspace_bytes=workspace, time_s=time_s, bound_s=min(bound_s, time_s))
-
-
-def _mix(policies: tuple[LayerPolicy, ...], budget: StageBudget, slots: int, *, integer: bool) -> list[float]:
-    """Variables: slots per policy, whether it is used, and the workspace. The relaxation leaves "used" continuous."""
-    import highspy
-
-    lp = solver(mip_rel_gap=0.0, mip_abs_gap=1e-9) if integer else solver()
-    n = len(policies)
-    time_unit = (max(p.time_s for p in policies) or 1.0) * slots / SCALE
-    byte_unit = (max(p.kept_bytes + p.workspace_bytes for p in policies) or 1) * slots / SCALE
-    for p in policies:
-        lp.addVar(0.0, float(slots))
-        lp.changeColCost(lp.getNumCol() - 1, p.time_s / time_unit)
-    for _ in policies:
-        lp.addVar(0.0, 1.0)
-    lp.addVar(0.0, float("inf"))
-    if integer:
-        for column in range(2 * n):
-            lp.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-    lp.addRow(slots, slots, n, list(range(n)), [1.0] * n)
-    for i, p in enumerate(policies):
-        lp.addRow(0.0, float("inf"), 2, [i, n + i], [-1.0, float(slots)])
-        if p.workspace_bytes:
-            lp.addRow(0.0, float("inf"), 2, [2 * n, n + i], [1.0, -p.workspace_bytes / byte_unit])
-    terms = [p.kept_bytes / byte_unit for p in policies]
-    lp.addRow(-float("inf"), budget.budget_bytes / byte_unit, n + 1, [*range(n), 2 * n], [*terms, 1.0])
-    require_optimal(lp, what="mix of recomputation policies")
-    return values(lp)[:n]
+    return StageChoice(counts=tuple(whole), kept_bytes=kept, workspace_bytes=workspace, time_s=time_s, bound_s=min(bound_s, time_s))
 
 
 def used_only(plan: RecomputePlan) -> RecomputePlan:

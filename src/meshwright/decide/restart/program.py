@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from ...cost import Cost
 from ...errors import UsageError
-from ...fabric import Device, Fabric, Link
+from ...fabric import Device, Fabric, Link, Switch
 from ...plan_regions import Box, minus
 from ...program import Program
 from ...program_builder import ProgramBuilder
@@ -43,8 +43,6 @@ def with_storage(fabric: Fabric, storage_Bps: int) -> Fabric:
         raise UsageError(f"must be at least 1 byte/s, got {storage_Bps}", where="storage rate")
     if {STORAGE_NAME, f"{STORAGE_NAME}-port"} & set(fabric.actor_names):
         raise UsageError(f"the fabric has an actor called {STORAGE_NAME!r}", where=fabric.name, hint="rename it")
-    from ...fabric import Switch
-
     port = f"{STORAGE_NAME}-port"
     links = [Link(src=STORAGE_NAME, dst=port, rate_Bps=storage_Bps)]
     links += [Link(src=port, dst=d.name, rate_Bps=storage_Bps) for d in fabric.devices]
@@ -82,25 +80,25 @@ def estimate_restart(problem: RestartProblem, found: Transfers, fabric: Fabric, 
 def _bound(problem: RestartProblem, found: Transfers, fabric: Fabric, storage_Bps: int) -> tuple[Fraction, str]:
     """Rates of links add up exactly; storage adds its own path to what can enter."""
     bounds: list[tuple[Fraction, str]] = [(Fraction(0), "nothing has to move")]
-    nowhere = problem_lacks(problem, tuple(range(len(problem.placement))))
+    nowhere = _lacking_bytes(problem, tuple(range(len(problem.placement))))
     if nowhere:
         bounds.append((Fraction(nowhere, storage_Bps), "what only storage holds"))
     inward = {d: sum(fabric.links[i].rate_Bps for i in fabric.in_links[fabric.actor_of[d]]) for d in problem.placement}
     for rank, device in enumerate(problem.placement):
-        lacks = problem_lacks(problem, (rank,))
+        lacks = _lacking_bytes(problem, (rank,))
         if lacks:
             bounds.append((Fraction(lacks, inward[device] + storage_Bps), f"what enters {device}"))
     group = {d.name: d.group for d in fabric.devices} | {s.name: s.group for s in fabric.switches}
     for server in sorted({group[d] for d in problem.placement if group[d]}):
         ranks = tuple(r for r, d in enumerate(problem.placement) if group[d] == server)
-        lacks = problem_lacks(problem, ranks)
+        lacks = _lacking_bytes(problem, ranks)
         rate = sum(x.rate_Bps for x in fabric.links if group[x.dst] == server != group[x.src]) + storage_Bps
         if lacks:
             bounds.append((Fraction(lacks, rate), f"what enters server {server}"))
     return max(bounds, key=lambda b: b[0])
 
 
-def problem_lacks(problem: RestartProblem, ranks: Iterable[int]) -> int:
+def _lacking_bytes(problem: RestartProblem, ranks: Iterable[int]) -> int:
     """Bytes that some of these ranks need and none of their devices has a file of, each byte once."""
     ranks = tuple(ranks)
     here = {problem.placement[r] for r in ranks}
