@@ -24,7 +24,10 @@ from .plan import Alternative, CycleEntry, Plan, Prediction
 from .program_calls import Callee
 from .program_hash import program_hash
 
-__all__ = ["Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "schedule_of_plan"]
+__all__ = [
+    "Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "problem_of_plan",
+    "relowered", "schedule_of_plan",
+]  # fmt: skip
 
 OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
 
@@ -283,6 +286,28 @@ def schedule_of_plan(plan: Plan) -> Schedule:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, MeshwrightError) as error:
         raise FormatError(f"is no schedule: {str(error)[:160]}", where="plan.job.schedule", hint="make the plan again") from None
     return schedule
+
+
+def problem_of_plan(plan: Plan) -> PipelineProblem:
+    """The problem that a pipeline plan was made for. Raises: as `schedule_of_plan`."""
+    if plan.kind != "pipeline":
+        raise UsageError(f"this is a {plan.kind} plan, not a pipeline plan", hint="make one with `meshwright pipeline plan`")
+    try:
+        found = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
+        return PipelineProblem(**found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"is no problem: {str(error)[:160]}", where="plan.job.problem", hint="make the plan again") from None
+
+
+def relowered(plan: Plan, problem: PipelineProblem) -> Plan:
+    """The plan's schedule for another problem (measured times, other sizes), lowered, simulated and checked anew. Raises: as `plan_pipeline`."""
+    judged = _checked(judge(problem, schedule_of_plan(plan), collective_planner(problem)))
+    chosen = plan.decisions["pipeline"]
+    row = Row(name=_label(chosen["strategy"], chosen["options"]), strategy=chosen["strategy"], options=chosen["options"], judged=judged)
+    if not row.fits:
+        raise nothing_fits(compare_pipelines(problem, seed=plan.seed), row)
+    made = _plan(problem, row, Comparison(problem=problem, rows=(row,), bound=any_bound(problem)), plan.seed)
+    return replace(made, decisions=plan.decisions)
 
 
 def _action(text: str, copy_of: Sequence[int]) -> Action:

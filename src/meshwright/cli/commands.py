@@ -59,6 +59,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "import"): ("collective_import", "turn a foreign schedule into a plan"),
     ("pipeline", "compare"): ("pipeline_compare", "every pipeline schedule that applies: time, bubble, memory, bounds, and which are best"),
     ("pipeline", "plan"): ("pipeline_plan", "one schedule, or the fastest that fits in memory, as a checked plan"),
+    ("pipeline", "run"): ("pipeline_run", "walk a pipeline plan on real processes: measured beside simulated"),
     ("pipeline", "export"): ("pipeline_export", "hand a pipeline plan to torch.distributed.pipelining, or show it as a trace"),
     ("memory", "plan"): ("memory_plan", "which operators to compute again so that a training step fits"),
     ("run", "doctor"): ("run_doctor", "read the flight recorders of all ranks and name the first divergence"),

@@ -79,10 +79,10 @@ class LocalRanks:
 
     def __init__(
         self, ranks: int, folder: Path, plan: Path, options: dict[str, Any], *, pacing: Pacing, port: int, timeout_s: float,
-        describe: Callable[[int, int], str], on_step: Callable[[int], None] | None = None,
+        describe: Callable[[int, int], str], on_step: Callable[[int], None] | None = None, task: str = "train",
     ) -> None:  # fmt: skip
         self.ranks, self.folder, self.plan, self.options, self.pacing = ranks, folder, plan, options, pacing
-        self.port, self.timeout_s, self.describe, self.on_step = port, timeout_s, describe, on_step
+        self.port, self.timeout_s, self.describe, self.on_step, self.task = port, timeout_s, describe, on_step, task
         self.worker: subprocess.Popen[bytes] | None = None
         self.pids: list[int] = []
         self.exits: dict[int, int] = {}  # return codes of ended ranks, in the order in which they ended
@@ -121,6 +121,7 @@ class LocalRanks:
             token=token,
             parent=os.getpid(),
             options=self.options,
+            task=self.task,
         )
         path = self.folder / "setup.json"
         path.touch(mode=0o600)

@@ -2,6 +2,7 @@
 
 Values enter through `_Entry`, so that autograd does not hold them for the sake of their gradient; results leave as gradient edges. A value that was
 gathered along the sequence is not kept (`_regathered`); what calls make that run again is not kept either (`replay`).
+A backward may be split: `backward_input` gives the gradients of the reads, `backward_weight` later adds those of the parameters (`split_backward`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..capture.torch_private import storage_key
+from ..errors import Unsupported
 from .replay import ReplayedForward, Replays
+from .split_backward import WeightWork, input_gradients
 
 __all__ = ["SegmentModule"]
 
@@ -82,6 +85,9 @@ class SegmentModule:
     meter: Callable[[str, int], None] | None = None  # told the bytes that each forward pass keeps beyond what it reads and writes
     _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor], dict[int, torch.Tensor]]] = field(default_factory=dict)
 
+    _entries: dict[int, dict[int, Any]] = field(default_factory=dict)  # micro-batch -> read -> where its gradient arrives
+    _left: dict[int, WeightWork] = field(default_factory=dict)
+
     def forward(
         self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
     ) -> list[torch.Tensor]:
@@ -95,6 +101,8 @@ class SegmentModule:
         else:
             with _regathered(reads, again, later):
                 outputs = self.function(*entries, *inputs, *self.constants)
+        edge = torch.autograd.graph.get_gradient_edge
+        self._entries[microbatch] = {i: edge(x) for i, (x, d) in enumerate(zip(entries, self.differentiable, strict=True)) if d and x.requires_grad}
         del entries
         edges = [torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None for y in outputs]
         self._saved[microbatch] = (edges, holder, later)
@@ -117,12 +125,31 @@ class SegmentModule:
     ) -> dict[int, torch.Tensor]:
         """Gradients of the written values in, of the read values out (by position); parameter gradients are added in place."""
         edges, holder, later = self._saved.pop(microbatch)
+        del self._entries[microbatch]
         later.update(again or {})
         pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
         if pairs:
             torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
         return holder
 
+    def backward_input(
+        self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[int, torch.Tensor]:
+        """As `backward`, for the read values alone. Raises: Unsupported where calls run again: their results would be needed twice."""
+        if self.replays.count:
+            raise Unsupported("recomputes, and its backward is split in two", where=f"segment {self.key}", hint="keep what it recomputes, or use B")
+        edges, _, later = self._saved.pop(microbatch)
+        entries = self._entries.pop(microbatch)
+        later.update(again or {})
+        pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
+        found, self._left[microbatch] = input_gradients([e for e, _ in pairs], [g for _, g in pairs], list(entries.values()))
+        return {i: g for i, g in zip(entries, found, strict=True) if g is not None}
+
+    def backward_weight(self, microbatch: int) -> None:
+        """What `backward_input` left: parameter gradients are added in place."""
+        self._left.pop(microbatch).run()
+
     def forget(self) -> None:
         """Drop what interrupted micro-batches left."""
-        self._saved.clear()
+        for kept in (self._saved, self._entries, self._left):
+            kept.clear()

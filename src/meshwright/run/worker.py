@@ -30,7 +30,7 @@ EXIT_REPORTED = 70
 
 
 class WorkerSetup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Written by the launcher into a folder that only this user can read. `options` are `rank.RankOptions`."""
+    """Written by the launcher into a folder that only this user can read. `options` are `rank.RankOptions` when the task is training."""
 
     ranks: int
     plan: str
@@ -40,6 +40,7 @@ class WorkerSetup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     token: str
     parent: int
     options: dict[str, Any]
+    task: str = "train"  # or "pipeline": a pipeline plan, with `pipeline.rank.PipelineOptions`
 
 
 def report_of(error: BaseException, rank: int, progress: Any) -> FailureReport:
@@ -94,7 +95,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _preload()
+    _preload(setup.task)
     ranks = {_fork(setup, rank): rank for rank in range(setup.ranks)}
     _say({"pids": {str(rank): pid for pid, rank in ranks.items()}})
     while ranks:
@@ -108,7 +109,7 @@ def _say(line: dict[str, Any]) -> None:
     os.write(1, msgspec.json.encode(line) + b"\n")
 
 
-def _preload() -> None:
+def _preload(task: str) -> None:
     """Load everything that ranks need, and what torch loads at first use."""
     import safetensors.torch  # noqa: F401
     import torch
@@ -117,6 +118,8 @@ def _preload() -> None:
     from ..io import plan_file  # noqa: F401
     from . import rank  # noqa: F401
 
+    if task == "pipeline":
+        from .pipeline import rank as pipeline_rank  # noqa: F401
     torch.set_num_threads(1)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     gc.collect()
@@ -171,13 +174,12 @@ def _run(setup: WorkerSetup, rank: int, progress: Any) -> None:
     from ..io.plan_file import read_plan
     from .rank import RankLink, RankOptions, fetch_setup, run_rank
 
-    options = msgspec.convert(setup.options, RankOptions)
-    limit = timedelta(seconds=max(4 * options.timeout_s, 120))  # of the rendezvous; the launcher watches for silence itself
+    limit = timedelta(seconds=max(4 * float(setup.options["timeout_s"]), 120))  # of the rendezvous; the launcher watches for silence itself
     plain = dist.TCPStore(setup.host, setup.port, is_master=False, timeout=limit, wait_for_workers=False)
     store = dist.PrefixStore(setup.token, plain)
     plan = read_plan(setup.plan)
     dist.init_process_group(
-        "gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=setup.ranks, timeout=limit
+        "gloo" if setup.options["device"] == "cpu" else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=setup.ranks, timeout=limit
     )
     graph, orders = fetch_setup(store)
 
@@ -185,7 +187,14 @@ def _run(setup: WorkerSetup, rank: int, progress: Any) -> None:
         assert progress[STATE] == READY
         store.get("go")
 
-    recording = run_rank(plan, graph, orders, rank, options, RankLink(store=store, progress=progress, go=go))
+    link = RankLink(store=store, progress=progress, go=go)
+    recording: Any
+    if setup.task == "pipeline":
+        from .pipeline.rank import PipelineOptions, run_pipeline_rank
+
+        recording = run_pipeline_rank(plan, orders, rank, msgspec.convert(setup.options, PipelineOptions), link)
+    else:
+        recording = run_rank(plan, graph, orders, rank, msgspec.convert(setup.options, RankOptions), link)
     write_bytes(Path(setup.folder) / f"rank-{rank:03d}.json", msgspec.json.encode(recording))
     if setup.ranks > 1:
         dist.barrier()  # nobody leaves while others still talk to it

@@ -1,0 +1,264 @@
+"""One rank of a rehearsed pipeline: measures what an action and a message cost, then walks the plan's program a number of times."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...decide.pipeline.orders import message_bytes
+from ...decide.pipeline.problem import PipelineProblem, Schedule
+from ...drive_pipelines import problem_of_plan, schedule_of_plan
+from ...plan import Plan
+from ...program import I32
+from ...program_calls import inline
+from ..executor import Executor
+from ..process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING
+from ..rank import RankLink, _device, _transport
+from ..transport import Transport
+from .memory import PipelineMemory
+from .stages import Given, PacedStage, given_stages, precise_sleep
+from .times import paced_times
+from .work import StageWork, gradient_flats, stage_segment
+
+__all__ = ["PipelineOptions", "RankResult", "RankStages", "Walk", "make_walk", "run_pipeline_rank", "worst_difference"]
+
+REPETITIONS = 5
+MESSAGES = 21
+START_DELAY_S = 0.01
+
+
+class PipelineOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a rehearsal is told, the same for all ranks. `stages`: a function that gives stage modules; "": paced ones."""
+
+    steps: int
+    stages: str = ""
+    device: str = "cpu"
+    timeout_s: float = 60.0
+    calibrate: bool = False
+    verify: bool = False  # compare loss and gradients with a serial run of the given stages
+
+
+class RankResult(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`action_s`: measured seconds by price key; `starts_s`, `ends_s`: of every measured step by this machine's clock.
+
+    `digests`: of every stage's final gradients, "<stage>" -> hash, where the stage has copies or replicas. `worst`: largest relative
+    difference from the serial run's loss and gradients. `unused_peak`: most messages received or expected and not yet used.
+    """
+
+    rank: int
+    action_s: dict[str, float] = {}
+    message_s: float = 0.0
+    starts_s: list[float] = []
+    ends_s: list[float] = []
+    step_starts_s: list[float] = []  # of the last pass, by position in `order`
+    step_ends_s: list[float] = []
+    order: list[int] = []
+    loss: float | None = None
+    digests: dict[str, str] = {}
+    worst: float | None = None
+    unused_peak: int = 0
+    held_peak_bytes: int = 0
+
+
+class RankStages:
+    """The modules of one rank, given or paced, and the micro-batches of its replica."""
+
+    def __init__(self, problem: PipelineProblem, schedule: Schedule, rank: int, given: Given | None, device: torch.device) -> None:
+        self.problem, self.schedule, self.given = problem, schedule, given
+        self.replica = rank % problem.data
+        self.held = schedule.hosted(rank // problem.data)
+        count = schedule.microbatches
+        if given is None:
+            self.borders = {s: torch.empty(1, max(1, -(-message_bytes(problem, schedule, s) // 4))) for s in range(schedule.stages)}
+            self.modules: dict[tuple[int, int], nn.Module] = {key: self.paced(*key) for key in self.held}
+            width = self.borders[0].shape[-1]
+            self.inputs: Sequence[torch.Tensor] = [torch.ones(1, width)] * count
+            self.targets: Sequence[torch.Tensor] = [torch.zeros(())] * count
+            self.loss: Any = lambda y, target: (y.mean() - target) ** 2
+        else:
+            self.borders = dict(enumerate(given.borders()))
+            self.modules = {key: deepcopy(given.modules[key[1]]).to(device) for key in self.held}
+            mine = slice(self.replica * count, (self.replica + 1) * count)
+            self.inputs, self.targets = [x.to(device) for x in given.inputs[mine]], [x.to(device) for x in given.targets[mine]]
+            self.loss = given.loss
+        self.share = 1.0 / (count * problem.data)
+        self.segments = {
+            (c, s): stage_segment(
+                s, self.modules[c, s], self.loss if s == schedule.stages - 1 else None,
+                differentiable=s > 0 or (problem.first_input_grad and given is None),
+            )
+            for c, s in self.held
+        }  # fmt: skip
+
+    def paced(self, copy: int, stage: int) -> nn.Module:
+        before = self.borders[stage - 1] if stage else self.borders[0]
+        return PacedStage(
+            self.borders[stage].shape[-1], *paced_times(self.problem, self.schedule, copy, stage), same=before.shape == self.borders[stage].shape
+        )
+
+    def measured(self) -> dict[str, float]:
+        """Median seconds of every kind of action, run alone on this rank; keys as `lower.price_table`'s."""
+        found: dict[str, list[float]] = {}
+        for (c, s), segment in self.segments.items():
+            x = self.inputs[0] if not s else torch.ones_like(self.borders[s - 1])
+            top = s == self.schedule.stages - 1
+            gradient = torch.tensor(self.share) if top else torch.ones_like(self.borders[s])
+            graph = f"stage{s}" + (f":c{c}" if self.schedule.copies > 1 else "")
+            for turn in range(REPETITIONS + 1):
+                marks = [time.perf_counter()]
+                segment.forward(-1, [x], self.targets[:1] if top else [])
+                marks.append(time.perf_counter())
+                if self.schedule.split:
+                    segment.backward_input(-1, [gradient])
+                    marks.append(time.perf_counter())
+                    segment.backward_weight(-1)
+                else:
+                    segment.backward(-1, [gradient])
+                marks.append(time.perf_counter())
+                for kind, a, b in zip("FIW" if self.schedule.split else "FB", marks[:-1], marks[1:], strict=True):
+                    if turn:
+                        found.setdefault(f"{graph}|{kind}", []).append(b - a)
+        return {key: statistics.median(values) for key, values in found.items()}
+
+
+@dataclass
+class Walk:
+    """One rank, ready: `step()` runs the program once on zeroed gradients."""
+
+    stages: RankStages
+    executor: Executor
+    work: StageWork
+    memory: PipelineMemory
+    flats: dict[str, torch.Tensor]
+
+    def step(self) -> tuple[float, float]:
+        """(start, end) by `perf_counter`; gradients must be zero: see `clear`."""
+        start = time.perf_counter()
+        self.executor.run()
+        return start, time.perf_counter()
+
+    def clear(self) -> None:
+        for flat in self.flats.values():
+            flat.zero_()
+        self.work.losses.clear()
+
+
+def make_walk(plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None) -> Walk:
+    """Stages, buffers and the compiled walk of one rank of a pipeline plan."""
+    problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
+    stages = RankStages(problem, schedule, rank, given, device)
+    program = inline(plan.main, plan.programs).program
+    flats = gradient_flats(program, rank, stages.modules, schedule.copies)
+    memory = PipelineMemory(program, rank, device, stages.borders, flats)
+    work = StageWork(program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share)
+    executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work, progress=progress)
+    return Walk(stages, executor, work, memory, flats)
+
+
+def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: PipelineOptions, link: RankLink) -> RankResult:
+    """Build the stages, measure, walk. `torch.distributed` is initialised. Raises what goes wrong, `StepFailed` inside a step."""
+    torch.set_num_threads(1)
+    precise_sleep()
+    problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
+    device = _device(options.device, rank)
+    given = given_stages(options.stages, schedule.stages, schedule.microbatches * problem.data) if options.stages else None
+    transport = _transport(rank, device)
+    walk = make_walk(plan, orders, rank, given, transport, device, link.progress)
+    result = RankResult(rank=rank, order=list(walk.executor.order))
+    link.progress[STATE] = READY
+    link.go()
+    link.progress[STATE] = CALIBRATING
+    result.action_s = walk.stages.measured()
+    if problem.devices > 1:
+        result.message_s = _message_time(transport, rank, problem.data, max(walk.stages.borders.values(), key=torch.Tensor.numel))
+    dist.barrier()
+    link.progress[STATE] = TRAINING
+    for step in range(options.steps + 1):
+        link.progress[STEP], link.progress[POSITION] = step, 0
+        walk.clear()
+        _common_start(link.store, step, rank)
+        start, end = walk.step()
+        if step:
+            result.starts_s.append(start)
+            result.ends_s.append(end)
+    result.step_starts_s, result.step_ends_s = list(walk.executor.starts), list(walk.executor.ends)
+    result.unused_peak, result.held_peak_bytes = walk.memory.unused_peak, walk.memory.peak_bytes
+    if walk.work.losses:
+        result.loss = sum(float(x) for x in walk.work.losses.values()) * walk.stages.share
+    result.digests = digests(walk.flats)
+    if options.verify and given is not None:
+        result.worst = worst_difference(given, walk)
+    link.progress[STATE] = DONE
+    return result
+
+
+def _message_time(transport: Any, rank: int, data: int, like: torch.Tensor) -> float:
+    """Median one-way seconds of the largest border tensor between the first two devices; others wait."""
+    times = []
+    dist.barrier()
+    if rank in (0, data):
+        out, into, peer = torch.zeros_like(like), torch.empty_like(like), data - rank
+        for _ in range(MESSAGES):
+            start = time.perf_counter()
+            receive = transport.receive(into, peer, 1)
+            if rank == 0:
+                transport.wait(transport.send(out, peer, 1))
+                transport.wait(receive)
+            else:
+                transport.wait(receive)
+                transport.wait(transport.send(out, peer, 1))
+            times.append((time.perf_counter() - start) / 2)
+    dist.barrier()
+    return statistics.median(times[1:]) if times else 0.0
+
+
+def _common_start(store: Any, step: int, rank: int) -> None:
+    """All ranks of this machine begin at one moment of its clock."""
+    dist.barrier()
+    key = f"start/{step}"
+    if rank == 0:
+        store.set(key, repr(time.perf_counter() + START_DELAY_S))
+    left = float(store.get(key)) - time.perf_counter()
+    if 0 < left <= START_DELAY_S:
+        time.sleep(left)
+
+
+def digests(flats: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Stage -> hash of its gradients' bits."""
+    return {name.split(":")[1]: hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()[:16] for name, flat in flats.items()}
+
+
+def worst_difference(given: Given, walk: Walk) -> float:
+    """Largest difference from a serial run over all micro-batches, relative to the largest element of a tensor (or of the loss)."""
+    modules = [deepcopy(m).cpu() for m in given.modules]
+    total = 0.0
+    for module in modules:
+        module.zero_grad()
+    for x, target in zip(given.inputs, given.targets, strict=True):
+        y = x
+        for module in modules:
+            y = module(y)
+        loss = given.loss(y, target) / len(given.inputs)
+        loss.backward()
+        total += float(loss.detach())
+    worst = 0.0
+    for (_, s), module in walk.stages.modules.items():
+        for p, serial in zip(module.parameters(), modules[s].parameters(), strict=True):
+            if serial.grad is not None and p.grad is not None:
+                scale = max(float(serial.grad.abs().max()), 1e-30)
+                worst = max(worst, float((p.grad.cpu() - serial.grad).abs().max()) / scale)
+    losses = walk.work.losses
+    if len(losses) == len(given.inputs):  # a rank that sees the loss of every micro-batch
+        mine = sum(float(x) for x in losses.values()) / len(losses)
+        worst = max(worst, abs(mine - total) / max(abs(total), 1e-30))
+    return worst

@@ -1,0 +1,193 @@
+"""Rehearses a pipeline plan on processes of this machine: what an action and a message cost is measured first, then the schedule runs.
+
+Prediction and measurement meet in one document: the plan's program is simulated once more with the measured times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...cost import Cost, Priced
+from ...decide.pipeline.lower import fabric_of, price_table
+from ...decide.pipeline.problem import PipelineProblem, Schedule
+from ...drive_pipelines import problem_of_plan, relowered, schedule_of_plan
+from ...errors import UsageError
+from ...io.plan_file import write_plan
+from ...plan import Plan
+from ...program import I32
+from ...program_calls import inline
+from ...simulate import simulate_program
+from ...timeline import Timeline
+from ..forward_graph import ForwardGraph
+from ..lanes import fuse_lanes
+from ..launcher import LocalRanks
+from ..pacing import Pacing
+from .rank import PipelineOptions, RankResult
+from .stages import Given, given_stages
+
+__all__ = ["Rehearsal", "measured_cost", "pipeline_orders", "rehearse", "with_real_sizes"]
+
+ELEMENTS = 840 * 8  # gradient buffers are cut for any usual number of members, in whole float64s
+
+
+class Rehearsal(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`planned_s`: of the plan, messages and actions costing what it says; `simulated_s`: with the measured costs; `measured_s`: per step, from the
+    first start to the last end over ranks. `copies_equal`: gradients of all copies and replicas of every stage have the same bits.
+    """
+
+    schema: str = "meshwright.pipeline-run"
+    version: int = 1
+    strategy: str
+    options: dict[str, Any]
+    ranks: int
+    microbatches: int
+    stages: str  # "paced" or the function that gave them
+    message_s: float
+    action_overhead_s: float | None  # paced: beyond what an action should last, median over kinds and ranks
+    planned_s: float
+    simulated_s: float
+    measured_s: list[float]
+    median_s: float
+    unused_peak: list[int]
+    held_peak_bytes: list[int]
+    copies_equal: bool | None
+    loss: float | None
+    worst_difference: float | None
+
+
+def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, cost: Cost | None = None) -> tuple[list[I32], Timeline]:
+    """Every rank's walk through the plan's inlined program, and its simulation on the problem's own connections."""
+    program = inline(plan.main, plan.programs).program
+    fabric = fabric_of(problem)
+    timeline = simulate_program(program, fabric, [d.name for d in fabric.devices], cost or price_table(problem, schedule))
+    start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
+    known = timeline.spans.step >= 0
+    start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
+    return fuse_lanes(program, start, end), timeline
+
+
+def rehearse(
+    plan: Plan, *, stages: str = "", steps: int = 7, device: str = "cpu", timeout_s: float = 60.0, port: int = 0, verify: bool = True
+) -> Rehearsal:
+    """Run a pipeline plan `steps` times after one pass that is not counted.
+
+    Args:
+        stages: a function that gives modules (`stages.given_stages`); without it stages are paced: they last as long as the plan says.
+        verify: of given stages, compare gradients and loss with a serial run of the whole model, on every rank.
+
+    Raises: UsageError, Infeasible where the given stages' real sizes do not fit, and RankDied, RankFailed, RunTimeout, Interrupted of the run.
+    """
+    if steps < 1:
+        raise UsageError(f"must be at least 1, got {steps}", where="--steps")
+    if timeout_s <= 0:
+        raise UsageError(f"must be positive, got {timeout_s:g}", where="--timeout")
+    problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
+    strategy = str(plan.decisions["pipeline"]["strategy"])
+    planned_s = plan.prediction.time_s if plan.prediction else 0.0
+    if stages:
+        given = given_stages(stages, schedule.stages, schedule.microbatches * problem.data)
+        plan = with_real_sizes(plan, given)
+        problem = problem_of_plan(plan)
+    program = inline(plan.main, plan.programs).program
+    orders: list[I32] = []
+
+    def prepare() -> tuple[ForwardGraph, Sequence[I32]]:
+        orders.extend(pipeline_orders(plan, problem, schedule)[0])
+        return ForwardGraph((), (), ()), orders
+
+    def describe(rank: int, position: int) -> str:
+        if rank >= len(orders) or not len(orders[rank]):
+            return f"rank {rank}"
+        return program.describe(int(orders[rank][min(position, len(orders[rank]) - 1)]))
+
+    options = PipelineOptions(steps=steps, stages=_absolute(stages), device=device, timeout_s=timeout_s, verify=verify and bool(stages))
+    with tempfile.TemporaryDirectory(prefix="meshwright-pipeline-") as folder:
+        write_plan(Path(folder) / "plan.json", plan)
+        ranks = LocalRanks(
+            program.ranks, Path(folder), Path(folder) / "plan.json", msgspec.to_builtins(options), pacing=Pacing(mode="none"), port=port,
+            timeout_s=timeout_s, describe=describe, task="pipeline",
+        )  # fmt: skip
+        ranks.run(prepare)
+        results = [msgspec.json.decode((Path(folder) / f"rank-{r:03d}.json").read_bytes(), type=RankResult) for r in range(program.ranks)]
+    return _document(plan, problem, schedule, results, strategy, stages, planned_s)
+
+
+def _absolute(stages: str) -> str:
+    place, _, function = stages.rpartition(":")
+    return f"{Path(place).resolve()}:{function}" if place.endswith(".py") else stages
+
+
+def with_real_sizes(plan: Plan, given: Given) -> Plan:
+    """The plan made anew for the sizes of real messages and gradients: per device share of the model its largest stage's, times the stages.
+
+    Raises: Infeasible when that does not fit, naming schedules that do.
+    """
+    problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
+    v = schedule.chunks
+    message = [y.numel() * y.element_size() for y in given.borders()]
+    gradient = [sum(p.numel() * p.element_size() for p in m.parameters() if p.requires_grad) for m in given.modules]
+    gradient = [-(-g // ELEMENTS) * ELEMENTS for g in gradient]
+
+    def largest(values: Sequence[int], times: int) -> tuple[int, ...]:
+        return tuple(times * max(values[d * v : (d + 1) * v]) for d in range(schedule.devices))
+
+    real = replace(problem, message_bytes=largest(message, schedule.parts), gradient_bytes=largest(gradient, v), first_input_grad=False)
+    return relowered(plan, real)
+
+
+def measured_cost(problem: PipelineProblem, schedule: Schedule, results: Sequence[RankResult]) -> Cost:
+    """Prices of a rank's actions as it measured them; of a forward that runs several micro-batches, as often."""
+    found: dict[str, list[float]] = {}
+    for r in results:
+        for key, seconds in r.action_s.items():
+            found.setdefault(key, []).append(seconds)
+    table: dict[str, Priced] = {}
+    for key in price_table(problem, schedule).table:
+        graph, _, kind = key.partition("|")
+        base, _, times = graph.partition(":x")
+        table[key] = Priced(statistics.median(found[f"{base}|{kind}"]) * int(times or 1), "measured")
+    return Cost(name="measured", table=table, source="measured before the first step")
+
+
+def _document(
+    plan: Plan, problem: PipelineProblem, schedule: Schedule, results: Sequence[RankResult], strategy: str, stages: str, planned_s: float
+) -> Rehearsal:
+    message_s = results[0].message_s
+    connected = replace(problem, p2p_latency_s=(message_s,) * problem.devices)
+    connected = replace(connected, p2p_rate_Bps=(1 << 62,) * problem.devices)
+    cost = measured_cost(problem, schedule, results)
+    _, timeline = pipeline_orders(plan, connected, schedule, cost)
+    asked = price_table(problem, schedule).table
+    over = [cost.table[key].time_s - asked[key].time_s for key in asked if asked[key].time_s > 0]
+    steps = [max(ends) - min(starts) for starts, ends in zip(_columns(results, "starts_s"), _columns(results, "ends_s"), strict=True)]
+    losses = [r.loss for r in results if r.loss is not None]
+    known = [r.worst for r in results if r.worst is not None]
+    return Rehearsal(
+        strategy=strategy, options=dict(plan.decisions["pipeline"]["options"]), ranks=len(results), microbatches=schedule.microbatches,
+        stages=stages or "paced", message_s=message_s, action_overhead_s=None if stages or not over else statistics.median(over), planned_s=planned_s,
+        simulated_s=timeline.makespan_s, measured_s=steps, median_s=statistics.median(steps), unused_peak=[r.unused_peak for r in results],
+        held_peak_bytes=[r.held_peak_bytes for r in results], copies_equal=_equal(results), loss=sum(losses) if losses else None,
+        worst_difference=max(known) if known else None,
+    )  # fmt: skip
+
+
+def _columns(results: Sequence[RankResult], field: str) -> list[list[float]]:
+    return [list(column) for column in zip(*(getattr(r, field) for r in results), strict=True)]
+
+
+def _equal(results: Sequence[RankResult]) -> bool | None:
+    """Whether all holders of each stage have the same gradients; None where each stage has one holder."""
+    holders: dict[str, list[str]] = {}
+    for r in results:
+        for stage, digest in r.digests.items():
+            holders.setdefault(stage, []).append(digest)
+    shared: Mapping[str, list[str]] = {s: d for s, d in holders.items() if len(d) > 1}
+    return all(len(set(d)) == 1 for d in shared.values()) if shared else None

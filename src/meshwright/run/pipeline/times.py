@@ -1,0 +1,24 @@
+"""How long a paced stage's forward and the two halves of its backward last, from the plan's problem."""
+
+from __future__ import annotations
+
+from ...decide.pipeline.orders import action_s
+from ...decide.pipeline.problem import Action, PipelineProblem, Schedule
+
+__all__ = ["paced_times"]
+
+
+def paced_times(problem: PipelineProblem, schedule: Schedule, copy: int, stage: int) -> tuple[float, float, float]:
+    """(forward, gradient of the input, gradient of the weights) in seconds of one micro-batch of the schedule.
+
+    An unsplit backward lasts its own time: what the weights do not take of it is the input's.
+    """
+
+    def seconds(kind: str) -> float:
+        return action_s(problem, schedule, Action(kind, stage, 0, copy))  # type: ignore[arg-type]
+
+    if schedule.split:
+        return seconds("F"), seconds("I"), seconds("W")
+    whole, weights = seconds("B"), seconds("W")
+    weights = min(weights, whole)
+    return seconds("F"), whole - weights, weights

@@ -1,0 +1,128 @@
+"""Every schedule, walked for real by ranks over gloo (threads of one process): gradients and loss of serial training, copies alike bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from pipeline_stages import make
+from rig import in_threads
+
+from meshwright.decide.pipeline import PipelineProblem
+from meshwright.drive_pipelines import default_candidates, make_strategy, plan_pipeline
+from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan
+from meshwright.run.pipeline.rank import Walk, digests, make_walk, worst_difference
+from meshwright.run.pipeline.rehearse import pipeline_orders, with_real_sizes
+from meshwright.run.pipeline.stages import Given
+from meshwright.run.transport import TaggedTransport
+
+CPU = torch.device("cpu")
+
+
+def planned(name: str, options: Mapping[str, Any], devices: int, microbatches: int, **more: Any) -> tuple[Plan, Given]:
+    problem = PipelineProblem.of(devices, microbatches, forward_s=1.0, backward_s=2.0, **more)
+    plan = plan_pipeline(problem, name, options)
+    doc = plan.job["schedule"]
+    modules, inputs, targets, loss = make(doc["stages"], len(doc["copy_of"]) * problem.data)
+    given = Given(modules=tuple(modules), inputs=tuple(inputs), targets=tuple(targets), loss=loss)
+    return with_real_sizes(plan, given), given
+
+
+def walked(plan: Plan, given: Given, steps: int = 1) -> list[Walk]:
+    from meshwright.drive_pipelines import problem_of_plan, schedule_of_plan
+
+    problem = problem_of_plan(plan)
+    orders, _ = pipeline_orders(plan, problem, schedule_of_plan(plan))
+
+    def body(rank: int, group: Any) -> Walk:
+        walk = make_walk(plan, orders, rank, given, TaggedTransport(group), CPU)
+        for _ in range(steps):
+            walk.clear()
+            walk.step()
+        return walk
+
+    return in_threads(problem.devices * problem.data, body)
+
+
+def agree(name: str, options: Mapping[str, Any], devices: int, microbatches: int, **more: Any) -> list[Walk]:
+    plan, given = planned(name, options, devices, microbatches, **more)
+    walks = walked(plan, given, steps=2)
+    assert max(worst_difference(given, w) for w in walks) < 1e-9
+    seen: dict[str, set[str]] = {}
+    for w in walks:
+        for stage, digest in digests(w.flats).items():
+            seen.setdefault(stage, set()).add(digest)
+        assert w.memory.held_bytes == 0  # every border tensor has been let go
+        assert not any(s._saved or s._entries or s._left for s in w.stages.segments.values())
+    assert {s: len(d) for s, d in seen.items()} == dict.fromkeys(seen, 1)
+    total = sum(float(x) for w in walks for x in w.work.losses.values()) / len(given.inputs)
+    serial = sum(float(given.loss(_through(given, x), t).detach()) for x, t in zip(given.inputs, given.targets, strict=True)) / len(given.inputs)
+    assert abs(total - serial) < 1e-9 * abs(serial)
+    return walks
+
+
+def _through(given: Given, x: torch.Tensor) -> torch.Tensor:
+    for module in given.modules:
+        x = module(x)
+    return x
+
+
+def candidates(devices: int, microbatches: int) -> list[tuple[str, dict[str, Any]]]:
+    problem = PipelineProblem.of(devices, microbatches)
+    found = []
+    for name, options in default_candidates(problem):
+        try:
+            make_strategy(name, options).plan(problem)
+            found.append((name, dict(options)))
+        except MeshwrightError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("name", "options"), [*candidates(4, 5), ("dualpipe-v", {})], ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else x)
+def test_four_devices_equal_serial_training(name: str, options: dict[str, Any]) -> None:
+    agree(name, options, 4, 8 if name == "dualpipe-v" else 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "devices", "microbatches"),
+    [
+        ("chimera", {}, 2, 2), ("chimera", {"split": True}, 2, 5), ("chimera", {"sync": "lazy"}, 4, 3), ("chimera", {"sync": "eager"}, 4, 4),
+        ("chimera", {"pipes": 3, "mode": "halve"}, 6, 6), ("zbv", {}, 3, 4), ("interleaved", {"chunks": 3}, 2, 4), ("1f1b", {}, 1, 3),
+        ("breadth-first", {"chunks": 4, "reverse": True}, 2, 3), ("gpipe", {"reverse": True}, 3, 1),
+    ],
+)  # fmt: skip
+def test_other_shapes_equal_serial_training(name: str, options: dict[str, Any], devices: int, microbatches: int) -> None:
+    agree(name, options, devices, microbatches)
+
+
+@pytest.mark.parametrize(("name", "options"), [("1f1b", {}), ("zbv", {}), ("chimera", {"split": True})])
+def test_replicas_and_copies_have_the_same_bits(name: str, options: dict[str, Any]) -> None:
+    agree(name, options, 2, 3, data=2)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "gpipe", "breadth-first", "zbv"])
+def test_a_slow_stage_does_not_pile_up_messages(name: str) -> None:
+    """With one stage three times slower, no more messages wait per connection than the program allows, however many micro-batches there are."""
+    problem = PipelineProblem.of(4, 12, forward_s=[1, 1, 3, 1], backward_s=[2, 2, 6, 2])
+    plan = plan_pipeline(problem, name)
+    modules, inputs, targets, loss = make(plan.job["schedule"]["stages"], 12)
+    given = Given(modules=tuple(modules), inputs=tuple(inputs), targets=tuple(targets), loss=loss)
+    plan = with_real_sizes(plan, given)
+    program = plan.main
+    for rank, walk in enumerate(walked(plan, given)):
+        room = sum(int(program.channels.depth[c]) for c in range(len(program.channels)) if int(program.channels.dst[c]) == rank)
+        assert 0 < walk.memory.unused_peak <= room
+        assert room < 12 * plan.job["schedule"]["stages"] // 4  # so the bound says something
+
+
+def test_stages_do_not_see_each_others_random_state() -> None:
+    """Walking the same plan twice gives the same bits."""
+    plan, given = planned("zbv", {}, 2, 3)
+    first, second = (
+        [digests(w.flats) for w in walked(plan, given)] for _ in range(2)
+    )  # fmt: skip
+    assert first == second
