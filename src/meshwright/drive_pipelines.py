@@ -25,8 +25,8 @@ from .program_calls import Callee
 from .program_hash import program_hash
 
 __all__ = [
-    "Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "problem_of_plan",
-    "relowered", "schedule_of_plan",
+    "Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "plan_schedule",
+    "problem_of_plan", "relowered", "schedule_of_plan",
 ]  # fmt: skip
 
 OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
@@ -293,21 +293,25 @@ def problem_of_plan(plan: Plan) -> PipelineProblem:
     if plan.kind != "pipeline":
         raise UsageError(f"this is a {plan.kind} plan, not a pipeline plan", hint="make one with `meshwright pipeline plan`")
     try:
-        found = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
         return PipelineProblem(**found)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"is no problem: {str(error)[:160]}", where="plan.job.problem", hint="make the plan again") from None
 
 
-def relowered(plan: Plan, problem: PipelineProblem) -> Plan:
-    """The plan's schedule for another problem (measured times, other sizes), lowered, simulated and checked anew. Raises: as `plan_pipeline`."""
-    judged = _checked(judge(problem, schedule_of_plan(plan), collective_planner(problem)))
-    chosen = plan.decisions["pipeline"]
-    row = Row(name=_label(chosen["strategy"], chosen["options"]), strategy=chosen["strategy"], options=chosen["options"], judged=judged)
+def plan_schedule(problem: PipelineProblem, schedule: Schedule, strategy: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Plan:
+    """A plan of a given schedule, whoever made it; `strategy` says whose family it is of. Raises: as `judge`; Infeasible when it does not fit."""
+    judged = _checked(judge(problem, schedule, collective_planner(problem)))
+    row = Row(name=_label(strategy, options or {}), strategy=strategy, options=options or {}, judged=judged)
     if not row.fits:
-        raise nothing_fits(compare_pipelines(problem, seed=plan.seed), row)
-    made = _plan(problem, row, Comparison(problem=problem, rows=(row,), bound=any_bound(problem)), plan.seed)
-    return replace(made, decisions=plan.decisions)
+        raise nothing_fits(compare_pipelines(problem, seed=seed), row)
+    return _plan(problem, row, Comparison(problem=problem, rows=(row,), bound=any_bound(problem)), seed)
+
+
+def relowered(plan: Plan, problem: PipelineProblem) -> Plan:
+    """The plan's schedule for another problem (measured times, other sizes), lowered, simulated and checked anew. Raises: as `plan_schedule`."""
+    chosen = plan.decisions["pipeline"]
+    return replace(plan_schedule(problem, schedule_of_plan(plan), chosen["strategy"], chosen["options"], seed=plan.seed), decisions=plan.decisions)
 
 
 def _action(text: str, copy_of: Sequence[int]) -> Action:

@@ -129,7 +129,8 @@ ROWS = torch.randn(2, 8, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("make", "x"),
     [
-        (Block, TEXT), (lambda: nn.Sequential(Block(), Block()), TEXT), (Tied, ROWS), (Recurrent, TEXT), (Outputs, ROWS), (Inplace, ROWS), (Frozen, ROWS),
+        (Block, TEXT), (lambda: nn.Sequential(Block(), Block()), TEXT), (Tied, ROWS), (Recurrent, TEXT), (Outputs, ROWS),
+        (Inplace, ROWS), (Frozen, ROWS),
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 5)), IMAGE),
         (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(0)), ROWS), (lambda: nn.LSTM(8, 8), TEXT[0]), (nn.Identity, ROWS),
     ],

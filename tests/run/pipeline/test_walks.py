@@ -82,7 +82,9 @@ def candidates(devices: int, microbatches: int) -> list[tuple[str, dict[str, Any
     return found
 
 
-@pytest.mark.parametrize(("name", "options"), [*candidates(4, 5), ("dualpipe-v", {})], ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else x)
+@pytest.mark.parametrize(
+    ("name", "options"), [*candidates(4, 5), ("dualpipe-v", {})], ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else x
+)
 def test_four_devices_equal_serial_training(name: str, options: dict[str, Any]) -> None:
     agree(name, options, 4, 8 if name == "dualpipe-v" else 5)
 

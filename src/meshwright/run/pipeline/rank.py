@@ -153,7 +153,9 @@ class Walk:
         self.work.losses.clear()
 
 
-def make_walk(plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None) -> Walk:
+def make_walk(
+    plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None
+) -> Walk:
     """Stages, buffers and the compiled walk of one rank of a pipeline plan."""
     problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
     stages = RankStages(problem, schedule, rank, given, device)

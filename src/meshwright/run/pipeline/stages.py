@@ -44,7 +44,7 @@ class _Pace(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None
 
 
-class PacedStage(nn.Module):
+class PacedStage(nn.Module):  # type: ignore[misc]
     """(rows, n) -> (rows, elements): the input times a weight. forward_s, input_grad_s, weight_grad_s: how long the three take at least."""
 
     def __init__(self, elements: int, forward_s: float, input_grad_s: float, weight_grad_s: float, *, same: bool = True) -> None:

@@ -34,8 +34,8 @@ def stage_segment(stage: int, module: nn.Module, loss: Callable[..., torch.Tenso
         return (loss(y, *target),) if loss is not None else (y,)
 
     return SegmentModule(
-        key=f"stage{stage}", function=run, reads=("in",), writes=("loss" if last else "out",), inputs=(), constants=(), differentiable=(differentiable,),
-        random=False, split=False,
+        key=f"stage{stage}", function=run, reads=("in",), writes=("loss" if last else "out",), inputs=(), constants=(),
+        differentiable=(differentiable,), random=False, split=False,
     )  # fmt: skip
 
 
