@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
 
-STEPS = 9
+STEPS = int(os.environ.get("STEPS", "9"))  # measured, after one warm-up
 UNIT_S = 0.02
 WIDTH = 1024
 # ours, options, PyTorch's class, stages per device, how much faster ours should be
@@ -46,7 +46,8 @@ def rank_main() -> None:
     torch.set_num_threads(1)
     precise_sleep()
     dist.init_process_group("gloo")
-    found = {"paced": paced, "chimera": chimera, "unpaced": unpaced}[case["kind"]](case, dist.get_rank())
+    body = {"paced": paced, "chimera": chimera, "unpaced": unpaced}[case["kind"]]
+    found = [body({**case, **one}, dist.get_rank()) for one in case["runs"]]
     if dist.get_rank() == 0:
         print(json.dumps(found))
     dist.barrier()
@@ -167,7 +168,7 @@ def paced(case: dict[str, Any], rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     from meshwright.drive_pipelines import plan_pipeline
-    from meshwright.run.pipeline.rank import _message_time
+    from meshwright.run.pipeline.rank import message_time
     from meshwright.run.transport import TaggedTransport
 
     ours, options, theirs, v, _ = CASES[case["case"]]
@@ -175,9 +176,8 @@ def paced(case: dict[str, Any], rank: int) -> dict[str, Any]:
     schedule, mine = torch_schedule(theirs, v, n, rank, (UNIT_S,) * 3)
     plan = torch_order_plan(schedule, n) if ours == "torch" else plan_pipeline(problem_of(n), ours, options)
     walk = our_walk(plan, rank)
-    message_s = _message_time(TaggedTransport(dist.group.WORLD), rank, 1, torch.empty(1, WIDTH))
-    shared = torch.tensor(message_s, dtype=torch.float64)
-    dist.broadcast(shared, 0)
+    shared = torch.tensor(message_time(TaggedTransport(dist.group.WORLD), rank, 1, torch.empty(1, WIDTH)), dtype=torch.float64)
+    dist.all_reduce(shared, dist.ReduceOp.MAX)
     expected = simulated(plan, walk, float(shared))
     bodies = {"ours": (walk.clear, walk.step), "torch": (lambda: None, torch_body(schedule, mine, 4 * v, n))}
     times = timed(bodies, case["steps"])
@@ -186,15 +186,21 @@ def paced(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 def chimera(case: dict[str, Any], rank: int) -> dict[str, Any]:
     """Chimera and 1F1B of ours and PyTorch's 1F1B, forward 20 ms, backward 40 ms, as many micro-batches as devices."""
-    from meshwright.drive_pipelines import plan_pipeline
+    import torch
+    import torch.distributed as dist
 
-    split = {"forward_s": UNIT_S, "input_grad_s": UNIT_S, "weight_grad_s": UNIT_S}
-    plans = {name: plan_pipeline(problem_of(4, **split), name, {}) for name in ("chimera", "1f1b")}
+    from meshwright.drive_pipelines import plan_pipeline
+    from meshwright.run.pipeline.rank import message_time
+    from meshwright.run.transport import TaggedTransport
+
+    shared = torch.tensor(message_time(TaggedTransport(dist.group.WORLD), rank, 1, torch.empty(1, WIDTH)), dtype=torch.float64)
+    dist.all_reduce(shared, dist.ReduceOp.MAX)
+    plans = {name: plan_pipeline(problem_of(4), name, {}) for name in ("chimera", "1f1b")}
     walks = {name: our_walk(plan, rank) for name, plan in plans.items()}
     schedule, mine = torch_schedule("Schedule1F1B", 1, 4, rank, (UNIT_S,) * 3)
     bodies = {name: (w.clear, w.step) for name, w in walks.items()}
     bodies["torch 1f1b"] = (lambda: None, torch_body(schedule, mine, 4, 4))
-    expected = {f"simulated {name}": simulated(plans[name], w, case["message_s"]) for name, w in walks.items()}
+    expected = {f"simulated {name}": simulated(plans[name], w, float(shared)) for name, w in walks.items()}
     return {**expected, **timed(bodies, case["steps"])}
 
 
@@ -225,7 +231,8 @@ def unpaced(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
     bodies = {}
     for name, schedule, modules, shape in (
-        ("chimera", "chimera", stages, (2, 2, 1)), ("1f1b", "1f1b", stages, (2, 2, 1)), ("data parallel", "1f1b", [torch.nn.Sequential(*stages)], (1, 1, 2)),
+        ("chimera", "chimera", stages, (2, 2, 1)), ("1f1b", "1f1b", stages, (2, 2, 1)),
+        ("data parallel", "1f1b", [torch.nn.Sequential(*stages)], (1, 1, 2)),
     ):  # fmt: skip
         devices, n, data = shape
         plan = plan_pipeline(PipelineProblem.of(devices, n, forward_s=0.15, backward_s=0.3, data=data), schedule)
@@ -236,15 +243,14 @@ def unpaced(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 # ---- the whole run -----------------------------------------------------------------------------------------------------
-def launch(ranks: int, case: dict[str, Any]) -> dict[str, Any]:
+def launch(ranks: int, case: dict[str, Any]) -> list[dict[str, Any]]:
     from meshwright.run.rendezvous import hosted_rendezvous
 
     with hosted_rendezvous(ranks) as rendezvous:
         env = {**os.environ, **rendezvous, "PIPELINE_CASE": json.dumps(case), "OMP_NUM_THREADS": "1"}
-        started = [
-            subprocess.Popen([sys.executable, __file__, "--rank"], env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stdout=subprocess.PIPE, text=True)
-            for r in range(ranks)
-        ]
+        command = [sys.executable, __file__, "--rank"]
+        each = [{**env, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)]
+        started = [subprocess.Popen(command, env=mine, stdout=subprocess.PIPE, text=True) for mine in each]
         try:
             said = [p.communicate(timeout=600)[0] for p in started]
         finally:
@@ -253,13 +259,12 @@ def launch(ranks: int, case: dict[str, Any]) -> dict[str, Any]:
                 p.wait()
     if any(p.returncode for p in started):
         raise SystemExit(f"a rank failed in {case}")
-    found: dict[str, Any] = json.loads(said[0].strip().splitlines()[-1])
+    found: list[dict[str, Any]] = json.loads(said[0].strip().splitlines()[-1])
     return found
 
 
-def compared(name: str, microbatches: int) -> list[dict[str, Any]]:
+def compared(name: str, microbatches: int, raw: dict[str, Any]) -> list[dict[str, Any]]:
     asked = CASES[name][4]
-    raw = launch(4, {"kind": "paced", "case": name, "microbatches": microbatches, "steps": STEPS})
     ours, theirs = statistics.median(raw["ours"]), statistics.median(raw["torch"])
     gain, off = 1 - ours / theirs, ours / raw["simulated_s"] - 1
     print(
@@ -275,7 +280,7 @@ def compared(name: str, microbatches: int) -> list[dict[str, Any]]:
 
 
 def bidirectional() -> list[dict[str, Any]]:
-    raw = launch(4, {"kind": "chimera", "message_s": 1e-4, "steps": STEPS})
+    (raw,) = launch(4, {"kind": "chimera", "steps": STEPS, "runs": [{}]})
     t = {k: statistics.median(v) if isinstance(v, list) else v for k, v in raw.items()}
     print("  ".join(f"{k} {1e3 * v:.0f} ms" for k, v in t.items()))
     return [
@@ -287,7 +292,7 @@ def bidirectional() -> list[dict[str, Any]]:
 
 
 def full_speed() -> list[dict[str, Any]]:
-    raw = launch(2, {"kind": "unpaced", "steps": STEPS})
+    (raw,) = launch(2, {"kind": "unpaced", "steps": STEPS, "runs": [{}]})
     ratio = statistics.median(a / b for a, b in zip(raw["1f1b"], raw["chimera"], strict=True))
     parallel = statistics.median(a / b for a, b in zip(raw["data parallel"], raw["chimera"], strict=True))
     print(f"unpaced: forward {1e3 * raw['forward_s']:.0f} ms, 1F1B over Chimera {ratio:.2f}, data parallel over Chimera {parallel:.2f}")
@@ -301,11 +306,13 @@ def full_speed() -> list[dict[str, Any]]:
 def main() -> int:
     wanted = sys.argv[1:] or [*CASES, "chimera", "unpaced"]
     rows = []
+    pairs = [(name, n) for name in wanted if name in CASES for n in (8, 16)]
+    if pairs:
+        found = launch(4, {"kind": "paced", "steps": STEPS, "runs": [{"case": name, "microbatches": n} for name, n in pairs]})
+        for (name, n), raw in zip(pairs, found, strict=True):
+            rows += compared(name, n, raw)
     for name in wanted:
-        if name in CASES:
-            for microbatches in (8, 16):
-                rows += compared(name, microbatches)
-        else:
+        if name not in CASES:
             rows += {"chimera": bidirectional, "unpaced": full_speed}[name]()
     machine.record("pipeline_runs" if len(sys.argv) == 1 else "pipeline_runs-part", rows)
     return 0

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> Result:
     off = found.median_s / found.simulated_s - 1 if found.simulated_s else 0.0
     lines.append(
         f"simulated with these {show_time(found.simulated_s)}; measured {show_time(found.median_s)} (median of {len(found.measured_s)}, "
-        f"{show_time(min(found.measured_s))} to {show_time(max(found.measured_s))}): {abs(off) * 100:.1f} % {'more' if off >= 0 else 'less'}"
+        f"{show_time(min(found.measured_s))} to {show_time(max(found.measured_s))})"
+        + (f": {abs(off) * 100:.1f} % {'more' if off >= 0 else 'less'}" if found.stages == "paced" else "; ranks share this machine's cores")
     )
     lines.append(f"most messages received or expected and not yet used: {', '.join(map(str, found.unused_peak))}")
     if found.copies_equal is not None:

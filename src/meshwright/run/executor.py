@@ -41,17 +41,17 @@ class StepFailed(Exception):
 
 
 class Executor:
-    """`run()` executes the program once. `starts` and `ends` then hold `perf_counter` seconds by position in `order`.
+    """`run()` executes the program once. `sends_ahead`: see `compile_schedule`. `starts` and `ends` then hold `perf_counter` seconds by position in `order`.
 
     Raises (from `run`): StepFailed, whose cause is what the model, the optimizer or the transport raised.
     """
 
     def __init__(
         self, program: Program, orders: Sequence[I32], rank: int, *, memory: RankMemory, transport: Transport, work: ComputeWork | None = None,
-        clock: Callable[[], AbstractContextManager[None]] | None = None, progress: Any = None,
+        clock: Callable[[], AbstractContextManager[None]] | None = None, progress: Any = None, sends_ahead: int = 0,
     ) -> None:  # fmt: skip
         self.program, self.rank, self.memory, self.transport, self.work, self.clock = program, rank, memory, transport, work, clock
-        self.schedule: Schedule = compile_schedule(program, orders, rank, pair_order=transport.pair_order)
+        self.schedule: Schedule = compile_schedule(program, orders, rank, pair_order=transport.pair_order, sends_ahead=sends_ahead)
         self.order = self.schedule.order.tolist()
         self.progress = progress if progress is not None else array("q", [0, 0, 0])
         self.starts, self.ends = array("d", bytes(8 * len(self.order))), array("d", bytes(8 * len(self.order)))

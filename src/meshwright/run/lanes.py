@@ -61,8 +61,11 @@ def channel_messages(program: Program) -> tuple[list[list[int]], list[list[int]]
     return sends, receives
 
 
-def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | None = None) -> list[I32]:
+def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | None = None, *, late_receives: bool = False) -> list[I32]:
     """For every rank the order in which its steps are walked. Times: of every step, from a simulation; without them, by depth in the graph.
+
+    `late_receives`: a message that compute steps use is waited for when the first of them is due, not when it should arrive, so one that is
+    late holds up nothing else. Receives are posted ahead either way.
 
     Raises: Unsupported (not executable), Deadlock with the steps that wait for each other.
     """
@@ -76,6 +79,9 @@ def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | No
         first, second = np.where(receives, end_s, start_s), np.array(end_s, copy=True)
         for step, ready in _send_times(program, end_s).items():
             first[step], second[step] = ready, -1.0  # before a compute step that starts at the same moment
+        if late_receives:
+            for step, used in _use_times(program, start_s).items():
+                first[step], second[step] = max(first[step], used), -1.0
     order = _topological(n, after, waits, first.tolist(), second.tolist(), by_depth=start_s is None)
     if len(order) < n:
         raise Deadlock(
@@ -100,6 +106,17 @@ def _send_times(program: Program, end_s: Float) -> dict[int, float]:
         if step not in begins:
             ready = max(ready, found.get(step - 1, float(end_s[step - 1])))
         found[step] = ready
+    return found
+
+
+def _use_times(program: Program, start_s: Float) -> dict[int, float]:
+    """When the first compute step starts that waits for each receive; receives that no compute step waits for are left out."""
+    s = program.steps
+    found: dict[int, float] = {}
+    for step in np.flatnonzero(s.kind == Kind.COMPUTE).tolist():
+        for on in s.after_step[s.after_ptr[step] : s.after_ptr[step + 1]].tolist():
+            if s.parts[on] & Part.RECV:
+                found[on] = min(found.get(on, float("inf")), float(start_s[step]))
     return found
 
 

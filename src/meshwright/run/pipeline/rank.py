@@ -30,11 +30,12 @@ from .stages import Given, PacedStage, given_stages, precise_sleep
 from .times import paced_times
 from .work import StageWork, gradient_flats, stage_segment
 
-__all__ = ["PipelineOptions", "RankResult", "RankStages", "Walk", "make_walk", "run_pipeline_rank", "worst_difference"]
+__all__ = ["PipelineOptions", "RankResult", "RankStages", "Walk", "make_walk", "message_time", "run_pipeline_rank", "worst_difference"]
 
 REPETITIONS = 5
 MESSAGES = 21
 START_DELAY_S = 0.01
+IDLE_S = 0.01
 
 
 class PipelineOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -163,7 +164,7 @@ def make_walk(
     flats = gradient_flats(program, rank, stages.modules, schedule.copies)
     memory = PipelineMemory(program, rank, device, stages.borders, flats)
     work = StageWork(program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share)
-    executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work, progress=progress)
+    executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps))
     return Walk(stages, executor, work, memory, flats)
 
 
@@ -182,7 +183,7 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     link.progress[STATE] = CALIBRATING
     result.action_s = walk.stages.measured()
     if problem.devices > 1:
-        result.message_s = _message_time(transport, rank, problem.data, max(walk.stages.borders.values(), key=torch.Tensor.numel))
+        result.message_s = message_time(transport, rank, problem.data, max(walk.stages.borders.values(), key=torch.Tensor.numel))
     dist.barrier()
     link.progress[STATE] = TRAINING
     for step in range(options.steps + 1):
@@ -204,24 +205,30 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     return result
 
 
-def _message_time(transport: Any, rank: int, data: int, like: torch.Tensor) -> float:
-    """Median one-way seconds of the largest border tensor between the first two devices; others wait."""
-    times = []
+def message_time(transport: Transport, rank: int, data: int, like: torch.Tensor) -> float:
+    """Median seconds from sending the largest border tensor between the first two devices to its arrival at a waiting receiver.
+
+    Both are idle before, as they are in a pipeline: waking up is most of what a small message costs. One machine's clock; 0.0 on other ranks.
+    """
     dist.barrier()
-    if rank in (0, data):
-        out, into, peer = torch.zeros_like(like), torch.empty_like(like), data - rank
+    found = 0.0
+    marks = torch.zeros(MESSAGES, dtype=torch.float64)
+    if rank == 0:
+        out = torch.zeros_like(like)
+        for i in range(MESSAGES):
+            time.sleep(IDLE_S)
+            marks[i] = time.perf_counter()
+            transport.wait(transport.send(out, data, 1))
+        transport.wait(transport.send(marks, data, 2))
+    elif rank == data:
+        into, arrived = torch.empty_like(like), []
         for _ in range(MESSAGES):
-            start = time.perf_counter()
-            receive = transport.receive(into, peer, 1)
-            if rank == 0:
-                transport.wait(transport.send(out, peer, 1))
-                transport.wait(receive)
-            else:
-                transport.wait(receive)
-                transport.wait(transport.send(out, peer, 1))
-            times.append((time.perf_counter() - start) / 2)
+            transport.wait(transport.receive(into, 0, 1))
+            arrived.append(time.perf_counter())
+        transport.wait(transport.receive(marks, 0, 2))
+        found = statistics.median(b - a for a, b in zip(marks.tolist()[1:], arrived[1:], strict=True))
     dist.barrier()
-    return statistics.median(times[1:]) if times else 0.0
+    return found
 
 
 def _common_start(store: Any, step: int, rank: int) -> None:

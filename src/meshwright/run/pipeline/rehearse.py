@@ -71,7 +71,7 @@ def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, co
     start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
     known = timeline.spans.step >= 0
     start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
-    return fuse_lanes(program, start, end), timeline
+    return fuse_lanes(program, start, end, late_receives=True), timeline
 
 
 def rehearse(
@@ -160,7 +160,7 @@ def measured_cost(problem: PipelineProblem, schedule: Schedule, results: Sequenc
 def _document(
     plan: Plan, problem: PipelineProblem, schedule: Schedule, results: Sequence[RankResult], strategy: str, stages: str, planned_s: float
 ) -> Rehearsal:
-    message_s = results[0].message_s
+    message_s = max(r.message_s for r in results)
     connected = replace(problem, p2p_latency_s=(message_s,) * problem.devices)
     connected = replace(connected, p2p_rate_Bps=(1 << 62,) * problem.devices)
     cost = measured_cost(problem, schedule, results)
