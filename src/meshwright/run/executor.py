@@ -41,8 +41,9 @@ class StepFailed(Exception):
 
 
 class Executor:
-    """`run()` executes the program once. `sends_ahead`: see `compile_schedule`. `starts` and `ends` then hold `perf_counter` seconds by position in `order`.
+    """`run()` executes the program once. `starts` and `ends` then hold `perf_counter` seconds by position in `order`.
 
+    `sends_ahead`: see `compile_schedule`.
     Raises (from `run`): StepFailed, whose cause is what the model, the optimizer or the transport raised.
     """
 
