@@ -19,7 +19,7 @@ NOUNS: dict[str, str] = {
     "collective": "bounds and schedules of collectives",
     "program": "what a plan executes",
     "pipeline": "in which order micro-batches run through stages",
-    "memory": "what a training step keeps and what it computes again",
+    "memory": "what a training step keeps, what it computes again, and where it lies",
     "run": "any program, as it is",
     "lab": "rehearsal: a fabric as shaped network namespaces on this machine",
 }
@@ -62,6 +62,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("pipeline", "run"): ("pipeline_run", "walk a pipeline plan on real processes: measured beside simulated"),
     ("pipeline", "export"): ("pipeline_export", "hand a pipeline plan to torch.distributed.pipelining, or show it as a trace"),
     ("memory", "plan"): ("memory_plan", "which operators to compute again so that a training step fits"),
+    ("memory", "pack"): ("memory_pack", "place storages with lifetimes in one arena, as small as can be, beside a bound"),
     ("run", "doctor"): ("run_doctor", "read the flight recorders of all ranks and name the first divergence"),
     ("run", "ordered"): ("run_ordered", "start any program with the ranks of an order"),
     ("lab", "up"): ("lab_up", "build a rehearsal lab after a fabric"),

@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NoReturn
 from xml.parsers import expat
 
-from ..errors import FormatError, UsageError
+from ..errors import FormatError
+from .strict_json import read_at_most
 
 __all__ = ["XmlLimits", "XmlNode", "parse_xml", "read_xml"]
 
@@ -47,15 +47,7 @@ class XmlNode:
 def read_xml(path: str | os.PathLike[str], *, limits: XmlLimits | None = None) -> XmlNode:
     """The root element of a file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
     caps = limits or XmlLimits()
-    where = Path(path).name or str(path)
-    try:
-        if str(path) == "-":
-            where, data = "standard input", sys.stdin.buffer.read(caps.max_bytes + 1)
-        else:
-            with Path(path).open("rb") as file:
-                data = file.read(caps.max_bytes + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
+    where, data = read_at_most(path, caps.max_bytes)
     return parse_xml(data, where, limits=caps)
 
 

@@ -163,10 +163,14 @@ class FlowNetwork:
         for u, v in arcs:
             if u == v or not (0 <= u < nodes and 0 <= v < nodes):
                 raise UsageError(f"arc ({u}, {v}) of a network with {nodes} nodes", hint="arcs join two different nodes")
-        capacities = checked_capacities(arcs.values())
         pairs = np.array(list(arcs), np.int64).reshape(-1, 2)
-        forward = pairs[:, 0] * nodes + pairs[:, 1]
-        keys = np.unique(np.concatenate([forward, pairs[:, 1] * nodes + pairs[:, 0]]))
+        return FlowNetwork.of_arrays(nodes, pairs[:, 0], pairs[:, 1], checked_capacities(arcs.values()))
+
+    @staticmethod
+    def of_arrays(nodes: int, tails: I64, heads: I64, capacities: I64) -> FlowNetwork:
+        """The same from columns; arcs given twice count once, with the last capacity. The caller keeps the capacities' sum below CAPACITY_LIMIT."""
+        forward = tails * nodes + heads
+        keys = np.unique(np.concatenate([forward, heads * nodes + tails]))
         tail, head = keys // max(nodes, 1), keys % max(nodes, 1)
         ptr = np.zeros(nodes + 1, np.int32)
         np.cumsum(np.bincount(tail, minlength=nodes), out=ptr[1:])
@@ -191,6 +195,10 @@ class FlowNetwork:
             raise UsageError(f"flow from node {source} to itself", hint="choose two different nodes")
         np.copyto(self._residual, self.capacity)
         return int(_dinic(self.ptr, self.head, self.rev, self._residual, source, sink, limit, self._level, *self._work))
+
+    def sink_side(self) -> NDArray[np.bool_]:
+        """Nodes from which the sink can still be reached after the last `max_flow`, if that met no limit: the sink's side of a minimum cut."""
+        return self._level >= 0
 
     def flows(self) -> dict[tuple[int, int], int]:
         """Units on every arc that carries some, of the last `max_flow`."""

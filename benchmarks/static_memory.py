@@ -1,0 +1,109 @@
+"""Arenas: how far above their lower bound, and in what time; MiniMalloc's public instances if their folder is given.
+
+Run: `python benchmarks/static_memory.py [--instances FOLDER]` (minutes on one core; processor seconds). Random graphs: operators on four streams with
+events, storages with one to three readers, sizes spread evenly. Peers in the same run: greedy by size, and the total without sharing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import machine
+
+from meshwright.arena import ArenaProblem, intervals_problem, rows
+from meshwright.check.arena import check_arena
+from meshwright.decide.memory.static import FirstFit, StaticMemory, conflicts, heaviest_antichain, lifetimes
+from meshwright.errors import Infeasible
+from meshwright.io.minimalloc_csv import read_buffers_csv
+
+CAPACITY = 1_048_576
+
+
+def random_graph(storages: int, seed: int, streams: int = 4) -> ArenaProblem:
+    """Half as many operators as storages; six in ten wait for one of the twenty before them, and every reader for who writes."""
+    rng = np.random.default_rng(seed)
+    ops = storages // 2
+    stream = rng.integers(0, streams, ops).astype(np.int32)
+    after: list[set[int]] = [{int(rng.integers(max(0, v - 20), v))} if v and rng.random() < 0.6 else set() for v in range(ops)]
+    sources = np.sort(rng.integers(0, ops - 1, storages))
+    consumers = []
+    for s in sources.tolist():
+        far = rng.random() >= 0.97
+        ends = {min(ops - 1, s + int(rng.integers(1, ops // 10) if far else rng.geometric(1 / 8))) for _ in range(rng.integers(1, 4))}
+        consumers.append(sorted(ends))
+        for v in ends:
+            after[v].add(s)
+    return ArenaProblem(
+        stream=stream, after=rows([sorted(a) for a in after]), size_bytes=rng.integers(1, 2000, storages) * 512, sources=rows(sources[:, None].tolist()),
+        consumers=rows(consumers), alignment_bytes=512,
+    )  # fmt: skip
+
+
+def graph_rows(storages: int, seed: int) -> list[dict[str, object]]:
+    problem = random_graph(storages, seed)
+    start = time.process_time()
+    life = lifetimes(problem)
+    heaviest_antichain(problem, life)
+    bound_s = time.process_time() - start
+    pairs = len(conflicts(life).items) // 2
+    start = time.process_time()
+    plan = StaticMemory().plan(problem, rng=np.random.default_rng(0))
+    plan_s = time.process_time() - start
+    verdict = check_arena(problem, plan)
+    greedy = FirstFit().plan(problem, rng=np.random.default_rng(0))
+    name = f"{storages} storages on 4 streams, seed {seed}"
+    return [
+        {"what": f"{name}: arena over bound", "value": round(plan.arena_bytes / plan.bound_bytes, 4), "unit": "x", "limit": 1.08,
+         "peer": round(greedy.arena_bytes / plan.bound_bytes, 4), "unshared": round(int(problem.size_bytes.sum()) / plan.bound_bytes, 2),
+         "pairs": pairs, "check": verdict.status},
+        {"what": f"{name}: order and bound", "value": round(bound_s, 2), "unit": "s", "limit": 10.0},
+        {"what": f"{name}: everything", "value": round(plan_s, 2), "unit": "s", "limit": 60.0},
+    ]  # fmt: skip
+
+
+def instance_rows(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for file in sorted(folder.glob("*.csv")):
+        table = read_buffers_csv(file)
+        problem = intervals_problem(table.lower, table.upper, table.size_bytes, names=table.names)
+        greedy = FirstFit().plan(problem, rng=np.random.default_rng(0))
+        start = time.process_time()
+        try:
+            plan = StaticMemory(capacity_bytes=CAPACITY, effort=20).plan(problem, rng=np.random.default_rng(0))
+            height, status = plan.arena_bytes, check_arena(problem, plan).status
+        except Infeasible as error:
+            height, status = int(error.data["found_bytes"]), "over capacity"
+        took = time.process_time() - start
+        best = StaticMemory(effort=10).plan(problem, rng=np.random.default_rng(0))
+        found.append(
+            {"what": f"{file.name}: found under {CAPACITY}", "value": round(took, 2), "unit": "s", "limit": 30.0, "arena_bytes": height, "check": status,
+             "greedy_bytes": greedy.arena_bytes, "bound_bytes": best.bound_bytes, "least_bytes": best.arena_bytes, "optimal": best.optimal}
+        )  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instances", type=Path, help="folder with MiniMalloc's CSV files")
+    parser.add_argument("--storages", default="2000,20000,50000")
+    args = parser.parse_args()
+    graph_rows(200, 0)  # compiles
+    found = [row for count in args.storages.split(",") for row in graph_rows(int(count), 1)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found.append({"what": "memory of all of it", "value": round(peak / 2**30, 2), "unit": "GiB", "limit": 2.0})
+    if args.instances:
+        found += instance_rows(args.instances)
+    for row in found:
+        print(f"{row['what']:<60} {row['value']:>10} {row['unit']} {row.get('limit', '')}")
+    machine.record("static_memory", found, command="python benchmarks/static_memory.py")
+
+
+if __name__ == "__main__":
+    main()

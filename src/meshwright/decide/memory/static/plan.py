@@ -1,0 +1,229 @@
+"""Offsets of storages in one arena: a portfolio of placements, a walk that lowers the best of them, an exact search where there is one stream.
+
+Cite: CITE (safety from the partial order, contiguous groups, portfolio), MINIMALLOC (exact search).
+Left open by SOMAS: how far from the best its arenas are. Our answer: the heaviest antichain as lower bound with the storages that prove it, and
+a search that ends at it or says what is missing.
+Invariant: a plan at its bound is optimal; every plan is safe in all interleavings, checked by `check.arena`, which shares nothing with this package.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....arena import ArenaPlan, ArenaProblem, Rows
+from ....cite import Cite
+from ....errors import Infeasible, UsageError
+from .antichain import heaviest_antichain
+from .improve import improve
+from .intervals import FITS, NEVER, TARGETS, preorders, search
+from .order import Lifetimes, conflicts, lifetimes
+from .place import Blocks, blocks_of, place
+
+__all__ = ["CITE", "MINIMALLOC", "FirstFit", "StaticMemory"]
+
+CITE = Cite(
+    key="sheng2023somas", title="Safe Optimized Static Memory Allocation for Parallel Deep Learning", year=2023, venue="MLSys",
+)  # fmt: skip
+MINIMALLOC = Cite(
+    key="moffitt2023minimalloc", title="MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", year=2023,
+    venue="ASPLOS",
+)  # fmt: skip
+
+I64 = NDArray[np.int64]
+VISITS = 500_000_000  # conflicts that one unit of effort looks at: some twenty seconds
+NODES = 2_000_000  # of the exact search per unit of effort and capacity
+FEW = 7  # blocks of which every order is tried
+STEPS = 12  # capacities that the exact search tries between the bound and the best arena
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFit:
+    """One placement. Options. by: size, area, span, load or product (size x conflicts), largest first; best_fit: tightest place, not lowest."""
+
+    by: str = "size"
+    best_fit: bool = False
+
+    def plan(self, problem: ArenaProblem, *, rng: np.random.Generator) -> ArenaPlan:
+        """Raises: UsageError for an unknown order or a problem that contradicts itself; Unsupported for too many pairs."""
+        work = _Work.of(problem)
+        if self.by not in work.orders():
+            raise UsageError(f"there is no order {self.by!r}", where="by", hint=f"there are: {', '.join(work.orders())}")
+        offset = np.full(len(problem.size_bytes), -1, np.int64)
+        height = work.place(work.orders()[self.by], self.best_fit, offset)
+        return work.plan("first-fit", height, offset, ((_label(self.by, self.best_fit), height),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticMemory:
+    """Everything. Options. effort: how long to search where the bound is not reached, in units of some seconds; 0: no search. capacity_bytes: if > 0,
+    the arena's size, and Infeasible when no placement is found under it (`data["proved"]`: there is none). seconds: if > 0, an end to the
+    search by the clock, after which the result depends on the machine."""
+
+    effort: int = 1
+    capacity_bytes: int = 0
+    seconds: float = 0.0
+
+    def plan(self, problem: ArenaProblem, *, rng: np.random.Generator) -> ArenaPlan:
+        """Raises: Infeasible for a capacity that is not met; UsageError for a problem that contradicts itself; Unsupported for too many pairs."""
+        if self.effort < 0 or self.capacity_bytes < 0 or self.seconds < 0:
+            raise UsageError("options are not negative", where="effort, capacity_bytes, seconds")
+        end = time.monotonic() + self.seconds if self.seconds else float("inf")
+        work = _Work.of(problem)
+        goal = max(work.bound_bytes, self.capacity_bytes)
+        tried: list[tuple[str, int]] = []
+        best, best_offset, best_way = -1, np.zeros(0, np.int64), ("size", False)
+        for by, order in work.orders().items():
+            for best_fit in (False, True):
+                if 0 <= best <= goal or (best >= 0 and time.monotonic() > end):
+                    break
+                offset = np.full(len(problem.size_bytes), -1, np.int64)
+                height = work.place(order, best_fit, offset)
+                tried.append((_label(by, best_fit), height))
+                if best < 0 or height < best:
+                    best, best_offset, best_way = height, offset, (by, best_fit)
+        never, unit = 0, 1  # capacities up to `never` are proved too small; every arena worth having is a multiple of `unit`
+        if best > goal and self.effort and work.single and len(problem.size_bytes) <= TARGETS and not problem.runs:
+            found, offset, never, unit = _search(work, best, goal, self.effort, end)
+            tried.append(("search", found))
+            if found < best:
+                best, best_offset = found, offset
+        elif best > goal and len(work.blocks.size_bytes) <= FEW:
+            best, best_offset = work.every_order()
+            tried.append(("every order", best))
+            never = best - 1
+        if best > goal and self.effort and not never:
+            by, best_fit = best_way
+            found, offset = improve(
+                work.orders()[by], best_fit, work.blocks, work.pairs, work.life.size_bytes, goal, self.effort * VISITS, rng,
+                lambda: time.monotonic() > end,
+            )  # fmt: skip
+            tried.append(("walk", found))
+            if found < best:
+                best, best_offset = found, offset
+        if 0 < self.capacity_bytes < best:
+            _refuse(problem, work, best, self.capacity_bytes, never)
+        plan = work.plan("static", max(best, 0), best_offset, tuple(tried))
+        return replace(plan, optimal=True) if never and best <= never + unit else plan
+
+
+def _refuse(problem: ArenaProblem, work: _Work, best: int, capacity: int, never: int) -> None:
+    clique = sorted(work.clique, key=lambda t: -int(work.life.size_bytes[t]))
+    proved = capacity < work.bound_bytes or capacity <= never
+    why = (
+        f"{len(clique)} storages that may be in use together hold {work.bound_bytes}: {', '.join(problem.name(t) for t in clique[:3])}, ..."
+        if capacity < work.bound_bytes else "no placement exists" if proved else f"the lowest arena found is {best} bytes"
+    )  # fmt: skip
+    raise Infeasible(
+        f"does not fit into {capacity} bytes: {why}", where="capacity",
+        hint=f"{max(best - capacity, 0)} bytes more" + ("" if proved else ", or more effort"),
+        data={"capacity_bytes": capacity, "bound_bytes": work.bound_bytes, "found_bytes": best, "proved": proved, "clique": clique[:4096]},
+    )  # fmt: skip
+
+
+def _search(work: _Work, best: int, goal: int, effort: int, end: float) -> tuple[int, I64, int, int]:
+    """Capacities from the goal upwards, by bisection: (height, offsets, largest capacity proved too small, what heights are multiples of)."""
+    moments = np.unique(np.concatenate([work.life.opens[:, 0], work.life.closes[:, 0]]))
+    lower, upper = np.searchsorted(moments, work.life.opens[:, 0]), np.searchsorted(moments, work.life.closes[:, 0])
+    some = np.flatnonzero(work.life.size_bytes > 0)
+    size = work.life.size_bytes[some]
+    unit = int(np.gcd.reduce(size)) if len(size) else 1
+    ranks = preorders(lower[some], upper[some], size)
+    found, offsets, never, stopped = best, np.zeros(0, np.int64), 0, goal - unit
+    at = goal
+    for _ in range(STEPS):
+        verdict, offset = _under(lower[some], upper[some], size, ranks, at, effort * NODES, end)
+        if verdict == FITS:
+            found = int((offset + size).max())
+            offsets = np.zeros(len(work.life.size_bytes), np.int64)
+            offsets[some] = offset
+        elif verdict == NEVER:
+            never = max(never, at)
+        if verdict != FITS:
+            stopped = at
+        if found - stopped <= unit or time.monotonic() > end:
+            break
+        at = (found + stopped) // 2 // unit * unit
+    return found, offsets, never, unit
+
+
+def _under(lower: I64, upper: I64, size: I64, ranks: list[I64], capacity: int, nodes: int, end: float) -> tuple[int, I64]:
+    """The orders in turns, with twice as many nodes each round."""
+    offset, limit = np.zeros(len(size), np.int64), 2 * len(size)
+    while nodes > 0 and time.monotonic() < end:
+        for rank in ranks:
+            verdict, used = search(lower, upper, size, rank, capacity, limit, offset)
+            nodes -= used
+            if verdict in (FITS, NEVER):
+                return int(verdict), offset
+        limit *= 2
+    return -1, offset
+
+
+def _label(by: str, best_fit: bool) -> str:
+    return f"{by}, {'tightest' if best_fit else 'lowest'} place"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What every way of placing needs."""
+
+    problem: ArenaProblem
+    life: Lifetimes
+    pairs: Rows
+    blocks: Blocks
+    bound_bytes: int
+    clique: tuple[int, ...]
+
+    @staticmethod
+    def of(problem: ArenaProblem) -> _Work:
+        life = lifetimes(problem)
+        bound, clique = heaviest_antichain(problem, life)
+        return _Work(problem, life, conflicts(life), blocks_of(problem, life.size_bytes), bound, clique)
+
+    @property
+    def single(self) -> bool:
+        return len(self.life.opens[0]) == 1 if len(self.life.opens) else True
+
+    def orders(self) -> dict[str, I64]:
+        """Blocks by what makes them hard to place, hardest first."""
+        size, pairs = self.life.size_bytes, self.pairs
+        degree = np.diff(pairs.starts)
+        owner = np.repeat(np.arange(len(size)), degree)
+        load = np.bincount(owner, weights=size[pairs.items].astype(np.float64), minlength=len(size)) + size
+        last = int(self.life.position.max()) + 1 if len(self.life.position) else 1
+        span = (np.minimum(self.life.closes, last) - self.life.opens).clip(0).sum(axis=1).astype(np.float64)
+        of_storage = {"size": size.astype(np.float64), "product": size * (degree + 1.0), "load": load, "area": size * span, "span": span}
+        of_block = {}
+        for by, key in of_storage.items():
+            hardest = np.zeros(len(self.blocks.size_bytes))
+            np.maximum.at(hardest, self.blocks.block_of, key)
+            if by == "size":
+                hardest = self.blocks.size_bytes.astype(np.float64)
+            of_block[by] = np.lexsort((-self.blocks.size_bytes, -hardest)).astype(np.int64)
+        return of_block
+
+    def place(self, order: I64, best_fit: bool, offset: I64) -> int:
+        b = self.blocks
+        fixed = (b.members.starts, b.members.items, b.inner, self.life.size_bytes, self.pairs.starts, self.pairs.items, b.block_of)
+        return int(place(order, 0, *fixed, best_fit, offset))
+
+    def every_order(self) -> tuple[int, I64]:
+        """The smallest arena: some order of its blocks by offset, each at its lowest free place, gives it."""
+        best, found = -1, np.zeros(0, np.int64)
+        for order in permutations(range(len(self.blocks.size_bytes))):
+            offset = np.full(len(self.life.size_bytes), -1, np.int64)
+            height = self.place(np.array(order, np.int64), False, offset)
+            if best < 0 or height < best:
+                best, found = height, offset
+        return best, found
+
+    def plan(self, strategy: str, height: int, offset: I64, tried: tuple[tuple[str, int], ...]) -> ArenaPlan:
+        return ArenaPlan(
+            strategy=strategy, offset_bytes=offset, arena_bytes=height, bound_bytes=self.bound_bytes, clique=self.clique, tried=tried,
+            optimal=height == self.bound_bytes,
+        )  # fmt: skip
