@@ -41,8 +41,8 @@ def random_graph(storages: int, seed: int, streams: int = 4) -> ArenaProblem:
         for v in ends:
             after[v].add(s)
     return ArenaProblem(
-        stream=stream, after=rows([sorted(a) for a in after]), size_bytes=rng.integers(1, 2000, storages) * 512, sources=rows(sources[:, None].tolist()),
-        consumers=rows(consumers), alignment_bytes=512,
+        stream=stream, after=rows([sorted(a) for a in after]), size_bytes=rng.integers(1, 2000, storages) * 512,
+        sources=rows(sources[:, None].tolist()), consumers=rows(consumers), alignment_bytes=512,
     )  # fmt: skip
 
 
@@ -83,8 +83,9 @@ def instance_rows(folder: Path) -> list[dict[str, object]]:
         took = time.process_time() - start
         best = StaticMemory(effort=10).plan(problem, rng=np.random.default_rng(0))
         found.append(
-            {"what": f"{file.name}: found under {CAPACITY}", "value": round(took, 2), "unit": "s", "limit": 30.0, "arena_bytes": height, "check": status,
-             "greedy_bytes": greedy.arena_bytes, "bound_bytes": best.bound_bytes, "least_bytes": best.arena_bytes, "optimal": best.optimal}
+            {"what": f"{file.name}: found under {CAPACITY}", "value": round(took, 2), "unit": "s", "limit": 30.0, "arena_bytes": height,
+             "check": status, "greedy_bytes": greedy.arena_bytes, "bound_bytes": best.bound_bytes,
+             "least_bytes": best.arena_bytes, "optimal": best.optimal}
         )  # fmt: skip
     return found
 
