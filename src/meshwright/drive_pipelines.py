@@ -15,7 +15,7 @@ from .bound import Bound
 from .cost import Transport
 from .decide.collective import CollectiveProblem, Ring
 from .decide.pipeline import CITES, NAMES, Action, PipelineProblem, PipelineStrategy, Schedule
-from .decide.pipeline.bound import any_bound
+from .decide.pipeline.bound import any_bound, schedule_bound
 from .decide.pipeline.judge import Judged, judge
 from .decide.pipeline.lower import PlanCollective, fabric_of, price_table
 from .drive_collectives import bindable
@@ -34,7 +34,8 @@ OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A candidate: what it is, and how it was judged or why it was refused."""
+    """A candidate: what it is, and how it was judged or why it was refused. `kept_bound`: no orders on its placement that keep no more activations
+    than its fullest device does are faster (sought with `search_s` only)."""
 
     name: str
     strategy: str
@@ -42,6 +43,7 @@ class Row:
     judged: Judged | None = None
     why: str = ""
     hint: str = ""
+    kept_bound: Bound | None = None
 
     @property
     def fits(self) -> bool:
@@ -113,13 +115,17 @@ def _as(value: Any, default: Any, where: str) -> Any:
 
 def compare_pipelines(
     problem: PipelineProblem, candidates: Sequence[tuple[str, Mapping[str, Any]]] | None = None, *, seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = 120.0, search_s: float = 0.0,
 ) -> Comparison:  # fmt: skip
-    """Judge every candidate; each program is checked for form, races and deadlock. Candidates left at the time limit are named, not judged."""
+    """Judge every candidate; each program is checked for form, races and deadlock. Candidates left at the time limit are named, not judged.
+
+    With `search_s` searched orders are one more candidate, and both their exact search and the tighter bound of every row may take so long.
+    """
     until = time.monotonic() + time_limit_s
     collectives = collective_planner(problem)
     rows: list[Row] = []
-    for name, options in candidates if candidates is not None else default_candidates(problem):
+    searched = [("search", {"seconds": search_s})] if search_s else []
+    for name, options in [*(candidates if candidates is not None else default_candidates(problem)), *searched]:
         if rows and time.monotonic() > until:
             rows.append(Row(name=_label(name, options), strategy=name, options=options, why="not judged: the time limit", hint="raise it"))
             continue
@@ -129,6 +135,8 @@ def compare_pipelines(
             rows.append(Row(name=_label(name, options), strategy=name, options=schedule.options, judged=judged))
         except (Unsupported, Infeasible, TimeLimit) as refused:
             rows.append(Row(name=_label(name, options), strategy=name, options=options, why=refused.message, hint=refused.hint))
+    if search_s:
+        rows = [_bounded(problem, r, min(search_s, until - time.monotonic())) for r in rows]
     rows.sort(key=lambda r: (r.judged is None, r.judged.time_s if r.judged else 0.0, max(r.judged.memory_bytes) if r.judged else 0))
     return Comparison(problem=problem, rows=tuple(rows), bound=any_bound(problem))
 
@@ -144,6 +152,19 @@ def _checked(judged: Judged) -> Judged:
 
     check_program(judged.program, programs=judged.callees).raise_if_wrong()
     return judged
+
+
+def _bounded(problem: PipelineProblem, row: Row, time_limit_s: float) -> Row:
+    """`row` with the bound for schedules that keep no more activations than it does."""
+    from .decide.pipeline.exact import counts_bound
+    from .decide.pipeline.orders import kept_peak_bytes
+
+    j = row.judged
+    if j is None:
+        return row
+    caps = (max(kept_peak_bytes(problem, j.schedule)),) * problem.devices
+    tight = counts_bound(problem, j.schedule, cap_bytes=caps, time_limit_s=time_limit_s) if time_limit_s > 0 else None
+    return replace(row, kept_bound=tight or schedule_bound(problem, j.schedule, cap_bytes=caps))
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
@@ -237,7 +258,8 @@ def _plan(problem: PipelineProblem, chosen: Row, found: Comparison, seed: int) -
         target_fabric=fabric_document(fabric), placement=tuple(d.name for d in fabric.devices), programs={name: j.program, **j.callees},
         cycle=(CycleEntry(program=name),),
         decisions={"pipeline": {
-            "strategy": chosen.strategy, "options": dict(j.schedule.options), "why": _why(found, chosen), "cite": [CITES[chosen.strategy].key],
+            "strategy": chosen.strategy, "options": dict(j.schedule.options), "why": _why(found, chosen),
+            "notes": list(j.schedule.notes), "cite": [CITES[chosen.strategy].key],
         }},
         bound=j.bound,
         prediction=Prediction(target_fabric=fabric.name, time_s=j.time_s, memory_peak_bytes=tuple(j.timeline.memory_peak_bytes)),

@@ -7,11 +7,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from meshwright.bound import Bound
 from meshwright.check import check_plan
+from meshwright.check.certificate import check_bound
 from meshwright.cli.frame import main
 from meshwright.decide.pipeline import PipelineProblem
+from meshwright.decide.pipeline.lower import fabric_of
 from meshwright.drive import citations, read_plan, simulate
 from meshwright.drive_pipelines import compare_pipelines, frontier, make_strategy, plan_pipeline, schedule_of_plan
 from meshwright.errors import FormatError, Infeasible, UsageError
@@ -36,6 +40,24 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["1f1b"]["bubble"] > rows["1f1b"]["span_bubble"] > 0
 
 
+def test_compare_with_search_shows_what_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--stages", "2", "--microbatches", "4", "--forward-s", "2", "--memory-cap-bytes", "3"]
+    text = output(capsys, "pipeline", "compare", *small, "--search", "20")
+    assert "there" in text and "these orders are optimal" in text
+    document = json.loads(output(capsys, "pipeline", "compare", *small, "--search", "20", "--json"))
+    rows = {r["strategy"]: r for r in document["schedules"] if "refused" not in r}
+    assert rows["search"]["notes"] and rows["search"]["fits"] and rows["search"]["time_s"] == min(r["time_s"] for r in rows.values() if r["fits"])
+    for row in rows.values():
+        bound = msgspec.convert(row["kept_bound"], Bound)
+        assert row["time_s"] >= float(bound) * (1 - 1e-9) and not check_bound(bound, fabric_of(PipelineProblem.of(2, 4)))
+
+
+def test_a_searched_plan_says_what_is_proved(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--stages", "2", "--microbatches", "4", "--forward-s", "2", "--strategy", "search", "--option", "placement=vee", "--option", "cap=2"]
+    text = output(capsys, "pipeline", "plan", *words, "--option", "seconds=30", "-o", str(tmp_path / "p.json"))
+    assert "33 s per step" in text and "these orders are optimal" in text and check_plan(read_plan(str(tmp_path / "p.json"))).ok
+
+
 def test_compare_says_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "pipeline", "compare", "--stages", "3", "--microbatches", "2", "--input-grad-s", "1,2,1", "--weight-grad-s", "1")
     assert "- chimera" in text and "even number of stages" in text and "- dualpipe-v" in text
@@ -47,7 +69,7 @@ def test_compare_says_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None
     ("words", "says"),
     [
         (["--forward-s", "1,2"], "2 numbers for 4 stages"), (["--forward-s", "x"], "not a number"), (["--activation-bytes", "1QB"], "not a number"),
-        (["--chunks", "1"], "above 1"),
+        (["--chunks", "1"], "above 1"), (["--search", "-1"], ">= 0 seconds"),
     ],
 )  # fmt: skip
 def test_compare_refuses(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
@@ -57,7 +79,7 @@ def test_compare_refuses(capsys: pytest.CaptureFixture[str], words: list[str], s
 def test_plan_and_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = str(tmp_path / "p.json")
     text = output(capsys, "pipeline", "plan", *SMALL, "--strategy", "zbv", "--option", "cap=8", "-o", out)
-    assert "zbv (cap=8): 25.5 s per step" in text
+    assert "zbv (cap=8, tries=1000): 25.5 s per step" in text
     plan = read_plan(out)
     assert check_plan(plan).ok and simulate(plan).makespan_s == plan.prediction.time_s == 25.5
     assert plan_bytes(plan_from_bytes(Path(out).read_bytes())) == Path(out).read_bytes()

@@ -6,6 +6,7 @@ busy: on one device nothing starts before the shortest way to one of its stages,
 other, and after its last B or I the stages below must still run theirs (and the first its W); after a last W nothing must.
 entry: the forwards of one stage and copy are one after the other, and the last micro-batch has the rest of its way to go.
 memory: activation_bytes[s] x (F's start to the end of the backward, at best) summed over a device's work, over its cap; then as busy.
+counts: weighted rows that no step of `slots` slots can satisfy; see `pipeline_counts`.
 any: work_s of every micro-batch over the sum of speeds, or path_s over the largest speed.
 """
 
@@ -16,8 +17,9 @@ from fractions import Fraction
 from typing import Any
 
 from ..bound import fraction_of
+from .pipeline_counts import counted_time
 
-__all__ = ["pipeline_time"]
+__all__ = ["Pipeline", "pipeline_time"]
 
 
 def pipeline_time(data: Mapping[str, Any]) -> Fraction:
@@ -25,13 +27,15 @@ def pipeline_time(data: Mapping[str, Any]) -> Fraction:
     if data["form"] == "any":
         speeds = [_positive(x) for x in data["speeds"]]
         return max(int(data["microbatches"]) * _time(data["work_s"]) / sum(speeds), _time(data["path_s"]) / max(speeds))
-    pipeline = _Pipeline(data)
+    pipeline = Pipeline(data)
     if data["form"] == "entry":
         return pipeline.entry(int(data["copy"]), int(data["stage"]))
     if data["form"] == "busy":
         return pipeline.busy(int(data["device"]), weights=bool(data["weights"]))
     if data["form"] == "memory":
         return pipeline.memory(int(data["device"]), int(data["cap_bytes"]))
+    if data["form"] == "counts":
+        return counted_time(pipeline, data)
     raise ValueError(f"no form {data['form']!r}")
 
 
@@ -49,7 +53,9 @@ def _positive(text: Any) -> Fraction:
     return value
 
 
-class _Pipeline:
+class Pipeline:
+    """The stages, devices and times of a certificate. Raises: ValueError, KeyError where they do not fit together."""
+
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.stages, self.split = int(data["stages"]), bool(data["split"])
         self.placement = [[int(d) for d in row] for row in data["placement"]]

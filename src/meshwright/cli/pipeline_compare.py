@@ -20,11 +20,16 @@ span     idle share between each device's own first start and last end: the zero
 kept     most micro-batches of a stage whose activations a device keeps (a stage of `interleaved` is a part of one of `1f1b`)
 memory   weights + activations of the fullest device; received and not yet used included
 bound    no order on that placement is faster (with a memory cap: none that fits)
+there    with --search: no order on that placement which keeps no more activations is faster
 *        on the frontier: nothing that fits is better in both time and memory"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
+    parser.add_argument(
+        "--search", type=float, default=0.0, metavar="SECONDS",
+        help="also search for orders, so long for the optimum, and for a tighter bound of every row at the memory it keeps (default: no)",
+    )  # fmt: skip
     parser.add_argument("--chunks", default="2", help="stages per device of interleaved and breadth-first, e.g. 2,4 (default 2)")
 
 
@@ -36,7 +41,10 @@ def run(args: argparse.Namespace) -> Result:
     if not all(p.isdecimal() and int(p) > 1 for p in parts):
         raise UsageError(f"{args.chunks!r} is not a list of whole numbers above 1", where="--chunks", hint="e.g. 2,4")
     problem = problem_of(args)
-    found = compare_pipelines(problem, default_candidates(problem, chunks=[int(p) for p in parts]), seed=args.seed, time_limit_s=args.time_limit)
+    if not 0 <= args.search < float("inf"):
+        raise UsageError(f"must be >= 0 seconds, got {args.search}", where="--search")
+    candidates = default_candidates(problem, chunks=[int(p) for p in parts])
+    found = compare_pipelines(problem, candidates, seed=args.seed, time_limit_s=args.time_limit, search_s=args.search)
     code = 0 if found.fitting else 3
     return Result(document_of(found), text_of(found), code)
 
@@ -67,7 +75,18 @@ def _row(row: Row, best: bool) -> dict[str, Any]:
         "time_s": j.time_s, "bound": msgspec.to_builtins(j.bound), "ratio": j.time_s / bound_s if bound_s else None, "bubble": j.bubble,
         "span_bubble": j.span_bubble, "in_flight": list(j.in_flight), "memory_bytes": list(j.memory_bytes), "weight_bytes": list(j.weight_bytes),
         "program_bytes": list(j.program_bytes), "fits": row.fits, "over_bytes": max(0, j.over_bytes), "frontier": best,
+        "kept_bound": None if row.kept_bound is None else msgspec.to_builtins(row.kept_bound), "notes": list(j.schedule.notes),
     }  # fmt: skip
+
+
+def _kept(row: Row) -> str:
+    """The bound at the row's own memory, and how far the row is above it."""
+    from ..io.quantity import show_time
+
+    if row.kept_bound is None or row.judged is None:
+        return ""
+    bound_s = float(row.kept_bound)
+    return f"{show_time(bound_s):>10}" + (f"{(row.judged.time_s / bound_s - 1) * 100:>6.1f} %" if bound_s else "")
 
 
 def text_of(found: Comparison) -> str:
@@ -76,9 +95,11 @@ def text_of(found: Comparison) -> str:
 
     p = found.problem
     best = {id(r) for r in frontier(found.rows)}
+    searched = any(r.kept_bound is not None for r in found.rows)
     lines = [
         f"{p.devices} stages, {p.microbatches} micro-batches: no schedule takes less than {show_time(float(found.bound))}",
-        f"  {'schedule':<34}{'time':>10}{'bound':>10}{'above':>8}{'bubble':>8}{'span':>7}{'kept':>6}{'memory':>11}",
+        f"  {'schedule':<34}{'time':>10}{'bound':>10}{'above':>8}{'bubble':>8}{'span':>7}{'kept':>6}{'memory':>11}"
+        + (f"{'there':>10}{'above':>8}" if searched else ""),
     ]
     for row in found.rows:
         j = row.judged
@@ -90,8 +111,9 @@ def text_of(found: Comparison) -> str:
         over = "" if row.fits else f"  over the cap by {show_size(j.over_bytes)}"
         lines.append(
             f"{'*' if id(row) in best else ' '} {row.name:<34}{show_time(j.time_s):>10}{show_time(bound_s):>10}{above:>8}{j.bubble * 100:>6.1f} %"
-            f"{j.span_bubble * 100:>5.1f} %{max(j.in_flight):>6}{show_size(max(j.memory_bytes)):>11}{over}"
+            f"{j.span_bubble * 100:>5.1f} %{max(j.in_flight):>6}{show_size(max(j.memory_bytes)):>11}{_kept(row)}{over}"
         )
+        lines += [f"    {note}" for note in j.schedule.notes]
     if not found.fitting:
         lines.append("nothing fits in memory: raise the cap, use smaller micro-batches or more stages")
     return "\n".join(lines)

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> Result:
     ratio = prediction.time_s / float(bound) if float(bound) else None
     document = {
         "schema": "meshwright.pipeline-plan", "version": 1, "strategy": chosen["strategy"], "options": chosen["options"], "why": chosen["why"],
+        "notes": chosen["notes"],
         "time_s": prediction.time_s, "bound_s": float(bound), "ratio": ratio, "orders": plan.job["schedule"]["orders"],
         "alternatives": [{"what": a.what, "time_s": a.time_s, "why": a.why} for a in plan.alternatives], "path": str(args.out),
     }  # fmt: skip
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> Result:
         f"{chosen['strategy']}{f' ({said})' if said else ''}: {show_time(prediction.time_s)} per step, bound {show_time(float(bound))}"
         + (f" ({(ratio - 1) * 100:.1f} % above)" if ratio else ""),
         f"{chosen['why']}; checked: form, deadlock, races, certificate",
+        *chosen["notes"],
     ]
     shown = 160
     lines += [f"  device {d}: {row if len(row) <= shown else row[:shown] + ' ...'}" for d, row in enumerate(plan.job["schedule"]["orders"])]

@@ -20,12 +20,12 @@ from ...bound import Bound, Certificate
 from .orders import action_s, activation_bytes, border_delays
 from .problem import Action, PipelineProblem, Schedule
 
-__all__ = ["any_bound", "schedule_bound"]
+__all__ = ["any_bound", "facts_of", "schedule_bound"]
 
 
 def schedule_bound(problem: PipelineProblem, schedule: Schedule, *, cap_bytes: Sequence[int] = ()) -> Bound:
     """No order on this placement is faster; with `cap_bytes` (activations per device), none that fits."""
-    facts = _facts(problem, schedule)
+    facts = facts_of(problem, schedule)
     found = [_busy(facts, d, weights) for d in range(schedule.devices) for weights in ((True, False) if schedule.split else (True,))]
     found += [_entry(facts, c, s) for c in range(schedule.copies) for s in range(schedule.stages)]
     found += [_memory(facts, d, cap) for d, cap in enumerate(cap_bytes) if cap > 0]
@@ -57,8 +57,8 @@ def _bound(value: Fraction, data: dict[str, Any]) -> Bound:
     return Bound(quantity="pipeline step time", value=str(value), unit="s", certificate=Certificate(kind="pipeline", data=data))
 
 
-def _facts(problem: PipelineProblem, schedule: Schedule) -> dict[str, Any]:
-    """Everything that the forms below use, as strings: exact seconds per copy and stage."""
+def facts_of(problem: PipelineProblem, schedule: Schedule) -> dict[str, Any]:
+    """Everything that certificates of a placement use, as strings: exact seconds per copy and stage."""
     counts = [schedule.copy_of.count(c) for c in range(schedule.copies)]
     kinds = ("F", "I", "W") if schedule.split else ("F", "B")
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from ...cite import Cite
 from ...errors import Infeasible, Unsupported
+from .bound import schedule_bound
+from .improve import improved
 from .listing import RULES, Rule, list_orders
 from .orders import in_flight_peaks, times, vee
 from .problem import Action, PipelineProblem, Schedule
@@ -43,29 +45,34 @@ PERIOD = 6
 
 @dataclass(frozen=True, kw_only=True)
 class ZBV:
-    """`cap`: stage activations (half a device's share each) per device; 0: twice the devices."""
+    """`cap`: stage activations (half a device's share each) per device; 0: twice the devices. `tries`: see `improve`."""
 
     cap: int = 0
+    tries: int = 1000
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         base = split_base(problem, "zbv", vee(problem.devices), asdict(self))
-        return fastest_listing(problem, base, [self.cap or 2 * problem.devices] * problem.devices)
+        return fastest_listing(problem, base, [self.cap or 2 * problem.devices] * problem.devices, self.tries)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VHalf:
-    """No options: about half of 1F1B's activations."""
+    """About half of 1F1B's activations. `tries`: see `improve`; 0: the published pattern, squeezed."""
+
+    tries: int = 1000
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        return _patterned(problem, "v-half")
+        return _patterned(problem, "v-half", self.tries)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VMin:
-    """No options: about a third of 1F1B's activations."""
+    """About a third of 1F1B's activations. `tries`: see `improve`; 0: the published pattern, squeezed."""
+
+    tries: int = 1000
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        return _patterned(problem, "v-min")
+        return _patterned(problem, "v-min", self.tries)
 
 
 def _offsets(name: str, devices: int, device: int) -> tuple[int, int, int, int]:
@@ -108,7 +115,7 @@ def _pattern(name: str, devices: int, microbatches: int, options: object) -> Sch
     )  # fmt: skip
 
 
-def _patterned(problem: PipelineProblem, name: str) -> Schedule:
+def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
     pattern = _pattern(name, problem.devices, problem.microbatches, ())
     cap = [v_cap(name, problem.devices)] * problem.devices
     rows = [[c] for c in cap]
@@ -119,8 +126,12 @@ def _patterned(problem: PipelineProblem, name: str) -> Schedule:
             found.append(list_orders(problem, pattern, rule, rows))
         except Infeasible:  # this rule paints itself into a corner; the pattern itself always stands
             continue
-    best = min(found, key=lambda s: times(problem, s).makespan_s)
-    return replace(best, options={})
+    # the pattern is the better start for annealing where list schedules happen to be as fast
+    ways = sorted(found, key=lambda s: times(problem, s).makespan_s)
+    if tries:
+        least = float(schedule_bound(problem, pattern))
+        ways = [improved(problem, s, rows, tries=tries, least_s=least) for s in (ways[0], found[-1] if ways[0] is pattern else pattern)]
+    return replace(min(ways, key=lambda s: times(problem, s).makespan_s), options={"tries": tries})
 
 
 @dataclass(frozen=True, kw_only=True)
