@@ -90,6 +90,34 @@ def instance_rows(folder: Path) -> list[dict[str, object]]:
     return found
 
 
+def run_rows(runs: int) -> list[dict[str, object]]:
+    """A training step's graph on one to four threads over one storage, at random moments: how many runs have the bits of eager."""
+    import torch
+    from torch import nn
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from meshwright.run.arena import arena_graph
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10))
+    names, values = zip(*((n, p.detach().clone()) for n, p in net.named_parameters()), strict=True)
+
+    def step(x: torch.Tensor, target: torch.Tensor, *parameters: torch.Tensor) -> list[torch.Tensor]:
+        given = [p.requires_grad_() for p in parameters]
+        loss = nn.functional.cross_entropy(torch.func.functional_call(net, dict(zip(names, given, strict=True)), (x,)), target)
+        return [loss, *torch.autograd.grad(loss, given)]
+
+    inputs = [torch.randn(32, 64), torch.randint(0, 10, (32,)), *values]
+    graph = make_fx(step)(*[x.clone() for x in inputs])
+    inputs = [x.detach() for x in inputs]
+    wanted, right = graph(*inputs), 0
+    made = [arena_graph(graph, inputs, streams=streams) for streams in (1, 2, 3, 4)]
+    for seed in range(runs):
+        found = made[seed % 4].run(*inputs, sleep_s=5e-4, seed=seed)
+        right += all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    return [{"what": f"runs on threads with the bits of eager, of {runs}", "value": right, "unit": "runs", "limit": runs, "higher_is_better": True}]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=Path, help="folder with MiniMalloc's CSV files")
@@ -99,6 +127,7 @@ def main() -> None:
     found = [row for count in args.storages.split(",") for row in graph_rows(int(count), 1)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found.append({"what": "memory of all of it", "value": round(peak / 2**30, 2), "unit": "GiB", "limit": 2.0})
+    found += run_rows(100)
     if args.instances:
         found += instance_rows(args.instances)
     for row in found:
