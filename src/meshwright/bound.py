@@ -34,9 +34,11 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     pipeline: `{"form": "busy" | "entry" | "memory" | "counts" | "any", …}`: a device's or a stage's work with what must come before and after it,
         activations held over a cap, contradicting rows of a linear programme over slots of time, or all work over all speeds; fields
         and reasons in `check.pipeline` and `decide.pipeline.bound`
+    fill: `{"ranks", "work_s", "idle_s", "step_s", "rounding"}`: work that only those ranks can do in the idle time of their steps: cycle time >=
+        step_s · ceil(work_s (1 - rounding) / idle_s); `rounding` allows for sums of floats (`check.fill`)
     """
 
-    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "sum"]
+    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "sum"]
     data: dict[str, Any]
 
 

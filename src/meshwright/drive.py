@@ -382,6 +382,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
         elif name == "pipeline":
             known = import_module(".decide.pipeline", __package__).CITES
             found += [(name, known[decision["strategy"]])] if decision["strategy"] in known else []
+        elif name == "fill":
+            found.append((name, import_module(".decide.pipeline.fill", __package__).CITE))
     return found
 
 

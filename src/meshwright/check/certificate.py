@@ -10,6 +10,7 @@ from ..bound import Bound, fraction_of
 from ..fabric import Fabric
 from ..plan import TrainingLayout
 from .delay import DelayOpen, delay_seconds
+from .fill import fill_time
 from .packing import packing_time
 from .pipeline import pipeline_time
 from .verdict import Finding
@@ -63,6 +64,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return Fraction(int(data["needed_bytes"]))
     if kind == "pipeline":
         return pipeline_time(data)
+    if kind == "fill":
+        return fill_time(data)
     if not bound.parts:
         raise _Wrong("a sum without parts")
     for part in bound.parts:

@@ -60,6 +60,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("pipeline", "compare"): ("pipeline_compare", "every pipeline schedule that applies: time, bubble, memory, bounds, and which are best"),
     ("pipeline", "plan"): ("pipeline_plan", "one schedule, or the fastest that fits in memory, as a checked plan"),
     ("pipeline", "run"): ("pipeline_run", "walk a pipeline plan on real processes: measured beside simulated"),
+    ("pipeline", "fill"): ("pipeline_fill", "put K-FAC or other work that can wait into a pipeline's idle time, and prove that no step gets longer"),
     ("pipeline", "export"): ("pipeline_export", "hand a pipeline plan to torch.distributed.pipelining, or show it as a trace"),
     ("memory", "plan"): ("memory_plan", "which operators to compute again so that a training step fits"),
     ("memory", "pack"): ("memory_pack", "place storages with lifetimes in one arena, as small as can be, beside a bound"),

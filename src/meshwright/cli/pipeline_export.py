@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from .arguments import require_directory
@@ -16,12 +17,14 @@ HELP = "hand a pipeline plan to torch.distributed.pipelining, or show it as a tr
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", help="a plan of `meshwright pipeline plan`")
     parser.add_argument("--format", choices=["csv", "trace"], default="csv", help="csv (default): as PyTorch reads it; trace: Chrome or Perfetto")
+    parser.add_argument("--step", type=int, default=0, help="trace of a plan with filled bubbles: which step of its cycle (default 0)")
     parser.add_argument("--out", "-o", type=Path, help="where to write it (default schedule.csv, or trace.json)")
 
 
 def run(args: argparse.Namespace) -> Result:
     from ..drive import fabric_of, read_plan, simulate
     from ..drive_pipelines import schedule_of_plan
+    from ..errors import UsageError
     from ..io.atomic import write_bytes
     from ..io.pipeline_csv import pipeline_csv
     from ..io.trace import write_trace
@@ -36,6 +39,9 @@ def run(args: argparse.Namespace) -> Result:
         text = pipeline_csv(cells, copies=schedule.copies, grouped=any(a.count > 1 for order in schedule.orders for a in order))
         write_bytes(out, text.encode())
     else:
+        if not 0 <= args.step < len(plan.cycle):
+            raise UsageError(f"there is no step {args.step} in a cycle of {len(plan.cycle)}", where="--step")
+        plan = replace(plan, cycle=plan.cycle[args.step : args.step + 1])
         timeline = simulate(plan, fabric_of(plan))
         write_trace(out, inline(plan.main, plan.programs).program, [timeline], title=f"{schedule.name}, simulated")
     document = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..decide.pipeline import PipelineProblem
 
-__all__ = ["problem_arguments", "problem_of"]
+__all__ = ["EACH", "numbers", "problem_arguments", "problem_of"]
 
 EACH = "one number, or one per stage with commas"
 
@@ -39,10 +39,10 @@ def problem_of(args: argparse.Namespace) -> PipelineProblem:
     from ..decide.pipeline import PipelineProblem
 
     def times(name: str) -> list[float] | None:
-        return _numbers(getattr(args, name), "--" + name.replace("_", "-"), size=False)
+        return numbers(getattr(args, name), "--" + name.replace("_", "-"), size=False)
 
     def sizes(name: str) -> list[float] | None:
-        return _numbers(getattr(args, name), "--" + name.replace("_", "-"), size=True)
+        return numbers(getattr(args, name), "--" + name.replace("_", "-"), size=True)
 
     return PipelineProblem.of(
         args.stages, args.microbatches, forward_s=times("forward_s") or 1.0, backward_s=times("backward_s"), input_grad_s=times("input_grad_s"),
@@ -53,7 +53,7 @@ def problem_of(args: argparse.Namespace) -> PipelineProblem:
     )  # fmt: skip
 
 
-def _numbers(text: str | None, where: str, *, size: bool) -> list[float] | None:
+def numbers(text: str | None, where: str, *, size: bool) -> list[float] | None:
     """Numbers with commas between them; sizes may have a unit."""
     from ..errors import UsageError
     from ..io.quantity import parse_size_bytes

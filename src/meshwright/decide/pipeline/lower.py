@@ -25,11 +25,13 @@ from ...program_calls import Callee
 from .orders import action_s, activation_bytes, connection, message_bytes, stage_share
 from .problem import Action, Collective, PipelineProblem, Schedule
 
-__all__ = ["PlanCollective", "fabric_of", "lower_schedule", "price_table"]
+__all__ = ["Fill", "PlanCollective", "fabric_of", "lower_schedule", "price_table"]
 
 
 # (kind, ranks, size in bytes) -> the collective to call
 PlanCollective = Callable[[str, tuple[int, ...], int], Callee]
+# (builder, compute lane of every rank)
+Fill = Callable[[ProgramBuilder, list[LaneBuilder]], None]
 
 
 def fabric_of(problem: PipelineProblem) -> Fabric:
@@ -47,16 +49,16 @@ def fabric_of(problem: PipelineProblem) -> Fabric:
 
 
 def lower_schedule(
-    problem: PipelineProblem, schedule: Schedule, plan_collective: PlanCollective | None = None
+    problem: PipelineProblem, schedule: Schedule, plan_collective: PlanCollective | None = None, *, fill: Fill | None = None
 ) -> tuple[Program, dict[str, Program]]:
-    """The program of one step, and the programs that it calls by content hash.
+    """The program of one step, and the programs that it calls by content hash. `fill` adds lanes of other work (see `fill_program`).
 
     Without `plan_collective` collectives are left out, which is right when there is nothing to reduce. Raises: UsageError otherwise.
     """
     moved = any(problem.gradient_bytes) and any(schedule.collectives)
     if moved and plan_collective is None:
         raise UsageError("gradients are to be reduced, but nothing plans the collectives", where="plan_collective")
-    return _Lowering(problem, schedule, plan_collective if moved else None).run()
+    return _Lowering(problem, schedule, plan_collective if moved else None).run(fill)
 
 
 def price_table(problem: PipelineProblem, schedule: Schedule) -> Cost:
@@ -105,7 +107,7 @@ class _Lowering:
         self.top = schedule.stages - 1
         self.end = "W" if schedule.split else "B"
 
-    def run(self) -> tuple[Program, dict[str, Program]]:
+    def run(self, fill: Fill | None = None) -> tuple[Program, dict[str, Program]]:
         s, data = self.schedule, self.problem.data
         ranks = []
         for number in range(s.devices * data):
@@ -128,6 +130,8 @@ class _Lowering:
             if r.comm is not None and s.collectives:
                 self.collect(r, r.comm, s.collectives[r.device])
             self.deaths(r)
+        if fill is not None:
+            fill(self.b, [r.compute for r in ranks])
         return self.b.build(), self.callees
 
     # ---- connections -------------------------------------------------------------------------------------------

@@ -1,0 +1,171 @@
+"""`meshwright pipeline fill`: K-FAC, other statistics, checkpoints or evaluation in a pipeline's idle time."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .arguments import require_directory
+from .frame import Result
+from .pipeline_problem import EACH, numbers
+
+if TYPE_CHECKING:
+    from ..decide.pipeline import PipelineProblem, Schedule
+    from ..decide.pipeline.fill_work import FillWork
+    from ..drive_fill import Filled
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "put K-FAC or other work that can wait into a pipeline's idle time, and prove that no step gets longer"
+KINDS = ("kfac", "shampoo", "muon", "checkpoint", "evaluate")
+NEEDED = {
+    "kfac": ("curvature_s", "inverse_s"), "shampoo": ("statistics_s", "roots_s"), "muon": ("orthogonalise_s",), "checkpoint": ("write_s",),
+    "evaluate": ("evaluations",),
+}  # fmt: skip
+EPILOG = """\
+--work kfac        --curvature-s, --inverse-s; also --gradient-curvature-s, --gradient-inverse-s, --sync-s, --precondition-s, --*-bytes
+--work shampoo     --statistics-s, --roots-s            --work muon      --orthogonalise-s
+--work checkpoint  --write-s; also --snapshot-s         --work evaluate  --evaluations N
+--work FILE.json   items of your own; see docs/bubble_filling.md
+A cycle of steps repeats; used: share of time that a device computes, without the work and with it."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("plan", help="a plan of `meshwright pipeline plan`")
+    add("--work", action="append", required=True, metavar="KIND|FILE", help=f"{', '.join(KINDS)}, or a file; may be given several times")
+    add("--curvature-s", metavar="S", help=f"both factors of one micro-batch of a stage: {EACH}")
+    add("--gradient-curvature-s", metavar="S", help="of these, factor B, where it differs; then --curvature-s is factor A alone")
+    add("--inverse-s", metavar="S", help=f"both inverses of a stage: {EACH}")
+    add("--gradient-inverse-s", metavar="S", help="of these, factor B's; then --inverse-s is factor A's alone")
+    add("--sync-s", metavar="S", help="both factors of a stage summed over its copies and replicas (default: a ring all-reduce of --factor-bytes)")
+    add("--precondition-s", metavar="S", help="preconditioning at the end of every step, in no idle time (default 0)")
+    add("--layers", type=int, default=1, help="layers per stage: pieces that the work is made of (default 1)")
+    add("--input-bytes", metavar="B", help="inputs kept per micro-batch and stage until their curvature is done (default 0)")
+    add("--error-bytes", metavar="B", help="output gradients kept likewise (default 0)")
+    add("--factor-bytes", metavar="B", help="both factors of a stage; the inverses take as much again (default 0)")
+    add("--statistics-s", metavar="S", help="Shampoo's statistics of a stage, per refresh")
+    add("--roots-s", metavar="S", help="Shampoo's inverse roots of a stage, per refresh")
+    add("--orthogonalise-s", metavar="S", help="Muon's orthogonalisation of a stage")
+    add("--write-s", metavar="S", help="writing a stage's checkpoint")
+    add("--snapshot-s", metavar="S", help="copying a stage's weights before it is written (default 0)")
+    add("--piece-s", type=float, default=0.0, metavar="S", help="checkpoints: largest piece of writing (default: in one piece)")
+    add("--evaluations", type=int, metavar="N", help="evaluation micro-batches per cycle")
+    add("--margin", type=float, default=0.0, help="share by which idle time must be longer than what is put into it (default 0)")
+    add("--most-steps", type=int, default=256, help="longest cycle (default 256)")
+    add("--out", "-o", type=Path, default=Path("filled.json"), help="where to write the plan (default filled.json)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive import read_plan
+    from ..drive_fill import fill_plan
+    from ..io.plan_file import write_plan
+
+    require_directory(args.out)
+    plan = read_plan(args.plan)
+    filled = fill_plan(plan, lambda problem, schedule: _work(args, problem, schedule), margin=args.margin, most_steps=args.most_steps)
+    write_plan(args.out, filled.plan)
+    return Result(_document(filled, args.out), _text(filled, args.out))
+
+
+def _work(args: argparse.Namespace, problem: PipelineProblem, schedule: Schedule) -> FillWork:
+    from ..decide.pipeline.fill_work import joined
+    from ..drive_fill import fill_work_of
+    from ..errors import UsageError
+    from ..io.fill_file import read_fill_work
+
+    parts = []
+    for kind in args.work:
+        if kind in KINDS:
+            missing = [n for n in NEEDED[kind] if getattr(args, n) is None]
+            if missing:
+                flag = "--" + missing[0].replace("_", "-")
+                raise UsageError(f"--work {kind} needs {flag}", where="--work", hint="see `meshwright pipeline fill --help`")
+            parts.append(_made(args, kind, problem, schedule))
+        elif Path(kind).suffix or "/" in kind:
+            parts.append(fill_work_of(read_fill_work(kind), kind))
+        else:
+            raise UsageError(f"there is no work {kind!r}", where="--work", hint=f"there is: {', '.join(KINDS)}, or a file such as work.json")
+    return joined(parts, problem.devices * problem.data)
+
+
+def _made(args: argparse.Namespace, kind: str, problem: PipelineProblem, schedule: Schedule) -> FillWork:
+    from ..decide.pipeline.fill_work import KFACCosts, checkpoint_work, evaluation_work, gradient_work, kfac_work
+
+    def each(name: str, *, size: bool = False) -> Any:
+        return numbers(getattr(args, name), "--" + name.replace("_", "-"), size=size)
+
+    if kind == "kfac":
+        return kfac_work(problem, schedule, KFACCosts(
+            curvature_s=each("curvature_s"), inverse_s=each("inverse_s"), gradient_curvature_s=each("gradient_curvature_s"),
+            gradient_inverse_s=each("gradient_inverse_s"), sync_s=each("sync_s"), precondition_s=each("precondition_s") or 0.0, layers=args.layers,
+            input_bytes=each("input_bytes", size=True) or 0, error_bytes=each("error_bytes", size=True) or 0,
+            factor_bytes=each("factor_bytes", size=True) or 0,
+        ))  # fmt: skip
+    if kind == "shampoo":
+        phases = (("statistics", each("statistics_s")), ("roots", each("roots_s")))
+        return gradient_work(problem, schedule, kind, phases, layers=args.layers, kept_bytes=problem.gradient_bytes)
+    if kind == "muon":
+        return gradient_work(
+            problem, schedule, kind, (("orthogonalise", each("orthogonalise_s")),), layers=args.layers, kept_bytes=problem.gradient_bytes
+        )
+    if kind == "checkpoint":
+        return checkpoint_work(problem, schedule, write_s=each("write_s"), snapshot_s=each("snapshot_s") or 0.0, piece_s=args.piece_s)
+    return evaluation_work(problem, schedule, args.evaluations)
+
+
+def _rows(filled: Filled) -> list[dict[str, Any]]:
+    f = filled.filling
+    kinds = {i.name: i.kind for i in f.work.items}
+    rows = []
+    for rank in range(len(f.idle.gaps)):
+        own: Counter[str] = Counter()
+        for p in f.placements:
+            if p.rank == rank:
+                own[kinds[p.item]] += 1
+        total = f.steps * f.idle.step_s
+        busy = f.steps * f.idle.busy_s[rank]
+        rows.append({
+            "rank": rank, "busy_s": f.idle.busy_s[rank], "idle_s": float(f.idle.idle_s(rank)), "work_s": f.work_s(rank),
+            "used_before": busy / total if total else 1.0, "used_after": (busy + f.work_s(rank)) / total if total else 1.0,
+            "exposed_s": f.work.exposed_s[rank] if f.work.exposed_s else 0.0, "memory_bytes": filled.memory_bytes[rank],
+            "pieces": dict(sorted(own.items())),
+        })  # fmt: skip
+    return rows
+
+
+def _document(filled: Filled, path: Path) -> dict[str, Any]:
+    import msgspec
+
+    f = filled.filling
+    return {
+        "schema": "meshwright.pipeline-fill", "version": 1, "strategy": filled.judged.schedule.name, "items": len(f.work.items), "steps": f.steps,
+        "bound_steps": f.bound_steps, "step_s": f.idle.step_s, "makespans_s": list(filled.makespans_s), "margin": filled.margin, "order": f.order,
+        "used_before": f.used(filled=False), "used_after": f.used(filled=True), "exposed_s": max(f.work.exposed_s, default=0.0),
+        "bound": msgspec.to_builtins(f.bound), "ranks": _rows(filled), "path": str(path),
+    }  # fmt: skip
+
+
+def _text(filled: Filled, path: Path) -> str:
+    from ..io.quantity import show_size, show_time
+
+    f = filled.filling
+    exposed = max(f.work.exposed_s, default=0.0)
+    lines = [
+        f"{filled.judged.schedule.name}: {len(f.work.items)} items in the idle time of {f.steps} steps, no fewer than {f.bound_steps} can do; used "
+        f"{f.used(filled=False) * 100:.1f} % -> {f.used(filled=True) * 100:.1f} %",
+        f"a step takes {show_time(f.idle.step_s)} without the work, {show_time(max(filled.makespans_s))} with it"
+        + (f"; then {show_time(exposed)} of preconditioning" if exposed else ""),
+        f"  {'rank':<6}{'busy':>10}{'idle':>10}{'work / cycle':>14}{'used':>17}{'memory':>11}  pieces",
+    ]
+    for r in _rows(filled):
+        used = f"{r['used_before'] * 100:.1f} -> {r['used_after'] * 100:.1f} %"
+        pieces = ", ".join(f"{n} {k}" for k, n in r["pieces"].items())
+        lines.append(
+            f"  {r['rank']:<6}{show_time(r['busy_s']):>10}{show_time(r['idle_s']):>10}{show_time(r['work_s']):>14}{used:>17}"
+            f"{show_size(r['memory_bytes']):>11}  {pieces}"
+        )
+    lines.append("checked: every step's form, deadlock, races and simulated time; placements: order, overlap, memory; certificate")
+    return "\n".join([*lines, f"written: {path}"])
