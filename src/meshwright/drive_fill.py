@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -63,7 +64,8 @@ def require_unfilled(plan: Plan) -> None:
 def problem_of(plan: Plan) -> PipelineProblem:
     """The problem of a pipeline plan. Raises: FormatError for a damaged one."""
     try:
-        return PipelineProblem(**{k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()})
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
+        return PipelineProblem(**found)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"is no problem: {str(error)[:160]}", where="plan.job.problem", hint="make the plan again") from None
 
@@ -108,7 +110,7 @@ def _steps(problem: PipelineProblem, schedule: Schedule, filling: Filling) -> tu
     programs, makespans, table = [], [], {}
     known: dict[str, float] = {}
     for step in range(filling.steps):
-        program, callees = lower_schedule(problem, schedule, collectives, fill=lambda b, lanes, step=step: fill_step(b, lanes, filling, step))
+        program, callees = lower_schedule(problem, schedule, collectives, fill=partial(fill_step, filling=filling, step=step))
         table.update(callees)
         name = program_hash(program)
         if name not in known:

@@ -47,7 +47,7 @@ def idle_of(problem: PipelineProblem, strategy: PipelineStrategy) -> Idle:
 
 
 SHAPES = [(n, {}) for n in NAMES] + [
-    ("chimera", {"pipes": 2}), ("chimera", {"mode": "double"}), ("chimera", {"mode": "halve"}), ("chimera", {"split": True}),
+    ("chimera", {"mode": "double"}), ("chimera", {"mode": "halve"}), ("chimera", {"split": True}),
 ]  # fmt: skip
 
 
@@ -63,6 +63,11 @@ def test_no_step_gets_longer(name: str, options: dict[str, Any]) -> None:
     for k in range(f.steps):
         assert simulate(replace(found.plan, cycle=found.plan.cycle[k : k + 1])).makespan_s == found.makespans_s[k]
     assert [c.key for n, c in citations(found.plan) if n == "fill"] == ["osawa2023pipefisher"]
+
+
+def test_a_schedule_without_bubbles_takes_no_work() -> None:
+    with pytest.raises(Infeasible, match="at a stretch"):
+        filled(of(4, 8), "chimera", options={"pipes": 2})
 
 
 def test_replicas_and_their_sums() -> None:

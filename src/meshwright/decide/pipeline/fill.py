@@ -181,6 +181,10 @@ def _rules(items: Sequence[Deferrable]) -> list[tuple[str, Rule]]:
     ]
     if len(items) <= SMALL:
         for order in itertools.permutations(i.name for i in items):
-            rank = {n: k for k, n in enumerate(order)}
-            found.append(("every order", lambda i, rank=rank: (rank[i.name],)))
+            found.append(("every order", _listed(order)))
     return found
+
+
+def _listed(names: Sequence[str]) -> Rule:
+    places = {n: k for k, n in enumerate(names)}
+    return lambda i: (places[i.name],)

@@ -59,11 +59,11 @@ class _Filler:
         waits = self.messages()
         pieces = {(p.item, p.rank): p for p in self.rows}  # the last one wins: rows are by time
         out: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-        for (item, rank), sources in waits.items():
+        for (waiter, rank), sources in waits.items():
             for name, far in sources:
                 size = self.items[name].message_bytes
-                buffer = self.b.buffer(far, chunks=1, chunk_bytes=size, role="scratch", name=f"fillout:{name}:{item}:{rank}")
-                self.out[name, far, item, rank] = buffer
+                buffer = self.b.buffer(far, chunks=1, chunk_bytes=size, role="scratch", name=f"fillout:{name}:{waiter}:{rank}")
+                self.out[name, far, waiter, rank] = buffer
                 out.setdefault((name, far), []).append((buffer, 0, 1))
         for p in self._in_order():
             item = self.items[p.item]
