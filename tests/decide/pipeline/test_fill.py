@@ -208,7 +208,7 @@ def test_a_wider_margin_leaves_room() -> None:
 
 # ---- the checker -----------------------------------------------------------------------------------------------------
 def document() -> tuple[dict[str, Any], list[list[tuple[str, float, float]]], float]:
-    problem = of(2, 2, memory_cap_bytes=1000)
+    problem = of(4, 2, memory_cap_bytes=1000)
 
     def work(p: PipelineProblem, s: Any) -> FillWork:
         items = kfac_work(p, s, replace(KFAC, layers=2)).items
@@ -222,7 +222,7 @@ def document() -> tuple[dict[str, Any], list[list[tuple[str, float, float]]], fl
     found = filled(problem, "gpipe", work)
     spans = found.judged.timeline.spans
     p = found.judged.program
-    rows: list[list[tuple[str, float, float]]] = [[], []]
+    rows: list[list[tuple[str, float, float]]] = [[], [], [], []]
     for step, s, e in zip(spans.step.tolist(), spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
         op = int(p.steps.op[step])
         if op >= 0:
@@ -286,7 +286,7 @@ def test_certificates_of_the_bound() -> None:
         with pytest.raises(ValueError, match=r"idle time at all|out of range"):
             fill_time({**good, **bad})
     idle = idle_of(of(4, 4), GPipe())
-    assert refresh_bound(idle, FillWork(items=())).value == str(12)
+    assert refresh_bound(idle, FillWork(items=())).value == "21"
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
