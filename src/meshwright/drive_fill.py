@@ -21,15 +21,15 @@ from .decide.pipeline.fill_program import fill_prices, fill_step
 from .decide.pipeline.fill_work import Deferrable, FillWork
 from .decide.pipeline.judge import Judged, judge
 from .decide.pipeline.lower import fabric_of, lower_schedule, price_table
-from .drive_pipelines import collective_planner, schedule_of_plan
-from .errors import CheckFailed, FormatError, Infeasible, UsageError
+from .drive_pipelines import collective_planner, problem_of_plan, schedule_of_plan
+from .errors import CheckFailed, Infeasible, UsageError
 from .plan import CycleEntry, Plan
 from .program import Program, Unit
 from .program_calls import inline
 from .program_hash import program_hash
 from .simulate import simulate_program
 
-__all__ = ["Filled", "fill_plan", "fill_work_of", "problem_of", "require_unfilled"]
+__all__ = ["Filled", "fill_plan", "fill_work_of", "require_unfilled"]
 
 ROUNDING = 1e-9  # of a step: what sums of floats may differ by
 WIDER = (0.0, 0.02, 0.05, 0.1, 0.2)  # added to the margin as long as messages make a step longer
@@ -61,15 +61,6 @@ def require_unfilled(plan: Plan) -> None:
         raise UsageError("the plan is filled already", hint="name the plan that `meshwright pipeline plan` wrote, and all work at once")
 
 
-def problem_of(plan: Plan) -> PipelineProblem:
-    """The problem of a pipeline plan. Raises: FormatError for a damaged one."""
-    try:
-        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
-        return PipelineProblem(**found)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"is no problem: {str(error)[:160]}", where="plan.job.problem", hint="make the plan again") from None
-
-
 def fill_plan(
     plan: Plan, make_work: Callable[[PipelineProblem, Schedule], FillWork], *, margin: float = 0.0, most_steps: int = 256
 ) -> Filled:
@@ -80,7 +71,7 @@ def fill_plan(
     """
     schedule = schedule_of_plan(plan)
     require_unfilled(plan)
-    problem = problem_of(plan)
+    problem = problem_of_plan(plan)
     judged = judge(problem, schedule, collective_planner(problem))
     schedule = judged.schedule
     flat = inline(judged.program, judged.callees).program
