@@ -50,8 +50,50 @@ def keep(group: Any, op: str, size_bytes: int, folder: str) -> str:
     return str(path)
 
 
+def forwarding() -> Any:
+    """A backend "forward": the least that a process group written in Python can do, hand everything on to gloo."""
+    import torch
+    import torch.distributed as dist
+
+    class Forward(dist.ProcessGroup):  # type: ignore[misc]
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            super().__init__(rank, size)
+            self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+            kind = dist.ProcessGroup.BackendType.GLOO
+            self._set_default_backend(kind)
+            self._register_backend(torch.device("cpu"), kind, self.gloo)
+            self.name = ""
+
+        def getBackendName(self) -> str:
+            return "forward"
+
+        @property
+        def group_name(self) -> str:
+            return self.name
+
+        def _set_group_name(self, name: str) -> None:
+            self.name = name
+
+        def allreduce(self, tensors: Any, opts: Any) -> Any:
+            return self.gloo.allreduce(tensors, opts)
+
+        def broadcast(self, tensors: Any, opts: Any) -> Any:
+            return self.gloo.broadcast(tensors, opts)
+
+        def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+            return self.gloo._allgather_base(output, input, opts)
+
+        def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+            return self.gloo._reduce_scatter_base(output, input, opts)
+
+        _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
+
+    dist.Backend.register_backend("forward", Forward, devices=["cpu"])
+    return dist.new_group(backend="forward")
+
+
 def paired() -> None:
-    """Our backend without plans and gloo, iterations in turns: what the backend adds to what falls through."""
+    """Our backend without plans, gloo, and a bare Python process group over gloo, iterations in turns: what is added to what falls through."""
     import statistics
     import time
 
@@ -64,24 +106,32 @@ def paired() -> None:
     del meshwright
     torch.set_num_threads(1)
     dist.init_process_group("meshwright")
-    gloo, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")  # control: neither of the two is kept warm by barriers and times
+    gloo, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")  # control: none of the three is kept warm by barriers and times
+    names = ("ours", "gloo", "forward")
+    groups = (dist.group.WORLD, gloo, forwarding())
+    sizes = [int(x) for x in os.environ.get("LAB_SIZES", "").split(",") if x] or [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
     for op in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
-        for size in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24):
-            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for g in (dist.group.WORLD, gloo)]
-            times: list[list[float]] = [[], []]
-            for turn in range(2 * (110 if size < 1 << 22 else 40)):
-                case = made[turn % 2]
+        for size in sizes:
+            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for g in groups]
+            times: list[list[float]] = [[] for _ in groups]
+            cpu: list[list[float]] = [[] for _ in groups]
+            for turn in range(len(groups) * (110 if size < 1 << 22 else 40)):
+                which = turn % len(groups)
+                case = made[which]
                 assert case is not None
                 case.fill()
                 dist.barrier(control)
-                start = time.perf_counter()
+                start, used = time.perf_counter(), time.thread_time()
                 case.call()
-                lasted = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+                used, lasted = time.thread_time() - used, torch.tensor([time.perf_counter() - start], dtype=torch.float64)
                 dist.all_reduce(lasted, dist.ReduceOp.MAX, group=control)
-                if turn >= 20:
-                    times[turn % 2].append(float(lasted))
+                if turn >= 10 * len(groups):
+                    times[which].append(float(lasted))
+                    cpu[which].append(used)
             if dist.get_rank() == 0:
-                found = {"op": op, "size_bytes": size, "ours_s": statistics.median(times[0]), "gloo_s": statistics.median(times[1])}
+                found: dict[str, Any] = {"op": op, "size_bytes": size}
+                for name, row, used_s in zip(names, times, cpu, strict=True):
+                    found |= {f"{name}_s": statistics.median(row), f"{name}_caller_cpu_s": statistics.median(used_s)}
                 sys.stdout.write(json.dumps({"row": found}) + "\n")
     sys.stdout.flush()
     dist.barrier(control)
@@ -99,6 +149,7 @@ def main() -> None:
     from meshwright.run.bench.data import DTYPES
     from meshwright.run.bench.measure import Request, bench
     from meshwright.run.bench.worker import Described
+    from meshwright.run.group.trials import most_calls
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
@@ -108,7 +159,7 @@ def main() -> None:
         backend = job.get("backend", "meshwright")
         meshwright.torch.configure(strategies=job.get("strategies") or None, tune=tune, builtin=builtin or bool(tune), plans=job.get("plans") or None)
         group = dist.new_group(backend=backend, timeout=timedelta(minutes=30)) if backend != "gloo" else control
-        trials = 4 * (tune + 1) + 1 if tune else 0
+        trials = most_calls(tune + 1) + 1 if tune else 0
         request = Request(
             op=job["op"], sizes=tuple(job["sizes"]), dtype="float", iterations=job.get("iterations", 5), warmup=job.get("warmup", 2) + trials
         )  # fmt: skip

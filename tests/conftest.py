@@ -20,6 +20,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
+# No test reads what an earlier run kept, nor leaves anything where users keep caches.
+os.environ["MESHWRIGHT_CACHE"] = "0"
 faulthandler.enable()
 
 

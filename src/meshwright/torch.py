@@ -51,12 +51,12 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
         found = engine.lost_builtin("closed")
         engine.close()
         raise found from error
+    if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
+        engine.plans.find_fabric = lambda: _probe_for(ranks)
     group = MeshwrightGroup(engine, builtin)
     if torch.cuda.is_available() and dist.is_nccl_available():  # untested on hardware: programs do not run on GPUs, what falls through does
         nccl: Any = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", options.store), options.group_rank, options.group_size)
         group.add_builtin("cuda", dist.ProcessGroup.BackendType.NCCL, nccl)
-    if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
-        engine.plans.find_fabric = lambda: _probe_for(ranks)
     _groups.add(group)
     return group
 

@@ -74,6 +74,56 @@ def test_trials_end_with_one_choice_everywhere(tmp_path: Path) -> None:
     assert said[0] == said[1] and "on trial" in said[0]
 
 
+WITHOUT_PLANS = """
+    import torch, torch.distributed as dist, meshwright.torch
+    from torch.nn.parallel import DistributedDataParallel
+    torch.set_num_threads(1)
+    dist.init_process_group("meshwright")
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.ones(5)
+    dist.all_reduce(x)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    assert (x == n * n).all()
+    out = torch.zeros(2 * n)
+    dist.all_gather_into_tensor(out, torch.full((2,), float(rank)))
+    assert out.tolist() == [float(r) for r in range(n) for _ in range(2)]
+    part = torch.zeros(1)
+    dist.reduce_scatter_tensor(part, torch.arange(float(n)))
+    assert part.item() == n * rank
+    rows = [torch.zeros(1) for _ in range(n)]
+    dist.all_gather(rows, torch.full((1,), float(rank)))
+    assert torch.cat(rows).tolist() == list(range(n))
+    group = dist.group.WORLD
+    group.allreduce([x]).wait()
+    assert (x == n ** 3).all()
+    dist.barrier()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(3, 2))
+    model(torch.full((4, 3), rank + 1.0)).sum().backward()
+    assert torch.allclose(model.module.weight.grad, torch.full((2, 3), 4 * (n + 1) / 2))
+    found = meshwright.torch.report()
+    assert not found["planned"] and set(found["builtin"]["all-reduce"]) == {"no plans and no fabric"}, found
+    print("counts", {op: sum(why.values()) for op, why in found["builtin"].items()})
+    dist.destroy_process_group()
+    try:
+        group.allreduce([x])
+    except Exception as error:
+        print("afterwards", type(error).__name__)
+"""
+
+
+@pytest.mark.real
+def test_without_plans_everything_is_handed_on_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(textwrap.dedent(WITHOUT_PLANS))
+    done = run_ranks(2, [str(path)])
+    assert [code for code, _ in done] == [0, 0], done
+    for _, text in done:
+        assert "'all-reduce': 4" in text and "'all-gather': 2" in text and "'reduce-scatter': 1" in text, text
+        assert "afterwards GroupFailed" in text
+
+
 @pytest.mark.real
 def test_plans_for_another_world_are_refused(tmp_path: Path) -> None:
     done = run_ranks(3, [script(tmp_path)], MESHWRIGHT_FABRIC="laptop:2")

@@ -26,6 +26,7 @@ __all__ = ["MOST_STEPS", "Executed", "builtin_time_s", "executed"]
 MOST_STEPS = 60_000  # unrolled, of all ranks; a program beyond is not predicted
 TUNED = 3  # so many of the best are cut finer and coarser
 CUTS = ("pieces", "slices", "chunks")
+FEWER_TREES = (8, 2)  # every tree sends messages of its own: is a packing with fewer as good?
 WORTH = 0.99
 TUNING_SHARE = 0.5  # of the time limit
 
@@ -81,7 +82,8 @@ def _with_options(name: str, options: Any) -> CollectiveStrategy:
 
 
 def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None) -> Executed:
-    """Twice and half as many pieces, as long as that gains."""
+    """Fewer trees; then twice and half as many pieces, as long as that gains."""
+    first = _with_fewer_trees(problem, first, deadline, fabric)
     assert first.ranked.plan is not None
     option = next((o for o in CUTS if isinstance(first.ranked.plan.options.get(o), int)), "")
     best = first
@@ -92,16 +94,34 @@ def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric:
             if pieces < 1:
                 break
             candidate = replace(here.candidate, **{option: pieces})  # type: ignore[type-var]
-            try:
-                ranked = auto(problem, candidates=[candidate])[0]
-            except (Infeasible, TimeLimit):
-                break
-            after = _predicted(problem, ranked, fabric) if ranked.plan is not None else None
+            after = _tried(problem, candidate, fabric)
             if after is None or after.time_s > here.time_s * WORTH:
                 break
             here = after
         best = min(best, here, key=lambda e: e.time_s)
     return best
+
+
+def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None) -> Executed:
+    best, plan = first, first.ranked.plan
+    assert plan is not None
+    for most in FEWER_TREES:
+        trees = plan.notes.get("trees", 0)
+        if not isinstance(trees, int) or trees <= most or "max_trees" not in plan.options or monotonic() > deadline:
+            continue
+        free: dict[str, Any] = {name: None for name in ("pieces", "quantum") if name in plan.options}
+        after = _tried(problem, replace(first.candidate, max_trees=most, **free), fabric)  # type: ignore[type-var]
+        if after is not None and after.time_s < best.time_s:
+            best = after
+    return best
+
+
+def _tried(problem: CollectiveProblem, candidate: CollectiveStrategy, fabric: Fabric | None) -> Executed | None:
+    try:
+        ranked = auto(problem, candidates=[candidate])[0]
+    except (Infeasible, TimeLimit):
+        return None
+    return _predicted(problem, ranked, fabric) if ranked.plan is not None else None
 
 
 def builtin_time_s(problem: CollectiveProblem, fabric: Fabric | None = None) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from .reductions import Reduction
 from .settings import Settings
 from .verdict import View
 from .views import view_of
-from .work import BuiltinWork
+from .work import loss_of
 from .worker import Lost, Task, Worker
 
 __all__ = ["Engine"]
@@ -46,8 +47,8 @@ class Engine:
         self._builtin: Any = None
         self._closed: MeshwrightError | None = None
         self._planning = False
-        self._inside = 0  # number of the built-in collective that is waited for
-        self._builtin_calls: dict[str, int] = {}
+        self.over: list[MeshwrightError] = []  # what ended the group, once something has
+        self.inside = [0]  # number of the built-in collective that is waited for
         self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
         own = dist.PrefixStore("meshwright", store)
         try:
@@ -91,7 +92,7 @@ class Engine:
         """The built-in group beside this engine: its waits end too when the group fails."""
         self._builtin = builtin
 
-    # ---- collectives -------------------------------------------------------------------------------------------
+    # ---- collectives (those of the built-in backend: see `handing`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
         self._planning = True
         try:
@@ -130,23 +131,22 @@ class Engine:
             found = self._signatures[key] = call, session.elements * blocks * session.dtype.itemsize
         return found
 
-    def builtin(self, op: str, work: Callable[[], Any]) -> Any:
-        """A collective that the built-in backend runs: recorded, and its failure looked into."""
-        call = self._builtin_calls.get(op)
-        if call is None:
-            call = self._builtin_calls[op] = pack_call(op, -1, "", "")
-        number = self.recorder.asked(call, 0, 0)
-        made = work()
-        if self.health is None or made is None:
-            return made
+    def wait_inside(self, work: Any, number: int, timeout: timedelta | None) -> bool:
+        """Wait for a collective of the built-in backend. Raises: what the ranks make of it if it is lost."""
+        self.inside[0] = number
+        try:
+            return bool(work.wait(timeout) if timeout else work.wait())
+        except RuntimeError as error:
+            self.explain(error)
+            raise  # what was asked for is not possible: every rank hears the same, and the group goes on
+        finally:
+            self.inside[0] = 0
 
-        def before() -> None:
-            self._inside = number
-
-        def after() -> None:
-            self._inside = 0
-
-        return BuiltinWork(made, self.lost_builtin, before, after)
+    def explain(self, error: RuntimeError) -> None:
+        """Raises: what the ranks make of an error of the built-in backend, if it tells of a lost connection."""
+        why = loss_of(error)
+        if why:
+            raise self.lost_builtin(why) from error
 
     def set_timeout(self, timeout_s: float) -> None:
         if self.settings.timeout_s is None:
@@ -156,9 +156,8 @@ class Engine:
 
     # ---- failures ----------------------------------------------------------------------------------------------
     def raise_if_failed(self) -> None:
-        error = self._closed or (self.health.error if self.health is not None else None) or (self._worker.failed if self._worker else None)
-        if error is not None:
-            raise error
+        if self.over:
+            raise self.over[0]
 
     def _busy(self) -> bool:
         worker = self._worker
@@ -170,8 +169,8 @@ class Engine:
         task = worker.task if worker is not None else None
         code = task.session.code if task is not None else None
         view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
-        if view.state == "idle" and self._inside:
-            view.state, view.number = "builtin", self._inside
+        if view.state == "idle" and self.inside[0]:
+            view.state, view.number = "builtin", self.inside[0]
         if view.state == "planning":
             view.number = self.recorder.number + 1
             view.waiting, view.peer, view.receives = self.rank != 0, 0 if self.rank else -1, True
@@ -179,6 +178,11 @@ class Engine:
         return view
 
     def _diagnose(self, error: Exception, task: Task) -> MeshwrightError:
+        found = self._cause(error, task)
+        self.over.append(found)
+        return found
+
+    def _cause(self, error: Exception, task: Task) -> MeshwrightError:
         if self._closed is not None:
             return self._closed
         if self.health is None:
@@ -194,10 +198,13 @@ class Engine:
         """The built-in backend lost a collective, or could not be made: what the ranks make of it."""
         if self._closed is not None:
             return self._closed
-        return self.health.lost(why) if self.health is not None else GroupFailed(f"the built-in backend failed ({why})")
+        found = self.health.lost(why) if self.health is not None else GroupFailed(f"the built-in backend failed ({why})")
+        self.over.append(found)
+        return found
 
     def _failed(self, error: MeshwrightError) -> None:
         """The group's verdict, in the control thread: end every wait."""
+        self.over.append(error)
         self.recorder.verdict(str(error))
         worker, messages = self._worker, self._messages
         if worker is not None:
@@ -236,6 +243,7 @@ class Engine:
         if self._closed is not None:
             return
         self._closed = GroupFailed("the process group was destroyed", hint="make a new one with init_process_group or new_group")
+        self.over.insert(0, self._closed)
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close(0.2)

@@ -7,38 +7,32 @@ ask for a backend by device. Every operation is overridden, so nothing falls thr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ...errors import MeshwrightError
 from .call import Call, Session
+from .chunks import BLOCKED
 from .code import compile_rank
 from .engine import Engine
+from .handing import Hand, Tally, hand_on, hand_on_no_more, handing
 from .plans import Chosen
 from .reductions import Reduction, reduction
+from .trials import Trials
 from .work import JoinedWork, PlannedWork
 from .worker import Task
 
-__all__ = ["MeshwrightGroup", "Tally"]
+__all__ = ["MeshwrightGroup"]
 
 Tensors = list[torch.Tensor]
-TRIAL_ROUNDS = 4  # the first warms up
+REDUCING = ("all-reduce", "reduce", "reduce-scatter")
 MEASURED = "measured: the built-in backend is faster"
-
-
-@dataclass
-class Tally:
-    """What became of the collectives of a group: `planned[op, strategy]`, `builtin[op, reason]`: how often."""
-
-    planned: Counter[tuple[str, str]]
-    builtin: Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -48,18 +42,21 @@ class _Route:
     name: int  # for the recorder: what of the program's hash fits 63 bits
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Trial:
-    """Programs and the built-in backend (None), tried in turn; the least time of each, after a first round that warms up."""
+    """Programs, the predicted choice first, and the built-in backend (None), of which one is being found."""
 
     options: list[_Route | None]
     size_bytes: int
-    calls: int = 0
-    least_s: list[float] = field(default_factory=list)
+    trials: Trials
+    key: Any  # of the routes
 
-    @property
-    def over(self) -> bool:
-        return self.calls >= TRIAL_ROUNDS * len(self.options)
+
+class _Builtin(NamedTuple):
+    """The built-in backend's own call, made where no program runs. The last argument is torch's options."""
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
 
 
 class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
@@ -69,21 +66,28 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(engine.rank, engine.size)
         self.engine, self.builtin = engine, builtin
         engine.attend(builtin)
-        self.tally = Tally(Counter(), Counter())
+        self.tally = Tally()
         self._routes: dict[Any, _Route | _Trial | str] = {}
-        self._name = ""
+        self._name, self._ranks = "", engine.size
         kind = dist.ProcessGroup.BackendType.GLOO
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, builtin)
         self.by_device: dict[str, Any] = {"cpu": builtin}
+        self._hands: dict[Any, Hand] = {}
+        self._barrier = handing(engine, "barrier", builtin.barrier, [0])
+        if engine.plans.never:
+            hand_on(self, engine, builtin, self.tally, engine.plans.never)
 
     def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
         """What runs tensors on another kind of device: NCCL on GPUs."""
+        hand_on_no_more(self)
         self.by_device[device] = builtin
         self._register_backend(torch.device(device), kind, builtin)
 
     def _for(self, tensors: Any) -> Any:
         """The built-in group for (lists of) tensors."""
+        if len(self.by_device) == 1:
+            return self.builtin
         while isinstance(tensors, (list, tuple)):
             if not tensors:
                 return self.builtin
@@ -107,6 +111,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def forget_routes(self) -> None:
         """Choose again, because the plans are others."""
+        hand_on_no_more(self)
         self._routes.clear()
 
     def shutdown(self) -> None:
@@ -118,36 +123,32 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- collectives in place ----------------------------------------------------------------------------------
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
-        return self._in_place("all-reduce", tensors, opts.reduceOp, -1, lambda: self._for(tensors).allreduce(tensors, opts))
+        return self._in_place("all-reduce", tensors, -1, _Builtin(self._for(tensors).allreduce, (tensors, opts)))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
-        one = dist.AllreduceOptions()
+        one = dist.AllreduceOptions()  # asynchronous
         one.reduceOp = opts.reduceOp
         return JoinedWork(tensors, [self.allreduce([t], one) for t in tensors])
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
-        return self._in_place("broadcast", tensors, None, opts.rootRank, lambda: self._for(tensors).broadcast(tensors, opts))
+        return self._in_place("broadcast", tensors, opts.rootRank, _Builtin(self._for(tensors).broadcast, (tensors, opts)))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
-        return self._in_place("reduce", tensors, opts.reduceOp, opts.rootRank, lambda: self._for(tensors).reduce(tensors, opts))
+        return self._in_place("reduce", tensors, opts.rootRank, _Builtin(self._for(tensors).reduce, (tensors, opts)))
 
     # ---- collectives between two tensors -----------------------------------------------------------------------
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
-        reason = "" if output.numel() == self.size() * input.numel() else "sizes do not fit"
-        return self._between("all-gather", input, output, None, -1, lambda: self._for(output)._allgather_base(output, input, opts), reason)
+        reason = "" if output.numel() == self._ranks * input.numel() else "sizes do not fit"
+        return self._between("all-gather", input, output, _Builtin(self._for(output)._allgather_base, (output, input, opts)), reason)
 
     _allgather_base = all_gather_single
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        reason = "" if input.numel() == self.size() * output.numel() else "sizes do not fit"
-
-        def builtin() -> Any:
-            return self._for(output)._reduce_scatter_base(output, input, opts)
-
-        return self._between("reduce-scatter", input, output, opts.reduceOp, -1, builtin, reason)
+        reason = "" if input.numel() == self._ranks * output.numel() else "sizes do not fit"
+        return self._between("reduce-scatter", input, output, _Builtin(self._for(output)._reduce_scatter_base, (output, input, opts)), reason)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -156,50 +157,47 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         opts = opts or dist.AllToAllOptions()
         even = len(set(output_splits)) <= 1 and len(set(input_splits)) <= 1
-        reason = "" if even and output.numel() == input.numel() and input.numel() % self.size() == 0 else "unequal splits"
-
-        def builtin() -> Any:
-            return self._for(output).alltoall_base(output, input, output_splits, input_splits, opts)
-
-        return self._between("all-to-all", input, output, None, -1, builtin, reason)
+        reason = "" if even and output.numel() == input.numel() and input.numel() % self._ranks == 0 else "unequal splits"
+        builtin = _Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
+        return self._between("all-to-all", input, output, builtin, reason)
 
     alltoall_base = all_to_all_single
 
     # ---- collectives on lists of tensors -----------------------------------------------------------------------
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
-        builtin = lambda: self._for(inputs).allgather(outputs, inputs, opts)  # noqa: E731
+        builtin = _Builtin(self._for(inputs).allgather, (outputs, inputs, opts))
         if len(inputs) != 1 or len(outputs) != 1 or not _alike([*outputs[0], inputs[0]]):
             return self._fall("all-gather", "several or unlike tensors", builtin)
-        return self._listed("all-gather", inputs[0], outputs[0], None, -1, builtin, outputs)
+        return self._listed("all-gather", inputs[0], outputs[0], -1, builtin, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        builtin = lambda: self._for(outputs).reduce_scatter(outputs, inputs, opts)  # noqa: E731
+        builtin = _Builtin(self._for(outputs).reduce_scatter, (outputs, inputs, opts))
         if len(outputs) != 1 or len(inputs) != 1 or not _alike([*inputs[0], outputs[0]]):
             return self._fall("reduce-scatter", "several or unlike tensors", builtin)
-        return self._listed("reduce-scatter", inputs[0], outputs[0], opts.reduceOp, -1, builtin, outputs)
+        return self._listed("reduce-scatter", inputs[0], outputs[0], -1, builtin, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
-        builtin = lambda: self._for(outputs).alltoall(outputs, inputs, opts)  # noqa: E731
-        if len(inputs) != self.size() or len(outputs) != self.size() or not _alike([*outputs, *inputs]):
+        builtin = _Builtin(self._for(outputs).alltoall, (outputs, inputs, opts))
+        if len(inputs) != self._ranks or len(outputs) != self._ranks or not _alike([*outputs, *inputs]):
             return self._fall("all-to-all", "unlike tensors", builtin)
-        return self._listed("all-to-all", inputs, outputs, None, -1, builtin, outputs)
+        return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
-        builtin = lambda: self._for(inputs).gather(outputs, inputs, opts)  # noqa: E731
+        builtin = _Builtin(self._for(inputs).gather, (outputs, inputs, opts))
         here = outputs[0] if opts.rootRank == self.rank() and outputs else None
         if len(inputs) != 1 or not _alike([*(here or []), inputs[0]]):
             return self._fall("gather", "several or unlike tensors", builtin)
-        return self._listed("gather", inputs[0], here, None, opts.rootRank, builtin, outputs)
+        return self._listed("gather", inputs[0], here, opts.rootRank, builtin, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
-        builtin = lambda: self._for(outputs).scatter(outputs, inputs, opts)  # noqa: E731
+        builtin = _Builtin(self._for(outputs).scatter, (outputs, inputs, opts))
         here = inputs[0] if opts.rootRank == self.rank() and inputs else None
         if len(outputs) != 1 or not _alike([*(here or []), outputs[0]]):
             return self._fall("scatter", "several or unlike tensors", builtin)
-        return self._listed("scatter", here, outputs[0], None, opts.rootRank, builtin, outputs)
+        return self._listed("scatter", here, outputs[0], opts.rootRank, builtin, outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         rows = [[row[i] for row in outputs] for i in range(len(inputs))]
@@ -217,8 +215,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- not collectives of data -------------------------------------------------------------------------------
     def barrier(self, opts: Any = None) -> Any:
-        self.engine.raise_if_failed()
-        return self.engine.builtin("barrier", lambda: self.builtin.barrier(opts or dist.BarrierOptions()))
+        return self._barrier(opts or dist.BarrierOptions())
 
     def send(self, tensors: Tensors, peer: int, tag: int) -> Any:
         self.engine.raise_if_failed()
@@ -242,38 +239,64 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return JoinedWork([], [])
 
     # ---- routing -----------------------------------------------------------------------------------------------
-    def _fall(self, op: str, reason: str, builtin: Callable[[], Any]) -> Any:
-        self.engine.raise_if_failed()
-        self.tally.builtin[op, reason] += 1
-        return self.engine.builtin(op, builtin)
+    def _fall(self, op: str, reason: str, builtin: _Builtin) -> Any:
+        key = op, reason, builtin.run
+        hand = self._hands.get(key)
+        if hand is None:
+            hand = self._hands[key] = handing(self.engine, op, builtin.run, self.tally.count(op, reason))
+        return hand(*builtin.args)
 
-    def _in_place(self, op: str, tensors: Tensors, operator: Any, root: int, builtin: Callable[[], Any]) -> Any:
-        if len(tensors) != 1 or self.engine.plans.never:
-            return self._fall(op, self.engine.plans.never or "several tensors", builtin)
+    def _routed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: _Builtin) -> tuple[_Route | _Trial | str, Reduction | None]:
+        """What runs an operation, or why the built-in backend does; nothing is copied or flattened to find out."""
+        engine = self.engine
+        if engine.plans.never:
+            return engine.plans.never, None
+        key = op, root, elements, given.dtype, given.device.type
+        route = self._routes.get(key)
+        if isinstance(route, str):
+            return route, None
+        engine.raise_if_failed()
+        if not _dense(given):
+            return "sparse", None
+        found: Reduction | None = None
+        if op in REDUCING:
+            found = reduction(builtin.args[-1].reduceOp, given.dtype)
+            if found is None:
+                return "operator and type", None
+        if route is None:
+            route = self._routes[key] = self._route(op, root, elements, given)
+        return route, found
+
+    def _in_place(self, op: str, tensors: Tensors, root: int, builtin: _Builtin) -> Any:
+        if len(tensors) != 1:
+            return self._fall(op, "several tensors", builtin)
         tensor = tensors[0]
-        if not _dense(tensor):
-            return self._fall(op, "sparse", builtin)
+        route, found = self._routed(op, root, tensor.numel(), tensor, builtin)
+        if isinstance(route, str):
+            return self._fall(op, route, builtin)
         flat = tensor.detach().reshape(-1)
         after = None if tensor.is_contiguous() else _copier([tensor], flat)
-        return self._go(Call(op, flat, flat, root), operator, builtin, tensors, after)
+        return self._go(route, Call(op, flat, flat, root), found, builtin, tensors, after)
 
-    def _between(
-        self, op: str, source: torch.Tensor, target: torch.Tensor, operator: Any, root: int, builtin: Callable[[], Any], reason: str
-    ) -> Any:  # fmt: skip
-        reason = self.engine.plans.never or reason
-        if reason or not _dense(source) or not _dense(target) or source.dtype != target.dtype:
-            return self._fall(op, reason or "sparse or unlike tensors", builtin)
+    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: _Builtin, reason: str) -> Any:
+        if reason or source.dtype != target.dtype:
+            return self._fall(op, reason or "unlike tensors", builtin)
+        elements = (target if op == "reduce-scatter" else source).numel() // (self._ranks if op == "all-to-all" else 1)
+        route, found = self._routed(op, -1, elements, source, builtin)
+        if isinstance(route, str) or not _dense(target):
+            return self._fall(op, route if isinstance(route, str) else "sparse", builtin)
         flat = target.detach().reshape(-1)
         after = None if target.is_contiguous() else _copier([target], flat)
-        return self._go(Call(op, source.detach().reshape(-1), flat, root), operator, builtin, [target], after)
+        return self._go(route, Call(op, source.detach().reshape(-1), flat), found, builtin, [target], after)
 
     def _listed(
-        self, op: str, source: torch.Tensor | Tensors | None, target: torch.Tensor | Tensors | None, operator: Any, root: int,
-        builtin: Callable[[], Any], outputs: Any,
+        self, op: str, source: torch.Tensor | Tensors | None, target: torch.Tensor | Tensors | None, root: int, builtin: _Builtin, outputs: Any
     ) -> Any:  # fmt: skip
-        """Lists are joined to one tensor before, and taken apart after."""
-        if self.engine.plans.never:
-            return self._fall(op, self.engine.plans.never, builtin)
+        """Lists are joined to one tensor before, and taken apart after. Every tensor in them is one block."""
+        block = next(x[0] if isinstance(x, list) else x for x in (source, target) if x is not None)
+        route, found = self._routed(op, root, block.numel(), block, builtin)
+        if isinstance(route, str):
+            return self._fall(op, route, builtin)
         after = None
         if isinstance(source, list):
             source = torch.cat([t.detach().reshape(-1) for t in source])
@@ -286,33 +309,13 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             if target is not None and into is not None and not target.is_contiguous():
                 after = _copier([target], into)
         flat = source.detach().reshape(-1) if isinstance(source, torch.Tensor) else None
-        return self._go(Call(op, flat, into, root), operator, builtin, outputs, after)
+        return self._go(route, Call(op, flat, into, root), found, builtin, outputs, after)
 
-    def _go(self, call: Call, operator: Any, builtin: Callable[[], Any], outputs: Any, after: Callable[[], None] | None) -> Any:
-        self.engine.raise_if_failed()
-        given = call.given
-        found: Reduction | None = None
-        if operator is not None:
-            found = reduction(operator, given.dtype)
-            if found is None:
-                return self._fall(call.op, "operator and type", builtin)
-        elements = call.elements(self.size())
-        key = call.op, call.root, elements, given.dtype
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = self._route(call, elements, given)
-        if isinstance(route, _Trial):
-            work = self._try(route, call, found, builtin, outputs, after)
-            if route.over:
-                self._routes[key] = self._settle(route, call)
-            return work
-        return self._run(route, call, found, builtin, outputs, after)
-
-    def _run(
-        self, route: _Route | str, call: Call, found: Reduction | None, builtin: Callable[[], Any], outputs: Any, after: Callable[[], None] | None
+    def _go(
+        self, route: _Route | _Trial, call: Call, found: Reduction | None, builtin: _Builtin, outputs: Any, after: Callable[[], None] | None
     ) -> Any:  # fmt: skip
-        if isinstance(route, str):
-            return self._fall(call.op, route, builtin)
+        if isinstance(route, _Trial):
+            return self._try(route, call, found, builtin, outputs, after)
         self.tally.planned[call.op, route.chosen.strategy] += 1
         work = PlannedWork(outputs, call.op)
         self.engine.submit(Task(call, route.session, found, route.name, work, after))
@@ -320,62 +323,57 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- trials ------------------------------------------------------------------------------------------------
     def _try(
-        self, trial: _Trial, call: Call, found: Reduction | None, builtin: Callable[[], Any], outputs: Any, after: Callable[[], None] | None
+        self, trial: _Trial, call: Call, found: Reduction | None, builtin: _Builtin, outputs: Any, after: Callable[[], None] | None
     ) -> Any:  # fmt: skip
-        """One call by the option whose turn it is. Calls under trial are waited for here, so that all ranks issue everything in one order."""
-        number = trial.calls % len(trial.options)
-        warm = trial.calls >= len(trial.options)
-        trial.calls += 1
+        """One call by the option whose turn it is. Calls under trial are waited for here, so that all ranks issue everything in one order.
+
+        Each lasts as long as at its slowest rank: all hear that before the next.
+        """
+        option = trial.options[trial.trials.turn]
         self.barrier().wait()
         start = perf_counter()
-        work = self._run(trial.options[number] or "on trial", call, found, builtin, outputs, after)
+        work = self._fall(call.op, "on trial", builtin) if option is None else self._go(option, call, found, builtin, outputs, after)
         work.wait()
-        lasted = perf_counter() - start
-        trial.least_s = trial.least_s or [float("inf")] * len(trial.options)
-        if warm:
-            trial.least_s[number] = min(trial.least_s[number], lasted)
-        return work
-
-    def _settle(self, trial: _Trial, call: Call) -> _Route | str:
-        """The option that is fastest at its slowest rank: the same answer everywhere."""
-        times = torch.tensor(trial.least_s, dtype=torch.float64)
+        lasted = torch.tensor([perf_counter() - start], dtype=torch.float64)
         most = dist.AllreduceOptions()
         most.reduceOp = dist.ReduceOp.MAX
-        self.engine.builtin("all-reduce", lambda: self.builtin.allreduce([times], most)).wait()
-        winner = trial.options[int(times.argmin())]
-        self.engine.plans.settle(call.op, call.root, trial.size_bytes, winner.chosen if winner is not None else MEASURED)
-        return winner or MEASURED
+        handing(self.engine, "all-reduce", self.builtin.allreduce, [0])([lasted], most).wait()
+        trial.trials.took(float(lasted))
+        if trial.trials.over:
+            winner = trial.options[trial.trials.winner]
+            self.engine.plans.settle(call.op, call.root, trial.size_bytes, winner.chosen if winner is not None else MEASURED)
+            self._routes[trial.key] = winner or MEASURED
+        return work
 
-    def _route(self, call: Call, elements: int, given: torch.Tensor) -> _Route | _Trial | str:
-        if self.size() < 2:
+    def _route(self, op: str, root: int, elements: int, given: torch.Tensor) -> _Route | _Trial | str:
+        if self._ranks < 2:
             return "one rank"
         if not elements:
             return "no elements"
         if given.device.type != "cpu":
             return f"tensors on {given.device.type}"
-        blocks = self.size() if call.op in ("all-gather", "reduce-scatter", "all-to-all", "scatter", "gather") else 1
-        size_bytes = elements * blocks * given.element_size()
-        found = self.engine.candidates(call.op, call.root, size_bytes)
+        size_bytes = elements * (self._ranks if op in BLOCKED else 1) * given.element_size()
+        found = self.engine.candidates(op, root, size_bytes)
         if isinstance(found, str):
             return found
-        settled = self.engine.plans.settled.get(self.engine.plans.key(call.op, call.root, size_bytes))
+        settled = self.engine.plans.settled.get(self.engine.plans.key(op, root, size_bytes))
         if settled is not None:
             found = [settled] if not isinstance(settled, str) else []
-        made = [self._compiled(chosen, call, elements, given) for chosen in found]
+        made = [self._compiled(chosen, op, root, elements, given) for chosen in found]
         routes = [route for route in made if isinstance(route, _Route)]
         if not routes:
             return next((route for route in made if isinstance(route, str)), MEASURED)
         if self.engine.settings.tune and settled is None:
-            return _Trial([*routes, None], size_bytes)
+            trials = Trials(len(routes) + 1, self.engine.settings.tune_s)
+            return _Trial([*routes, None], size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
         return routes[0]
 
-    def _compiled(self, chosen: Chosen, call: Call, elements: int, given: torch.Tensor) -> _Route | str:
+    def _compiled(self, chosen: Chosen, op: str, root: int, elements: int, given: torch.Tensor) -> _Route | str:
         try:
             code = compile_rank(chosen.form, self.rank(), elements)
         except MeshwrightError as error:
             return str(error)
-        session = Session(code, call.op, call.root, elements, given.dtype, given.device)
-        return _Route(session, chosen, int(chosen.name[:15], 16))
+        return _Route(Session(code, op, root, elements, given.dtype, given.device), chosen, int(chosen.name[:15], 16))
 
 
 def _dense(tensor: torch.Tensor) -> bool:

@@ -20,11 +20,14 @@ from typing import Any
 
 from ...errors import FormatError, MeshwrightError, PlanMismatch, Unsupported, UsageError
 from ...fabric import Fabric
+from ...plan import Plan
 from ...program import Program
 from ...program_hash import program_hash
 from .code import Form, form_of
-from .predict import executor_transport, walked
+from .plan_cache import PlanCache, cache_folder
+from .predict import WALKS, executor_transport, walked
 from .settings import Settings
+from .tidy import tidy_rates
 
 __all__ = ["Chosen", "GroupPlans", "size_class"]
 
@@ -60,6 +63,7 @@ class GroupPlans:
     ) -> None:  # fmt: skip
         self.settings, self.store, self.rank, self.ranks = settings, store, rank, ranks
         self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
+        self.cache = PlanCache(cache_folder(settings.cache))
         self.files = [_from_file(path) for path in settings.plans]
         self.known: dict[tuple[str, int, int], list[Chosen] | str] = {}
         self.settled: dict[tuple[str, int, int], Chosen | str] = {}  # by measurement
@@ -70,7 +74,9 @@ class GroupPlans:
     # ---- agreement ---------------------------------------------------------------------------------------------
     def fingerprint(self) -> str:
         """Of everything that decides which program runs."""
-        told = [sorted(f.name for f in self.files), self.settings.strategies, self.settings.min_bytes, self.settings.builtin, self.devices]
+        settings = self.settings
+        told = [sorted(f.name for f in self.files), settings.strategies, settings.min_bytes, settings.builtin, self.devices]
+        told += [settings.tune, settings.tune_s]
         if self.fabric is not None:
             from ...io.fabric_document import fabric_document
 
@@ -159,18 +165,37 @@ class GroupPlans:
 
     def _planned(self, op: str, root: int, class_bytes: int) -> list[Chosen] | str:
         key = f"plan/{op}/{root}/{class_bytes}"
-        if self.rank == 0:
-            try:
-                answer = self._plan(op, root, class_bytes)
-            except MeshwrightError as error:
-                answer = json.dumps({"none": str(error)}).encode()
-            except Exception as error:  # the others wait: they must hear of it
-                self.store.set(key, json.dumps({"none": f"planning failed: {type(error).__name__}"}))
-                raise
-            self.store.set(key, answer)
-        else:
-            answer = self._get(key)
+        if self.rank != 0:
+            return self._decode(self._get(key), class_bytes)
+        try:
+            answer = self._kept_or_planned(op, root, class_bytes)
+        except MeshwrightError as error:
+            answer = json.dumps({"none": str(error)}).encode()
+        except Exception as error:  # the others wait: they must hear of it
+            self.store.set(key, json.dumps({"none": f"planning failed: {type(error).__name__}"}))
+            raise
+        self.store.set(key, answer)
         return self._decode(answer, class_bytes)
+
+    def _kept_or_planned(self, op: str, root: int, class_bytes: int) -> bytes:
+        question = self._question(op, root, class_bytes)
+        kept = self.cache.get(question)
+        if kept is not None and _holds(kept):
+            return kept
+        answer = self._plan(op, root, class_bytes)
+        self.cache.put(question, answer)
+        return answer
+
+    def _question(self, op: str, root: int, class_bytes: int) -> dict[str, Any]:
+        """All that an answer depends on, but for the planners themselves."""
+        from ...io.fabric_document import fabric_document
+
+        assert self.fabric is not None
+        told = self.settings
+        return {
+            "fabric": fabric_document(self.fabric), "devices": self.devices, "op": op, "root": root, "class_bytes": class_bytes, "ranks": self.ranks,
+            "ranks_per_core": self.ranks_per_core, "strategies": told.strategies, "tune": told.tune, "builtin": told.builtin, "plan_s": told.plan_s,
+        }  # fmt: skip
 
     def _plan(self, op: str, root: int, class_bytes: int) -> bytes:
         from ...decide.collective import CollectiveProblem, strategy
@@ -183,7 +208,7 @@ class GroupPlans:
         n = self.ranks
         size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
         problem = CollectiveProblem(
-            fabric=self.fabric, op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
+            fabric=tidy_rates(self.fabric), op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
             time_limit_s=PLANS * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
@@ -199,19 +224,45 @@ class GroupPlans:
         return json.dumps({"plans": heads}).encode() + b"\n" + b"".join(plans)
 
     def _decode(self, answer: bytes, class_bytes: int) -> list[Chosen] | str:
-        from ...io.plan_file import plan_from_bytes
-
-        head, _, rest = answer.partition(b"\n")
-        found = json.loads(head)
-        if "none" in found:
-            return str(found["none"])
-        out, first, origin = [], 0, self.fabric.name if self.fabric else ""
-        for row in found["plans"]:
-            plan = plan_from_bytes(rest[first : first + row["bytes"]], where="the plan from rank 0")
-            first += row["bytes"]
+        plans = _plans_in(answer)
+        if isinstance(plans, str):
+            return plans
+        out, origin = [], self.fabric.name if self.fabric else ""
+        for row, plan in plans:
             form, name = walked(plan.main, self.fabric, plan.placement, row["walk"]), program_hash(plan.main)
             out.append(Chosen(form, name, row["strategy"], origin, class_bytes, row["predicted_s"], row["builtin_s"]))
         return out
+
+
+def _plans_in(answer: bytes) -> list[tuple[dict[str, Any], Plan]] | str:
+    """What `_plan` answered, or why there is no plan. Raises: FormatError, and what JSON raises for what is none."""
+    from ...io.plan_file import plan_from_bytes
+
+    head, _, rest = answer.partition(b"\n")
+    found = json.loads(head)
+    if "none" in found:
+        return str(found["none"])
+    out, first = [], 0
+    for row in found["plans"]:
+        out.append((row, plan_from_bytes(rest[first : first + row["bytes"]], where="the plan from rank 0")))
+        first += row["bytes"]
+    return out
+
+
+def _holds(kept: bytes) -> bool:
+    """Is an answer of an earlier run whole, and are its plans right?"""
+    from ... import drive
+
+    try:
+        plans = _plans_in(kept)
+        for row, plan in plans if isinstance(plans, list) else ():
+            drive.check(plan)
+            form_of(plan.main)
+            if row["walk"] not in WALKS or not isinstance(row["strategy"], str) or "predicted_s" not in row or "builtin_s" not in row:
+                return False
+    except (MeshwrightError, LookupError, TypeError, ValueError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from .code import F64, Form, form_of
 
 __all__ = [
     "WALKS", "executor_transport", "flows_on_links", "predicted_time_s", "quickest_walk", "slowed_by_flows", "timed_form", "walk_program", "walked",
+    "with_headers",
 ]  # fmt: skip
 
 WALKS = ("depth", "simulated")
@@ -32,6 +33,7 @@ WALKS = ("depth", "simulated")
 # Fitted on the fabrics that `benchmarks/predicted.py` fits on.
 PER_MESSAGE_S = 5e-5  # at either end, a core to itself
 PER_BYTE_S = 2e-9
+WIRE_BYTES = 256  # that a message adds on the wire: gloo's header, what announces it and what allows it, each a small packet in line with the data
 LOSS_PER_FLOW = 0.005  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
 MOST_TIMED_STEPS = 60_000  # executed steps of all ranks, up to which walks follow a simulation
@@ -111,6 +113,14 @@ def at_size(program: Program, size_bytes: int) -> Program:
     return replace(program, buffers=replace(program.buffers, chunk_bytes=np.full(len(program.buffers), chunk, np.int64)))
 
 
+def with_headers(program: Program) -> Program:
+    """Chunks so much longer that a message of usual length takes what it takes on the wire."""
+    sends = (program.steps.parts & Part.SEND) != 0
+    usual = float(program.steps.count[sends].mean()) if sends.any() else 1.0
+    longer = program.buffers.chunk_bytes + int(np.ceil(WIRE_BYTES / max(usual, 1.0)))
+    return replace(program, buffers=replace(program.buffers, chunk_bytes=longer.astype(np.int64)))
+
+
 def timed_form(program: Program, fabric: Fabric | None, ranks: Sequence[str]) -> Form:
     """The form whose walks follow a simulation of the lanes, where it is quick enough. Raises: as `form_of` and `simulate_program`."""
 
@@ -145,4 +155,5 @@ def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport
     walks = walk_program(form)
     if size_bytes is not None:
         walks = at_size(walks, size_bytes)
+    walks = with_headers(walks)
     return simulate_program(walks, slowed_by_flows(walks, fabric, ranks), tuple(ranks), Cost(transport=transport), record=False).makespan_s

@@ -36,6 +36,7 @@ __all__ = ["FlightFile", "Recorder", "flight_file", "private_folder", "process_s
 _FOUR = struct.Struct("<4q")
 _RECORD = struct.Struct("<16q")
 _KEEP_S = 86_400.0
+_RECENT = 16  # collectives that a rank knows of itself when something fails
 _now = time.monotonic_ns
 
 
@@ -136,20 +137,22 @@ def _release(file: FlightFile) -> None:
 
 
 class Recorder:
-    """One group's row. `waiting(step, peer, receives)` and `moving()` are called around every wait of a walk; they are closures, for speed.
-
-    `asked` gives a collective its number, in the order in which the process asks for them; `begin` .. `end` or `fail` surround its walk.
+    """One group's row. `waiting(step, peer, receives)` and `moving()` are called around every wait of a walk; `asked(call, bytes, program)` gives a
+    collective its number, in the order in which the process asks for them (program 0: the built-in backend runs it, and how far it is is not known);
+    `begin` .. `end` or `fail` surround its walk. The first three are closures: between two collectives the caches have forgotten all this, and
+    a closure touches the least memory.
     """
 
     waiting: Callable[[int, int, int], None]
     moving: Callable[[], None]
+    asked: Callable[[int, int, int], int]
 
     def __init__(self, file: FlightFile | None, ranks: Sequence[int], rank: int, name: str = "") -> None:
         self.file, self.ranks, self.rank, self.name = file, tuple(ranks), rank, name
-        self.number = 0
         self.running = 0  # number of the collective that is walked, 0 for none
         self.last = 0  # number of the one begun last
-        self.calls: dict[int, tuple[int, int, int]] = {}  # number -> (call, bytes, program), the last few
+        self._recent: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * _RECENT  # (number, call, bytes, program) at number mod _RECENT
+        self._count = [0]
         self.id = -1
         if file is not None:
             with _lock:
@@ -172,6 +175,7 @@ class Recorder:
         self.words[self._at + layout.G_STATE] = layout.LIVE
         self._slots: dict[int, int] = {}
         self.waiting, self.moving = self._position()
+        self.asked = self._asking()
 
     def _zero(self) -> None:
         first, end = self._at + layout.G_ASKED, self._at + layout.G_WAITS + 2 * layout.PEERS
@@ -211,19 +215,35 @@ class Recorder:
         return waiting, moving
 
     # ---- collectives -------------------------------------------------------------------------------------------
-    def asked(self, call: int, size_bytes: int, name: int) -> int:
-        """The number of this collective in its group. `name` 0: the built-in backend runs it, and how far it is is not known."""
-        self.number = number = self.number + 1
-        self.calls[number] = call, size_bytes, name
-        self.calls.pop(number - 16, None)
-        serial = next(self._serial)
-        at = layout.RING_AT + serial % layout.RING * 128
-        if name:
-            self._slots[number] = serial
-        state = layout.ASKED if name else layout.BUILTIN
-        _RECORD.pack_into(self._map, at, serial, self.id, number, call, size_bytes, name, state, _now(), 0, 0, 0, 0, 0, 0, 0, serial)
-        self.words[self._at + layout.G_ASKED] = number
-        return number
+    @property
+    def number(self) -> int:
+        """Of the collective asked for last."""
+        return self._count[0]
+
+    @property
+    def calls(self) -> dict[int, tuple[int, int, int]]:
+        """number -> (call, bytes, program) of the last few."""
+        return {number: (call, size_bytes, name) for number, call, size_bytes, name in self._recent if number}
+
+    def _asking(self) -> Callable[[int, int, int], int]:
+        pack, place, words, slots, last = _RECORD.pack_into, self._map, self.words, self._slots, self._at + layout.G_ASKED
+        recent, count, serials, group, now = self._recent, self._count, self._serial, self.id, _now
+        first, rows, built_in, own = layout.RING_AT, layout.RING, layout.BUILTIN, layout.ASKED
+        kept = _RECENT
+
+        def asked(call: int, size_bytes: int, name: int) -> int:
+            count[0] = number = count[0] + 1
+            recent[number % kept] = number, call, size_bytes, name
+            serial = next(serials)
+            state = built_in
+            if name:
+                slots[number] = serial
+                state = own
+            pack(place, first + serial % rows * 128, serial, group, number, call, size_bytes, name, state, now(), 0, 0, 0, 0, 0, 0, 0, serial)
+            words[last] = number
+            return number
+
+        return asked
 
     def begin(self, number: int) -> None:
         self.running = self.last = number
@@ -277,6 +297,7 @@ class Recorder:
         copy = bytearray(self._map[:])  # late calls (a thread that is still ending) write here
         self._map, self.words, self.id = copy, memoryview(copy).cast("q"), self.id
         self.waiting, self.moving = self._position()
+        self.asked = self._asking()
         _release(file)
 
 

@@ -9,8 +9,10 @@
 | MESHWRIGHT_TIMEOUT_S | deadline of every wait; default: the group's timeout |
 | MESHWRIGHT_STRATEGIES | strategies to plan with, separated by commas; default: all |
 | MESHWRIGHT_TUNE | N: the first calls of a size run the N programs predicted to be fastest and the built-in backend in turn; the fastest stays |
+| MESHWRIGHT_TUNE_S | such calls of one size end when they have taken so many seconds (default 60) |
 | MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size) |
 | MESHWRIGHT_BUILTIN | 0: never choose the built-in backend where a plan exists |
+| MESHWRIGHT_CACHE | folder in which plans made for a fabric are kept between runs; 0: keep none |
 | MESHWRIGHT_DEBUG | 1: checksum every message |
 | MESHWRIGHT_RECORD_DIR | where the ranks' flight recorders lie |
 | MESHWRIGHT_REPORT | 1: rank 0 says at the end what was planned and what fell through |
@@ -29,6 +31,7 @@ __all__ = ["Settings", "configure", "current_settings", "settings_from"]
 
 MIN_BYTES = 1 << 15
 MOST_TUNED = 8
+TUNE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +46,12 @@ class Settings:
     strategies: tuple[str, ...] = ()
     min_bytes: int = MIN_BYTES
     tune: int = 0
+    tune_s: float = TUNE_S
     debug: bool = False
     record_dir: str = ""
     report: bool = False
     plan_s: float = 5.0
+    cache: str = ""
     builtin: bool = True  # may the built-in backend be chosen where it is predicted to be as fast; False: every plan is used
 
 
@@ -84,8 +89,10 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             timeout_s=_number("MESHWRIGHT_TIMEOUT_S", timeout) if timeout else None, strategies=words("MESHWRIGHT_STRATEGIES", ","),
             min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(MIN_BYTES)))),
             tune=int(_number("MESHWRIGHT_TUNE", env.get("MESHWRIGHT_TUNE", "0"))),
+            tune_s=_number("MESHWRIGHT_TUNE_S", env.get("MESHWRIGHT_TUNE_S", str(TUNE_S))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
             report=env.get("MESHWRIGHT_REPORT", "0") not in ("", "0"), builtin=env.get("MESHWRIGHT_BUILTIN", "1") not in ("", "0"),
+            cache=env.get("MESHWRIGHT_CACHE", "").strip(),
         )
     )  # fmt: skip
 
@@ -104,4 +111,6 @@ def _validated(settings: Settings) -> Settings:
         raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
     if not 0 <= settings.tune <= MOST_TUNED:
         raise UsageError(f"must be 0..{MOST_TUNED} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
+    if not settings.tune_s >= 0:
+        raise UsageError(f"must be >= 0 s, got {settings.tune_s}", where="MESHWRIGHT_TUNE_S")
     return settings

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ...errors import RunTimeout
 
-__all__ = ["BuiltinWork", "JoinedWork", "PlannedWork"]
+__all__ = ["BuiltinWork", "JoinedWork", "PlannedWork", "loss_of"]
 
 
 # What gloo says when a connection or a deadline is the cause; anything else is about the arguments (an operator or a type that it lacks).
@@ -107,24 +107,27 @@ class JoinedWork(dist._Work):  # type: ignore[misc]
         return future
 
 
-class BuiltinWork(dist._Work):  # type: ignore[misc]
-    """A work of the built-in backend whose failure is looked into: `lost(why)` gives the error to raise. `before`, `after` surround every wait."""
+def loss_of(error: RuntimeError) -> str:
+    """What an error of gloo's says of the connections: "deadline", "closed", or "" where it is about the arguments."""
+    text = str(error).lower()
+    if not any(word in text for word in TRANSPORT_WORDS):
+        return ""
+    return "deadline" if "timed out" in text else "closed"
 
-    def __init__(self, work: Any, lost: Callable[[str], BaseException], before: Callable[[], None], after: Callable[[], None]) -> None:
+
+class Waiter(Protocol):
+    def wait_inside(self, work: Any, number: int, timeout: timedelta | None) -> bool: ...
+
+
+class BuiltinWork(dist._Work):  # type: ignore[misc]
+    """A work of the built-in backend, collective `number` of its group; `engine` looks into its failure."""
+
+    def __init__(self, work: Any, engine: Waiter, number: int) -> None:
         super().__init__()
-        self._work, self._lost, self._before, self._after = work, lost, before, after
+        self._work, self._engine, self._number = work, engine, number
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._before()
-        try:
-            return bool(self._work.wait(timeout) if timeout else self._work.wait())
-        except RuntimeError as error:
-            text = str(error).lower()
-            if not any(word in text for word in TRANSPORT_WORDS):
-                raise  # what was asked for is not possible: every rank hears the same, and the group goes on
-            raise self._lost("deadline" if "timed out" in text else "closed") from error
-        finally:
-            self._after()
+        return self._engine.wait_inside(self._work, self._number, timeout)
 
     def synchronize(self) -> None:
         self.wait()

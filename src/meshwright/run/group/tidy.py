@@ -1,0 +1,48 @@
+"""Measured rates made alike where they are meant to be alike, for planners.
+
+Links of one kind never measure exactly alike. A tree packing takes 1.999 to 1 for what it says, and pays for the last per mille with many more
+trees, which an executor pays for with many more and smaller messages. So rates that differ by less than a measurement does are given one value,
+and values that are near simple multiples of the slowest become those. Predictions and bounds keep the rates as they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from statistics import median_low
+
+from ...fabric import Fabric
+
+__all__ = ["ALIKE", "tidy_rates"]
+
+ALIKE = 0.015  # relative; the lab accepts links within 3 % of what was asked for
+PARTS = 4  # multiples of a PARTS-th, at most, of the slowest
+
+
+def tidy_rates(fabric: Fabric) -> Fabric:
+    """The fabric with rates within ALIKE of each other made equal; no rate changes by more than 2 ALIKE."""
+    rates = sorted({x.rate_Bps for x in fabric.links})
+    groups = _groups(rates)
+    typical = [median_low(group) for group in groups]
+    value: dict[int, int] = {}
+    for group, one in zip(groups, typical, strict=True):
+        ratio = Fraction(one, typical[0]).limit_denominator(PARTS)
+        near = int(typical[0] * ratio)
+        chosen = near if abs(near - one) <= ALIKE * one else one
+        value.update(dict.fromkeys(group, chosen))
+    if all(value[rate] == rate for rate in rates):
+        return fabric
+    return replace(fabric, links=tuple(replace(x, rate_Bps=value[x.rate_Bps]) for x in fabric.links))
+
+
+def _groups(rates: Sequence[int]) -> list[list[int]]:
+    """Runs of ascending rates whose ends differ by at most ALIKE."""
+    groups = [[rates[0]]] if rates else []
+    for _, rate in pairwise(rates):
+        if rate <= groups[-1][0] * (1 + ALIKE):
+            groups[-1].append(rate)
+        else:
+            groups.append([rate])
+    return groups
