@@ -131,7 +131,8 @@ def test_plans_for_another_world_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MESHWRIGHT_TIMEOUT_S", "soon"), ("MESHWRIGHT_TIMEOUT_S", "-1"), ("MESHWRIGHT_TUNE", "99"), ("MESHWRIGHT_MIN_BYTES", "-5")]
+    ("name", "value"), [("MESHWRIGHT_TIMEOUT_S", "soon"), ("MESHWRIGHT_TIMEOUT_S", "-1"), ("MESHWRIGHT_TUNE", "99"), ("MESHWRIGHT_TUNE_S", "-1"),
+     ("MESHWRIGHT_MIN_BYTES", "-5")],
 )
 def test_settings_that_are_none_are_refused(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
