@@ -14,14 +14,17 @@ from test_forest import assert_sound
 from test_forest_quick import with_latencies
 
 from meshwright.check import check_program
+from meshwright.cost import Transport
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.forestcoll import strategy, trial
 from meshwright.decide.collective.forestcoll.finish import finish_s
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
+from meshwright.decide.collective.forestcoll.parts import lowering_of
 from meshwright.decide.collective.forestcoll.quick import HopTimes, arrival_s
 from meshwright.decide.collective.forestcoll.relief import at_home, promising_counts, relieved
 from meshwright.decide.collective.rates import rate_graph
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.value import simulated, simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
@@ -139,3 +142,27 @@ def test_relief_is_refused_where_no_way_is_slower_and_below_zero() -> None:
         ForestColl(relief=2).plan(replace(problem, op="broadcast"), rng=RNG)
     with pytest.raises(UsageError, match="relief must be >= 0"):
         ForestColl(relief=-1).plan(problem, rng=RNG)
+
+
+def test_a_program_of_one_forest_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = load_fabric("dgx-a100:1")
+    problem = CollectiveProblem.on(fabric, "all-gather", 1 << 20)
+    ready = ForestColl()._prepared(problem, float("inf"))
+    how = lowering_of(problem, ready.forests[0], ready.units, 4, False, ready.servers, 2)
+    expected = simulated(ready.program(how, 1), fabric, problem.ranks, None)
+    runs = []
+    monkeypatch.setattr(trial, "simulated", lambda *asked: runs.append(asked) or simulated(*asked))
+    assert trial.timed(problem, ready, 1, how) == trial.timed(problem, ready, 1, how) == expected
+    assert len(runs) == 1
+    deeper, larger = replace(how, depth=4), replace(how, chunk_bytes=2 * how.chunk_bytes)
+    slow = replace(problem, transport=Transport(per_message_s=1e-3))
+    times = [trial.timed(problem, ready, 1, deeper)[0], trial.timed(problem, ready, 1, larger)[0], trial.timed(slow, ready, 1, how)[0]]
+    assert len(runs) == 4 and times[0] <= expected[0] < times[1] < times[2]
+
+
+def test_forests_as_they_are_are_not_tried_where_a_relieved_one_beats_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CollectiveProblem.on(load_fabric("dgx-h100:2"), "all-gather", 1 << 30)
+    tried = []
+    monkeypatch.setattr(strategy, "best_way", lambda problem, ready, ways, lowering: tried.append(ready.forests[0].ratio) or ways[0])
+    plan = ForestColl().plan(problem, rng=RNG)
+    assert plan.options["relief"] == 2 and tried and max(tried) < 1  # the exact optimum is that of the forest as it is

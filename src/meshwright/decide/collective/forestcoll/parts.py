@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -18,7 +19,9 @@ from ..rates import rate_graph
 from .forest import Forest, Tree, common_units
 from .shards import shard_weights
 
-__all__ = ["Late", "Prepared", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of"]
+__all__ = [
+    "Late", "Prepared", "bandwidth_s", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of",
+]  # fmt: skip
 
 
 class Late(Exception):
@@ -45,6 +48,7 @@ class Prepared:
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
     lowered: dict[tuple[int, int, int, bool], Program] = field(default_factory=dict)
+    times: dict[tuple[Hashable, ...], tuple[float, int]] = field(default_factory=dict)  # what programs were simulated to take (`trial.timed`)
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
         """Parts of at most `quantum` units, and their steps for one piece where pieces are iterations."""
@@ -150,6 +154,12 @@ def lowering_of(problem: CollectiveProblem, forest: Forest, units: int, pieces: 
         shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers, fused=unroll,
         chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
     )  # fmt: skip
+
+
+def bandwidth_s(problem: CollectiveProblem, forests: list[Forest]) -> float:
+    """Time of all bytes on the fullest links, one forest after the other."""
+    per_weight = sum(f.stretch / f.k for f in forests) / forests[0].graph.unit_Bps
+    return float(problem.size_bytes * per_weight / sum(weights_of(problem)))
 
 
 def uses_way_back(problem: CollectiveProblem, ready: Prepared) -> bool | None:

@@ -32,15 +32,15 @@ from ..lower_trees import Lowering, lower_parts
 from ..memo import remember
 from ..problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
 from ..rates import RateGraph, rate_graph
-from ..value import simulated_time_s
+from .finish import finish_s
 from .forest import Forest, build_forest, smallest_stretch
-from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
+from .parts import Late, Prepared, bandwidth_s, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .paths import gather_forest
 from .quick import HopTimes, quicker, without_way_back
 from .relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
 from .shards import shard_table
 from .symmetry import alike, sinks_of_each_kind
-from .trial import Way, best_way
+from .trial import Way, best_way, timed
 from .worth import LARGE_BYTES, SMALL_RANKS, filled, most_steps, worth_of
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
@@ -146,9 +146,12 @@ class ForestColl:
     def _best(self, problem: CollectiveProblem, deadline: float) -> Planned:
         """The options with forests that leave slow ways time, where those end first on the simulator; else as they are."""
         ready = self._prepared(problem, deadline)
-        as_is = self, ready, self._way(problem, ready)
+
+        def as_is() -> Planned:
+            return self, ready, self._way(problem, ready)
+
         if replace(self, max_trees=8, max_pieces=4096) != ForestColl() or not may_relieve(problem, ready):
-            return as_is
+            return as_is()
 
         def with_trees(trees: int) -> Planned:
             other = replace(self, relief=TIMES, trees=trees)
@@ -156,8 +159,11 @@ class ForestColl:
             return other, prepared, other._way(problem, prepared)
 
         def time_s(planned: Planned) -> float:
-            program = planned[1].program(self._in_way(problem, *planned[1:]), planned[2].quantum)
-            return simulated_time_s(program, problem.fabric, problem.ranks, problem.transport)
+            return timed(problem, planned[1], planned[2].quantum, self._in_way(problem, *planned[1:]))[0]
+
+        def pays(trees: int) -> bool:
+            forest, at_s = ready.forests[0], time_s(with_trees(trees))
+            return at_s < finish_s(forest, HopTimes(problem.fabric, forest.graph, turned=False), problem.size_bytes) or at_s < time_s(as_is())
 
         def in_time(trees: int | None) -> int | None:
             if monotonic() > deadline:
@@ -171,14 +177,14 @@ class ForestColl:
 
         def paying() -> int | None:
             trees = remember(problem.fabric, ("relief", *asked, self), best)
-            return in_time(trees if trees and time_s(with_trees(trees)) < time_s(as_is) else None)
+            return in_time(trees if trees and pays(trees) else None)
 
         asked = problem.op, problem.ranks, problem.element_bytes, problem.transport
         try:
             trees = remember(problem.fabric, ("relief pays", *asked, problem.size_bytes, self), paying)
         except Late:
-            return as_is
-        return with_trees(trees) if trees else as_is
+            return as_is()
+        return with_trees(trees) if trees else as_is()
 
     def _prepared(self, problem: CollectiveProblem, deadline: float) -> Prepared:
         """Forests and parts, remembered between sizes. What the deadline may have cut short is not kept."""
@@ -258,7 +264,7 @@ class ForestColl:
         hops = sum(f.height for f in forests)
         if hops <= 1:
             return 1
-        time_s = _bandwidth_s(problem, forests)
+        time_s = bandwidth_s(problem, forests)
         transport = problem.transport or Transport()
         overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
         wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
@@ -270,7 +276,7 @@ class ForestColl:
         return _round_number(wanted)
 
     def _depth(self, problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:
-        there_and_back = 2 * _latency_s(problem) * pieces / _bandwidth_s(problem, forests)
+        there_and_back = 2 * _latency_s(problem) * pieces / bandwidth_s(problem, forests)
         return next((depth for depth in DEPTHS if depth - 0.5 >= there_and_back), DEPTHS[-1])
 
     def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
@@ -384,12 +390,6 @@ Planned = tuple[ForestColl, Prepared, Way]
 
 def _latency_s(problem: CollectiveProblem) -> float:
     return max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
-
-
-def _bandwidth_s(problem: CollectiveProblem, forests: list[Forest]) -> float:
-    """Time of all bytes on the fullest links, one forest after the other."""
-    per_weight = sum(f.stretch / f.k for f in forests) / forests[0].graph.unit_Bps
-    return float(problem.size_bytes * per_weight / sum(weights_of(problem)))
 
 
 def _round_number(value: int) -> int:

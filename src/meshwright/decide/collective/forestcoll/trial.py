@@ -18,7 +18,7 @@ from ..problem import CollectiveProblem
 from ..value import simulated
 from .parts import Prepared
 
-__all__ = ["Way", "best_way"]
+__all__ = ["Way", "best_way", "timed"]
 
 PIECES = (256, 128, 64, 24)  # of the shorter simulation of a try, the most that keep to ENOUGH_WORK, or the least; the longer has twice as many
 ENOUGH_WORK, MOST_WORK = 13_000_000, 30_000_000  # steps times ranks of a try; beyond the second it is left out
@@ -72,5 +72,12 @@ def _tried(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering)
 
 def _simulated(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lowering, pieces: int) -> tuple[float, int]:
     """Time of so many of the way's pieces, and the new rates it took."""
-    program = ready.program(replace(how, pieces=min(pieces, way.pieces), unroll=False), way.quantum)
-    return simulated(program, problem.fabric, problem.ranks, problem.transport)
+    return timed(problem, ready, way.quantum, replace(how, pieces=min(pieces, way.pieces), unroll=False))
+
+
+def timed(problem: CollectiveProblem, ready: Prepared, quantum: int, how: Lowering) -> tuple[float, int]:
+    """Simulated time, and the new rates it took: once per program of these forests."""
+    key = quantum, how.pieces, how.unroll, how.pace, how.depth, how.chunk_bytes, problem.transport
+    if key not in ready.times:
+        ready.times[key] = simulated(ready.program(how, quantum), problem.fabric, problem.ranks, problem.transport)
+    return ready.times[key]
