@@ -128,3 +128,14 @@ def test_stages_do_not_see_each_others_random_state() -> None:
         [digests(w.flats) for w in walked(plan, given)] for _ in range(2)
     )  # fmt: skip
     assert first == second
+
+
+def test_a_rank_refuses_stages_that_it_does_not_hold() -> None:
+    from meshwright.errors import Unsupported
+
+    plan, given = planned("1f1b", {}, 2, 2)
+    first, _ = walked(plan, given)
+    ops = first.work.program.ops
+    foreign = next(op for op in range(len(ops.name)) if int(ops.stage[op]) == 1)
+    with pytest.raises(Unsupported, match="cannot execute"):
+        first.work.compile(foreign, first.memory)

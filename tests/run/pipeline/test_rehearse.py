@@ -68,6 +68,16 @@ def test_stages_that_do_not_fit_are_refused_before_anything_starts(function: str
         rehearse(planned("1f1b"), stages=STAGES + function, steps=1)
 
 
+def test_sharded_schedules_run_paced_and_refuse_given_stages() -> None:
+    problem = PipelineProblem.of(2, 2, forward_s=0.002, message_bytes=64, gradient_bytes=6720, weight_bytes=6720, data=2)
+    plan = plan_pipeline(problem, "breadth-first", {"sharded": True})
+    with pytest.raises(Unsupported, match="gathers weights"):
+        rehearse(plan, stages=f"{STAGES}make", steps=1)
+    found = rehearse(plan, steps=1)
+    assert found.ranks == 4
+    assert found.copies_equal is None  # each replica has its part
+
+
 def test_one_dtype_per_stage() -> None:
     with pytest.raises((RankFailed, Unsupported), match="its parameters have"):
         rehearse(planned("1f1b"), stages=f"{STAGES}mixed_dtypes", steps=1, verify=False)

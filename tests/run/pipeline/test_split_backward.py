@@ -229,3 +229,19 @@ def test_random_graphs_of_shared_weights(data: st.DataObject) -> None:
             return values[-1], values[len(values) // 2], derived[-1] * 1
 
     agree(Random, torch.randn(4, 4, dtype=torch.float64))
+
+
+def test_a_segment_that_recomputes_cannot_be_split() -> None:
+    from meshwright.errors import Unsupported
+    from meshwright.run.replay import Replays
+    from meshwright.run.segment_module import SegmentModule
+
+    segment = SegmentModule(
+        key="s0", function=lambda x: (x * 2,), reads=("x",), writes=("y",), inputs=(), constants=(), differentiable=(True,), random=False, split=False,
+        replays=Replays([["mul"]]),
+    )  # fmt: skip
+    segment.forward(0, [torch.ones(2)], [])
+    with pytest.raises(Unsupported, match="recomputes, and its backward is split"):
+        segment.backward_input(0, [torch.ones(2)])
+    segment.forget()
+    assert not segment._entries

@@ -36,6 +36,7 @@ REPETITIONS = 5
 MESSAGES = 21
 START_DELAY_S = 0.01
 IDLE_S = 0.01
+LARGE_BYTES = 4 << 20
 
 
 class PipelineOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -58,7 +59,9 @@ class RankResult(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     rank: int
     action_s: dict[str, float] = {}
-    message_s: float = 0.0
+    message_s: float = 0.0  # of message_bytes
+    message_bytes: int = 0
+    rate_Bps: int = 0  # of large messages, 0: not measured on this rank
     starts_s: list[float] = []
     ends_s: list[float] = []
     step_starts_s: list[float] = []  # of the last pass, by position in `order`
@@ -183,7 +186,11 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     link.progress[STATE] = CALIBRATING
     result.action_s = walk.stages.measured()
     if problem.devices > 1:
-        result.message_s = message_time(transport, rank, problem.data, max(walk.stages.borders.values(), key=torch.Tensor.numel))
+        border = max(walk.stages.borders.values(), key=torch.Tensor.numel)
+        result.message_s, result.message_bytes = message_time(transport, rank, problem.data, border), border.numel() * border.element_size()
+        large_s = message_time(transport, rank, problem.data, torch.empty(LARGE_BYTES // 4))
+        if large_s > result.message_s:
+            result.rate_Bps = int(abs(LARGE_BYTES - result.message_bytes) / (large_s - result.message_s)) or 1
     dist.barrier()
     link.progress[STATE] = TRAINING
     for step in range(options.steps + 1):

@@ -19,7 +19,7 @@ from ...cost import Cost, Priced
 from ...decide.pipeline.lower import fabric_of, price_table
 from ...decide.pipeline.problem import PipelineProblem, Schedule
 from ...drive_pipelines import problem_of_plan, relowered, schedule_of_plan
-from ...errors import UsageError
+from ...errors import Unsupported, UsageError
 from ...io.plan_file import write_plan
 from ...plan import Plan
 from ...program import I32
@@ -83,7 +83,8 @@ def rehearse(
         stages: a function that gives modules (`stages.given_stages`); without it stages are paced: they last as long as the plan says.
         verify: of given stages, compare gradients and loss with a serial run of the whole model, on every rank.
 
-    Raises: UsageError, Infeasible where the given stages' real sizes do not fit, and RankDied, RankFailed, RunTimeout, Interrupted of the run.
+    Raises: UsageError, Unsupported for given stages of a schedule that shards weights, Infeasible where the given stages' real sizes do not fit, and
+    RankDied, RankFailed, RunTimeout, Interrupted of the run.
     """
     if steps < 1:
         raise UsageError(f"must be at least 1, got {steps}", where="--steps")
@@ -92,6 +93,11 @@ def rehearse(
     problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
     strategy = str(plan.decisions["pipeline"]["strategy"])
     planned_s = plan.prediction.time_s if plan.prediction else 0.0
+    if stages and any(c.kind != "all-reduce" for row in schedule.collectives for c in row):
+        raise Unsupported(
+            "gathers weights and leaves each replica a part of the gradients; given stages hold theirs whole", where=strategy,
+            hint="plan without `--option sharded=true`, or leave out --stages to rehearse the messages alone",
+        )  # fmt: skip
     if stages:
         given = given_stages(stages, schedule.stages, schedule.microbatches * problem.data)
         plan = with_real_sizes(plan, given)
@@ -160,9 +166,10 @@ def measured_cost(problem: PipelineProblem, schedule: Schedule, results: Sequenc
 def _document(
     plan: Plan, problem: PipelineProblem, schedule: Schedule, results: Sequence[RankResult], strategy: str, stages: str, planned_s: float
 ) -> Rehearsal:
-    message_s = max(r.message_s for r in results)
-    connected = replace(problem, p2p_latency_s=(message_s,) * problem.devices)
-    connected = replace(connected, p2p_rate_Bps=(1 << 62,) * problem.devices)
+    message_s, rate_Bps = max(r.message_s for r in results), min((r.rate_Bps for r in results if r.rate_Bps), default=1 << 62)
+    latency_s = max(0.0, message_s - max((r.message_bytes for r in results), default=0) / rate_Bps)
+    connected = replace(problem, p2p_latency_s=(latency_s,) * problem.devices, p2p_rate_Bps=(rate_Bps,) * problem.devices)
+    sharded = any(c.kind != "all-reduce" for row in schedule.collectives for c in row)
     cost = measured_cost(problem, schedule, results)
     _, timeline = pipeline_orders(plan, connected, schedule, cost)
     asked = price_table(problem, schedule).table
@@ -174,7 +181,7 @@ def _document(
         strategy=strategy, options=dict(plan.decisions["pipeline"]["options"]), ranks=len(results), microbatches=schedule.microbatches,
         stages=stages or "paced", message_s=message_s, action_overhead_s=None if stages or not over else statistics.median(over), planned_s=planned_s,
         simulated_s=timeline.makespan_s, measured_s=steps, median_s=statistics.median(steps), unused_peak=[r.unused_peak for r in results],
-        held_peak_bytes=[r.held_peak_bytes for r in results], copies_equal=_equal(results), loss=sum(losses) if losses else None,
+        held_peak_bytes=[r.held_peak_bytes for r in results], copies_equal=None if sharded else _equal(results), loss=sum(losses) if losses else None,
         worst_difference=max(known) if known else None,
     )  # fmt: skip
 
