@@ -237,8 +237,8 @@ def test_a_segment_that_recomputes_cannot_be_split() -> None:
     from meshwright.run.segment_module import SegmentModule
 
     segment = SegmentModule(
-        key="s0", function=lambda x: (x * 2,), reads=("x",), writes=("y",), inputs=(), constants=(), differentiable=(True,), random=False, split=False,
-        replays=Replays([["mul"]]),
+        key="s0", function=lambda x: (x * 2,), reads=("x",), writes=("y",), inputs=(), constants=(), differentiable=(True,), random=False,
+        split=False, replays=Replays([["mul"]]),
     )  # fmt: skip
     segment.forward(0, [torch.ones(2)], [])
     with pytest.raises(Unsupported, match="recomputes, and its backward is split"):
