@@ -30,6 +30,7 @@ from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_nearest import leanest_fitting, nearest_changes, with_nearest_changes
+from .drive_sharding import ShardingWanted, choose_sharding, sharding_decision
 from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
 from .graph import OpGraph
@@ -115,6 +116,7 @@ def plan_training(
     tensor_options: TensorOptions | None = None,
     borders: tuple[str, ...] = (),
     recompute: str = "auto",
+    sharding: ShardingWanted | None = None,
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -127,6 +129,7 @@ def plan_training(
         borders: the operators that begin the stages after the first; empty leaves the cuts to the search.
         recompute: `auto` (keep everything where it fits, else the cheapest choice per stage that fits), `none`, `selective` (core attention of
             every layer), `full` (every layer), `optimal` (as auto, without another word).
+        sharding: level of data-parallel sharding, overlap of gradient sums, bucket size; None: the search chooses all three.
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
@@ -145,8 +148,11 @@ def plan_training(
     search.recompute = recompute
     if tensor_options is not None:
         search.tensor_options = tensor_options
-    best, judged = search.best((data, tensor, pipeline, microbatch))
-    if best is None:
+    fixed = (data, tensor, pipeline, microbatch)
+    best, judged = search.best(fixed)
+    wanted = sharding or ShardingWanted()
+    best, judged = choose_sharding(search, fixed, best, judged, wanted)
+    if best is None and not wanted.level:  # with a level asked for, only layouts that have it count
         best = leanest_fitting(search, judged)
         judged = judged if best is None else [*judged, best]
     if best is None:
@@ -161,7 +167,7 @@ def plan_training(
         changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
         raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
     best = search.refine_collectives(best)
-    plan = plan_of(job, fabric, cost, search, best, judged)
+    plan = plan_of(job, fabric, cost, search, best, judged, wanted)
     if not unchecked:
         check(plan)
     return plan
@@ -235,7 +241,9 @@ def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int
     return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
 
 
-def plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated]) -> Plan:
+def plan_of(
+    job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated], wanted: ShardingWanted | None = None
+) -> Plan:
     from .decide.layout import grid, megatron
     from .io.fabric_document import fabric_document
     from .io.plan_file import program_hash
@@ -257,6 +265,8 @@ def plan_of(job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, bes
     }
     if layout.tensor > 1:
         decisions["sequence"] = _sequence_decision(search.tensor_options.sequence, best, judged)
+    if layout.data > 1:
+        decisions["sharding"] = sharding_decision(best, judged, wanted or ShardingWanted())
     decisions |= search.planner.decisions(best.callees)
     builtin = msgspec.to_builtins
     return Plan(
@@ -318,7 +328,7 @@ def _ordered(judged: list[Evaluated]) -> list[Evaluated]:
 
 
 def _alternative(e: Evaluated, best: Evaluated) -> Alternative:
-    what = f"{e.candidate.degrees}, {e.placement_name}" if e.timeline is not None else str(e.candidate.degrees)
+    what = f"{e.candidate.what}, {e.placement_name}" if e.timeline is not None else e.candidate.what
     what += f", {e.policy}" if str(e.policy) else ""
     if e.timeline is None:
         return Alternative(what=what, why=e.why)
@@ -370,6 +380,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
     found = [("layout", import_module(f".{name}", __package__).CITE) for name in modules["layout"]]
     if plan.layout is not None and plan.layout.sequence:
         found.append(("sequence", import_module(".decide.layout.sequence", __package__).CITE))
+    if plan.layout is not None and plan.layout.zero_level:
+        found.append(("sharding", import_module(".decide.layout.data_sharding", __package__).CITE))
     for name, decision in plan.decisions.items():
         if name.startswith("collective:"):
             for strategy in decision["strategy"].split("+"):

@@ -14,7 +14,7 @@ from .program_calls import Callee
 
 __all__ = ["CANDIDATES", "PURPOSES", "CollectivePlanner", "Planned", "bindable"]
 
-PURPOSES = ("gradient", "tensor", "tied")
+PURPOSES = ("gradient", "weights", "tensor", "tied")
 
 # What is tried for each name; explicit chunks, because the calls are inlined in a training step.
 CANDIDATES: dict[str, tuple[CollectiveStrategy, ...]] = {"ring": (Ring(), Ring(bidirectional=True)), "forestcoll": (ForestColl(unroll=True),)}

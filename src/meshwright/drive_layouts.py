@@ -32,7 +32,7 @@ from .program import Program
 from .program_calls import InlinedProgram, inline, phases
 from .timeline import Timeline
 
-__all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps"]
+__all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps", "placements_of"]
 
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
@@ -77,7 +77,7 @@ class Evaluated:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return (self.candidate.degrees, self.placement, str(self.policy))
+        return (self.candidate.degrees, self.placement, self.candidate.sharding, str(self.policy))
 
     @cached_property
     def inlined(self) -> InlinedProgram:
@@ -165,7 +165,7 @@ class LayoutSearch:
                 why = f"not simulated: closed form {c.estimate_s:.4g} s is over {HOPELESS} times the fastest step"
                 judged.append(Evaluated(candidate=c, why=why))
                 continue
-            for name, placement in _placements(c.layout, self.fabric):
+            for name, placement in placements_of(c.layout, self.fabric):
                 if simulated and time.monotonic() > until:
                     break
                 for found in self.evaluate_with_recomputation(c, placement, name):
@@ -276,7 +276,7 @@ def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
     return list(worst_order_peaks(program))
 
 
-def _placements(layout: TrainingLayout, fabric: Fabric) -> Iterator[tuple[str, tuple[str, ...]]]:
+def placements_of(layout: TrainingLayout, fabric: Fabric) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Ranks on devices: every nesting of the axes in device order, innermost first in the name; equal ones once."""
     sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
     axes = [a for a in ("tensor", "data", "pipeline") if sizes[a] > 1]

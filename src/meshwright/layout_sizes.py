@@ -39,15 +39,19 @@ def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[st
     """Gradient buffers of a stage on a rank: `gradients` with the parameters only it uses, `gradients:<p>` for each that others use too.
 
     Parameters whose gradients are partial sums over a group of tensor indices lie apart, in `gradients+<indices>` (`gradients+<indices>:<p>`).
+    With buckets, `gradients` is divided into `gradients@<number>` (and `gradients@<number>+<indices>`), in the order of the buckets.
     """
     users = Counter(p for st in layout.stages for p in st.params)
-    partial = {x.param: "gradients+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
+    partial = {x.param: "+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
+    buckets = [b for b in layout.buckets if b.stage == stage.index]
+    number = {p: f"@{i}" for i, b in enumerate(buckets) for p in b.params}
+    place = {p: i for i, b in enumerate(buckets) for p in b.params}
     found: dict[str, tuple[str, ...]] = {}
-    for p in stage.params:
+    for p in sorted(stage.params, key=lambda p: place.get(p, len(buckets))):
         if p in trainable and users[p] == 1:
-            name = partial.get(p, "gradients")
+            name = f"gradients{number.get(p, '')}{partial.get(p, '')}"
             found[name] = (*found.get(name, ()), p)
-    return found | {f"{partial.get(p, 'gradients')}:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
+    return found | {f"gradients{partial.get(p, '')}:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
 
 
 def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
@@ -66,6 +70,8 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
         total = max(
             sum(sizes[t][p] for names in gradient_buffers(graph, layout, stage, t).values() for p in names) for t in range(layout.tensor)
         )
+        if layout.zero_level:
+            total = -(-total // layout.data)
         # reads weight, gradient and both moments, writes weight and moments; about ten operations per parameter
         count = len(stage.params)
         works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)

@@ -2,7 +2,8 @@
 
 Per rank: a compute lane (segments forward `F` and backward `B` in the schedule's order, tensor-parallel all-reduces as calls, the
 optimizer last), four pipeline lanes (receive and send activations, receive and send gradients; each in micro-batch order, which is the
-producer's order), and a lane for the gradient all-reduces.
+producer's order), and a lane for the sums of gradients.
+Weights, gradients and optimizer state, whole or sharded: `lowering_data`.
 
 Every receive waits for the micro-batch two before it to be used, so at most two received micro-batches are ever unused, whatever
 the speed of the stages. Gradients of values accumulate in `grad:` buffers that start at zero; one that arrives over the pipeline is
@@ -22,10 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm, prod
+from math import prod
 
 from .graph import OpGraph
-from .layout_sizes import gradient_buffers, shard_bytes, summed_over, training_works
+from .layout_sizes import gradient_buffers, shard_bytes, training_works
+from .lowering_data import DataParallel, Position
 from .lowering_kept import kept_values
 from .lowering_sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
@@ -36,11 +38,10 @@ from .program_calls import Callee
 
 __all__ = ["PlanCollective", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
 
-STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
 RECEIVES_AHEAD = 2
 
 
-# (purpose: "tensor" | "gradient" | "tied", ranks, size in bytes[, operation if it is not all-reduce]) -> the collective to call
+# (purpose: "tensor" | "gradient" | "weights" | "tied", ranks, size in bytes[, operation if it is not all-reduce]) -> the collective to call
 PlanCollective = Callable[..., Callee]
 # (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
 Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
@@ -66,6 +67,7 @@ class _Rank:
     recv_grad: LaneBuilder
     send_grad: LaneBuilder
     sync: LaneBuilder
+    data: DataParallel = field(init=False)
     buffers: dict[str, int] = field(default_factory=dict)
     produced: dict[tuple[str, int], StepRef] = field(default_factory=dict)
     forward_done: dict[int, StepRef] = field(default_factory=dict)
@@ -102,14 +104,17 @@ class _Lowering:
             ranks.append(_Rank(number, stage, *facts, compute, recv_act, send_act, recv_grad, send_grad, sync))
         channels = self.channels()
         for r in ranks:
-            self.persistent_buffers(r)
-            for phase, mb in self.order(lay.pipeline, lay.microbatches, r.stage.index):
+            order = self.order(lay.pipeline, lay.microbatches, r.stage.index)
+            keys = {"F": r.stage.segments, "B": r.stage.segments[::-1]}
+            r.data = DataParallel(self, r, [Position(phase, key, mb) for phase, mb in order for key in keys[phase]])
+            r.data.buffers()
+            for phase, mb in order:
                 if phase == "F":
                     self.forward(r, mb)
                 else:
                     self.backward(r, mb)
             self.pipeline_lanes(r, channels)
-            self.finish(r)
+            r.data.finish()
             self.lifetimes(r)
         return self.b.build(), self.callees
 
@@ -139,32 +144,6 @@ class _Lowering:
         return tuple(self.layout.rank(p, d, t) for t in range(self.layout.tensor))
 
     # ---- buffers -----------------------------------------------------------------------------------------------
-    def persistent_buffers(self, r: _Rank) -> None:
-        whole = sum(r.sizes[p] for p in r.stage.params)
-        r.buffers["weights"] = self.b.buffer(r.number, chunks=1, chunk_bytes=whole, role="weight", persistent=True, name="weights")
-        trained = 0
-        for name, params in r.gradients.items():
-            size = sum(r.sizes[p] for p in params)
-            trained += size
-            chunks = lcm(*(self.plan_all_reduce(kind, ranks, size).chunks for kind, ranks in self.reductions(r, name)))
-            each = per_chunk(size, chunks, self.element_bytes)
-            r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="gradient", persistent=True, name=name)
-        r.buffers["state"] = self.b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
-
-    def reductions(self, r: _Rank, buffer: str) -> list[tuple[str, tuple[int, ...]]]:
-        """(purpose, ranks) of the all-reduces that a gradient buffer goes through, in order."""
-        lay = self.layout
-        p, d, t = lay.coordinates(r.number)
-        found: list[tuple[str, tuple[int, ...]]] = []
-        if summed_over(buffer):
-            found.append(("tensor", tuple(lay.rank(p, d, int(i)) for i in summed_over(buffer))))
-        if lay.data > 1:
-            found.append(("gradient", tuple(lay.rank(p, i, t) for i in range(lay.data))))
-        _, shared, param = buffer.partition(":")
-        if shared:
-            found.append(("tied", tuple(lay.rank(s.index, d, t) for s in lay.stages if param in s.params)))
-        return found
-
     def activation(self, r: _Rank, kind: str, value: str, mb: int, *, segment: str = "") -> int:
         name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
         if name not in r.buffers:
@@ -201,7 +180,8 @@ class _Lowering:
         ref: StepRef | None = None
         for key in r.stage.segments:
             s = self.segment[key]
-            reads, gathered = [self.whole(r, "weights")], []
+            reads, writes, held = r.data.enter()
+            gathered = []
             for v in s.reads:
                 part = self.activation(r, "act", v, mb)
                 if v in s.gathers:
@@ -209,7 +189,6 @@ class _Lowering:
                     self.parts.gather(r.number, r.compute, part, gathered[-1], v, waits)
                     waits = []
                 reads.append(self.whole(r, f"actall:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
-            writes = []
             for v in s.writes:
                 self.activation(r, "act", v, mb)
                 if scattered := v in s.sum_writes and v in self.apart:
@@ -219,7 +198,8 @@ class _Lowering:
             r.buffers[saved] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.saved_bytes, role="activation", name=saved)
             writes.append(self.whole(r, saved))
             op = self.op(r, s, "F", mb, reads, writes, s.forward_workspace_bytes)
-            ref = r.compute.compute(op, after=waits)
+            ref = r.compute.compute(op, after=[*waits, *held])
+            r.data.leave(ref)
             waits = []
             for buffer in gathered:
                 self.b.dies_after(buffer, ref)
@@ -250,7 +230,8 @@ class _Lowering:
         for key in reversed(stage.segments):
             s = self.segment[key]
             own = (f"act:{v}:{mb}" for x in s.recompute for v in x.reads if v not in s.reads)  # written here, read by what runs again
-            reads = [self.whole(r, name) for name in dict.fromkeys(("weights", f"saved:{key}:{mb}", *own))]
+            reads, gradients, held = r.data.enter()
+            reads += [self.whole(r, name) for name in dict.fromkeys((f"saved:{key}:{mb}", *own))]
             gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits)
             waits = [] if gathered else waits
             for v in s.writes:
@@ -277,10 +258,9 @@ class _Lowering:
                     writes.append(self.whole(r, f"grad:{v}:{mb}"))
                 if v in s.sum_grads:
                     partial.append(v)
-            for name, params in r.gradients.items():
-                if any(p in s.params for p in params):
-                    writes.append(self.whole(r, name))
-            ref = r.compute.compute(self.op(r, s, "B", mb, reads, writes, s.backward_workspace_bytes), after=waits)
+            op = self.op(r, s, "B", mb, reads, writes + gradients, s.backward_workspace_bytes)
+            ref = r.compute.compute(op, after=[*waits, *held])
+            r.data.leave(ref)
             waits = []
             for buffer in gathered:
                 self.b.dies_after(buffer, ref)
@@ -337,26 +317,7 @@ class _Lowering:
                 sent = r.send_grad.send(channels[r.number, before], buffer, 0, self.b.chunks_of(buffer), after=[r.backward_done[mb]])
                 self.b.dies_after(buffer, sent)
 
-    # ---- end of the step ---------------------------------------------------------------------------------------
-    def finish(self, r: _Rank) -> None:
-        last = r.backward_done[max(r.backward_done)]
-        waits = []
-        buffers = r.gradients
-        for name, params in buffers.items():
-            size = sum(r.sizes[p] for p in params)
-            ref = last
-            for purpose, ranks in self.reductions(r, name):
-                p, d, t = self.layout.coordinates(r.number)
-                label = f"dp:{p}.{t}" if purpose == "gradient" else f"tied:{name.partition(':')[2]}:{d}.{t}"
-                if purpose == "tensor":
-                    label = f"tp:{p}.{d}:{'.'.join(summed_over(name))}"
-                ref = r.sync.call(self.call(purpose, label, ranks, r.number, r.buffers[name], size), after=[last])
-                waits = [ref]
-        reads = [self.whole(r, name) for name in (*buffers, "state", "weights")]
-        writes = [self.whole(r, name) for name in ("weights", "state")]
-        op = self.b.op("optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, reads=reads, writes=writes)
-        r.compute.compute(op, after=waits)
-
+    # ---- lifetimes ---------------------------------------------------------------------------------------------
     def lifetimes(self, r: _Rank) -> None:
         """Deaths of saved values, activations and gradients; sends and local sums have been added where they were made."""
         position = {key: i for i, key in enumerate(r.stage.segments)}

@@ -17,8 +17,8 @@ from .graph import Work
 from .program import Program
 
 __all__ = [
-    "Alternative", "CycleEntry", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment", "Stage", "TrainingLayout",
-    "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "Alternative", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment", "Stage",
+    "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -151,6 +151,17 @@ class Stage(_Record, frozen=True, kw_only=True):
     params: tuple[str, ...] = ()
 
 
+class GradientBucket(_Record, frozen=True, kw_only=True):
+    """Parameters of stage `stage` whose gradients are summed over the data replicas together (and, when sharded, divided together).
+
+    A stage's buckets are numbered from 0 in the order in which its backward completes them. A parameter that several stages use is in none: it
+    is a group of its own.
+    """
+
+    stage: int
+    params: tuple[str, ...]
+
+
 class ValueInfo(_Record, frozen=True, kw_only=True):
     """A value that crosses a segment border: shape for one micro-batch, dtype, whether it carries a gradient.
 
@@ -168,7 +179,11 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 
 
 class TrainingLayout(_Record, frozen=True, kw_only=True):
-    """How a training job is split: rank = (pipeline · data + data_index) · tensor + tensor_index."""
+    """How a training job is split: rank = (pipeline · data + data_index) · tensor + tensor_index.
+
+    `zero_level`: what the data replicas divide among them instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
+    weights. `overlap`: sums of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket.
+    """
 
     data: int
     tensor: int
@@ -177,9 +192,12 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     microbatches: int  # per data-parallel replica and step
     global_batch: int
     schedule: str = "1f1b"
-    context: int = 1  # later: context parallelism
-    expert: int = 1  # later: expert parallelism
-    zero_level: int = 0  # later: sharded data parallelism
+    context: int = 1  # context parallelism: only 1 is planned and run so far
+    expert: int = 1  # expert parallelism: only 1 is planned and run so far
+    zero_level: int = 0
+    overlap: bool = False
+    bucket_bytes: int = 0  # what a bucket was filled up to; 0 where there are none
+    buckets: tuple[GradientBucket, ...] = ()
     stages: tuple[Stage, ...] = ()
     segments: tuple[Segment, ...] = ()
     values: tuple[ValueInfo, ...] = ()

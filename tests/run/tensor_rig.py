@@ -19,6 +19,7 @@ from meshwright.check.whole import check_layout
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
 from meshwright.decide.layout.build import build_layout
+from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
 from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
@@ -74,10 +75,10 @@ class Outcome:
 
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
-    options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS,
+    options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
 ) -> Case:  # fmt: skip
     model = models + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute)
+    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding)
     forward = forward_of(model, microbatch, loss)
     module, batch = whole_case(name, global_batch, loss)
     assert not check_layout(layout, layout.ranks)
@@ -98,7 +99,7 @@ def lowered_step(
 
 def _lowered(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
-    recompute: str = "none",
+    recompute: str = "none", sharding: DataSharding = PLAIN,
 ) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
     graph = graph_of(model, microbatch, loss)
     d = Degrees(*degrees, microbatch)
@@ -106,7 +107,7 @@ def _lowered(
     regions, kept = search_regions(graph)
     layout = layout or build_layout(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
-        kept=kept,
+        kept=kept, sharding=sharding,
     )  # fmt: skip
     if recompute != "none":
         layout = recomputed(graph, layout, recompute)

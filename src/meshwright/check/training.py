@@ -7,6 +7,9 @@ By induction over one topological order of the inlined program. A compute step i
   optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
                              replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and
                              of every rank of the group where the layout says that a gradient is a partial sum over one.
+Where data replicas divide training state (`data_groups`), weights are quantities cell by cell: F and B read whole groups of old ones, gathered or
+held; each rank's optimizer needs complete gradients of its own cells and updates these; at the end of the step every copy of a weight that lives
+on is updated.
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
 `sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B of
 its stage once and one optimizer.
@@ -24,6 +27,7 @@ from typing import Any
 
 from ..plan import Segment, TrainingLayout
 from ..program import BUFFER_ROLES, Kind, Program
+from .data_groups import DataGroups
 from .order import Order
 from .values import Machine
 from .verdict import Finding
@@ -47,6 +51,7 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     step.found += step.work()
     if not step.found:
         step.run()
+        step.weights_at_the_end()
     return step.found[:LIMIT]
 
 
@@ -82,12 +87,23 @@ class _Step(Machine):
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
         self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
+        self.data = DataGroups(p, layout)
         for b, cells in self.memory.items():
-            if self.role[b] in ("weight", "state"):
+            if self.in_cells(b) and self.role[b] == "weight":
+                cells[:] = [self.weight("old", int(p.buffers.actor[b]), b, i) for i in range(len(cells))]
+            elif self.role[b] in ("weight", "state"):
                 cells[:] = [self.old] * len(cells)
             elif self.role[b] != "gradient" and not p.buffers.name[b].startswith("grad"):  # gradients start at zero, all else is garbage
                 cells[:] = [self.garbage] * len(cells)
         self.users = self.gradient_users()
+
+    def in_cells(self, b: int) -> bool:
+        """Weights that replicas divide are quantities cell by cell, others one."""
+        part = self.data.parts[b]
+        return self.layout.zero_level > 0 and part is not None and part.kind in ("weights", "shard", "gathered") and bool(part.group)
+
+    def weight(self, state: str, rank: int, b: int, cell: int) -> int:
+        return 1 << 32 | self.quantity(state, *self.place(rank, b, cell))
 
     def quantity(self, *name: object) -> int:
         return self.number.setdefault(name, len(self.number) + 1)
@@ -138,7 +154,8 @@ class _Step(Machine):
 
     def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
         stage, _, tensor = self.layout.coordinates(rank)
-        name = self.p.buffers.name[buffer]
+        name = self.data.named(buffer, self.p.buffers.name[buffer])
+        cell += self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
         return name, -1 if ":" in name else stage, self.group(name, tensor)[0], cell
 
     def group(self, name: str, tensor: int) -> tuple[int, ...]:
@@ -220,10 +237,29 @@ class _Step(Machine):
             needed |= {f"act:{v}:{mb}" for x in s.recompute for v in x.reads}  # what calls read that run again
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
+        self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {int(b) for b in o.writes[op].reshape(-1, 3)[:, 0]})
         for b, first, count in reads:
             self.read(step, rank, b, first, count, s, mb, part)
         for b, first, count in o.writes[op].reshape(-1, 3).tolist():
             self.write(step, rank, b, first, count, s, mb, part, accumulate=bool(o.accumulate[op]))
+
+    def uses_groups(self, step: int, rank: int, s: Segment, phase: str, reads: set[int], writes: set[int]) -> None:
+        """Weights and gradients of every group that holds some of the segment's parameters are among what it reads and writes."""
+        if not self.layout.buckets:
+            return
+        weights = ("weights", "gathered") if self.layout.zero_level else ()
+        for group in self.data.used(rank, s.params):
+            for kinds, among, verb in ((weights, reads, "read"), (("gradients", "gradfull") if phase == "B" else (), writes, "write")):
+                held = [b for b in among if (x := self.data.parts[b]) is not None and x.kind in kinds and x.group == group]
+                whole = all(self.covers(step, b, verb) for b in held)
+                if kinds and (not held or not whole):
+                    self.wrong(step, f"does not {verb} the whole of {kinds[0]}{group}, which holds parameters of segment {s.key}")
+
+    def covers(self, step: int, b: int, verb: str) -> bool:
+        """All chunks of a buffer are among what the step's op reads, or writes."""
+        lists = self.p.ops.reads if verb == "read" else self.p.ops.writes
+        chunks = {c for x, first, count in lists[int(self.p.steps.op[step])].reshape(-1, 3).tolist() if x == b for c in range(first, first + count)}
+        return len(chunks) == int(self.p.buffers.chunks[b])
 
     def read(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int) -> None:
         replica = self.layout.coordinates(rank)[1]
@@ -231,7 +267,9 @@ class _Step(Machine):
         root, lo, hi = self.locate(b, first, count, 0)
         for cell in range(lo, hi):
             have = self.memory[root][cell]
-            if self.role[b] in ("weight", "state"):
+            if self.in_cells(b):
+                want = self.weight("old", rank, b, cell)
+            elif self.role[b] in ("weight", "state"):
                 want = self.old
             elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", "saved"):
                 self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
@@ -272,10 +310,14 @@ class _Step(Machine):
         kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
         fresh = []
+        part_here = self.data.parts[b]
+        if part_here is not None and part_here.kind == "gradfull" and part_here.number != mb:
+            self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
+            return
         for cell in range(lo, hi):
             if self.role[b] == "gradient":
                 tensor = self.layout.coordinates(rank)[2]
-                share = self.group(self.p.buffers.name[b], tensor).index(tensor)
+                share = self.group(self.data.named(b, self.p.buffers.name[b]), tensor).index(tensor)
                 bits = self.contribution(s.key, mb, replica, share)
                 fresh.append(bits << 32 | self.quantity("gradient", *self.place(rank, b, cell)))
                 continue
@@ -303,14 +345,18 @@ class _Step(Machine):
         read = {(b, c) for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
         covered: set[str] = set()
         for b in range(len(p.buffers)):
-            if self.role[b] != "gradient" or int(p.buffers.actor[b]) != rank:
+            part = self.data.parts[b]
+            if self.role[b] != "gradient" or int(p.buffers.actor[b]) != rank or (part is not None and part.kind == "gradfull"):
                 continue
+            if lay.zero_level == 1 and part is not None and part.kind == "gradshard":
+                continue  # a view of this rank's part of a buffer that is looked at
             root, lo, hi = self.locate(b, 0, int(p.buffers.chunks[b]), 0)
+            own = self.data.own(rank, hi - lo) if part is not None and part.kind == "gradients" else (0, hi - lo)
             for chunk in range(int(p.buffers.chunks[b])):
                 if (b, chunk) not in read:
                     self.wrong(step, f"does not read chunk {chunk} of {p.buffer_name(b)}", chunk=chunk, buffer=b)
                     return
-            for cell in range(lo, hi):
+            for cell in range(lo + own[0], lo + own[1]):
                 place = self.place(rank, b, cell)
                 users = self.users.get(place, set())
                 covered |= users
@@ -318,7 +364,7 @@ class _Step(Machine):
                 for key in users:
                     for m in range(lay.microbatches):
                         for d in range(lay.data):
-                            for share in range(len(self.group(p.buffers.name[b], tensor))):
+                            for share in range(len(self.group(self.data.named(b, p.buffers.name[b]), tensor))):
                                 bits |= self.contribution(key, m, d, share)
                 want = bits << 32 | self.quantity("gradient", *place) if bits else 0
                 if self.memory[root][cell] != want:
@@ -347,9 +393,33 @@ class _Step(Machine):
         p = self.p
         self.gradients(step, rank, op)
         writes = {p.buffers.name[b] for b, _, _ in p.ops.writes[op].reshape(-1, 3).tolist()}
-        if "weights" not in writes:
+        if "weights" not in writes and not self.layout.zero_level:
             self.wrong(step, "does not write the weights")
+        for name in self.data.missing(rank):
+            self.wrong(step, f"belongs to a rank without {name}")
         new = 1 << 32 | self.quantity("updated")
         for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
             root, lo, hi = self.locate(b, first, count, 0)
-            self.store(root, lo, hi, [new] * (hi - lo), step)
+            fresh = [new] * (hi - lo)
+            if self.in_cells(b):
+                part = self.data.parts[b]
+                whole = part is not None and part.kind == "shard"
+                low, high = (0, len(self.memory[root])) if whole else self.data.own(rank, len(self.memory[root]))
+                fresh = [self.weight("updated", rank, b, i) if low <= i < high else self.garbage for i in range(lo, hi)]
+            self.store(root, lo, hi, fresh, step)
+
+    def weights_at_the_end(self) -> None:
+        """Every copy of a weight that lives on is updated, on every replica."""
+        for b in range(len(self.p.buffers)):
+            if not self.in_cells(b) or self.role[b] != "weight" or len(self.found) >= LIMIT:
+                continue
+            rank = int(self.p.buffers.actor[b])
+            for cell, have in enumerate(self.memory[b]):
+                if have != self.weight("updated", rank, b, cell):
+                    writer = self.writer[b][cell]
+                    chunk = cell * self.grain[b] // max(1, self.unit[b])
+                    facts = {"rank": rank, "lane": -1, "step": writer, "iteration": 0, "chunk": chunk, "buffer": b}
+                    what = f"; last written by {self.p.describe(writer)}" if writer >= 0 else ""
+                    text = f"rank {rank} ends the step with a chunk {chunk} of {self.p.buffer_name(b)} that is not the updated one{what}"
+                    self.found.append(Finding(check="values", message=text, witness=facts))
+                    break

@@ -229,6 +229,7 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
         for v in seg.reads:
             if v not in made:
                 bad.append((f"segment {seg.key} reads {v!r}, which no segment writes", {"value": v}))
+    bad += [(text, {}) for text in _data_parallel(layout)]
     return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
 
 
@@ -243,6 +244,29 @@ def _sequence(layout: TrainingLayout, seg: Segment) -> list[str]:
     if (seg.sequence or seg.gathers) and not (layout.sequence and layout.tensor > 1):
         found.append(f"segment {seg.key} is split along the sequence, and the layout says nothing is")
     return found
+
+
+def _data_parallel(layout: TrainingLayout) -> list[str]:
+    """Sharding levels and buckets: each parameter of one stage in one bucket at most, shared ones in none."""
+    bad = []
+    if layout.context != 1 or layout.expert != 1:
+        bad.append(f"context degree {layout.context} and expert degree {layout.expert}: only 1 is possible so far")
+    if layout.zero_level not in (0, 1, 2, 3):
+        bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
+    if (layout.zero_level or layout.overlap) and layout.data < 2:
+        bad.append(f"sharding level {layout.zero_level} and overlapped sums need replicas, there is one")
+    if (layout.zero_level or layout.overlap) and not layout.buckets and any(s.params for s in layout.stages):
+        bad.append(f"sharding level {layout.zero_level} and overlapped sums need buckets, there are none")
+    seen: set[tuple[int, str]] = set()
+    for i, bucket in enumerate(layout.buckets):
+        stage = layout.stages[bucket.stage] if 0 <= bucket.stage < len(layout.stages) else None
+        for p in bucket.params:
+            if stage is None or p not in stage.params or (bucket.stage, p) in seen:
+                bad.append(f"bucket {i} names {p!r}, which stage {bucket.stage} does not hold, or holds in another bucket")
+            elif any(p in s.params for s in layout.stages if s is not stage):
+                bad.append(f"bucket {i} names {p!r}, which several stages use")
+            seen.add((bucket.stage, p))
+    return bad
 
 
 def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:

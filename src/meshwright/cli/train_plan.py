@@ -11,6 +11,7 @@ from .arguments import graph_given, require_directory, training_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..drive_sharding import ShardingWanted
     from ..fabric import Fabric
     from ..graph import OpGraph
     from ..job import Training
@@ -40,6 +41,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--recompute", choices=("auto", "none", "selective", "full", "optimal"), default="auto",
         help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, optimal",
     )  # fmt: skip
+    parser.add_argument(
+        "--zero", choices=("auto", "0", "1", "2", "3"), default="auto",
+        help="what data-parallel replicas divide: auto (default; judged by simulation and memory), 0 nothing, 1 optimizer state, 2 also gradients, "
+        "3 also weights",
+    )  # fmt: skip
+    parser.add_argument(
+        "--overlap", choices=("auto", "on", "off"), default="auto",
+        help="sum gradients of replicas while backward goes on, bucket by bucket (default auto)",
+    )  # fmt: skip
+    parser.add_argument("--bucket", metavar="SIZE", help="fill buckets up to this size, e.g. 25MB (default: a quarter of a stage, at most 25 MiB)")
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
@@ -70,7 +81,7 @@ def run(args: argparse.Namespace) -> Result:
     cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
     plan = plan_training(
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
-        collective=args.collective, time_limit_s=args.time_limit,
+        collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,
         tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
         recompute=args.recompute,
     )  # fmt: skip
@@ -79,6 +90,23 @@ def run(args: argparse.Namespace) -> Result:
     for note in notes:
         sys.stderr.write(f"warning: {note}\n")
     return Result({**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}, plan_text(plan, written=str(args.out)))
+
+
+def _sharding(args: argparse.Namespace) -> ShardingWanted:
+    from ..drive_sharding import ShardingWanted
+    from ..errors import UsageError
+    from ..io.quantity import parse_size_bytes
+
+    size = 0
+    if args.bucket is not None:
+        try:
+            size = parse_size_bytes(args.bucket)
+        except ValueError as error:
+            raise UsageError(str(error), where="--bucket", hint="e.g. 25MB") from None
+        if size < 1:
+            raise UsageError("a bucket holds at least one byte", where="--bucket", hint="e.g. 25MB")
+    level = None if args.zero == "auto" else int(args.zero)
+    return ShardingWanted(level=level, overlap={"auto": None, "on": True, "off": False}[args.overlap], bucket_bytes=size)
 
 
 def _measured(job: Training, fabric: Fabric) -> tuple[Fabric, OpGraph, MeasuredPrices]:

@@ -117,8 +117,10 @@ def _optimizer(job: Mapping[str, Any], column: int, missing: list[str]) -> str:
 def _torchtitan(layout: TrainingLayout, split: LayerSplit, job: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
     missing: list[str] = []
     sharded = layout.zero_level > 0
-    if layout.zero_level in (1, 2):
-        missing.append(f"sharding level {layout.zero_level}: torchtitan shards parameters too (level 3), written as such")
+    if layout.zero_level == 1:
+        missing.append("sharding level 1: torchtitan shards parameters too, written as level 2 (kept gathered until backward is done)")
+    elif layout.zero_level == 2:
+        missing.append("sharding level 2: torchtitan shards parameters too, and keeps them gathered until backward is done")
     pipelined = layout.pipeline > 1
     training = {
         "local_batch_size": layout.microbatch_size * (layout.microbatches if pipelined else 1), "global_batch_size": layout.global_batch,
@@ -129,6 +131,8 @@ def _torchtitan(layout: TrainingLayout, split: LayerSplit, job: Mapping[str, Any
         "tensor_parallel_degree": layout.tensor, "pipeline_parallel_degree": layout.pipeline, "context_parallel_degree": layout.context,
         "expert_parallel_degree": layout.expert,
     }  # fmt: skip
+    if sharded:
+        parallelism["fsdp_reshard_after_forward"] = "always" if layout.zero_level == 3 else "never"
     if pipelined:
         parallelism |= {
             "pipeline_parallel_schedule": "GPipe" if layout.schedule == "gpipe" else "1F1B",
@@ -184,6 +188,10 @@ def _megatron(layout: TrainingLayout, split: LayerSplit, job: Mapping[str, Any])
     elif layout.zero_level > 1:
         level = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero_level]
         flags += [("--use-distributed-optimizer",), ("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", level)]
+    if layout.overlap:
+        flags.append(("--overlap-grad-reduce",))
+        flags += [("--overlap-param-gather",)] if layout.zero_level == 3 else []
+        flags += [("--ddp-bucket-size", str(max(1, layout.bucket_bytes // 4)))] if layout.bucket_bytes else []  # parameters, of 4 bytes here
     if name := _optimizer(job, 1, missing):
         flags.append(("--optimizer", name))
     if job.get("dtype") in ("bfloat16", "float16"):
@@ -213,9 +221,14 @@ def _deepspeed(layout: TrainingLayout, split: LayerSplit, job: Mapping[str, Any]
         )  # fmt: skip
     missing: list[str] = []
     to_add: list[str] = []
+    zero: dict[str, Any] = {"stage": layout.zero_level}
+    if layout.zero_level or layout.overlap:
+        zero["overlap_comm"] = layout.overlap
+    if layout.bucket_bytes:
+        zero["reduce_bucket_size"] = max(1, layout.bucket_bytes // 4)  # elements, of 4 bytes here
     document: dict[str, Any] = {
         "train_batch_size": layout.global_batch, "train_micro_batch_size_per_gpu": layout.microbatch_size,
-        "gradient_accumulation_steps": layout.microbatches, "zero_optimization": {"stage": layout.zero_level},
+        "gradient_accumulation_steps": layout.microbatches, "zero_optimization": zero,
     }  # fmt: skip
     if name := _optimizer(job, 2, missing):
         document["optimizer"] = {"type": name, "params": {"lr": float(job.get("learning_rate", 1e-3))}}

@@ -181,6 +181,16 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for field in ("data", "tensor", "pipeline", "microbatch_size", "microbatches", "global_batch", "context", "expert"):
         if getattr(layout, field) < 1:
             raise FormatError(f"must be >= 1, got {getattr(layout, field)}", where=f"{where}.{field}")
+    for field in ("context", "expert"):
+        if getattr(layout, field) != 1:
+            raise FormatError(f"is {getattr(layout, field)}: only 1 can be planned and run so far", where=f"{where}.{field}")
+    if layout.zero_level not in (0, 1, 2, 3):
+        raise FormatError(f"must be 0 to 3, got {layout.zero_level}", where=f"{where}.zero_level")
+    if layout.bucket_bytes < 0:
+        raise FormatError(f"must be >= 0, got {layout.bucket_bytes}", where=f"{where}.bucket_bytes")
+    for i, bucket in enumerate(layout.buckets):
+        if not 0 <= bucket.stage < len(layout.stages):
+            raise FormatError(f"must be 0 to {len(layout.stages) - 1}, got {bucket.stage}", where=f"{where}.buckets[{i}].stage")
     if layout.microbatches > MAX_EXECUTED_STEPS:
         raise FormatError(f"must be <= {MAX_EXECUTED_STEPS}, got {layout.microbatches}", where=f"{where}.microbatches")
     if layout.ranks != ranks:

@@ -37,6 +37,10 @@ def plan_document(plan: Plan, *, path: str = "", alternatives: int | None = None
             "microbatch_size": layout.microbatch_size,
             "microbatches": layout.microbatches,
             "global_batch": layout.global_batch,
+            "zero_level": layout.zero_level,
+            "overlap": layout.overlap,
+            "bucket_bytes": layout.bucket_bytes,
+            "buckets": len(layout.buckets),
             "sequence": layout.sequence,
         }
     if prediction is not None:
@@ -61,8 +65,9 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("fabric", f"{plan.target_fabric['name']}, {len(plan.placement)} devices"),
         ("layout", _layout_line(plan)),
         ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
+        *([("sharding", _sharding_line(plan))] if layout.data > 1 else []),
         ("recompute", _recompute(plan.decisions.get("recompute"))),
-        *((k.replace("collective:", "") + " sum", _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
+        *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
         ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
         ("memory", f"{bytes_text(memory)} per rank, {bytes_text(worst)} in the worst order"),
@@ -77,6 +82,21 @@ def _layout_line(plan: Plan) -> str:
     assert layout is not None
     line = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"
     return line + (", sequence-parallel" if layout.sequence else "")
+
+
+def _sharding_line(plan: Plan) -> str:
+    layout = plan.layout
+    assert layout is not None
+    divided = ("nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and weights")
+    when = f"summed during backward in {len(layout.buckets)} buckets" if layout.overlap else "summed after backward"
+    if layout.zero_level > 1 and not layout.overlap:
+        when = f"summed bucket by bucket ({len(layout.buckets)}), backward waits"
+    return f"ZeRO {layout.zero_level}: {divided[layout.zero_level]} divided among {layout.data} replicas; gradients {when}"
+
+
+def _said(decision: str) -> str:
+    purpose = decision.replace("collective:", "")
+    return f"{purpose} gather" if purpose == "weights" else f"{purpose} sum"
 
 
 def _wrapped(name: str, value: str, width: int = 80) -> str:

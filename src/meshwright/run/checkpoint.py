@@ -28,7 +28,7 @@ from .segments import RankModule
 
 __all__ = ["CheckpointIndex", "SavedRank", "commit_index", "find_checkpoint", "load_rank", "make_index", "save_rank"]
 
-SCHEMA, VERSION = "meshwright.checkpoint", 2
+SCHEMA, VERSION = "meshwright.checkpoint", 3
 
 
 class SavedRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -64,8 +64,8 @@ def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layou
     """Write `rank-<r>.safetensors` into `folder`."""
     from safetensors.torch import save
 
-    names = {id(p.tensor): p.name for p in module.trained()}
-    tensors = {f"param:{p.name}": p.tensor.detach() for p in module.parameters.values()}
+    names = {id(tensor): p.name for p, tensor, _ in module.updated()}
+    tensors = {f"param:{p.name}": tensor.detach() for p, tensor, _ in module.kept()}
     tensors |= {f"buffer:{name}": b for name, b in module.buffers.items()}
     scalars: dict[str, Any] = {}
     for parameter, state in optimizer.state.items():
@@ -108,11 +108,11 @@ def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModul
         scalars = json.loads((file.metadata() or {}).get("meshwright", "{}")).get("scalars", {})
         tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     with torch.no_grad():
-        for p in module.parameters.values():
-            _restore(p.tensor, tensors, f"param:{p.name}", path)
+        for p, tensor, _ in module.kept():
+            _restore(tensor, tensors, f"param:{p.name}", path)
         for name, b in module.buffers.items():
             _restore(b, tensors, f"buffer:{name}", path)
-    by_name = {p.name: p.tensor for p in module.trained()}
+    by_name = {p.name: tensor for p, tensor, _ in module.updated()}
     for name, value in (*tensors.items(), *scalars.items()):
         kind, _, rest = name.partition(":")
         if kind == "optimizer":
@@ -157,7 +157,7 @@ def find_checkpoint(folder: Path, plan: Plan, data: str) -> tuple[Path, Checkpoi
         index = msgspec.json.decode(path.read_bytes(), type=CheckpointIndex)
     except (msgspec.DecodeError, RecursionError) as error:
         raise FormatError(str(error), where=str(path)) from None
-    if index.schema != SCHEMA or index.version not in (1, VERSION):
+    if index.schema != SCHEMA or index.version not in (1, 2, VERSION):
         raise FormatError(f"is {index.schema!r} version {index.version}, expected {SCHEMA!r} version {VERSION}", where=str(path))
     require_same_job(index, plan, data, str(path))
     return found[-1], index

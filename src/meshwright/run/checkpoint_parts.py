@@ -1,4 +1,4 @@
-"""Checkpoints across layouts: which part of a tensor a file holds. `restore` reads them.
+"""Checkpoints across layouts: which part of a tensor a file holds. `restore` and `restore_pieces` read them.
 
 Ranges come from `plan_shards`, so uneven shares, packed blocks, and key-value heads held by several ranks need no case of their own.
 """
@@ -22,7 +22,8 @@ __all__ = ["Part", "crc32_of", "model_identity", "parts_of"]
 class Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`ranges`: what a file holds of dimension `axis` of a tensor of shape `shape`, in order; axis -1: all of it.
 
-    `crc32`: of its bytes there; -1: unknown.
+    `crc32`: of its bytes there; -1: unknown. `flat`: of what `ranges` say, flattened, the elements from its first number up to its second only;
+    empty: all (sharding levels divide flattened parameters among data replicas).
     """
 
     shape: list[int]
@@ -30,6 +31,7 @@ class Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     axis: int = -1
     ranges: list[tuple[int, int]] = []
     crc32: int = -1
+    flat: list[int] = []
 
 
 def model_identity(plan: Plan) -> str:
@@ -42,10 +44,15 @@ def parts_of(tensors: Mapping[str, torch.Tensor], module: RankModule, layout: Tr
     """The part of every tensor of a rank's file: optimizer state of a parameter's shape is split as the parameter is."""
     index = layout.coordinates(rank)[2]
     found = {}
+    pieces = {("param", p.name): x for p, _, x in module.kept()} | {("optimizer", p.name): x for p, _, x in module.updated()}
     for name, tensor in tensors.items():
         p = _parameter(name, module)
+        piece = pieces.get((name.partition(":")[0], p.name)) if p is not None else None
         part = Part(shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), crc32=crc32_of(tensor))
-        if p is not None and p.shard is not None and tensor.shape == p.tensor.shape:
+        divided = piece is not None and tensor.shape == piece.tensor.shape
+        if p is not None and piece is not None and divided:
+            part.shape, part.flat = list(p.full_shape), [piece.first, piece.stop]
+        if p is not None and p.shard is not None and (divided or tensor.shape == p.tensor.shape):
             extent = p.full_shape[p.shard.axis]
             part.shape, part.axis = list(p.full_shape), p.shard.axis
             part.ranges = list(part_ranges(extent, p.shard, index, layout.tensor))

@@ -3,7 +3,8 @@
 Persistent buffers (gradients, a collective's data, scratch) are flat tensors that live as long as the executor. Values of
 micro-batches (`act:`, `grad:`, `gradpart:`) exist from the step that makes them to the last step that uses them. A value that
 messages touch is held flat as well, padded to the plan's chunks where they do not divide it. Buffers of all parts of a value that is split along
-the sequence are flat, in the form of `sequence_parts`; `read` gives their whole value.
+the sequence are flat, in the form of `sequence_parts`; `read` gives their whole value. Whole weights and gradients that exist
+for a while only (`gathered:`, `gradfull:`) are flat tensors too, a new one every time: messages still on their way keep the old one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = ["BufferInfo", "RankMemory", "StagingPool"]
 
 DYNAMIC = ("act", "grad", *ALL_PARTS)
 WITH_SEGMENT = ("gradpart", "actall", "actagain")  # kinds whose names have a segment between value and micro-batch
+WHOLE = {"gathered": "shard", "gradfull": "gradshard"}  # whole weights and gradients of a moment, and the parts that live on
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class BufferInfo:
 
 
 class StagingPool:
-    """Receive buffers that are used again."""
+    """Receive buffers that are used again, also for shorter messages."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,10 +50,16 @@ class StagingPool:
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         free = self.free[numel, dtype]
-        return free.pop() if free else torch.empty(numel, dtype=dtype, device=self.device)
+        if free:
+            return free.pop()
+        longer = min((n for (n, kind), found in self.free.items() if kind == dtype and n > numel and found), default=0)
+        if longer:
+            return self.free[longer, dtype].pop()[:numel]
+        return torch.empty(numel, dtype=dtype, device=self.device)
 
     def give(self, tensor: torch.Tensor) -> None:
-        self.free[tensor.numel(), tensor.dtype].append(tensor)
+        whole = tensor if tensor._base is None else tensor._base
+        self.free[whole.numel(), whole.dtype].append(whole)
 
 
 class RankMemory:
@@ -107,6 +115,14 @@ class RankMemory:
                 numel = size // own.itemsize
                 shape = (numel,)
             self.infos[buffer] = self._info(name, kind, value, int(microbatch), own, shape, numel, size, chunk_bytes)
+            return
+        if kind in WHOLE:
+            group = rest.lstrip("0123456789")
+            base = persistent.get(f"{WHOLE[kind]}{group}")
+            if base is None:
+                raise Unsupported(f"buffer {name!r} holds a group that rank {self.rank} has no part of")
+            count = size // base.element_size()
+            self.infos[buffer] = self._info(name, kind, group, -1, base.dtype, (count,), count, size, chunk_bytes)
             return
         if buffer not in self.transferred:
             return  # weights, state, saved values: torch holds them

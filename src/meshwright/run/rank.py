@@ -94,7 +94,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
-    memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients, layout=layout)
+    memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
     executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device), work=work, clock=clock, progress=link.progress)
     data.microbatch(first, 0, 0)  # wrong data is told before anything starts
@@ -105,7 +105,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
 
         def spoilable() -> tuple[TrainingWork, RankMemory]:
             copy, its_optimizer = made.module()
-            spare = RankMemory(program, rank, device, local_values(layout, rank), copy.gradients, layout=layout)
+            spare = RankMemory(program, rank, device, local_values(layout, rank), copy.flats, layout=layout)
             return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed), spare
 
         costs = time_rank(program, orders, rank, spoilable, messages=layout.ranks > 1)
@@ -160,7 +160,12 @@ class _Maker:
             gradient_bytes=gradient_bytes(self.program, self.rank),
             opaque=self.opaque,
         )  # fmt: skip
-        return module, make_optimizer(self.job.optimizer, [(p.name, p.tensor) for p in module.trained()], self.job.learning_rate)
+        if module.groups and ":" in self.job.optimizer:
+            raise Unsupported(
+                f"optimizer {self.job.optimizer} would be given pieces of parameters", where=f"sharding level {self.layout.zero_level}",
+                hint="plan with --zero 0, or use adamw or sgd, which update every element by itself",
+            )  # fmt: skip
+        return module, make_optimizer(self.job.optimizer, [(p.name, tensor) for p, tensor, _ in module.updated()], self.job.learning_rate)
 
     def forget(self) -> None:
         self.parameters, self.buffers = {}, {}
@@ -198,7 +203,7 @@ class _Trainer:
             if step + 1 == options.steps or (every and (step + 1) % every == 0):
                 self.checkpoint(step + 1)
         r.rss_peak_bytes = peak_rss_bytes()
-        r.parameters_bytes = sum(p.tensor.numel() * p.tensor.element_size() for p in self.module.parameters.values())
+        r.parameters_bytes = sum(t.numel() * t.element_size() for _, t, _ in self.module.kept())
         return r
 
     def one(self, step: int, *, profiled: bool = False) -> None:
@@ -221,8 +226,8 @@ class _Trainer:
 
     def resident(self) -> list[torch.Tensor]:
         """Tensors that live between steps."""
-        found: list[torch.Tensor] = [p.tensor for p in self.module.parameters.values()]
-        found += [*self.module.buffers.values(), *self.module.gradients.values()]
+        found: list[torch.Tensor] = [p.tensor for p in self.module.parameters.values() if p.tensor.numel()]
+        found += [*self.module.buffers.values(), *self.module.flats.values()]
         found += [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
         found += [t for free in self.memory.staging.free.values() for t in free]
         found += [f for f in self.memory.flats if f is not None]

@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..capture.torch_private import dispatch_mode, storage_key
 from ..capture.work import tensors_in
 from .recompute import _at, _counts, _generator_state, _Piece, _random_state, _restore
+from .sharded_state import as_they_are, opened
 
 __all__ = ["ReplayedForward", "Replays"]
 
@@ -54,15 +55,18 @@ class _Handle:
 
 
 def _open(kept: Any) -> torch.Tensor:
-    return kept.forward.value(kept) if isinstance(kept, _Handle) else kept
+    found: torch.Tensor = kept.forward.value(kept) if isinstance(kept, _Handle) else opened(kept)
+    return found
 
 
 class ReplayedForward:
-    """One forward pass: enter it around the calls. `outside`: storages that do not count as kept (parameters)."""
+    """One forward pass: enter it around the calls. `outside`: storages that do not count as kept (parameters).
 
-    def __init__(self, regions: int, outside: Collection[int]) -> None:
+    `refer`: what to keep instead of a tensor (`sharded_state.referring`)."""
+
+    def __init__(self, regions: int, outside: Collection[int], refer: Callable[[torch.Tensor], Any] = as_they_are) -> None:
         self.regions = [_Region() for _ in range(regions)]
-        self.outside = outside
+        self.outside, self.refer = outside, refer
         self.kept: dict[int, int] = {}  # storage key -> bytes; what is kept stays alive, so a key names one storage
         self.noting: _Noting | None = None  # the chosen call that runs
         self.replayed = 0  # calls run again so far
@@ -111,7 +115,7 @@ class ReplayedForward:
             if number in region.made:
                 return _Piece(number, tuple(tree.shape), tree.stride(), int(tree.storage_offset()), tree.dtype)
             self.hold(tree)
-            return tree.detach()
+            return self.refer(tree.detach())
         if isinstance(tree, (list, tuple)):
             parts = [self.frozen(x, region) for x in tree]
             return parts if isinstance(tree, list) else tuple(parts)
@@ -134,7 +138,7 @@ class ReplayedForward:
                 region.waiting[number] = region.waiting.get(number, 0) + 1
                 return _Handle(self, i, _Piece(number, tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype))
         self.hold(x)
-        return x
+        return self.refer(x)
 
     # ---- backward ----------------------------------------------------------------------------------------------
     def value(self, handle: _Handle) -> torch.Tensor:
@@ -244,4 +248,4 @@ def _thawed(tree: Any, values: dict[int, torch.Tensor]) -> Any:
     if isinstance(tree, (list, tuple)):
         parts = [_thawed(x, values) for x in tree]
         return parts if isinstance(tree, list) else tuple(parts)
-    return {k: _thawed(v, values) for k, v in tree.items()} if isinstance(tree, dict) else tree
+    return {k: _thawed(v, values) for k, v in tree.items()} if isinstance(tree, dict) else opened(tree)

@@ -261,6 +261,12 @@ class Restored:
 
 def restore(module: RankModule, optimizer: Any, plan: Plan, rank: int, index: CheckpointIndex, folder: Path) -> RestartBytes:
     """From a checkpoint on shared storage."""
+    assert plan.layout is not None
+    if plan.layout.zero_level or any(part.flat for parts in index.parts.values() for part in parts.values()):
+        from .restore_pieces import restore_pieces
+
+        tensors_of(index, str(folder), divided=True)  # the index is checked before it is used
+        return restore_pieces(module, optimizer, plan.layout, rank, index, folder)
     return Restored(plan=plan, rank=rank, index=index, shared=folder).run(module, optimizer)
 
 

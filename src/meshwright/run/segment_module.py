@@ -17,6 +17,7 @@ import torch
 from ..capture.torch_private import storage_key
 from ..errors import Unsupported
 from .replay import ReplayedForward, Replays
+from .sharded_state import as_they_are, opened
 from .split_backward import WeightWork, input_gradients
 
 __all__ = ["SegmentModule"]
@@ -48,18 +49,21 @@ class _Later(NamedTuple):
     offset: int
 
 
-def _regathered(reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
-    """While a segment runs forward: saved tensors that lie in one of the reads of `again` are not kept, but taken from `found` in backward."""
+def _regathered(
+    reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor], refer: Callable[[torch.Tensor], Any]
+) -> AbstractContextManager[None]:
+    """While a segment runs forward: saved tensors that lie in one of the reads of `again` are not kept, but taken from `found` in backward; of
+    others `refer` says what to keep."""
     where = {x.untyped_storage().data_ptr(): i for i, x in enumerate(reads) if i in again}
-    if not where:
+    if not where and refer is as_they_are:
         return nullcontext()
 
-    def pack(x: torch.Tensor) -> torch.Tensor | _Later:
+    def pack(x: torch.Tensor) -> Any:
         i = where.get(x.untyped_storage().data_ptr())
-        return x if i is None else _Later(i, tuple(x.shape), x.stride(), int(x.storage_offset()))
+        return refer(x) if i is None else _Later(i, tuple(x.shape), x.stride(), int(x.storage_offset()))
 
-    def unpack(kept: torch.Tensor | _Later) -> torch.Tensor:
-        return found[kept.read].as_strided(kept.size, kept.stride, kept.offset) if isinstance(kept, _Later) else kept
+    def unpack(kept: Any) -> Any:
+        return found[kept.read].as_strided(kept.size, kept.stride, kept.offset) if isinstance(kept, _Later) else opened(kept)
 
     hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
     return hooks
@@ -83,6 +87,7 @@ class SegmentModule:
     gathers: frozenset[str] = frozenset()
     replays: Replays = field(default_factory=lambda: Replays(()))
     meter: Callable[[str, int], None] | None = None  # told the bytes that each forward pass keeps beyond what it reads and writes
+    refer: Callable[[torch.Tensor], Any] = as_they_are  # what to keep instead of weights that are gathered for a while
     _saved: dict[int, tuple[list[Any], dict[int, torch.Tensor], dict[int, torch.Tensor]]] = field(default_factory=dict)
 
     _entries: dict[int, dict[int, Any]] = field(default_factory=dict)  # micro-batch -> read -> where its gradient arrives
@@ -99,7 +104,7 @@ class SegmentModule:
         if self.replays.count or (self.meter is not None and not again):
             outputs = self._noted(entries, inputs)
         else:
-            with _regathered(reads, again, later):
+            with _regathered(reads, again, later, self.refer):
                 outputs = self.function(*entries, *inputs, *self.constants)
         edge = torch.autograd.graph.get_gradient_edge
         self._entries[microbatch] = {i: edge(x) for i, (x, d) in enumerate(zip(entries, self.differentiable, strict=True)) if d and x.requires_grad}
@@ -110,7 +115,7 @@ class SegmentModule:
 
     def _noted(self, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The calls with the chosen ones noted for running again in backward."""
-        with ReplayedForward(self.replays.count, {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}) as noted:
+        with ReplayedForward(self.replays.count, {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}, self.refer) as noted:
             self.replays.current = noted
             try:
                 outputs: Sequence[torch.Tensor] = self.function(*entries, *inputs, *self.constants)

@@ -29,6 +29,7 @@ from .dropout import Draws, draw_function, draws_bits, keep_mask, random_places
 from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
 from .replay import Replays
 from .segment_module import SegmentModule
+from .sharded_state import ParameterGroup, Piece, build_groups
 from .sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
 from .vocabulary import FUNCTIONS, expand_forward, function_of
 
@@ -61,6 +62,27 @@ class RankModule:
     gradients: dict[str, torch.Tensor]  # by the plan's buffer name: `gradients`, `gradients:<parameter>` for parameters of several stages
     loss: str  # value name of the loss
     draws: Draws = field(default_factory=Draws)  # what its dropout draws for; set before a segment runs
+    groups: dict[str, ParameterGroup] = field(default_factory=dict)  # where data replicas divide training state, by group name
+
+    @property
+    def flats(self) -> dict[str, torch.Tensor]:
+        """Flat tensors of the plan's persistent buffers, by name."""
+        return self.gradients | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
+
+    def kept(self) -> list[tuple[ParameterShard, torch.Tensor, Piece | None]]:
+        """What this rank keeps of each parameter between steps: the whole of it, or a piece."""
+        pieces = [x for g in self.groups.values() if g.level == 3 for x in g.pieces]
+        gathered = {p.name for g in self.groups.values() if g.level == 3 for p, _, _ in g.places}
+        whole: list[tuple[ParameterShard, torch.Tensor, Piece | None]] = [
+            (p, p.tensor, None) for p in self.parameters.values() if p.name not in gathered
+        ]
+        return whole + [(x.of, x.tensor, x) for x in pieces]
+
+    def updated(self) -> list[tuple[ParameterShard, torch.nn.Parameter, Piece | None]]:
+        """What this rank's optimizer updates."""
+        if not self.groups:
+            return [(p, p.tensor, None) for p in self.trained()]
+        return [(x.of, x.tensor, x) for g in self.groups.values() for x in g.pieces]
 
     def trained(self) -> list[ParameterShard]:
         return [p for p in self.parameters.values() if p.gradient]
@@ -90,12 +112,15 @@ def build_rank_module(
             raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32 and float64 parameters can be trained so far")
         p = torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
         held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
-    gradients = _gradient_buffers(layout, rank, held, device, gradient_bytes)
+    groups = build_groups(layout, rank, held, gradient_bytes, device) if layout.zero_level else {}
+    gradients = {} if groups else _gradient_buffers(layout, rank, held, device, gradient_bytes)
+    for g in groups.values():
+        gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
     wanted = set(stage.segments)
     builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws)
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups)
 
 
 def _gradient_buffers(

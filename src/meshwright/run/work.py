@@ -13,6 +13,7 @@ from ..plan import TrainingLayout
 from ..program import Program
 from .memory import RankMemory
 from .segments import RankModule, SegmentModule, random_seed
+from .sharded_state import ParameterGroup, as_they_are, referring
 
 __all__ = ["BatchSource", "TrainingWork", "gradient_bytes", "optimizer_update"]
 
@@ -63,7 +64,36 @@ class TrainingWork:
                 f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together"
             )
         microbatch = int(ops.microbatch[op])
-        return (self._forward if name == "F" else self._backward)(segment, microbatch, memory)
+        action = (self._forward if name == "F" else self._backward)(segment, microbatch, memory)
+        return self._with_whole(op, memory, action, forward=name == "F") if self.module.groups else action
+
+    def _with_whole(self, op: int, memory: RankMemory, action: Callable[[], None], *, forward: bool) -> Callable[[], None]:
+        """The action with gathered weights attached, and whole gradients to add to."""
+        ops, names = self.program.ops, self.program.buffers.name
+
+        def groups(triples: Sequence[int], kind: str) -> list[tuple[ParameterGroup, int]]:
+            buffers = [b for b in triples[::3] if names[b].startswith(f"{kind}:")]
+            return [(self.module.groups[memory.info(b).value], b) for b in buffers]
+
+        gathered, full = groups(ops.reads[op].tolist(), "gathered"), groups(ops.writes[op].tolist(), "gradfull")
+        if not gathered and not full:
+            return action
+        attached = [g for g, _ in gathered]
+        segment = self.module.segments[ops.graph[op]]
+
+        def act() -> None:
+            for g, buffer in gathered:
+                g.attach(memory.make(buffer))
+            for g, buffer in full:
+                g.collect(memory.make(buffer, zero=True))
+            segment.refer = referring(attached) if forward else as_they_are
+            action()
+            for g, _ in full:
+                g.let_go()
+            for g in attached:
+                g.detach()
+
+        return act
 
     def _optimizer(self) -> Callable[[], None]:
         return optimizer_update(self.optimizer, self.module)
@@ -150,7 +180,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def gradient_bytes(program: Program, rank: int) -> Mapping[str, int]:
-    """Sizes of the gradient buffers of `rank`, padding included, by name."""
+    """Sizes of the gradient buffers of `rank` that live between steps, padding included, by name."""
     b = program.buffers
     mine = (b.actor == rank).nonzero()[0].tolist()
-    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith("gradients")}
+    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith(("gradients", "gradshard"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,8 +13,9 @@ from ...fabric import Device
 from ...graph import OpGraph, OpNode, Work
 from ...graph_vocabulary import base_node, expand_losses, sums_of
 from ...layout_recompute import saved_storages
-from ...plan import RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
+from ...plan import GradientBucket, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from .cut import Unit, border_values, cut_stages, dtype_bytes
+from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_buckets
 from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
 from .sequence import SequenceSplit, split_sequence
@@ -48,6 +50,8 @@ class _Build:
     usable: Usable
     losses: tuple[VocabularyLoss, ...]
     workspace: Workspace
+    sharding: DataSharding = PLAIN
+    bucket_bytes: int = 0
     sequence: SequenceSplit = field(default_factory=SequenceSplit)
     split_of: dict[str, tuple[Split, tuple[int, ...]]] = field(default_factory=dict)
     maxima: set[str] = field(default_factory=set)
@@ -95,6 +99,7 @@ class _Build:
 def build_layout(
     graph: OpGraph, regions: Sequence[Region], degrees: Degrees, global_batch: int, *, cost: Cost, device: Device, border_Bps: float,
     workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[Kept] = (), cuts: Sequence[str] = (),
+    sharding: DataSharding = PLAIN,
 ) -> TrainingLayout:  # fmt: skip
     """`graph` is captured at the micro-batch size; `border_Bps` is the rate between neighbouring stages.
 
@@ -112,9 +117,11 @@ def build_layout(
     sequence = SequenceSplit()
     if options.sequence and usable.shares:
         sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
-    b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sequence)
+    divided_or_early = degrees.data > 1 and (sharding.level or sharding.overlap)
+    b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
     starts = _stage_starts(b, cost, device, border_Bps, cuts)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
+    b.bucket_bytes = bucket_size(b.sharding, [sum(_parameter_bytes(b, run)) for run in runs])
     produced_in = {n.name: s for s, run in enumerate(runs) for u in run for n in u.nodes}
     last_read: dict[str, int] = {}
     for s, run in enumerate(runs):
@@ -134,6 +141,7 @@ def build_layout(
         )
         segments += mine
     values = sorted({v for x in segments for v in (*x.reads, *x.writes)} | {v for st in stages for v in st.receives})
+    buckets = _buckets(b, stages, segments) if b.sharding != PLAIN else []
     return TrainingLayout(
         data=degrees.data,
         tensor=degrees.tensor,
@@ -141,6 +149,10 @@ def build_layout(
         microbatch_size=degrees.microbatch_size,
         microbatches=global_batch // (degrees.data * degrees.microbatch_size),
         global_batch=global_batch,
+        zero_level=b.sharding.level,
+        overlap=b.sharding.overlap,
+        bucket_bytes=b.bucket_bytes if b.sharding.cuts else 0,
+        buckets=tuple(buckets),
         stages=tuple(stages),
         segments=tuple(segments),
         values=tuple(_value(b, v) for v in values),
@@ -210,6 +222,8 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         else:
             groups.append((split, [unit]))
             kinds.append(kind)
+    if b.sharding.cuts:
+        groups = [part for split, units in groups for part in ([(split, units)] if split else _cut(b, units))]
     counted: set[int] = set()
     segments = []
     for i, (split, units) in enumerate(groups):
@@ -220,6 +234,44 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
 def _joins(kind: tuple[str, int], other: tuple[str, int]) -> bool:
     """Both split along a sequence, one of them not yet known to be along another than the other."""
     return kind[0] == other[0] == "split" and 0 in (kind[1], other[1])
+
+
+def _parameter_bytes(b: _Build, run: Sequence[Unit]) -> list[int]:
+    """Bytes of trainable parameters that one rank holds for each unit, counted where they are first used."""
+    size = {f"param:{p.name}": p.size_bytes for p in b.graph.parameters if p.trainable}
+    found, seen = [], set[str]()
+    for unit in run:
+        own = dict.fromkeys(v for n in unit.nodes for v in n.inputs if v in size and v not in seen)
+        seen |= own.keys()
+        found.append(sum(size[v] for v in own) // (b.degrees.tensor if b.is_split(unit) else 1))
+    return found
+
+
+def _cut(b: _Build, run: list[Unit]) -> list[tuple[bool, list[Unit]]]:
+    """A run of whole operators in parts that fill a bucket each."""
+    inside = {n.name for u in run for n in u.nodes}
+    later = [{v for n in u.nodes for v in n.inputs} for u in run]
+    crossing, allowed = [0] * len(run), [True] * len(run)
+    last = {v: i for i, reads in enumerate(later) for v in reads}
+    for i, unit in enumerate(run):
+        for n in unit.nodes:
+            leaves = any(r not in inside for r in b.readers.get(n.name, ()))
+            for at in range(i + 1, last.get(n.name, i) + 1):
+                crossing[at] += _value(b, n.name).size_bytes if n.name in b.shape_of and not leaves else 0
+                allowed[at] &= len(n.outputs) == 1
+    ends = [0, *cut_run(_parameter_bytes(b, run), crossing, allowed, b.bucket_bytes), len(run)]
+    return [(False, run[i:j]) for i, j in pairwise(ends)]
+
+
+def _buckets(b: _Build, stages: Sequence[Stage], segments: Sequence[Segment]) -> list[GradientBucket]:
+    users = Counter(p for st in stages for p in st.params)
+    split = {s.param for s in b.usable.shards} if b.degrees.tensor > 1 else set()
+    sizes = {p.name: p.size_bytes // (b.degrees.tensor if p.name in split else 1) for p in b.graph.parameters if p.trainable}
+    shared = frozenset(p for p, count in users.items() if count > 1)
+    return [
+        x for st in stages
+        for x in gradient_buckets(st.index, [s for s in segments if s.stage == st.index], sizes, shared, b.bucket_bytes)
+    ]  # fmt: skip
 
 
 def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool, counted: set[int]) -> Segment:

@@ -20,6 +20,7 @@ from ...graph import OpGraph
 from ...lowering import shard_bytes
 from ...plan import TrainingLayout
 from .build import build_layout
+from .data_sharding import PLAIN, DataSharding
 from .megatron import Kept, Region, search_regions
 from .problem import Degrees, LayoutCandidate, LayoutProblem
 from .tensor_shares import LEVEL, TensorOptions
@@ -67,29 +68,36 @@ class Grid:
         fits.sort(key=lambda c: (c.estimate_s, c.degrees))
         return fits + refused
 
+    def sharded(self, problem: LayoutProblem, degrees: Degrees, sharding: DataSharding) -> LayoutCandidate:
+        """The layout of these degrees with its replicas' training state divided and its gradients summed as `sharding` says."""
+        graph = problem.graph_at(degrees.microbatch_size)
+        return self._candidate(problem, graph, *search_regions(graph), degrees, sharding)
+
     def _candidate(
-        self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], kept: tuple[Kept, ...], degrees: Degrees
-    ) -> LayoutCandidate:
+        self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], kept: tuple[Kept, ...], degrees: Degrees,
+        sharding: DataSharding = PLAIN,
+    ) -> LayoutCandidate:  # fmt: skip
         t = degrees.tensor
         if t > 1 and not usable_regions(graph, regions, t, self.tensor_options).shares:
             units = sorted({r.units for r in regions})
             why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
-            return LayoutCandidate(degrees=degrees, why=why)
+            return LayoutCandidate(degrees=degrees, why=why, sharding=sharding)
         if self.tensor_options.sequence and not degrees.sequence:
-            return LayoutCandidate(degrees=degrees, why="sequence parallelism needs a tensor degree of at least 2")
+            return LayoutCandidate(degrees=degrees, why="sequence parallelism needs a tensor degree of at least 2", sharding=sharding)
         device = problem.fabric.devices[0]
         rate = float(min(link.rate_Bps for link in problem.fabric.links)) if problem.fabric.links else 1e12
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
                 kept=kept, options=replace(self.tensor_options, sequence=degrees.sequence), cuts=problem.borders,
+                sharding=sharding,
             )  # fmt: skip
         except Infeasible as error:
-            return LayoutCandidate(degrees=degrees, why=error.message)
+            return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding)
         if degrees.sequence and not layout.sequence:
-            return LayoutCandidate(degrees=degrees, why=layout.notes[-1])
+            return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
-        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory)
+        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory, sharding=sharding)
 
 
 def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
@@ -158,7 +166,8 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
         own = sum(held[p] for p in stage.params)
         gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)
         slowest, total = max(slowest, t), total + t
-        memory = max(memory, own * STATE_COPIES)
+        divided = min(layout.zero_level + 1, 3) + (layout.zero_level == 3) if layout.zero_level else 0  # of the four copies
+        memory = max(memory, own * (STATE_COPIES - divided) + own * divided // layout.data)
     return total + (layout.microbatches - 1) * slowest + gradient, memory
 
 

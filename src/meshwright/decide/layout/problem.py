@@ -7,20 +7,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...cost import Cost
+from ...errors import Unsupported
 from ...fabric import Fabric
 from ...graph import OpGraph
 from ...plan import TrainingLayout
+from .data_sharding import PLAIN, DataSharding
 
 __all__ = ["Degrees", "LayoutCandidate", "LayoutProblem", "LayoutStrategy"]
 
 
 @dataclass(frozen=True, order=True)
 class Degrees:
+    """Raises: Unsupported for context or expert degrees other than 1, which plans have a place for and no planner yet."""
+
     data: int
     tensor: int
     pipeline: int
     microbatch_size: int
     sequence: bool = False  # sequence parallelism between the tensor-parallel regions
+    context: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        for name, degree in (("context", self.context), ("expert", self.expert)):
+            if degree != 1:
+                raise Unsupported(f"{name} parallelism of degree {degree}: only 1 is planned so far", hint=f"leave the {name} degree at 1")
 
     @property
     def ranks(self) -> int:
@@ -54,6 +65,12 @@ class LayoutCandidate:
     estimate_s: float = 0.0
     memory_floor_bytes: int = 0  # weights, gradients and optimiser state of the fullest rank
     why: str = ""
+    sharding: DataSharding = PLAIN
+
+    @property
+    def what(self) -> str:
+        """The candidate in words."""
+        return str(self.degrees) + ("" if self.sharding == PLAIN else f", {self.sharding}")
 
 
 class LayoutStrategy(Protocol):
