@@ -30,6 +30,7 @@ from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_nearest import leanest_fitting, nearest_changes, with_nearest_changes
+from .drive_recompute import recompute_decision
 from .drive_sharding import ShardingWanted, choose_sharding, sharding_decision
 from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
@@ -260,7 +261,7 @@ def plan_of(
             "cite": cites["layout"],
         },
         "pipeline": {"strategy": "onefoneb", "options": {"microbatches": layout.microbatches}, "why": "the only schedule so far", "cite": []},
-        "recompute": _recompute_decision(best, search.recompute),
+        "recompute": recompute_decision(best, search.recompute),
         "placement": {"strategy": best.placement_name, "options": {}, "why": "fastest of the axis orders tried", "cite": []},
     }
     if layout.tensor > 1:
@@ -291,21 +292,6 @@ def plan_of(
         seed=job.seed,
         versions={"meshwright": __version__},
     )
-
-
-def _recompute_decision(best: Evaluated, asked: str) -> dict[str, Any]:
-    """What every stage recomputes: fewer bytes kept per micro-batch, seconds of running calls again, and how far that is from the linear bound."""
-    from .decide.memory.selective import CITE
-
-    chosen = best.policy.stages
-    stages = [
-        {"stage": i, "layers": len({layer for _, layer in c.again}), "calls": sum(map(len, c.again.values())), "saved_bytes": c.saved_bytes,
-         "workspace_bytes": c.workspace_bytes, "time_s": c.time_s, "bound_s": c.bound_s}
-        for i, c in sorted(chosen.items())
-    ]  # fmt: skip
-    why = best.policy.why or ("fits without" if best.excess_bytes <= 0 else "")
-    cite = [CITE.key] if chosen else []
-    return {"strategy": best.policy.name if chosen else "none", "options": {"policy": asked, "stages": stages}, "why": why, "cite": cite}
 
 
 def _prediction(fabric: Fabric, best: Evaluated, timeline: Timeline) -> Prediction:

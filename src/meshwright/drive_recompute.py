@@ -23,7 +23,7 @@ from .plan import TrainingLayout
 if TYPE_CHECKING:
     from .drive_layouts import Evaluated
 
-__all__ = ["KEEP_ALL", "POLICIES", "Policy", "StageRecompute", "require_policy", "with_recomputation"]
+__all__ = ["KEEP_ALL", "POLICIES", "Policy", "StageRecompute", "recompute_decision", "require_policy", "with_recomputation"]
 
 POLICIES = ("auto", "none", "selective", "full", "optimal")
 ROUNDS = 5  # of asking for more
@@ -117,6 +117,21 @@ def with_recomputation(
         if found.excess_bytes <= 0:
             break
     return [first, best] if best is not first else [first]
+
+
+def recompute_decision(best: Evaluated, asked: str) -> dict[str, Any]:
+    """What every stage recomputes: fewer bytes kept per micro-batch, seconds of running calls again, and how far that is from the linear bound."""
+    from .decide.memory.selective import CITE
+
+    chosen = best.policy.stages
+    stages = [
+        {"stage": i, "layers": len({layer for _, layer in c.again}), "calls": sum(map(len, c.again.values())), "saved_bytes": c.saved_bytes,
+         "workspace_bytes": c.workspace_bytes, "time_s": c.time_s, "bound_s": c.bound_s}
+        for i, c in sorted(chosen.items())
+    ]  # fmt: skip
+    why = best.policy.why or ("fits without" if best.excess_bytes <= 0 else "")
+    cite = [CITE.key] if chosen else []
+    return {"strategy": best.policy.name if chosen else "none", "options": {"policy": asked, "stages": stages}, "why": why, "cite": cite}
 
 
 def require_policy(policy: str) -> None:

@@ -1,8 +1,8 @@
 """The decision on data-parallel sharding: which level, and whether gradient sums run during backward, judged by simulation and memory.
 
-The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward and level 1 for the few layouts that
-are fastest (a level moves the same bytes as an all-reduce and divides the optimizer's work); and for layouts that do not fit, the levels in order
-until one does, if they may still win. Levels 2 and 3 move more than level 1 and are never faster, so they are simulated for memory only.
+The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
+layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
+are chosen for memory, not for speed; the shards of their checkpoints cannot be reused piece by piece, so nothing is divided without need.
 """
 
 from __future__ import annotations
@@ -99,10 +99,8 @@ class _Chooser:
         return [self.wanted.overlap is not False]  # where it may choose: nothing is lost by summing early
 
     def _quick(self) -> list[DataSharding]:
-        """What may shorten a step that fits."""
-        levels = [0] if self.wanted.level == 0 or not self.highest else [0, 1]
-        found = [DataSharding(level, overlap, self.wanted.bucket_bytes) for level in levels for overlap in self._overlaps()]
-        return [x for x in found if x.level or x.overlap]
+        """What may shorten a step that fits without dividing anything: such checkpoints can be reused piece by piece (`train replan`)."""
+        return [DataSharding(0, True, self.wanted.bucket_bytes)] if self.wanted.overlap is not False else []
 
     def _asked(self, replicated: list[Evaluated]) -> None:
         if not replicated:

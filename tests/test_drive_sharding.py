@@ -1,0 +1,94 @@
+"""What the decision on sharding levels refuses, and what it chooses where memory is short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import pytest
+
+from meshwright.capture.graph import capture
+from meshwright.decide.layout.data_sharding import DataSharding
+from meshwright.decide.layout.problem import Degrees
+from meshwright.drive import plan_training, read_fabric
+from meshwright.drive_sharding import ShardingWanted
+from meshwright.errors import FormatError, Infeasible, Unsupported, UsageError
+from meshwright.io.plan_file import plan_bytes, plan_from_bytes
+from meshwright.job import Training
+
+MODEL = "tests/run/tensor_models.py:even"
+
+
+@cache
+def graph():
+    return capture(MODEL)
+
+
+def planned(wanted=None, *, devices=2, memory_bytes=0, optimizer="adamw", **fixed):
+    fabric = read_fabric(f"laptop:{devices}")
+    if memory_bytes:
+        fabric = replace(fabric, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices))
+    job = Training(model=MODEL, global_batch=4, optimizer=optimizer)
+    return plan_training(job, fabric, graph=graph(), collective="ring", microbatch=1, sharding=wanted, **fixed)
+
+
+@cache
+def replicated(level: int, overlap: bool):
+    return planned(ShardingWanted(level=level, overlap=overlap), data=2)
+
+
+def test_wrong_levels_buckets_and_degrees_are_refused():
+    for make in (DataSharding, lambda level: ShardingWanted(level=level)):
+        with pytest.raises(UsageError, match="must be 0, 1, 2 or 3, got 4"):
+            make(4)
+    with pytest.raises(UsageError, match="at least 1 byte, got -1"):
+        ShardingWanted(bucket_bytes=-1)
+    for name in ("context", "expert"):
+        with pytest.raises(Unsupported, match=f"{name} parallelism of degree 2"):
+            Degrees(1, 1, 1, 1, **{name: 2})
+
+
+def test_a_level_needs_replicas_and_an_optimizer_that_can_be_divided():
+    with pytest.raises(Infeasible, match="no layout has any"):
+        planned(ShardingWanted(level=1), data=1)
+    with pytest.raises(UsageError, match="cannot be sharded"):
+        planned(ShardingWanted(level=2), data=2, optimizer="tests/run/optimizers.py:made")
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_asked_for_is_planned_and_said(level, overlap):
+    plan = replicated(level, overlap)
+    assert (plan.layout.zero_level, plan.layout.overlap) == (level, overlap)
+    said = plan.decisions["sharding"]
+    assert said["strategy"] == f"zero-{level}" and said["options"]["wanted_level"] == str(level)
+
+
+def test_nothing_is_divided_where_memory_is_not_short_and_something_where_it_is():
+    plain = planned(data=2, recompute="none")
+    assert plain.layout.zero_level == 0
+    need = [max(replicated(level, True).prediction.memory_peak_bytes) for level in (0, 1)]
+    assert need[1] < need[0]
+    short = planned(data=2, recompute="none", memory_bytes=(need[0] + need[1]) // 2)
+    assert short.layout.zero_level >= 1 and max(short.prediction.memory_peak_bytes) < need[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context": 2}, "only 1 can be planned"), ({"expert": 2}, "only 1 can be planned"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
+        ({"bucket_bytes": -1}, "must be >= 0, got -1"),
+    ],
+)  # fmt: skip
+def test_plan_files_with_wrong_levels_are_refused(changes, message):
+    plan = replicated(1, True)
+    with pytest.raises(FormatError, match=message):
+        plan_from_bytes(plan_bytes(msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, **changes))), where="plan.json")
+
+
+def test_a_bucket_of_no_stage_is_refused():
+    plan = replicated(1, True)
+    buckets = tuple(msgspec.structs.replace(b, stage=7) for b in plan.layout.buckets)
+    with pytest.raises(FormatError, match="must be 0 to 0, got 7"):
+        plan_from_bytes(plan_bytes(msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, buckets=buckets))), where="plan.json")
