@@ -84,11 +84,11 @@ def test_nothing_is_divided_where_memory_is_not_short_and_something_where_it_is(
 def test_plan_files_with_wrong_levels_are_refused(changes, message):
     plan = replicated(1, True)
     with pytest.raises(FormatError, match=message):
-        plan_from_bytes(plan_bytes(msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, **changes))), where="plan.json")
+        plan_from_bytes(plan_bytes(replace(plan, layout=msgspec.structs.replace(plan.layout, **changes))), where="plan.json")
 
 
 def test_a_bucket_of_no_stage_is_refused():
     plan = replicated(1, True)
     buckets = tuple(msgspec.structs.replace(b, stage=7) for b in plan.layout.buckets)
     with pytest.raises(FormatError, match="must be 0 to 0, got 7"):
-        plan_from_bytes(plan_bytes(msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, buckets=buckets))), where="plan.json")
+        plan_from_bytes(plan_bytes(replace(plan, layout=msgspec.structs.replace(plan.layout, buckets=buckets))), where="plan.json")
