@@ -29,7 +29,7 @@ from ..plan import Segment, TrainingLayout
 from ..program import BUFFER_ROLES, Kind, Program
 from .data_groups import DataGroups
 from .order import Order
-from .values import Machine
+from .training_cells import WeightCells
 from .verdict import Finding
 from .wellformed import LIMIT, witness
 
@@ -67,7 +67,7 @@ def _too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
     return []
 
 
-class _Step(Machine):
+class _Step(WeightCells):
     def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
         super().__init__(p, order, nothing_is_zero=True)
         self.layout = layout
@@ -82,8 +82,8 @@ class _Step(Machine):
         self.split = {v.name for v in layout.values if v.split is not None}
         touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
         self.along = self.split & touched  # along the sequence
-        self.number: dict[tuple[object, ...], int] = {}
-        self.found: list[Finding] = []
+        self.number = {}
+        self.found = []
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
         self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
@@ -96,17 +96,6 @@ class _Step(Machine):
             elif self.role[b] != "gradient" and not p.buffers.name[b].startswith("grad"):  # gradients start at zero, all else is garbage
                 cells[:] = [self.garbage] * len(cells)
         self.users = self.gradient_users()
-
-    def in_cells(self, b: int) -> bool:
-        """Weights that replicas divide are quantities cell by cell, others one."""
-        part = self.data.parts[b]
-        return self.layout.zero_level > 0 and part is not None and part.kind in ("weights", "shard", "gathered") and bool(part.group)
-
-    def weight(self, state: str, rank: int, b: int, cell: int) -> int:
-        return 1 << 32 | self.quantity(state, *self.place(rank, b, cell))
-
-    def quantity(self, *name: object) -> int:
-        return self.number.setdefault(name, len(self.number) + 1)
 
     def wrong(self, step: int, text: str, *, chunk: int | None = None, **more: Any) -> None:
         facts = witness(self.p, step, chunk=chunk, **more)
@@ -151,18 +140,6 @@ class _Step(Machine):
                     for cell in range(lo, hi):
                         users.setdefault(self.place(self.actor[step], b, cell), set()).add(self.p.ops.graph[op])
         return users
-
-    def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
-        stage, _, tensor = self.layout.coordinates(rank)
-        name = self.data.named(buffer, self.p.buffers.name[buffer])
-        cell += self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
-        return name, -1 if ":" in name else stage, self.group(name, tensor)[0], cell
-
-    def group(self, name: str, tensor: int) -> tuple[int, ...]:
-        """Tensor indices whose contributions a gradient buffer adds up: `gradients+0.1`."""
-        listed = name.partition(":")[0].partition("+")[2]
-        found = tuple(int(i) for i in listed.split(".") if i.isdigit())
-        return found if tensor in found else (tensor,)
 
     def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
         """Bit of B(segment, micro-batch) of a data replica; `part`: of the ranks whose partial gradients are added."""
@@ -254,12 +231,6 @@ class _Step(Machine):
                 whole = all(self.covers(step, b, verb) for b in held)
                 if kinds and (not held or not whole):
                     self.wrong(step, f"does not {verb} the whole of {kinds[0]}{group}, which holds parameters of segment {s.key}")
-
-    def covers(self, step: int, b: int, verb: str) -> bool:
-        """All chunks of a buffer are among what the step's op reads, or writes."""
-        lists = self.p.ops.reads if verb == "read" else self.p.ops.writes
-        chunks = {c for x, first, count in lists[int(self.p.steps.op[step])].reshape(-1, 3).tolist() if x == b for c in range(first, first + count)}
-        return len(chunks) == int(self.p.buffers.chunks[b])
 
     def read(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int) -> None:
         replica = self.layout.coordinates(rank)[1]
@@ -407,19 +378,3 @@ class _Step(Machine):
                 low, high = (0, len(self.memory[root])) if whole else self.data.own(rank, len(self.memory[root]))
                 fresh = [self.weight("updated", rank, b, i) if low <= i < high else self.garbage for i in range(lo, hi)]
             self.store(root, lo, hi, fresh, step)
-
-    def weights_at_the_end(self) -> None:
-        """Every copy of a weight that lives on is updated, on every replica."""
-        for b in range(len(self.p.buffers)):
-            if not self.in_cells(b) or self.role[b] != "weight" or len(self.found) >= LIMIT:
-                continue
-            rank = int(self.p.buffers.actor[b])
-            for cell, have in enumerate(self.memory[b]):
-                if have != self.weight("updated", rank, b, cell):
-                    writer = self.writer[b][cell]
-                    chunk = cell * self.grain[b] // max(1, self.unit[b])
-                    facts = {"rank": rank, "lane": -1, "step": writer, "iteration": 0, "chunk": chunk, "buffer": b}
-                    what = f"; last written by {self.p.describe(writer)}" if writer >= 0 else ""
-                    text = f"rank {rank} ends the step with a chunk {chunk} of {self.p.buffer_name(b)} that is not the updated one{what}"
-                    self.found.append(Finding(check="values", message=text, witness=facts))
-                    break

@@ -1,0 +1,66 @@
+"""Cells of weights and gradients as quantities of a training step, where data replicas may divide them: the part of `training` that knows groups."""
+
+from __future__ import annotations
+
+from ..plan import TrainingLayout
+from .data_groups import DataGroups
+from .values import Machine
+from .verdict import Finding
+from .wellformed import LIMIT
+
+__all__ = ["WeightCells"]
+
+
+class WeightCells(Machine):
+    """`number`: of every quantity; `role`: of every buffer. Set by the machine that is derived."""
+
+    layout: TrainingLayout
+    data: DataGroups
+    number: dict[tuple[object, ...], int]
+    role: list[str]
+    found: list[Finding]
+
+    def in_cells(self, b: int) -> bool:
+        """Weights that replicas divide are quantities cell by cell, others one."""
+        part = self.data.parts[b]
+        return self.layout.zero_level > 0 and part is not None and part.kind in ("weights", "shard", "gathered") and bool(part.group)
+
+    def weight(self, state: str, rank: int, b: int, cell: int) -> int:
+        return 1 << 32 | self.quantity(state, *self.place(rank, b, cell))
+
+    def quantity(self, *name: object) -> int:
+        return self.number.setdefault(name, len(self.number) + 1)
+
+    def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
+        stage, _, tensor = self.layout.coordinates(rank)
+        name = self.data.named(buffer, self.p.buffers.name[buffer])
+        cell += self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
+        return name, -1 if ":" in name else stage, self.group(name, tensor)[0], cell
+
+    def group(self, name: str, tensor: int) -> tuple[int, ...]:
+        """Tensor indices whose contributions a gradient buffer adds up: `gradients+0.1`."""
+        listed = name.partition(":")[0].partition("+")[2]
+        found = tuple(int(i) for i in listed.split(".") if i.isdigit())
+        return found if tensor in found else (tensor,)
+
+    def covers(self, step: int, b: int, verb: str) -> bool:
+        """All chunks of a buffer are among what the step's op reads, or writes."""
+        lists = self.p.ops.reads if verb == "read" else self.p.ops.writes
+        chunks = {c for x, first, count in lists[int(self.p.steps.op[step])].reshape(-1, 3).tolist() if x == b for c in range(first, first + count)}
+        return len(chunks) == int(self.p.buffers.chunks[b])
+
+    def weights_at_the_end(self) -> None:
+        """Every copy of a weight that lives on is updated, on every replica."""
+        for b in range(len(self.p.buffers)):
+            if not self.in_cells(b) or self.role[b] != "weight" or len(self.found) >= LIMIT:
+                continue
+            rank = int(self.p.buffers.actor[b])
+            for cell, have in enumerate(self.memory[b]):
+                if have != self.weight("updated", rank, b, cell):
+                    writer = self.writer[b][cell]
+                    chunk = cell * self.grain[b] // max(1, self.unit[b])
+                    facts = {"rank": rank, "lane": -1, "step": writer, "iteration": 0, "chunk": chunk, "buffer": b}
+                    what = f"; last written by {self.p.describe(writer)}" if writer >= 0 else ""
+                    text = f"rank {rank} ends the step with a chunk {chunk} of {self.p.buffer_name(b)} that is not the updated one{what}"
+                    self.found.append(Finding(check="values", message=text, witness=facts))
+                    break
