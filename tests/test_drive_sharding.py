@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from meshwright.capture.graph import capture
+from meshwright.cli import main
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.problem import Degrees
 from meshwright.drive import plan_training, read_fabric
@@ -92,3 +93,24 @@ def test_a_bucket_of_no_stage_is_refused():
     buckets = tuple(msgspec.structs.replace(b, stage=7) for b in plan.layout.buckets)
     with pytest.raises(FormatError, match="must be 0 to 0, got 7"):
         plan_from_bytes(plan_bytes(replace(plan, layout=msgspec.structs.replace(plan.layout, buckets=buckets))), where="plan.json")
+
+
+@pytest.mark.parametrize(("size", "message"), [("much", "'much'"), ("0", "at least one byte"), ("-5MB", "'-5MB'")])
+def test_bucket_sizes_that_are_none_are_refused(size, message, capsys, tmp_path):
+    words = ["train", "plan", "--model", MODEL, "--fabric", "laptop:2", "--global-batch", "4", f"--bucket={size}", "--out", str(tmp_path / "plan.json")]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert not out and message in err and "--bucket" in err and "25MB" in err
+
+
+def test_a_run_refuses_to_give_pieces_to_an_optimizer_of_ones_own():
+    """A plan file may say otherwise than the planner would."""
+    from meshwright.program_calls import inline
+    from meshwright.run.rank import _Maker
+    from meshwright.run.train import forward_graph
+
+    plan = replicated(1, True)
+    job = Training(model=MODEL, global_batch=4, optimizer="tests/run/optimizers.py:made")
+    maker = _Maker(plan, job, plan.layout, forward_graph(plan, plan.layout), inline(plan.main, plan.programs).program, 0, "cpu")
+    with pytest.raises(Unsupported, match="would be given pieces of parameters"):
+        maker.module()

@@ -256,8 +256,10 @@ def _cut(b: _Build, run: list[Unit]) -> list[tuple[bool, list[Unit]]]:
     for i, unit in enumerate(run):
         for n in unit.nodes:
             leaves = any(r not in inside for r in b.readers.get(n.name, ()))
-            for at in range(i + 1, last.get(n.name, i) + 1):
-                crossing[at] += _value(b, n.name).size_bytes if n.name in b.shape_of and not leaves else 0
+            later_reads = range(i + 1, last.get(n.name, i) + 1)
+            size = _value(b, n.name).size_bytes if later_reads and n.name in b.shape_of and not leaves else 0
+            for at in later_reads:
+                crossing[at] += size
                 allowed[at] &= len(n.outputs) == 1
     ends = [0, *cut_run(_parameter_bytes(b, run), crossing, allowed, b.bucket_bytes), len(run)]
     return [(False, run[i:j]) for i, j in pairwise(ends)]
