@@ -11,7 +11,7 @@ import pytest
 from meshwright.capture.graph import capture
 from meshwright.drive import check, fabric_of, plan_training, read_fabric
 from meshwright.drive_train_replan import OldShards, old_shards, replan_training
-from meshwright.errors import Disconnected, Infeasible, UnknownName, Unsupported, UsageError
+from meshwright.errors import Disconnected, Infeasible, UnknownName, UsageError
 from meshwright.io.plan_file import plan_bytes, plan_from_bytes
 from meshwright.job import Training
 from meshwright.plan_regions import elements, holdings, training_tensors
@@ -134,7 +134,7 @@ def test_refusals():
         replan_training(before, lost=[before.placement[0]], graph=capture("examples/gpt.py:tiny_tied"))
     with pytest.raises(UsageError, match="is not known before it has run"):
         training_tensors(graph(), "file.py:mine")
-    with pytest.raises(Unsupported, match="sharding level 2"):
+    with pytest.raises(UsageError, match="sharding level 2 follows from the plan's program"):
         holdings(msgspec.structs.replace(before.layout, zero_level=2), 0, {})
     islands = old(fabric="two-islands:2", data=None)
     trunk = [x.dst for x in fabric_of(islands).links if x.dst in {s.name for s in fabric_of(islands).switches}]

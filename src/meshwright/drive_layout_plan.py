@@ -1,7 +1,8 @@
 """A layout that the search found, as a training plan that runs: what of it `train run` cannot do, and the plan where there is nothing.
 
-The plan goes the way of `train plan`: the found degrees and stage borders are fixed, the layout is built from the operator graph, lowered, placed,
-simulated and checked. What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
+The plan goes the way of `train plan`: the found degrees, stage borders, sharding level and recomputation are fixed, the layout is built from the
+operator graph, lowered, placed, simulated and checked. Where layers recompute differently, the plan chooses again (`auto`: what fits, at least time).
+What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from .cost import Cost
 from .decide.layout.mixed.search import Judged
 from .drive import plan_training
 from .drive_layout_search import LayoutFindings
+from .drive_sharding import ShardingWanted
 from .errors import Unsupported
 from .fabric import Fabric
 from .graph import OpGraph
@@ -33,12 +35,9 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
         why.append(f"tensor degrees differ ({', '.join(map(str, degrees))})")
     if len(set(layout.microbatches)) > 1:
         why.append(f"pipelines have unequal numbers of micro-batches ({', '.join(map(str, sorted(set(layout.microbatches))))})")
-    levels = sorted({c.sharding for c in choices if c.sharding})
-    if levels and layout.data > 1:
-        why.append(f"sharding level {'/'.join(map(str, levels))}: plans hold all state on every replica (--levels 0)")
-    again = sorted({c.recompute for c in choices} - {"none"})
-    if again:
-        why.append(f"{'/'.join(again)} recomputation of whole half-layers (--recompute none)")
+    levels = sorted({c.sharding for c in choices})
+    if len(levels) > 1 and layout.data > 1:
+        why.append(f"layers have different sharding levels ({', '.join(map(str, levels))})")
     used, there = layout.gpus, sum(p.kind.devices for p in found.problem.pools)
     if used != there:
         why.append(f"it uses {used} of {there} devices (--devices)")
@@ -54,7 +53,8 @@ def best_runnable(found: LayoutFindings) -> Judged:
     why = not_runnable(found, best)
     raise Unsupported(
         f"none of the {len(found.found.ranked)} simulated layouts can be run; the best, {best.candidate.layout.name}: {'; '.join(why)}",
-        where="--out", hint="search for layouts that can: --levels 0 --recompute none", data={"layout": best.candidate.layout.name, "why": list(why)},
+        where="--out", hint="search for layouts that can: one level (--levels), one kind of device (--devices)",
+        data={"layout": best.candidate.layout.name, "why": list(why)},
     )  # fmt: skip
 
 
@@ -66,10 +66,15 @@ def plan_found(
     why = not_runnable(found, judged)
     layout = judged.candidate.layout
     if why:
-        raise Unsupported(f"{layout.name} cannot be run: {'; '.join(why)}", where="--out", hint="search with --levels 0 --recompute none")
+        hint = "search with one level (--levels), on one kind of device (--devices)"
+        raise Unsupported(f"{layout.name} cannot be run: {'; '.join(why)}", where="--out", hint=hint)
+    choices = judged.candidate.choices
+    again = {c.recompute for c in choices}
+    level = choices[0].sharding if layout.data > 1 else 0
     return plan_training(
         job, fabric, cost, graph=graph, data=layout.data, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
         microbatch=layout.microbatch, collective=collective, time_limit_s=time_limit_s, borders=_borders(found, [s.layers for s in layout.stages]),
+        sharding=ShardingWanted(level=level), recompute=again.pop() if len(again) == 1 and again != {"none"} else "auto",
     )  # fmt: skip
 
 

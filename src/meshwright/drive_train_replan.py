@@ -31,14 +31,16 @@ from .decide.restart import (
 from .drive import check, cost_of, fabric_of, nothing_fits, plan_of
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
+from .drive_sharding import ShardingWanted, choose_sharding
 from .errors import UsageError
 from .explain.changes import one_more_device
 from .fabric import Fabric
 from .fabric_edit import without as taken_out
 from .graph import OpGraph
 from .job import Training
-from .plan import Plan
-from .plan_regions import Region, TensorSpec, holdings, training_tensors
+from .plan import Plan, TrainingLayout
+from .plan_regions import Region, TensorSpec, divided_bytes, holdings, training_tensors
+from .program import Program
 
 __all__ = ["KEEP", "Candidate", "OldShards", "TrainReplan", "old_shards", "replan_training"]
 
@@ -101,7 +103,8 @@ def old_shards(old: Plan, tensors: Mapping[str, TensorSpec]) -> OldShards:
     """What the ranks of a plan hold, by its layout. Raises: UsageError for a plan without a layout."""
     if old.layout is None:
         raise UsageError(f"this is a {old.kind} plan, not a training plan", hint="make one with `meshwright train plan`")
-    return OldShards(tensors=tensors, files={f"rank-{r:03d}.safetensors": holdings(old.layout, r, tensors) for r in range(old.layout.ranks)})
+    held = _held(old.layout, old.main, tensors)
+    return OldShards(tensors=tensors, files={f"rank-{r:03d}.safetensors": region for r, region in enumerate(held)})
 
 
 def replan_training(
@@ -148,6 +151,7 @@ def replan_training(
     fabric = _changed(fabric_of(old), lost, added)
     fabric.require_connected()
     cost = _layout_free(cost_of(old), old)
+    wanted = ShardingWanted(overlap=None if old.layout.overlap or old.layout.zero_level else False)
     judged: list[Evaluated] = []
     found: list[Candidate] = []
     refused: UsageError | None = None
@@ -156,6 +160,7 @@ def replan_training(
         search = LayoutSearch(job=job, fabric=part, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s / (1 + FEWER))
         try:
             best, here = search.best(fixed)
+            best, here = choose_sharding(search, fixed, best, here, wanted)
         except UsageError as error:  # the kept degrees do not divide this many devices
             refused = refused or error
             continue
@@ -171,7 +176,7 @@ def replan_training(
     better = chosen.search.refine_collectives(chosen.evaluated)
     chosen = replace(chosen, evaluated=better)
     quickest = min(ranked, key=lambda c: (c.restart.time_s, c.step_s))
-    plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged)
+    plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged, wanted)
     restart = _decision(old, chosen, quickest, shards, lost, added, keep, steps_left, storage_Bps)
     plan = replace(plan, decisions={**plan.decisions, "restart": restart})
     check(plan)
@@ -247,7 +252,8 @@ def _candidates(old: Plan, search: LayoutSearch, judged: Sequence[Evaluated], sh
 
 
 def _reusing(old: Plan, fabric: Fabric, e: Evaluated, shards: OldShards) -> Iterator[tuple[str, tuple[str, ...]]]:
-    needs = [holdings(e.layout, r, shards.tensors) for r in range(e.layout.ranks)]
+    assert e.program is not None
+    needs = _held(e.layout, e.program, shards.tensors)
     homes = _homes(old, shards)
     devices = [d.name for d in fabric.devices]
     held = [[shards.files[f] for f, where in homes.items() if d in where] for d in devices]
@@ -259,14 +265,21 @@ def _reusing(old: Plan, fabric: Fabric, e: Evaluated, shards: OldShards) -> Iter
 
 
 def _candidate(old: Plan, search: LayoutSearch, e: Evaluated, shards: OldShards, storage_Bps: int) -> Candidate:
+    assert e.program is not None
     group = {d.name: d.group for d in search.fabric.devices}
     problem = RestartProblem(
-        tensors=shards.tensors, needs=tuple(holdings(e.layout, r, shards.tensors) for r in range(e.layout.ranks)), files=shards.files,
+        tensors=shards.tensors, needs=tuple(_held(e.layout, e.program, shards.tensors)), files=shards.files,
         homes=_homes(old, shards), placement=e.placement, servers=tuple(group[d] for d in e.placement), stored=shards.stored,
     )  # fmt: skip
     transfers = plan_transfers(problem)
     restart = estimate_restart(problem, transfers, search.fabric, search.cost, storage_Bps)
     return Candidate(evaluated=e, problem=problem, transfers=transfers, restart=restart, fabric=search.fabric, search=search)
+
+
+def _held(layout: TrainingLayout, program: Program, tensors: Mapping[str, TensorSpec]) -> list[dict[str, Region]]:
+    """What every rank of a plan holds."""
+    divided = divided_bytes(program, layout)
+    return [holdings(layout, r, tensors, divided[r]) for r in range(layout.ranks)]
 
 
 def _homes(old: Plan, shards: OldShards) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
 
 from meshwright import drive
@@ -88,7 +87,7 @@ def test_ranks_hold_their_parts(level: int) -> None:
     _, p = step(level)
     for kind in ("gradients" if level == 1 else "gradshard", "weights" if level < 3 else "shard"):
         found = messages(level, renamed(p, f"{kind}@0", f"{kind}@99"))
-        assert any(f"a rank without {kind}@0" in m or "the whole of" in m for m in found), kind
+        assert any(f"a rank without {kind}@0" in m or "the whole of" in m or "which holds another value" in m for m in found), kind
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -98,16 +97,6 @@ def test_weights_are_updated_everywhere(level: int) -> None:
     kind = "weights@0" if level < 3 else "shard@0"
     found = messages(level, with_rows(p, op_of(p, "optimizer", kind, False), False, lambda n, row: None if n == kind else row))
     assert any("is not the updated one" in m for m in found), found
-
-
-@pytest.mark.parametrize("level", [1, 2])
-def test_the_optimizer_updates_its_own_part_only(level: int) -> None:
-    """Rank 0's optimizer writes the whole group: what is not its own has no complete gradient."""
-    _, p = step(level)
-    op = op_of(p, "optimizer", "weights@0", False)
-    chunks = np.asarray(p.buffers.chunks).tolist()
-    found = messages(level, with_rows(p, op, False, lambda n, row: [row[0], 0, chunks[row[0]]] if n == "weights@0" else row))
-    assert found
 
 
 @pytest.mark.parametrize(

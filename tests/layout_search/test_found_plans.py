@@ -75,8 +75,10 @@ def test_properties_that_cannot_be_run_are_named(graph: OpGraph) -> None:
 
     assert named(layout) == ""
     even = ProfiledLayout.uniform((layers,), device=layout.stages[0].replicas[0].device, data=4, microbatches=2)
-    assert "sharding level 2" in named(even, LayerChoice("none", 2))
-    assert "full recomputation" in named(even, LayerChoice("full"))
+    assert named(even, LayerChoice("none", 2)) == named(even, LayerChoice("full")) == ""
+    several = (LayerChoice("none", 1), *(LayerChoice("none", 3),) * (layers - 1))
+    different = Judged(replace(good.candidate, layout=even, choices=several), good.estimate)
+    assert not_runnable(found, different) == ("layers have different sharding levels (1, 3)",)
     assert "tensor degrees differ (1, 2)" in named(even, LayerChoice("none", 0, 2))
     assert "unequal numbers of micro-batches (1, 3)" in named(msgspec.structs.replace(even, microbatches=(1, 3, 1, 3)))
     one = ProfiledLayout.uniform((layers,), device="other", data=2)
@@ -84,11 +86,27 @@ def test_properties_that_cannot_be_run_are_named(graph: OpGraph) -> None:
     mixed = (*even.stages[0].replicas[:3], Replica(device="other"))
     stages = (msgspec.structs.replace(even.stages[0], replicas=mixed),)
     assert "several kinds" in named(msgspec.structs.replace(even, stages=stages))
-    bad = replace(good, candidate=replace(good.candidate, choices=(LayerChoice("full"),) * layers))
-    with pytest.raises(Unsupported, match="cannot be run: full recomputation"):
+    bad = replace(good, candidate=different.candidate)
+    with pytest.raises(Unsupported, match="cannot be run: layers have different sharding levels"):
         plan_found(found, bad, JOB, NET, assumed_cost(NET), graph)
     with pytest.raises(Unsupported, match="none of the 1 simulated layouts can be run"):
         best_runnable(replace(found, found=replace(found.found, ranked=(bad,))))
+
+
+@pytest.mark.parametrize(("level", "rule"), [(3, "none"), (1, "selective"), (2, "full"), (0, "mixed")])
+def test_levels_and_recomputation_that_were_found_are_in_the_plan(graph: OpGraph, level: int, rule: str) -> None:
+    found = found_for(graph, levels=(level,), recompute=("none", "selective", "full"))
+    two = next(j for j in found.found.ranked if j.candidate.layout.data == 2 and len(j.candidate.layout.stages) == 2)
+    layers = found.problem.table.layers
+    choices = tuple(LayerChoice(rule if rule != "mixed" else ("full" if i % 2 else "none"), level) for i in range(layers))
+    chosen = replace(two, candidate=replace(two.candidate, choices=choices))
+    assert not not_runnable(found, chosen)
+    plan = plan_found(found, chosen, JOB, NET, assumed_cost(NET), graph)
+    check(plan)
+    assert plan.layout is not None and plan.layout.zero_level == level
+    again = [x for s in plan.layout.segments for x in s.recompute]
+    assert bool(again) == (rule in ("selective", "full")), "nothing runs again where it fits without, unless it was found so"
+    assert plan.decisions["recompute"]["options"]["policy"] == (rule if rule in ("selective", "full") else "auto")
 
 
 def test_borders_that_cannot_be_cut_are_refused(graph: OpGraph) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from meshwright.capture.graph import capture
 from meshwright.drive import plan_training, read_fabric
+from meshwright.drive_sharding import ShardingWanted
 from meshwright.drive_train_replan import OldShards, replan_training
 from meshwright.errors import FormatError, Infeasible, PlanMismatch, UsageError
 from meshwright.io.plan_file import write_plan
@@ -43,10 +44,11 @@ def graph():
 
 
 @cache
-def old_plan(data: int, tensor: int, pipeline: int):
+def old_plan(data: int, tensor: int, pipeline: int, level: int = 0):
     return plan_training(
-        job(), read_fabric("laptop:4"), graph=graph(), data=data, tensor=tensor, pipeline=pipeline, microbatch=2, collective="ring"
-    )
+        job(), read_fabric("laptop:4"), graph=graph(), data=data, tensor=tensor, pipeline=pipeline, microbatch=2, collective="ring",
+        sharding=ShardingWanted(level=level, overlap=level > 0, bucket_bytes=1500),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,11 @@ def test_a_killed_rank_is_planned_around_with_local_shards(serial, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("before", "keep"), [((1, 4, 1), ()), ((1, 2, 2), ("pp",)), ((2, 2, 1), ("tp",))], ids=["TP4", "TP2xPP2", "TP2xDP2"])
+@pytest.mark.parametrize(
+    ("before", "keep"),
+    [((1, 4, 1), ()), ((1, 2, 2), ("pp",)), ((2, 2, 1), ("tp",)), ((4, 1, 1, 3), ()), ((2, 2, 1, 2), ("tp",)), ((2, 1, 2, 1), ())],
+    ids=["TP4", "TP2xPP2", "TP2xDP2", "DP4 level 3", "TP2xDP2 level 2", "DP2xPP2 level 1"],
+)  # fmt: skip
 def test_a_replanned_run_reads_what_was_planned(before, keep, serial, tmp_path):
     plan, out = old_plan(*before), tmp_path / "run"
     train_run(plan, RunRequest(out=out, data=DATA, steps=3, calibrate=False, pacing="none"))
@@ -166,6 +172,37 @@ def test_ranks_send_what_others_lack_and_storage_gives_what_is_lost(serial, tmp_
     assert again.losses == pytest.approx(serial[:6], rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [((4, 1, 1, 3), (2, 2, 1, 2)), ((2, 1, 2, 2), (4, 1, 1, 3)), ((2, 2, 1, 1), (1, 2, 2, 0))],
+    ids=["DP4 level 3 to TP2xDP2 level 2", "DP2xPP2 level 2 to DP4 level 3", "TP2xDP2 level 1 to TP2xPP2"],
+)  # fmt: skip
+def test_shards_of_levels_are_sent_to_those_that_need_them(before, after, serial, tmp_path):
+    """Disks of the ranks' own only: pieces of the old levels become pieces of the new ones over the group."""
+    out, pattern = tmp_path / "run", str(tmp_path / "disks" / "{device}")
+    train_run(old_plan(*before), RunRequest(out=out, data=DATA, steps=3, calibrate=False, pacing="none", local_shards=pattern))
+    request = RunRequest(out=out, data=DATA, steps=6, resume=True, calibrate=False, pacing="none", local_shards=pattern)
+    document = train_run(old_plan(*after), request).document
+    assert document.first_step == 3 and document.losses == pytest.approx(serial[:6], rel=1e-9)
+    restart = document.restart
+    assert not sum(restart["stored_bytes"]) and sum(restart["received_bytes"]) == sum(restart["sent_bytes"]) > 0
+    assert sum(restart["reused_bytes"]) + sum(restart["received_bytes"]) == sum(restart["needed_bytes"])
+
+
+def test_a_replica_that_is_lost_takes_its_pieces_with_it(serial, tmp_path):
+    """Level 2: weights are on every replica, the optimizer state of a part on one only; a shared checkpoint has it."""
+    plan, out, pattern = old_plan(4, 1, 1, 2), tmp_path / "run", str(tmp_path / "disks" / "{device}")
+    train_run(plan, RunRequest(out=out, data=DATA, steps=3, calibrate=False, pacing="none", local_shards=pattern, also_shared=True))
+    shards = shards_in(out)
+    with pytest.raises(Infeasible, match=rf"tensors are lost: optimizer:.*only rank 1 \({plan.placement[1]}\) had them"):
+        replan_training(plan, lost=[plan.placement[1]], graph=graph(), shards=dataclasses.replace(shards, stored=frozenset()))
+    found = replan_training(plan, lost=[plan.placement[1]], graph=graph(), shards=shards)
+    shutil.rmtree(device_folder(pattern, plan.placement[1]))
+    request = RunRequest(out=out, data=DATA, steps=5, resume=True, calibrate=False, pacing="none", local_shards=pattern, also_shared=True)
+    document = train_run(found.plan, request).document
+    assert document.losses == pytest.approx(serial[:5], rel=1e-9) and document.restart["as_planned"] is True
+    assert sum(document.restart["stored_bytes"]) == sum(found.chosen.transfers.stored_bytes) > 0
+
+
 def test_lost_damaged_and_foreign_shards_are_named(tmp_path):
     plan, out, pattern = old_plan(1, 1, 4), tmp_path / "run", str(tmp_path / "disks" / "{device}")
     train_run(plan, RunRequest(out=out, data=DATA, steps=2, calibrate=False, pacing="none", local_shards=pattern))
@@ -189,6 +226,12 @@ def test_lost_damaged_and_foreign_shards_are_named(tmp_path):
     index.write_bytes(msgspec.json.encode(msgspec.structs.replace(known, files={**known.files, "rank-000.safetensors": "0"})))
     with pytest.raises(PlanMismatch, match="different checkpoints of step 2"):
         train_run(plan, request)
+    name = next(n for n in known.parts if n.startswith("param:"))
+    for flat in ([0], [3, 2], [0, 10**9]):
+        wrong = {f: msgspec.structs.replace(p, flat=flat) for f, p in known.parts[name].items()}
+        damaged = msgspec.structs.replace(known, parts={**known.parts, name: wrong})
+        with pytest.raises(FormatError, match="cannot hold elements"):
+            tensors_of(damaged, "index.json")
     index.write_bytes(b"{")
     with pytest.raises(FormatError, match=r"index.json of"):
         train_run(plan, request)

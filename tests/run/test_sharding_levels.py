@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 
 import msgspec
 import pytest
 import torch
 from levels_rig import rank_of, same_as_serial, serial, train
-from processes import RankPool
 from tensor_rig import plan_case, predicted_sends, whole_case
 
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.errors import FormatError
-from meshwright.plan import Plan
+from meshwright.plan import CycleEntry, Plan
+from meshwright.plan_regions import TensorSpec, divided_bytes, holdings, local_shape, lying
 from meshwright.plan_shards import part_ranges
 from meshwright.run.checkpoint import load_rank, make_index, save_rank
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 BUCKET = 1500  # bytes: these models then have 3 to 10 buckets
-
-
-@pytest.fixture(scope="module")
-def pool():
-    torch.set_num_threads(1)
-    made = RankPool(4)
-    yield made
-    made.close()
 
 
 def case_of(name, degrees, level, overlap, **options):
@@ -81,8 +74,8 @@ def test_memory_and_bytes_per_level(pool):
 # ---- checkpoints ---------------------------------------------------------------------------------------------------------------
 def plan_of(case):
     return Plan(
-        kind="training", job={"training": {"model": case.model}}, target_fabric={}, placement=(), programs={"p": case.program}, cycle=(),
-        decisions={}, layout=case.layout,
+        kind="training", job={"training": {"model": case.model}}, target_fabric={}, placement=tuple(f"d{r}" for r in range(case.layout.ranks)),
+        programs={"p": case.program}, cycle=(CycleEntry(program="p"),), decisions={}, layout=case.layout,
     )  # fmt: skip
 
 
@@ -128,11 +121,36 @@ def test_checkpoints_load_at_every_level(before, after, tmp_path):
         assert all(optimizer.state[t]["step"] == 3 for _, t, _ in module.updated())
 
 
+@pytest.mark.parametrize(("name", "degrees"), [("odd_tied", (2, 1, 2)), ("grouped_expand", (2, 2, 1)), ("even", (3, 1, 1))])
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_what_ranks_hold_follows_from_the_plan(name, degrees, level):
+    """`holdings`, without torch, against the tensors that the ranks made."""
+    case = case_of(name, degrees, level, True)
+    whole = {n: p.detach() for n, p in whole_case(name, 4, "cross-entropy")[0].named_parameters()}
+    tensors = {f"param:{n}": TensorSpec(tuple(x.shape), 8) for n, x in whole.items()}
+    tensors |= {f"optimizer:{n}:exp_avg": spec for n in whole for spec in [tensors[f"param:{n}"]]}
+    tensors |= {f"optimizer:{n}:step": TensorSpec((), 4) for n in whole}
+    for rank, divided in enumerate(divided_bytes(case.program, case.layout)):
+        module, *_ = rank_of(case, rank, "adamw")
+        held = holdings(case.layout, rank, tensors, divided)
+        for kind, state, mine in (("param", "", module.kept()), ("optimizer", ":exp_avg", module.updated())):
+            assert {f"{kind}:{p.name}{state}" for p, _, _ in mine} == {n for n in held if n.startswith(kind) and not n.endswith(":step")}
+            for p, tensor, _ in mine:
+                region = held[f"{kind}:{p.name}{state}"]
+                assert local_shape(region) == tuple(tensor.shape)
+                for box in region:
+                    first, shape, inside = lying(region, box)
+                    view = tensor.detach().reshape(-1)[first : first + prod(shape)].view(shape)
+                    there = tuple(slice(a, b) for a, b in box)
+                    assert torch.equal(view[tuple(slice(a, b) for a, b in inside)], whole[p.name][there]), p.name
+        assert {n for n in held if n.endswith(":step")} == {f"optimizer:{p.name}:step" for p, _, _ in module.updated()}
+
+
 def test_a_checkpoint_that_lacks_elements_is_refused(tmp_path):
     source, target = case_of("even", (2, 1, 1), 3, True), case_of("even", (3, 1, 1), 0, False)
     index = saved(source, tmp_path)
     for files in index.parts.values():
         files.pop("rank-001.safetensors", None)
     module, optimizer, _, _ = rank_of(target, 0, "adamw")
-    with pytest.raises(FormatError, match=r"lacks \d+ of \d+ elements|is missing"):
+    with pytest.raises(FormatError, match=r"lacks \d+ of \d+ bytes"):
         load_rank(tmp_path, index, 0, module, optimizer, plan_of(target))

@@ -49,12 +49,15 @@ def test_groups_that_do_not_fit(level):
     case = case_of(level)
     module, *_ = rank_of(case, 0, "adamw")
     sizes = gradient_bytes(case.program, 0)
-    held = {name: dataclasses.replace(p, tensor=torch.nn.Parameter(case.parameters[name].clone())) for name, p in module.parameters.items()}
-    assert build_groups(case.layout, 0, held, sizes, torch.device("cpu"))
+
+    def held(**others):
+        return {n: dataclasses.replace(p, tensor=torch.nn.Parameter(others.get(n, case.parameters[n]).clone())) for n, p in module.parameters.items()}
+
+    assert build_groups(case.layout, 0, held(), sizes, torch.device("cpu"))
     with pytest.raises(Unsupported, match=r"buffers of group '@\d+' hold \d+ elements, its \d+ parameters have \d+"):
-        build_groups(case.layout, 0, held, {n: x // 2 // 8 * 8 for n, x in sizes.items()}, torch.device("cpu"))
+        build_groups(case.layout, 0, held(), {n: x // 2 // 8 * 8 for n, x in sizes.items()}, torch.device("cpu"))
     name = next(b.params[0] for b in case.layout.buckets if len(b.params) > 1)
-    mixed = {**held, name: dataclasses.replace(held[name], tensor=torch.nn.Parameter(case.parameters[name].float()))}
+    mixed = held(**{name: case.parameters[name].float()})
     with pytest.raises(Unsupported, match=r"parameters of one bucket are \['torch.float32', 'torch.float64'\]"):
         build_groups(case.layout, 0, mixed, sizes, torch.device("cpu"))
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import TimeLimit, Unsupported
 from ..program import Contract, Kind, Part, Program
-from .order import Accesses, Addresses, Ints, Order, accesses
+from .order import Accesses, Addresses, Ints, Order, accesses, messages
 from .races import turns_needed
 from .verdict import Finding
 from .wellformed import LIMIT, witness
@@ -122,16 +122,10 @@ def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Int
     s = p.steps
     on = np.where(s.dst_buffer >= 0, s.dst_buffer, s.src_buffer)
     local = (s.src_buffer >= 0) & (s.dst_buffer >= 0)
-    links = [np.stack([s.src_buffer[local], s.dst_buffer[local]])]
-    by_channel: dict[int, int] = {}
-    for column, part in ((s.chan_out, Part.SEND), (s.chan_in, Part.RECV)):
-        at = np.flatnonzero(((s.parts & part) != 0) & (on >= 0))
-        is_set = ((s.parts[at] & (Part.OUT_SET if part is Part.SEND else Part.IN_SET)) != 0).tolist()
-        for chan, buffer, many in set(zip(column[at].tolist(), on[at].tolist(), is_set, strict=True)):
-            for c in p.channels.sets[chan].tolist() if many else (chan,):
-                first = by_channel.setdefault(c, buffer)
-                label[find(first)] = find(buffer)
-    for x, y in set(zip(links[0][0].tolist(), links[0][1].tolist(), strict=True)):
+    found = messages(p)
+    ends = np.stack([on[found.send], on[found.recv]])  # message by message: a channel may serve buffers that have nothing to do with each other
+    links = np.concatenate([np.stack([s.src_buffer[local], s.dst_buffer[local]]), ends[:, (ends >= 0).all(axis=0)]], axis=1)
+    for x, y in np.unique(links, axis=1).T.tolist():
         label[find(x)] = find(y)
     component = np.array([find(b) for b in range(len(label))], dtype=np.int64)
     out = [0] * len(label)

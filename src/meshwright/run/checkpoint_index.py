@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import FormatError, Unsupported, UsageError
-from ..plan_regions import ITEM_BYTES, Region, TensorSpec, elements, intersection, region_along, whole_region
+from ..errors import FormatError, UsageError
+from ..plan_regions import ITEM_BYTES, Region, TensorSpec, elements, flat_region, intersection, region_along, whole_region
 from .checkpoint import SCHEMA, VERSION, CheckpointIndex
 
 __all__ = ["decode_index", "find_index", "tensors_of"]
@@ -34,27 +34,24 @@ def find_index(folder: Path) -> tuple[Path, CheckpointIndex]:
     raise UsageError("there is no checkpoint", where=str(folder), hint="name the folder that `train run` writes to (--out)")
 
 
-def tensors_of(index: CheckpointIndex, where: str, *, divided: bool = False) -> tuple[dict[str, TensorSpec], dict[str, dict[str, Region]]]:
-    """(tensors, file -> tensor -> region); `divided`: parts of which a file holds some elements only are allowed, their region is the whole part.
-
-    Raises: FormatError where files disagree about a tensor or ranges leave it; Unsupported for divided parts where they are not allowed.
-    """
+def tensors_of(index: CheckpointIndex, where: str) -> tuple[dict[str, TensorSpec], dict[str, dict[str, Region]]]:
+    """(tensors, file -> tensor -> region). Raises: FormatError where files disagree about a tensor, or ranges leave it."""
     tensors: dict[str, TensorSpec] = {}
     files: dict[str, dict[str, Region]] = {f: {} for f in index.files}
     for name, parts in index.parts.items():
         for file, part in parts.items():
             if part.dtype not in ITEM_BYTES:
                 raise FormatError(f"{name}: unknown type {part.dtype!r}", where=where)
-            if part.flat and not divided:
-                raise Unsupported(
-                    f"{name} in {file}: shards of a sharding level above 0 cannot be reused piece by piece", where=where,
-                    hint="resume from a checkpoint on shared storage (no --local-shards), or plan with --zero 0",
-                )  # fmt: skip
             spec = TensorSpec(tuple(part.shape), ITEM_BYTES[part.dtype])
             region = region_along(spec.shape, part.axis, part.ranges)
             inside = part.axis < len(spec.shape) and all(elements([c]) == elements([b]) for b in region if (c := _inside(b, spec)) is not None)
             if tensors.setdefault(name, spec) != spec or not inside or any(_inside(b, spec) is None for b in region if elements([b])):
                 raise FormatError(f"{name}: what {file} holds contradicts the other files", where=where, hint="the index is damaged")
+            if part.flat:
+                if len(part.flat) != 2 or not 0 <= part.flat[0] <= part.flat[1] <= elements(region):
+                    told = f"{name}: {file} cannot hold elements {part.flat} of {elements(region)}"
+                    raise FormatError(told, where=where, hint="the index is damaged")
+                region = flat_region(region, *part.flat)
             files.setdefault(file, {})[name] = region
     return tensors, files
 

@@ -1,4 +1,4 @@
-"""Checkpoints across layouts: which part of a tensor a file holds. `restore` and `restore_pieces` read them.
+"""Checkpoints across layouts: which part of a tensor a file holds. `restore` reads them.
 
 Ranges come from `plan_shards`, so uneven shares, packed blocks, and key-value heads held by several ranks need no case of their own.
 """

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ..decide.restart import STORAGE, Piece, RestartProblem, Transfers, plan_transfers, require_complete
 from ..errors import FormatError, PlanMismatch, UsageError
 from ..plan import Plan
-from ..plan_regions import Region, holdings, place
+from ..plan_regions import FlatRegion, divided_bytes, holdings, local_shape, lying
 from .checkpoint import CheckpointIndex, checkpoint_folder
 from .checkpoint_index import decode_index, tensors_of
 from .process import blob_get, blob_put
@@ -118,9 +118,10 @@ class Restored:
         group = {str(d.get("name")): str(d.get("group", "")) for d in self.plan.target_fabric.get("devices", ())}
         placement = self.plan.placement[: layout.ranks]
         stored = frozenset(f for f in held if self.shared is not None and (self.own is None or (self.shared / f).is_file()))
+        divided = divided_bytes(self.plan.main, layout)
         self.problem = RestartProblem(
-            tensors=self.tensors, needs=tuple(holdings(layout, r, self.tensors) for r in range(layout.ranks)), files=held, homes=self.homes,
-            placement=placement, servers=tuple(group.get(d, "") for d in placement), stored=stored,
+            tensors=self.tensors, needs=tuple(holdings(layout, r, self.tensors, divided[r]) for r in range(layout.ranks)), files=held,
+            homes=self.homes, placement=placement, servers=tuple(group.get(d, "") for d in placement), stored=stored,
         )  # fmt: skip
         self.table: Transfers = plan_transfers(self.problem)
 
@@ -135,26 +136,29 @@ class Restored:
         finally:
             for file in self.files.values():
                 file.__exit__(None, None, None)
-        by_name = {p.name: p for p in module.trained()}
+        by_name = {p.name: trained for p, trained, _ in module.updated()}
         for name, tensor in targets.items():
             kind, _, rest = name.partition(":")
             if kind == "optimizer":
-                p = by_name.get(rest.rpartition(":")[0])
-                if p is None:
+                trained = by_name.get(rest.rpartition(":")[0])
+                if trained is None:
                     raise FormatError(f"{name} is optimizer state of a parameter that is not trained", where=str(self.own or self.shared))
-                same = tensor.shape == p.tensor.shape
-                optimizer.state[p.tensor][rest.rpartition(":")[2]] = tensor.to(p.tensor.device) if same else tensor
+                same = tensor.shape == trained.shape
+                optimizer.state[trained][rest.rpartition(":")[2]] = tensor.to(trained.device) if same else tensor
         for name, value in self.index.scalars.items():
             rest = name.partition(":")[2]
-            if (p := by_name.get(rest.rpartition(":")[0])) is not None:
-                optimizer.state[p.tensor][rest.rpartition(":")[2]] = value
+            if (trained := by_name.get(rest.rpartition(":")[0])) is not None:
+                optimizer.state[trained][rest.rpartition(":")[2]] = value
         self.count.needed_bytes = self.table.needed_bytes[self.rank]
         return self.count
 
     def targets(self, module: RankModule) -> dict[str, torch.Tensor]:
-        """Where every tensor goes: the module's own parameters and buffers, new tensors for optimizer state. Raises: FormatError for what differs."""
+        """Where every tensor goes: the module's own parameters (or pieces) and buffers, new tensors for optimizer state.
+
+        Raises: FormatError for what differs.
+        """
         where, needs = str(self.own or self.shared), self.problem.needs[self.rank]
-        expected = {f"param:{p.name}": (p.full_shape, p.tensor.detach()) for p in module.parameters.values()}
+        expected = {f"param:{p.name}": (p.full_shape, kept.detach()) for p, kept, _ in module.kept()}
         expected |= {f"buffer:{n}": (tuple(b.shape), b) for n, b in module.buffers.items()}
         found: dict[str, torch.Tensor] = {}
         for name, (shape, tensor) in expected.items():
@@ -165,7 +169,7 @@ class Restored:
             found[name] = tensor
         for name in needs:
             if name not in found:
-                found[name] = torch.empty(_local_shape(needs[name]), dtype=self.dtype(name))
+                found[name] = torch.empty(local_shape(needs[name]), dtype=self.dtype(name))
         return found
 
     def dtype(self, name: str) -> torch.dtype:
@@ -243,7 +247,7 @@ class Restored:
         found = torch.empty([b - a for a, b in piece.box], dtype=dtype)
         bytes_of = found.reshape(-1).view(torch.uint8)
         before = self.files[path].read_bytes
-        self.files[path].read(piece.tensor, _local_shape(region), dtype, place(region, piece.box), bytes_of.numpy())
+        self.files[path].read(piece.tensor, local_shape(region), dtype, lying(region, piece.box), bytes_of.numpy())
         if count:
             read = self.files[path].read_bytes - before
             if self.own is not None and piece.source != STORAGE:
@@ -253,29 +257,18 @@ class Restored:
         return found
 
     def put(self, targets: Mapping[str, torch.Tensor], piece: Piece, value: torch.Tensor) -> None:
-        target = targets[piece.tensor]
-        for dim, (low, high) in enumerate(place(self.problem.needs[self.rank][piece.tensor], piece.box)):
+        target, region = targets[piece.tensor], self.problem.needs[self.rank][piece.tensor]
+        where = lying(region, piece.box)
+        if isinstance(region, FlatRegion):
+            target = target[where.first : where.first + prod(where.shape)].view(where.shape)
+        for dim, (low, high) in enumerate(where.box):
             target = target.narrow(dim, low, high - low)
         target.copy_(value.reshape(target.shape))
 
 
 def restore(module: RankModule, optimizer: Any, plan: Plan, rank: int, index: CheckpointIndex, folder: Path) -> RestartBytes:
     """From a checkpoint on shared storage."""
-    assert plan.layout is not None
-    if plan.layout.zero_level or any(part.flat for parts in index.parts.values() for part in parts.values()):
-        from .restore_pieces import restore_pieces
-
-        tensors_of(index, str(folder), divided=True)  # the index is checked before it is used
-        return restore_pieces(module, optimizer, plan.layout, rank, index, folder)
     return Restored(plan=plan, rank=rank, index=index, shared=folder).run(module, optimizer)
-
-
-def _local_shape(region: Region) -> tuple[int, ...]:
-    """Shape of the local tensor that holds a region's boxes stacked."""
-    if not region:
-        return (0,)
-    axis = next((i for i in range(len(region[0])) if len({b[i] for b in region}) > 1), -1)
-    return tuple(sum(b[i][1] - b[i][0] for b in region) if i == axis else region[0][i][1] - region[0][i][0] for i in range(len(region[0])))
 
 
 def _range(box: Sequence[tuple[int, int]]) -> str:

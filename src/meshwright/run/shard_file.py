@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from ..errors import FormatError
-from ..plan_regions import Box
+from ..plan_regions import Box, Lying
 
 __all__ = ["ShardFile", "damaged_tensor", "digest_of", "runs"]
 
@@ -116,14 +116,14 @@ class ShardFile:
             )  # fmt: skip
         return stored
 
-    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype, box: Box, into: Any) -> None:
-        """Fill `into`, a writable buffer of bytes, with the box of the tensor as it lies in this file."""
+    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype, where: Lying, into: Any) -> None:
+        """Fill `into`, a writable buffer of bytes, with what lies at `where` of the tensor, which has `shape` in this file."""
         stored, view, at = self.tensor(name, shape, dtype), memoryview(into), 0
-        for first, count in runs(shape, box):
+        for first, count in runs(where.shape, where.box):
             size = count * dtype.itemsize
             done = 0
             while done < size:
-                offset = stored.start + first * dtype.itemsize + done
+                offset = stored.start + (where.first + first) * dtype.itemsize + done
                 got = os.preadv(self.handle, [view[at + done : at + size]], offset)
                 if got <= 0:
                     raise FormatError(f"{name}: ends at byte {offset} of {stored.start}-{stored.stop}", where=str(self.path), hint="it is cut short")
