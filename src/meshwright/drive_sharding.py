@@ -2,7 +2,7 @@
 
 The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
 layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
-are chosen for memory, not for speed; the shards of their checkpoints cannot be reused piece by piece, so nothing is divided without need.
+are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Chooser:
         return [self.wanted.overlap is not False]  # where it may choose: nothing is lost by summing early
 
     def _quick(self) -> list[DataSharding]:
-        """What may shorten a step that fits without dividing anything: such checkpoints can be reused piece by piece (`train replan`)."""
+        """What may shorten a step that fits without dividing anything: then every replica's checkpoint is a whole one."""
         return [DataSharding(0, True, self.wanted.bucket_bytes)] if self.wanted.overlap is not False else []
 
     def _asked(self, replicated: list[Evaluated]) -> None:
