@@ -22,6 +22,7 @@ from meshwright.run.checkpoint import (
 from meshwright.run.data import Batches, ByteWindows, Synthetic, open_data
 from meshwright.run.dry_run import dry_run
 from meshwright.run.forward_graph import TensorInfo
+from meshwright.run.memory import StagingPool
 from meshwright.run.optimizers import make_optimizer
 from meshwright.run.process import FailureReport
 from meshwright.run.record import read_run
@@ -201,6 +202,18 @@ def test_a_typed_error_before_training_is_raised_as_itself():
 
 
 # ---- memory, dry run, requests -------------------------------------------------------------------------------------------
+def test_staging_is_as_large_as_what_is_staged_at_once():
+    """Messages grow from bucket to bucket: what is too short for the next makes room for it."""
+    pool = StagingPool(torch.device("cpu"))
+    for numel in (10, 30, 20, 80, 5):
+        first, second = pool.take(numel, torch.float32), pool.take(numel, torch.float32)
+        assert first.numel() == second.numel() == numel and first.data_ptr() != second.data_ptr()
+        pool.give(first)
+        pool.give(second)
+    assert sorted(n for (n, _), free in pool.free.items() for _ in free) == [80, 80]
+    assert pool.take(3, torch.float64).dtype == torch.float64
+
+
 def test_peak_counts_what_lives_at_once():
     kept = torch.zeros(1000)
 

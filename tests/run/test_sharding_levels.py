@@ -11,6 +11,7 @@ import torch
 from levels_rig import rank_of, same_as_serial, serial, train
 from tensor_rig import plan_case, predicted_sends, whole_case
 
+from meshwright.check.memory import worst_order_peaks
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.errors import FormatError
 from meshwright.plan import CycleEntry, Plan
@@ -51,6 +52,11 @@ def test_not_overlapped_and_with_tensor_and_pipeline(pool, level):
     agree(pool, case_of("odd_tied", (2, 2, 1), level, False), "odd_tied", optimizer="sgd")
 
 
+def _buffers(program):
+    b = program.buffers
+    return b.chunks.tolist(), b.chunk_bytes.tolist(), b.name
+
+
 def test_memory_and_bytes_per_level(pool):
     """Each level needs less than the one before; the optimizer state is divided from level 1 on; bytes are the formulas'."""
     found = {}
@@ -59,6 +65,12 @@ def test_memory_and_bytes_per_level(pool):
         found[level] = agree(pool, case, "even", steps=2, measure=True)
     peaks = [found[level][0].peak_bytes for level in range(4)]
     assert all(a > b for a, b in pairwise(peaks)), peaks
+    for level in range(4):  # beyond the plan's worst order there are only messages that are still on their way, of one bucket at most
+        case = case_of("even", (3, 1, 1), level, level > 0)
+        whole = ("gradients@", "gradfull:", "gathered:")
+        largest = max(int(c) * int(b) for c, b, n in zip(*_buffers(case.program), strict=True) if n.startswith(whole))
+        for t, worst in zip(found[level], worst_order_peaks(case.program), strict=True):
+            assert t.peak_bytes <= worst + largest + 4 * len(t.kept), (level, t.peak_bytes, worst)
     states = [sum(t.state_bytes for t in found[level]) for level in range(4)]
     assert states[0] == 3 * states[1] or states[1] <= states[0] // 3 + 2 * 3 * 8 * 16
     weights = sum(x.numel() * 8 for _, _, x in found[0][0].weights)

@@ -42,7 +42,7 @@ class BufferInfo:
 
 
 class StagingPool:
-    """Receive buffers that are used again, also for shorter messages."""
+    """Receive buffers that are used again, also for shorter messages; one that is too short makes room for a longer one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -55,6 +55,9 @@ class StagingPool:
         longer = min((n for (n, kind), found in self.free.items() if kind == dtype and n > numel and found), default=0)
         if longer:
             return self.free[longer, dtype].pop()[:numel]
+        shorter = max((n for (n, kind), found in self.free.items() if kind == dtype and found), default=0)
+        if shorter:
+            self.free[shorter, dtype].pop()
         return torch.empty(numel, dtype=dtype, device=self.device)
 
     def give(self, tensor: torch.Tensor) -> None:
