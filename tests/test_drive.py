@@ -15,6 +15,7 @@ from meshwright.capture.graph import capture
 from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.drive_collectives import CANDIDATES
+from meshwright.drive_sharding import ShardingWanted
 from meshwright.errors import Disconnected, Infeasible, UnknownName, UsageError
 from meshwright.fabric import Fabric
 from meshwright.graph import OpGraph
@@ -107,7 +108,8 @@ def test_a_collective_strategy_can_be_forced_and_the_best_one_is_never_slower() 
 def test_a_job_that_cannot_fit_names_the_smallest_violated_limit() -> None:
     small = replace(islands(), devices=tuple(replace(d, memory_bytes=4_000_000) for d in islands().devices))
     with pytest.raises(Infeasible, match="does not fit: rank") as error:
-        plan("gpt.py:tiny", (4, 1, 1), fabric=small)
+        plan("gpt.py:tiny", (4, 1, 1), fabric=small, sharding=ShardingWanted(level=0))
+    assert max(plan("gpt.py:tiny", (4, 1, 1), fabric=small).prediction.memory_worst_bytes) <= 4_000_000, "divided among replicas it fits"
     data = error.value.data
     assert data["needed_bytes"] > data["limit_bytes"] == 4_000_000
     enough = replace(small, devices=tuple(replace(d, memory_bytes=data["needed_bytes"]) for d in small.devices))

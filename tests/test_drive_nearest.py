@@ -10,6 +10,7 @@ import pytest
 from meshwright.capture.graph import capture
 from meshwright.drive import plan_training, read_fabric
 from meshwright.drive_nearest import with_nearest_changes
+from meshwright.drive_sharding import ShardingWanted
 from meshwright.errors import Infeasible
 from meshwright.explain.changes import one_more_device
 from meshwright.job import Training
@@ -39,14 +40,15 @@ def refused(fabric, batch=8, model=MODEL, **fixed):
 
 
 def test_what_was_fixed_is_named_where_it_is_the_reason():
-    free = planned(limited(0), tensor=1)
+    whole = ShardingWanted(level=0, overlap=False)  # a level would make room another way
+    free = planned(limited(0), tensor=1, sharding=whole)
     least = max(free.prediction.memory_worst_bytes)
-    error = refused(limited(least), data=2, microbatch=4)
+    error = refused(limited(least), data=2, microbatch=4, sharding=whole)
     opened = next(c for c in error.data["changes"] if c["kind"] == "open")
     assert opened["what"].startswith("without --") and opened["what"] in error.hint
     keep = {"data": 2} if "--dp" not in opened["what"] else {}
     keep |= {"microbatch": 4} if "--microbatch" not in opened["what"] else {}
-    assert planned(limited(least), **keep).layout is not None
+    assert planned(limited(least), sharding=whole, **keep).layout is not None
 
 
 @pytest.mark.parametrize("model", [MODEL, "examples/convnet.py:tiny"])
