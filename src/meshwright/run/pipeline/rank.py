@@ -27,7 +27,7 @@ from ..rank import RankLink, _device, _transport
 from ..transport import Transport
 from .memory import PipelineMemory
 from .stages import Given, PacedStage, given_stages, precise_sleep
-from .times import paced_times
+from .times import fill_seconds, paced_times
 from .work import StageWork, gradient_flats, stage_segment
 
 __all__ = ["PipelineOptions", "RankResult", "RankStages", "Walk", "make_walk", "message_time", "run_pipeline_rank", "worst_difference"]
@@ -166,7 +166,7 @@ def make_walk(
     program = inline(plan.main, plan.programs).program
     flats = gradient_flats(program, rank, stages.modules, schedule.copies)
     memory = PipelineMemory(program, rank, device, stages.borders, flats)
-    work = StageWork(program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share)
+    work = StageWork(program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan))
     executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps))
     return Walk(stages, executor, work, memory, flats)
 

@@ -32,6 +32,7 @@ from ..launcher import LocalRanks
 from ..pacing import Pacing
 from .rank import PipelineOptions, RankResult
 from .stages import Given, given_stages
+from .times import fill_seconds
 
 __all__ = ["Rehearsal", "measured_cost", "pipeline_orders", "rehearse", "with_real_sizes"]
 
@@ -67,7 +68,10 @@ def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, co
     """Every rank's walk through the plan's inlined program, and its simulation on the problem's own connections."""
     program = inline(plan.main, plan.programs).program
     fabric = fabric_of(problem)
-    timeline = simulate_program(program, fabric, [d.name for d in fabric.devices], cost or price_table(problem, schedule))
+    prices = cost or price_table(problem, schedule)
+    if filled := {key: Priced(seconds) for key, seconds in fill_seconds(plan).items()}:
+        prices = Cost(name=prices.name, table={**prices.table, **filled}, source=prices.source)
+    timeline = simulate_program(program, fabric, [d.name for d in fabric.devices], prices)
     start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
     known = timeline.spans.step >= 0
     start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
@@ -98,6 +102,9 @@ def rehearse(
             "gathers weights and leaves each replica a part of the gradients; given stages hold theirs whole", where=strategy,
             hint="plan without `--option sharded=true`, or leave out --stages to rehearse the messages alone",
         )  # fmt: skip
+    fill_seconds(plan)  # refused here, not on every rank
+    if stages and "fill" in plan.job:
+        raise UsageError("a filled plan runs paced, with the times it was made for", where="--stages", hint="leave it out")
     if stages:
         given = given_stages(stages, schedule.stages, schedule.microbatches * problem.data)
         plan = with_real_sizes(plan, given)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ...decide.pipeline.orders import action_s
 from ...decide.pipeline.problem import Action, PipelineProblem, Schedule
+from ...errors import Unsupported
+from ...plan import Plan
 
-__all__ = ["paced_times"]
+__all__ = ["fill_seconds", "paced_times"]
 
 
 def paced_times(problem: PipelineProblem, schedule: Schedule, copy: int, stage: int) -> tuple[float, float, float]:
@@ -22,3 +24,19 @@ def paced_times(problem: PipelineProblem, schedule: Schedule, copy: int, stage: 
     whole, weights = seconds("B"), seconds("W")
     weights = min(weights, whole)
     return seconds("F"), whole - weights, weights
+
+
+def fill_seconds(plan: Plan) -> dict[str, float]:
+    """Price key (`fill:<item>|<kind>`) -> seconds of the work that a filled plan puts into idle time; {} of any other plan.
+
+    Raises: Unsupported when items of one step send each other messages.
+    """
+    if "fill" not in plan.job:
+        return {}
+    if any(name.startswith("fillout:") for name in plan.main.buffers.name):
+        raise Unsupported(
+            "work in idle time that sends messages within a step is simulated and checked, not run", where="fill",
+            hint="run K-FAC on a schedule without copies or replicas, or statistics and checkpoints",
+        )  # fmt: skip
+    table = plan.job["cost"]["table"]
+    return {key: float(priced["time_s"]) for key, priced in table.items() if key.startswith("fill:")}

@@ -7,7 +7,9 @@ and replicas are those of the mean loss, each micro-batch once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,19 +66,26 @@ def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module]
 
 
 class StageWork:
-    """`segments`: of the stages this rank holds. `inputs`, `targets`: of this replica's micro-batches. `losses`: of the last pass."""
+    """`segments`: of the stages this rank holds. `inputs`, `targets`: of this replica's micro-batches. `losses`: of the last pass.
+
+    `fill_s`: see `times.fill_seconds`.
+    """
 
     def __init__(
         self, program: Program, segments: Mapping[Key, SegmentModule], inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], *,
         stages: int, share: float,
+        fill_s: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.program, self.segments, self.inputs, self.targets = program, segments, inputs, targets
         self.top, self.share = stages - 1, share
+        self.fill_s = fill_s or {}
         self.losses: dict[int, torch.Tensor] = {}
 
     def compile(self, op: int, memory: RankMemory) -> Action:
         o = self.program.ops
         kind, copy, stage, first = o.name[op], int(o.copy[op]), int(o.stage[op]), int(o.microbatch[op])
+        if o.graph[op].startswith("fill:"):  # work in idle time: as long as planned
+            return partial(time.sleep, self.fill_s[f"{o.graph[op]}|{kind}"])
         last = int(o.module[op].partition("-")[2]) if o.module[op] else first
         segment = self.segments.get((copy, stage))
         make: Any = {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}.get(kind)
