@@ -46,7 +46,7 @@ def idle_of(problem: PipelineProblem, strategy: PipelineStrategy) -> Idle:
     return idle_times(j.program, j.timeline)
 
 
-SHAPES = [(n, {}) for n in NAMES] + [
+SHAPES = [(n, {}) for n in NAMES if n != "search"] + [  # that one may leave a device no idle time
     ("chimera", {"mode": "double"}), ("chimera", {"mode": "halve"}), ("chimera", {"split": True}),
 ]  # fmt: skip
 
