@@ -223,7 +223,8 @@ class LayoutSearch:
         works = training_works(graph, candidate.layout)
         cost = self.cost
         if self.prices is not None:
-            cost = cost.with_table(self.prices(graph, candidate.layout), source=f"{cost.source}; operators measured")
+            source = getattr(self.prices, "source", "operators measured")
+            cost = cost.with_table(self.prices(graph, candidate.layout), source=f"{cost.source}; {source}")
         try:
             program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, planner.for_placement(placement))
         except Unsupported as error:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..fabric import Fabric
     from ..graph import OpGraph
     from ..job import Training
+    from ..probe.gpu_tables import TablePrices
     from ..probe.node_prices import MeasuredPrices
 
 MEASURED_BATCH = 4  # samples per pass when operators are measured; other micro-batch sizes are scaled
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.tensor_shares import TensorOptions
     from ..drive import plan_training, read_fabric, write_plan
     from ..job import Training
-    from ..probe.cost_name import load_cost
+    from ..probe.cost_name import load_cost, load_prices
     from ..report.plan_text import plan_document, plan_text
 
     graph = graph_given(args)
@@ -75,10 +76,11 @@ def run(args: argparse.Namespace) -> Result:
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
         optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed,
     )  # fmt: skip
-    prices = None
+    prices: MeasuredPrices | TablePrices | None = None
     if args.cost == "measured":
         fabric, graph, prices = _measured(job, fabric)
     cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
+    prices = prices or load_prices(args.cost, cost, fabric)
     plan = plan_training(
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
         collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,

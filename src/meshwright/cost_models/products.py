@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from .robust_fit import fit_positive
 
-__all__ = ["GpuPeaks", "ProductModel", "fit_products"]
+__all__ = ["GpuPeaks", "ProductModel", "fit_products", "fitted_rows", "roofline_s"]
 
 F64 = NDArray[np.float64]
 TILES = (64, 128, 256)
@@ -61,24 +61,33 @@ class ProductModel:
 
     def time_s(self, m: F64 | float, n: F64 | float, k: F64 | float) -> F64:
         """Seconds of (m x k)(k x n); arrays broadcast."""
-        return _time_s(np.asarray(self.numbers), self.tile, self.peaks, *(np.asarray(x, np.float64) for x in (m, n, k)))
+        return roofline_s(np.asarray(self.numbers), self.tile, self.tile, self.peaks, *(np.asarray(x, np.float64) for x in (m, n, k)))
 
 
-def _time_s(e: F64, tile: int, peaks: GpuPeaks, m: F64, n: F64, k: F64) -> F64:
-    rows = np.where(m <= NARROW, NARROW, tile)
-    waves = np.ceil(m / rows) * np.ceil(n / tile) / peaks.processors
+def roofline_s(e: F64, height: int, width: int, peaks: GpuPeaks, m: F64, n: F64, k: F64, *, ragged: float = 0.0) -> F64:
+    """Seconds by the seven numbers `e` with tiles of height x width. `ragged`: how much of a row of tiles an empty one costs beyond its share."""
+    tall = np.where(m <= NARROW, NARROW, height)
+    rows = np.ceil(m / tall)
+    waves = rows * np.ceil(n / width) / peaks.processors
     share = e[3] / (1 + e[3])
     waves = share * np.ceil(waves) + (1 - share) * waves
-    compute = waves * (2 * rows * tile * k / (peaks.flops / peaks.processors * e[1]) + e[2] * 1e-6)
+    if ragged:
+        waves = waves * (1 + ragged * np.where(rows > 1, (1 - (m / tall - rows + 1)) / rows, 0.0))
+    compute = waves * (2 * tall * width * k / (peaks.flops / peaks.processors * e[1]) + e[2] * 1e-6)
     moved = n * k * peaks.weight_bytes + m * k * peaks.input_bytes + m * n * peaks.output_bytes
     cache = e[6] * 1e6
     memory = np.minimum(moved, cache) / (e[5] * 1e12) + np.maximum(moved - cache, 0) / (peaks.memory_Bps * e[4])
     return np.asarray(e[0] * 1e-6 + (compute**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS))
 
 
+def fitted_rows(count: int) -> NDArray[np.int64]:
+    """Numbers of the rows of a table that models are fitted to: all of a small one, FITTED_ROWS evenly spread over a large one."""
+    return np.unique(np.linspace(0, count - 1, min(count, FITTED_ROWS)).astype(np.int64)) if count else np.empty(0, np.int64)
+
+
 def fit_products(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> ProductModel:
     """Fit to measured rows. Raises: FormatError when there are none or a time is not positive."""
-    rows = np.unique(np.linspace(0, len(times_s) - 1, min(len(times_s), FITTED_ROWS)).astype(int)) if len(times_s) else np.empty(0, int)
+    rows = fitted_rows(len(times_s))
     x = [np.asarray(v, np.float64)[rows] for v in (m, n, k)]
     y = np.asarray(times_s, np.float64)[rows]
     starts = [START[:3] + (q,) + START[4:] for q in QUANTISATION]
@@ -87,4 +96,4 @@ def fit_products(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> Produ
 
 
 def _numbers(x: list[F64], y: F64, tile: int, peaks: GpuPeaks, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(fit_positive(lambda e: _time_s(e, tile, peaks, *x), y, starts, scale=SCALE).tolist())
+    return tuple(fit_positive(lambda e: roofline_s(e, tile, tile, peaks, *x), y, starts, scale=SCALE).tolist())

@@ -62,6 +62,12 @@ class TiledTable:
     levels: F64  # log seconds, or log ratio to the model; shape x position
     model: ProductModel | None
 
+    @property
+    def form(self) -> str:
+        """What was chosen, for reports."""
+        small, large, along, smooth = self.choice
+        return f"tiles {small} / {large}, {along}{', neighbours vote' if smooth else ''}"
+
     def at(self, n: int, k: int, m: F64 | float) -> F64:
         """Seconds for each m. Raises: UnknownName for a shape that is not in the table."""
         row = self.shapes.get((n, k))

@@ -32,6 +32,8 @@ __all__ = [
 
 F64 = NDArray[np.float64]
 PACKAGE = "aiconfigurator-core"
+MOST_BYTES, MOST_ROWS = 1 << 28, 4_000_000  # of one file; the largest real ones have 3 MB and 110,000 rows
+MOST_TEXT_BYTES = 1 << 20
 ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
 PEAK_OF = {
     "bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "fp8_block": "fp8_tc_flops", "int8_wo": "bfloat16_tc_flops",
@@ -131,12 +133,22 @@ def _versions(folder: Path, file: str) -> list[Path]:
     return sorted(found, key=lambda f: [int(x) for x in re.findall(r"\d+", f.parent.name)], reverse=True)
 
 
+def _not_larger(path: Path, most: int) -> None:
+    size = path.stat().st_size
+    if size > most:
+        raise FormatError(f"{size:,} bytes are more than the {most:,} that are read", where=str(path), hint="reinstall the package")
+
+
 def _columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    _not_larger(path, MOST_BYTES)
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise MissingExtra("pyarrow", extra="tables", needed_for="reading measured GPU tables") from None
     try:
+        rows = parquet.read_metadata(path).num_rows
+        if rows > MOST_ROWS:
+            raise FormatError(f"{rows:,} rows are more than the {MOST_ROWS:,} that are read", where=str(path), hint="reinstall the package")
         table = parquet.read_table(path, columns=list(names))
     except (ArrowException, OSError, ValueError) as error:
         raise FormatError(f"not a table of measurements: {str(error).splitlines()[0]}", where=str(path), hint="reinstall the package") from error
@@ -150,7 +162,8 @@ def read_system(system: str) -> System:
     """Raises: UnknownName, MissingExtra, FormatError when a peak is missing."""
     _folder(system)
     path = _root() / f"{system}.yaml"
-    return parse_system(system, path.read_text(), where=str(path))
+    _not_larger(path, MOST_TEXT_BYTES)
+    return parse_system(system, path.read_text(errors="replace"), where=str(path))
 
 
 def parse_system(name: str, text: str, *, where: str) -> System:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..cost import Cost, assumed_cost
 from ..errors import UsageError
 from ..fabric import Fabric
 from ..io.cost_file import read_cost
 
-__all__ = ["load_cost"]
+if TYPE_CHECKING:
+    from .gpu_tables import TablePrices
+
+__all__ = ["load_cost", "load_prices"]
 
 
 def load_cost(spec: str, fabric: Fabric) -> Cost:
@@ -34,3 +39,16 @@ def load_cost(spec: str, fabric: Fabric) -> Cost:
         system, _, dtype = rest.partition(":")
         return tables_cost(system, dtype=dtype or "bf16")
     return read_cost(spec)
+
+
+def load_prices(spec: str, cost: Cost, fabric: Fabric) -> TablePrices | None:
+    """Prices of operators behind `tables:SYSTEM`, for planning with `cost` (made by `load_cost`); None for other names and on mixed fabrics.
+
+    Raises: UnknownName, MissingExtra, FormatError.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind != "tables":
+        return None
+    from .gpu_tables import TablePrices
+
+    return TablePrices.of(rest.partition(":")[0], cost, fabric)

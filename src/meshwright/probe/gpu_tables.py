@@ -4,8 +4,8 @@
   `gemm_errors`; protocol in `meshwright.probe.fit`).
 - `tables_cost`: a `Cost` for a kind of GPU: efficiency on matrix products and time per call fitted to the product table, message
   overhead fitted to two-GPU all-gathers, evidence "interpolated".
-- `table_prices`: prices of a layout's segments, matrix products by interpolation in (m, n, k), everything else by that cost's roofline.
-  A price is called interpolated if more than half of its time is.
+- `table_prices`: prices of a layout's segments, matrix products from the table, everything else by that cost's roofline. A price is called
+  interpolated if more than half of its time is. `TablePrices` gives them to a planner.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost import Cost, Priced, Transport
+from ..cost_models.learned import ENOUGH, LearnedProducts, fit_learned
 from ..cost_models.products import GpuPeaks, ProductModel, fit_products
 from ..cost_models.tiles import TiledTable, fit_tiles
 from ..errors import FormatError, UnknownName, UsageError
-from ..fabric import Device
+from ..fabric import Device, Fabric
 from ..graph import OpGraph, OpNode, Work
 from ..graph_vocabulary import expand_losses
 from ..io.perf_tables import GemmCurve, NcclCurve, System, package_version, read_gemm, read_nccl, read_system
 from ..plan import Segment, TrainingLayout
 from ..plan_shards import local_extent
 from .fit import FitErrors, errors_of, fit_line, held_back
+from .gpu_tables_models import gpu_peaks
 
-__all__ = ["GemmTable", "gemm_errors", "nccl_errors", "table_prices", "tables_cost"]
+__all__ = ["GemmTable", "TablePrices", "gemm_errors", "nccl_errors", "table_prices", "tables_cost"]
 
 F64 = NDArray[np.float64]
 TABLE_DTYPE = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
@@ -62,10 +64,25 @@ def _joined(parts: Sequence[tuple[F64, F64]]) -> FitErrors:
 
 @dataclass(frozen=True)
 class GemmTable:
-    """Times of (m x k)(k x n) of one dtype and kernel source, for any shape. With `peaks`, shapes beyond the table follow the compact model."""
+    """Times of (m x k)(k x n) of one dtype and kernel source, for any shape.
+
+    With `peaks`, a large table is read by `cost_models.learned`, never faster than the peak; shapes beyond a small one follow the compact model.
+    """
 
     curves: tuple[GemmCurve, ...]
     peaks: GpuPeaks | None = None
+
+    @cached_property
+    def _learned(self) -> LearnedProducts | None:
+        if self.peaks is None or sum(len(c.m) for c in self.curves) < ENOUGH:
+            return None
+        return fit_learned(*self._rows, self.peaks)
+
+    @cached_property
+    def _rows(self) -> tuple[F64, F64, F64, F64]:
+        columns = [(c.m, np.full(len(c.m), float(c.n)), np.full(len(c.m), float(c.k)), c.times_s) for c in self.curves]
+        m, n, k, times_s = (np.concatenate(x) for x in zip(*columns, strict=True))
+        return m, n, k, times_s
 
     @cached_property
     def _by_shape(self) -> TiledTable:
@@ -75,9 +92,7 @@ class GemmTable:
     def _model(self) -> ProductModel | None:
         if self.peaks is None:
             return None
-        columns = [(c.m, np.full(len(c.m), float(c.n)), np.full(len(c.m), float(c.k)), c.times_s) for c in self.curves]
-        m, n, k, times_s = (np.concatenate(x) for x in zip(*columns, strict=True))
-        return fit_products(m, n, k, times_s, self.peaks)
+        return fit_products(*self._rows, self.peaks)
 
     @cached_property
     def _axes(self) -> tuple[F64, F64]:
@@ -86,12 +101,16 @@ class GemmTable:
         return (np.unique([float(c.n) for c in self.curves]), np.unique([float(c.k) for c in self.curves]))
 
     def time_s(self, m: float, n: float, k: float) -> float:
-        """Along m as `cost_models.tiles` reads the table on the four surrounding (n, k), then linear in log n and log k.
+        """As the table's model says it. Of a small table: along m as `cost_models.tiles` reads it on the four surrounding (n, k),
+        then linear in log n and log k.
 
         A corner that was not measured, and sizes beyond the table, are taken from the nearest measured (n, k), scaled by the compact model where
         the peaks are known, else by n * k.
         """
         axis_n, axis_k = self._axes
+        if self._learned is not None and self.peaks is not None:
+            sides = [max(1.0, x) for x in (m, n, k)]
+            return max(float(self._learned.time_s(*sides)), 2 * m * n * k / self.peaks.flops)
         total, weight = 0.0, 0.0
         for cn, wn in _bracket(axis_n, n):
             for ck, wk in _bracket(axis_k, k):
@@ -131,6 +150,7 @@ def _bracket(axis: F64, value: float) -> list[tuple[float, float]]:
 def gemm_table(system: str, dtype: str = "bf16") -> tuple[GemmTable, str]:
     """(products of the framework with the most rows for this dtype, what they are from). Raises: UnknownName."""
     name = TABLE_DTYPE.get(dtype)
+    read_system(system)  # an unknown one is said with the known ones
     best: tuple[int, GemmTable, str] | None = None
     for framework in FRAMEWORKS:
         try:
@@ -144,10 +164,18 @@ def gemm_table(system: str, dtype: str = "bf16") -> tuple[GemmTable, str]:
         for source, mine in sources.items():
             rows = sum(len(c.m) for c in mine)
             if best is None or rows > best[0]:
-                best = (rows, GemmTable(tuple(mine)), f"{version} ({source})")
+                best = (rows, GemmTable(tuple(mine), _peaks(system, str(name))), f"{version} ({source})")
     if best is None:
         raise UnknownName(f"no measured matrix products of {system!r} in {dtype!r}", hint=f"data types: {', '.join(sorted(TABLE_DTYPE))}")
     return best[1], best[2]
+
+
+def _peaks(system: str, dtype: str) -> GpuPeaks | None:
+    """None where the data sheet's numbers are not known: then the table is read without a model of the GPU."""
+    try:
+        return gpu_peaks(read_system(system), dtype)
+    except UnknownName:
+        return None
 
 
 def tables_cost(system: str, *, dtype: str = "bf16") -> Cost:
@@ -191,6 +219,28 @@ def _transport(curves: Sequence[NcclCurve], system: System) -> Transport:
 
 
 # ---- prices of a layout ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TablePrices:
+    """Prices layouts of any graph for a planner (`drive.plan_training`)."""
+
+    table: GemmTable
+    cost: Cost
+    device: Device
+    source: str
+
+    def __call__(self, graph: OpGraph, layout: TrainingLayout) -> dict[str, Priced]:
+        return table_prices(self.table, graph, layout, self.cost, self.device)
+
+    @staticmethod
+    def of(system: str, cost: Cost, fabric: Fabric) -> TablePrices | None:
+        """None on a fabric of several kinds of devices: a segment's one price cannot hold for all of them. Raises: as `tables_cost`."""
+        kinds = {(tuple(sorted(d.flops.items())), d.memory_bandwidth_Bps) for d in fabric.devices}
+        if len(kinds) != 1:
+            return None
+        table, source = gemm_table(system, cost.dtype)
+        return TablePrices(table, cost, fabric.devices[0], f"matrix products of {source}")
 
 
 def table_prices(table: GemmTable, graph: OpGraph, layout: TrainingLayout, cost: Cost, device: Device) -> dict[str, Priced]:

@@ -3,7 +3,8 @@
 Protocol: the sizes of a curve are sorted and every second one is held back (m for each (n, k) of a data type and kernel; the message size for each
 operation, data type and GPU count). Models, and every choice inside them, see the other rows only. Each table version is judged on its own. Three
 models, beside one alpha-beta line per curve (in bytes for collectives, in m for products) that sees the same rows:
-- interpolating: `cost_models.tiles` for products, linear between neighbouring sizes for collectives;
+- interpolating: for products `cost_models.learned`, or `cost_models.tiles` where a table has too few rows for it; linear between neighbouring sizes
+  for collectives;
 - compact, eight numbers: `cost_models.products` per data type and kernel, `cost_models.collectives` for a whole table;
 - beyond: the largest quarter of a collective's sizes held back.
 Errors are |predicted / measured - 1|.
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_models.collectives import CollectiveCurve, fit_collectives
+from ..cost_models.learned import ENOUGH, LearnedProducts, fit_learned
 from ..cost_models.products import GpuPeaks, fit_products
 from ..cost_models.tiles import TiledTable, fit_tiles
 from ..errors import FormatError, UnknownName
@@ -128,7 +130,7 @@ class GemmErrors:
 
     interpolating: TableErrors
     compact: TableErrors
-    table: TiledTable
+    table: TiledTable | LearnedProducts
     numbers: tuple[float, ...]
     tile: int
 
@@ -164,13 +166,18 @@ def _gemm_errors(curves: Sequence[GemmCurve], peaks: GpuPeaks) -> GemmErrors:
 
     m, n, k, times_s = stacked(lambda b: ~b)
     model = fit_products(m, n, k, times_s, peaks)
-    table = fit_tiles([(c.n, c.k, c.m[~b], c.times_s[~b]) for c, b in zip(curves, back, strict=True)], model)
+    table: TiledTable | LearnedProducts
+    if len(times_s) >= ENOUGH:
+        table = fit_learned(m, n, k, times_s, peaks)
+    else:
+        table = fit_tiles([(c.n, c.k, c.m[~b], c.times_s[~b]) for c, b in zip(curves, back, strict=True)], model)
     interpolated, compact = [], []
     for c, b in zip(curves, back, strict=True):
         if not b.any():
             continue
         x, y = c.m[b], c.times_s[b]
         line = _off(fit_line(c.m[~b], c.times_s[~b]).at(x), y)
-        interpolated.append(TableErrors(_off(table.at(c.n, c.k, x), y), line))
+        read = table.at(c.n, c.k, x) if isinstance(table, TiledTable) else table.time_s(x, c.n, c.k)
+        interpolated.append(TableErrors(_off(read, y), line))
         compact.append(TableErrors(_off(model.time_s(x, c.n, c.k), y), line))
     return GemmErrors(TableErrors.joined(interpolated), TableErrors.joined(compact), table, model.numbers, model.tile)

@@ -1,0 +1,145 @@
+"""The interpolating model of a large table of matrix products: a roofline with tiles, and trees for what it leaves over.
+
+    log time = log roofline(m, n, k) + trees(features of m, n, k), averaged over MEMBERS pairs
+
+- The roofline is that of `products` with two more freedoms: tiles need not be square, and a row of tiles that is only partly filled costs more than
+  its share by (1 - filled) * ragged / rows of tiles (measured times fall while m grows inside one tile).
+- The trees (`boosting`) see sizes, products and ratios of sizes, the roofline, and what libraries choose kernels by: waves of tiles over the
+  multiprocessors and how full the last one is, for twelve tilings and for the one with the fewest waves. They are fitted to all shapes of a table
+  together, so a row learns from every shape whose kernel meets the same number of waves.
+- Members: the rooflines of the two best tilings, each with and without features of how full the last row of tiles is.
+Fewer rows than ENOUGH do not determine trees; `tiles` reads such tables. Sizes beyond the table get the roofline times the outermost trees' values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError
+from .boosting import BoostedTrees, fit_trees
+from .products import SCALE, START, GpuPeaks, fitted_rows, roofline_s
+from .robust_fit import fit_positive
+
+__all__ = ["ENOUGH", "LearnedProducts", "fit_learned"]
+
+F64 = NDArray[np.float64]
+ENOUGH = 1000  # rows
+SIDES = (64, 128, 256)
+WIDTHS = (64, 128, 192, 256)
+RAGGED = 0.2  # where its search starts
+TILINGS, TREES = 2, 300
+FEWEST_WAVES = (*range(16, 129, 8), 144, 160)  # widths of tiles among which the fewest waves are sought
+BLOCK = 200_000  # rows that are predicted at once
+
+
+@dataclass(frozen=True)
+class _Roofline:
+    """`numbers`: the seven of `products` and `ragged`."""
+
+    peaks: GpuPeaks
+    numbers: tuple[float, ...]
+    height: int
+    width: int
+
+    def log_s(self, m: F64, n: F64, k: F64) -> F64:
+        e = np.asarray(self.numbers)
+        return np.asarray(np.log(roofline_s(e[:7], self.height, self.width, self.peaks, m, n, k, ragged=float(e[7]))))
+
+
+@dataclass(frozen=True)
+class _Member:
+    roofline: _Roofline
+    filling: bool
+    trees: BoostedTrees
+
+    def log_s(self, m: F64, n: F64, k: F64) -> F64:
+        base = self.roofline.log_s(m, n, k)
+        return base + self.trees.at(_features(m, n, k, base, self.roofline.peaks.processors, self.filling))
+
+
+@dataclass(frozen=True)
+class LearnedProducts:
+    """Times of one data type and kernel, for any shape."""
+
+    members: tuple[_Member, ...]
+
+    @property
+    def form(self) -> str:
+        """Tilings of its rooflines, for reports."""
+        return ", ".join(dict.fromkeys(f"{x.roofline.height} x {x.roofline.width}" for x in self.members)) + f"; {len(self.members)} x {TREES} trees"
+
+    def time_s(self, m: F64 | float, n: F64 | float, k: F64 | float) -> F64:
+        """Seconds of (m x k)(k x n); arrays broadcast. Raises: FormatError for sizes below one."""
+        x = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (m, n, k)))
+        flat = [v.ravel() for v in x]
+        if any(not np.all(np.isfinite(v) & (v >= 1)) for v in flat):
+            raise FormatError("a matrix product has sizes of one or more")
+        parts = [flat[0][:0]]
+        for i in range(0, len(flat[0]), BLOCK):
+            part = [v[i : i + BLOCK] for v in flat]
+            parts.append(np.mean([member.log_s(*part) for member in self.members], axis=0))
+        return np.asarray(np.exp(np.concatenate(parts)).reshape(x[0].shape))
+
+
+def fit_learned(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> LearnedProducts:
+    """From measured rows of all shapes. Raises: FormatError for fewer than ENOUGH rows, or times that are not positive."""
+    if len(times_s) < ENOUGH or not np.all(np.isfinite(times_s) & (times_s > 0)):
+        raise FormatError(f"trees need {ENOUGH} rows with positive finite times", where=f"{len(times_s)} rows", hint="use cost_models.tiles")
+    m, n, k = (np.asarray(v, np.float64) for v in (m, n, k))
+    members = []
+    for number, roofline in enumerate(_rooflines(m, n, k, times_s, peaks)[:TILINGS]):
+        base = roofline.log_s(m, n, k)
+        for filling in (False, True):
+            x = _features(m, n, k, base, peaks.processors, filling)
+            members.append(_Member(roofline, filling, fit_trees(x, np.log(times_s) - base, trees=TREES, seed=number)))
+    return LearnedProducts(tuple(members))
+
+
+def _rooflines(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> list[_Roofline]:
+    """One for each tiling, the best first."""
+    rows = fitted_rows(len(times_s))
+    x, y = [v[rows] for v in (m, n, k)], times_s[rows]
+    found: list[tuple[float, _Roofline]] = []
+    for height in SIDES:
+        for width in SIDES:
+
+            def model(e: F64, height: int = height, width: int = width) -> F64:
+                return roofline_s(e[:7], height, width, peaks, *x, ragged=float(e[7]))
+
+            e = fit_positive(model, y, [(*START, RAGGED)], scale=SCALE)
+            loss = float(np.log1p((np.log(model(e) / y) / SCALE) ** 2).sum())
+            found.append((loss, _Roofline(peaks, tuple(e.tolist()), height, width)))
+    return [r for _, r in sorted(found, key=lambda pair: pair[0])]
+
+
+def _features(m: F64, n: F64, k: F64, base: F64, processors: int, filling: bool) -> F64:
+    """One row of features for each product."""
+    columns = [np.log(x) for x in (m, n, k)]
+    columns += [base] + [np.log(x) for x in (m * n, n * k, m * k, n / m, k / n)]
+    for height in SIDES:
+        rows = np.ceil(m / height)
+        for width in WIDTHS:
+            waves = rows * np.ceil(n / width) / processors
+            columns += [np.log(np.ceil(waves)), np.log(waves / np.ceil(waves))]
+        columns.append(rows)
+        if filling:
+            columns.append(np.where(m > height, m / height - rows + 1, 1.0))
+    return np.stack(columns + _fewest_waves(m, n, processors), 1)
+
+
+def _fewest_waves(m: F64, n: F64, processors: int) -> list[F64]:
+    """The tiling with the fewest waves, of those the one with the fullest last wave (the first rule of DeepGEMM's choice): its features."""
+    waves, full, tall, wide = np.full(len(m), np.inf), np.zeros(len(m)), np.zeros(len(m)), np.zeros(len(m))
+    for heights, widths in ((np.where(m <= 64, 64.0, 128.0), FEWEST_WAVES), (np.full(len(m), 256.0), [w for w in FEWEST_WAVES if w <= 128])):
+        for width in widths:
+            tiles = np.ceil(m / heights) * np.ceil(n / width)
+            now = np.ceil(tiles / processors)
+            last = tiles - (now - 1) * processors
+            better = (now < waves) | ((now == waves) & (last > full))
+            waves, full = np.where(better, now, waves), np.where(better, last, full)
+            tall, wide = np.where(better, heights, tall), np.where(better, float(width), wide)
+    work = waves * tall * wide
+    return [np.log(waves), full / processors, tall, wide, np.log(work), np.log(work * processors / (m * n))]
