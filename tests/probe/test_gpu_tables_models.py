@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.collectives import CollectiveModel
-from meshwright.cost_models.products import ProductModel
+from meshwright.cost_models.products import GpuPeaks, ProductModel
 from meshwright.errors import FormatError, UnknownName
 from meshwright.io import perf_tables
 from meshwright.io.perf_tables import GemmCurve, NcclCurve, System
@@ -108,6 +108,20 @@ def test_products_beyond_the_table_follow_the_compact_model():
     assert with_peaks.time_s(64, 16384, 16384) == pytest.approx(far, rel=0.05) and with_peaks.time_s(64, 2048, 2048) > 0
     assert abs(without.time_s(1, 256, 256) / float(truth.time_s(1, 256, 256)) - 1) > 0.5  # n k alone forgets the launch
     assert with_peaks.time_s(1, 256, 256) == pytest.approx(float(truth.time_s(1, 256, 256)), rel=0.05)
+
+
+def test_a_large_table_is_read_by_the_learned_model():
+    """Enough rows: the answer is the learned model's, bounded by the peak; the same question is answered once."""
+    peaks = gpu_peaks(H100, "bfloat16")
+    truth = ProductModel(peaks=peaks, numbers=(5.0, 0.6, 1.0, 0.5, 0.85, 5.0, 30.0), tile=128)
+    sides = (256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
+    curves = tuple(GemmCurve(dtype="bfloat16", source="k", n=n, k=k, m=M, times_s=truth.time_s(M, n, k)) for n in sides for k in sides)
+    table = GemmTable(curves, peaks)
+    assert table.time_s(100, 2048, 3000) == pytest.approx(float(truth.time_s(100, 2048, 3000)), rel=0.1)
+    assert table.time_s(100, 2048, 3000) == float(table._learned.time_s(100.0, 2048.0, 3000.0)) and len(table._asked) == 1
+    bounded = GemmTable(curves, GpuPeaks(flops=1e9, memory_Bps=3e12, processors=132, weight_bytes=2, input_bytes=2))
+    bounded.__dict__["_learned"] = table._learned
+    assert bounded.time_s(512, 512, 512) == 2 * 512**3 / 1e9
 
 
 def test_versions_are_listed_and_read_by_name(tmp_path, monkeypatch):
