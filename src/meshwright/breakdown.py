@@ -20,22 +20,29 @@ __all__ = ["PHASE_ORDER", "phase_seconds"]
 PHASE_ORDER = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "other")
 
 
-def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int, makespan_s: float) -> list[dict[str, float]]:
-    """Per rank: seconds per phase of PHASE_ORDER, plus `idle`. Spans without a step (-1) are ignored."""
+def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int | Sequence[int], makespan_s: float) -> list[dict[str, float]]:
+    """Per rank: seconds per phase of PHASE_ORDER, plus `idle`. Spans without a step (-1) are ignored.
+
+    `ranks`: how many, or for each the rank whose spans are its own too (`program_flat.represented_by`).
+    """
+    if not isinstance(ranks, int):
+        rows = {rank: _seconds(spans, phase_of_step, rank, makespan_s) for rank in dict.fromkeys(ranks)}
+        return [rows[rank] for rank in ranks]
+    return [_seconds(spans, phase_of_step, rank, makespan_s) for rank in range(ranks)]
+
+
+def _seconds(spans: Spans, phase_of_step: NDArray[np.int8], rank: int, makespan_s: float) -> dict[str, float]:
     known = spans.step >= 0
     codes = np.where(known, phase_of_step[np.maximum(spans.step, 0)], 0)
-    found = []
-    for rank in range(ranks):
-        mine = known & (spans.rank == rank) & (spans.end_s > spans.start_s)
-        taken: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-        seconds: dict[str, float] = {}
-        for name in PHASE_ORDER:
-            chosen = mine & (codes == PHASES.index(name))
-            taken.append((spans.start_s[chosen], spans.end_s[chosen]))
-            seconds[name] = _union(taken) - sum(seconds.values())
-        seconds["idle"] = max(makespan_s - sum(seconds.values()), 0.0)
-        found.append(seconds)
-    return found
+    mine = known & (spans.rank == rank) & (spans.end_s > spans.start_s)
+    taken: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    seconds: dict[str, float] = {}
+    for name in PHASE_ORDER:
+        chosen = mine & (codes == PHASES.index(name))
+        taken.append((spans.start_s[chosen], spans.end_s[chosen]))
+        seconds[name] = _union(taken) - sum(seconds.values())
+    seconds["idle"] = max(makespan_s - sum(seconds.values()), 0.0)
+    return seconds
 
 
 def _union(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:

@@ -63,14 +63,14 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 
 def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True) -> Timeline:
     """Simulates the plan's main program, by default on the fabric it was made for; another fabric takes its devices in order."""
-    from .simulate import simulate_program
+    from .simulate import simulate_stored
 
     target = fabric_of(plan)
     where = target if fabric is None else fabric
     placement = plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks])
     if len(placement) < plan.main.ranks:
         raise UsageError(f"the plan needs {plan.main.ranks} devices, fabric {where.name!r} has {len(where.devices)}")
-    return simulate_program(plan.main, where, placement, cost or cost_of(plan), works=works_of(plan), programs=plan.programs, record=record)
+    return simulate_stored(plan.main, where, placement, cost or cost_of(plan), works=works_of(plan), programs=plan.programs, record=record)
 
 
 def check(plan: Plan) -> None:
@@ -167,11 +167,25 @@ def plan_training(
 
         changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
         raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
+    best = _whole(search, best, judged)
     best = search.refine_collectives(best)
     plan = plan_of(job, fabric, cost, search, best, judged, wanted)
     if not unchecked:
         check(plan)
     return plan
+
+
+def _whole(search: LayoutSearch, best: Evaluated, judged: list[Evaluated]) -> Evaluated:
+    """The best by all its micro-batches. Raises: TimeLimit where it does not fit then."""
+    found = search.whole(best)
+    if found.timeline is None or found.excess_bytes > 0:
+        why = found.why or f"{found.excess_bytes} bytes too many"
+        raise TimeLimit(
+            f"{best.candidate.degrees} fits with few micro-batches and not with all: {why}", where="train plan",
+            hint="fix other degrees (--dp, --tp, --pp, --microbatch)",
+        )  # fmt: skip
+    judged.append(found)
+    return found
 
 
 def unfinished(search: LayoutSearch) -> TimeLimit | None:
@@ -304,7 +318,7 @@ def _prediction(fabric: Fabric, best: Evaluated, timeline: Timeline) -> Predicti
         time_s=timeline.makespan_s,
         phases_s={name: sum(p[name] for p in phases) / ranks for name in phases[0]},
         memory_peak_bytes=tuple(timeline.memory_peak_bytes),
-        memory_worst_bytes=tuple(worst_order_peaks(best.inlined.program)),
+        memory_worst_bytes=best.worst_order_bytes or tuple(worst_order_peaks(best.inlined.program)),
         evidence=best.evidence(timeline),
     )
 

@@ -56,13 +56,16 @@ class CollectivePlanner:
 
         return plan
 
-    def collective(self, purpose: str, devices: tuple[str, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
+    def collective(
+        self, purpose: str, devices: tuple[str, ...], size_bytes: int, op: str = "all-reduce", *, only: CollectiveStrategy | None = None
+    ) -> Callee:
+        """`only`: this strategy and no other."""
         unit = 4 if op == "all-reduce" else 4 * len(devices)  # of the others every rank has a part of whole elements
         size = -(-max(size_bytes, unit) // unit) * unit
-        strategy = self.chosen.get(purpose, self.strategy)
+        strategy = repr(only) if only is not None else self.chosen.get(purpose, self.strategy)
         key = (op, devices, size, strategy)
         if key not in self.cache:
-            self.cache[key] = self._plan(op, devices, size, strategy)
+            self.cache[key] = self._plan(op, devices, size, strategy, only)
         planned = self.cache[key]
         program = planned.plan.program
         name = self._hash(program)
@@ -76,12 +79,13 @@ class CollectivePlanner:
             self.hashes[id(program)] = program_hash(program)
         return self.hashes[id(program)]
 
-    def _plan(self, op: str, devices: tuple[str, ...], size: int, strategy: str) -> Planned:
-        if strategy != "auto" and strategy not in CANDIDATES:
+    def _plan(self, op: str, devices: tuple[str, ...], size: int, strategy: str, only: CollectiveStrategy | None) -> Planned:
+        if only is None and strategy != "auto" and strategy not in CANDIDATES:
             raise UnknownName(f"no collective strategy {strategy!r}", hint=f"strategies: auto, {', '.join(CANDIDATES)}")
         names = tuple(CANDIDATES) if strategy == "auto" else (strategy,)
+        candidates = [only] if only is not None else [c for name in names for c in CANDIDATES[name]]
         problem = CollectiveProblem(fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
-        ranked = auto(problem, candidates=[c for name in names for c in CANDIDATES[name]])
+        ranked = auto(problem, candidates=candidates)
         best = ranked[0]
         assert best.plan is not None and best.time_s is not None, "auto raises when nothing has a plan"
         return Planned(best.plan, best.time_s, tuple((r.strategy, r.time_s, r.why) for r in ranked))

@@ -23,16 +23,18 @@ BUILT_AT_ONCE = 60_000  # operators times candidates that are built without aski
 WORTH_BUILDING = 12  # degrees that are built where it was asked
 
 
-def predicted_steps(data: int, tensor: int, pipeline: int, microbatches: int, segments: int, sums: int) -> int:
+def predicted_steps(data: int, tensor: int, pipeline: int, microbatches: int, segments: int, sums: int, *, folded: bool = False) -> int:
     """About how many steps the inlined program has: computes, pipeline messages, and ring steps of every call.
 
-    `sums`: all-reduces of tensor-parallel regions per micro-batch, forward and backward.
+    `sums`: all-reduces of tensor-parallel regions per micro-batch, forward and backward. `folded`: of one rank of every stage.
     """
+    if folded:
+        return microbatches * (2 * segments + 4 * pipeline + sums * 4 * tensor) + pipeline * 4 * data
     per_microbatch = tensor * (2 * segments + 4 * pipeline + sums * 4 * tensor)
     return data * microbatches * per_microbatch + data * tensor * pipeline * 4 * data
 
 
-def steps_of(graph: OpGraph, global_batch: int) -> Callable[[Degrees], int]:
+def steps_of(graph: OpGraph, global_batch: int, *, folded: bool = False) -> Callable[[Degrees], int]:
     """Predicts the steps of degrees from the graph's regions, before a layout is built."""
     regions = search_regions(graph)[0]
     sums = sum(len(r.rows) + len(r.entries) for r in regions)
@@ -40,7 +42,8 @@ def steps_of(graph: OpGraph, global_batch: int) -> Callable[[Degrees], int]:
     def steps(d: Degrees) -> int:
         split = d.tensor > 1
         segments = d.pipeline + (len(regions) if split else 0)
-        return predicted_steps(d.data, d.tensor, d.pipeline, global_batch // (d.data * d.microbatch_size), segments, sums if split else 0)
+        microbatches = global_batch // (d.data * d.microbatch_size)
+        return predicted_steps(d.data, d.tensor, d.pipeline, microbatches, segments, sums if split else 0, folded=folded)
 
     return steps
 

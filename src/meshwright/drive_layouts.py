@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import permutations
 from typing import Any
 
@@ -19,7 +19,8 @@ from .decide.layout.problem import Degrees
 from .decide.layout.tensor_shares import LEVEL, TensorOptions
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
-from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, predicted_steps, steps_of
+from .drive_folded import MAX_FOLDED_STEPS, folded_step, with_microbatches
+from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
 from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, with_recomputation
 from .errors import Unsupported
@@ -27,9 +28,11 @@ from .fabric import Fabric
 from .graph import OpGraph, Work
 from .job import Training
 from .lowering import lower_training, training_works
+from .lowering_folded import why_not_folded
 from .plan import TrainingLayout
 from .program import Program
 from .program_calls import InlinedProgram, inline, phases
+from .program_flat import flatten, represented_by
 from .timeline import Timeline
 
 __all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps", "placements_of"]
@@ -37,6 +40,9 @@ __all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps", "
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
 MANY_DEVICES = 256  # with more, collectives are rings: planning those of every group costs minutes
+WORTH_FOLDING = 2  # degrees whose programs are too large to write out that are built, best by the layer table first
+LARGEST_FOLDED_MICROBATCH = 8
+SCOUTED = (4, 8)  # micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated
 HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
 MAX_PROGRAM_STEPS = 300_000  # of the inlined program, over all ranks; larger candidates cannot be simulated here
 
@@ -56,6 +62,8 @@ class Evaluated:
     excess_bytes: int = 0
     worst_rank: int = 0
     over_bytes: tuple[int, ...] = ()  # per rank: needed in the worst order less what its device has, 0 where it states none
+    extrapolated_s: float = 0.0  # of a folded program of few micro-batches, whose timeline it is: a step of all of them
+    worst_order_bytes: tuple[int, ...] = ()  # of a folded program, per rank: what it needs in the worst order, at most
     policy: Policy = KEEP_ALL  # what it recomputes
     fabric: Fabric | None = None
     cost: Cost | None = None
@@ -67,7 +75,7 @@ class Evaluated:
 
     @property
     def time_s(self) -> float:
-        return self.timeline.makespan_s if self.timeline is not None else float("inf")
+        return self.extrapolated_s or (self.timeline.makespan_s if self.timeline is not None else float("inf"))
 
     @property
     def worst_bytes(self) -> int:
@@ -82,17 +90,17 @@ class Evaluated:
     @cached_property
     def inlined(self) -> InlinedProgram:
         assert self.program is not None
-        return inline(self.program, self.callees)
+        return flatten(self.program, self.callees)
 
     def recorded(self) -> Timeline:
         """The timeline with all spans (the search keeps only totals)."""
-        from .simulate import simulate_program
+        from .simulate import simulate_stored
 
         assert self.program is not None and self.fabric is not None and self.cost is not None
-        return simulate_program(self.inlined.program, self.fabric, self.placement, self.cost, works=self.works, record=True)
+        return simulate_stored(self.inlined.program, self.fabric, self.placement, self.cost, works=self.works, record=True)
 
     def phases(self, timeline: Timeline) -> list[dict[str, float]]:
-        return phase_seconds(timeline.spans, phases(self.inlined), self.inlined.program.ranks, timeline.makespan_s)
+        return phase_seconds(timeline.spans, phases(self.inlined), represented_by(self.inlined.program).tolist(), timeline.makespan_s)
 
     def evidence(self, timeline: Timeline) -> dict[str, float]:
         from .evidence import evidence_of_timeline
@@ -148,8 +156,8 @@ class LayoutSearch:
             if c.layout is None:
                 judged.append(Evaluated(candidate=c, why=c.why))
                 continue
-            steps = expected_steps(c.layout)
-            if steps > MAX_PROGRAM_STEPS:
+            steps, folded = expected_steps(c.layout), self.is_folded(c.layout)
+            if steps > MAX_PROGRAM_STEPS and not folded:
                 judged.append(Evaluated(candidate=c, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,}"))
                 continue
             limit = max(d.memory_bytes for d in self.fabric.devices)
@@ -165,11 +173,13 @@ class LayoutSearch:
                 why = f"not simulated: closed form {c.estimate_s:.4g} s is over {HOPELESS} times the fastest step"
                 judged.append(Evaluated(candidate=c, why=why))
                 continue
+            done = False  # one placement of a folded program is enough: those that have its symmetry are much alike
             for name, placement in placements_of(c.layout, self.fabric):
-                if simulated and time.monotonic() > until:
+                if done or (simulated and time.monotonic() > until):
                     break
                 for found in self.evaluate_with_recomputation(c, placement, name):
                     judged.append(found)
+                    done |= folded and found.timeline is not None
                     fastest = min(fastest, found.time_s if found.excess_bytes <= 0 else float("inf"))
                     simulated += 1
         fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
@@ -178,27 +188,46 @@ class LayoutSearch:
 
     def refusal(self, problem: LayoutProblem, until: float) -> Callable[[Degrees], str]:
         """Which degrees are not built, and why: programs too large to simulate; where many are left, all but the layer table's best."""
-        steps = steps_of(self.graph, self.job.global_batch)
-        known = {d: steps(d) for d in degrees_of(problem)}
-        small = [d for d, n in known.items() if n <= MAX_PROGRAM_STEPS]
-        best: dict[Degrees, float] = {}
-        if len(small) > WORTH_BUILDING and len(small) * len(self.graph.nodes) > BUILT_AT_ONCE:
-            seconds, self.findings = by_layer_table(self.graph_at, self.fabric, self.cost, self.job.global_batch, small)
-            best = {d: seconds[d] for d in sorted(seconds, key=lambda d: (seconds[d], d))[:WORTH_BUILDING]}
+        small, large = self.sizes(problem)
+        if len(self.fabric.devices) <= MANY_DEVICES and small:
+            large = {}
+        many = len(small) > WORTH_BUILDING and len(small) * len(self.graph.nodes) > BUILT_AT_ONCE
+        best = self.by_table([*small, *large]) if many or len(large) > WORTH_FOLDING else {}
+        order = sorted(best, key=lambda d: (best[d], d))
+        keep = {*[d for d in order if d in small][:WORTH_BUILDING], *[d for d in order if d in large][:WORTH_FOLDING]}
 
         def refuse(degrees: Degrees) -> str:
             d = replace(degrees, sequence=False)
-            if known[d] > MAX_PROGRAM_STEPS:
-                self.too_large = min(self.too_large or known[d], known[d])
-                return f"not built: about {known[d]:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
-            if best and d not in best:
-                return f"not built: not among the {WORTH_BUILDING} best by the layer table"
+            if d not in small and d not in large:
+                known = steps_of(self.graph, self.job.global_batch)(d)
+                self.too_large = min(self.too_large or known, known)
+                return f"not built: about {known:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
+            if best and d not in keep:
+                return f"not built: not among the {WORTH_BUILDING if d in small else WORTH_FOLDING} best by the layer table"
             if time.monotonic() > until:
                 self.out_of_time = True
                 return "not built: the time limit was reached"
             return ""
 
         return refuse
+
+    def sizes(self, problem: LayoutProblem) -> tuple[dict[Degrees, int], dict[Degrees, int]]:
+        """Predicted steps of degrees whose programs can be written out, and of those that can be lowered folded only."""
+        whole, folded = (steps_of(self.graph, self.job.global_batch, folded=x) for x in (False, True))
+        small: dict[Degrees, int] = {}
+        large: dict[Degrees, int] = {}
+        most = max_group(self.fabric)
+        for d in degrees_of(problem):
+            if (steps := whole(d)) <= MAX_PROGRAM_STEPS:
+                small[d] = steps
+            elif d.tensor <= most and d.microbatch_size <= LARGEST_FOLDED_MICROBATCH and self.prices is None and folded(d) <= MAX_FOLDED_STEPS:
+                large[d] = folded(d)
+        return small, large
+
+    def by_table(self, degrees: list[Degrees]) -> dict[Degrees, float]:
+        """Seconds by the layer table; nothing where it has no answer."""
+        seconds, self.findings = by_layer_table(self.graph_at, self.fabric, self.cost, self.job.global_batch, degrees)
+        return seconds
 
     def evaluate_with_recomputation(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str) -> list[Evaluated]:
         """The candidate as it is and as the policy makes it; more than one where the first does not fit."""
@@ -220,6 +249,11 @@ class LayoutSearch:
 
         assert candidate.layout is not None
         graph = self.graph_at(candidate.layout.microbatch_size)
+        if self.is_folded(candidate.layout):
+            return self.evaluate_folded(candidate, graph, placement, name, planner, policy)
+        if (steps := expected_steps(candidate.layout)) > MAX_PROGRAM_STEPS:
+            why = why_not_folded(candidate.layout) or "too many for one rank of every stage, too"
+            return Evaluated(candidate=candidate, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,} ({why})")
         works = training_works(graph, candidate.layout)
         cost = self.cost
         if self.prices is not None:
@@ -240,9 +274,47 @@ class LayoutSearch:
             excess_bytes=max(over[worst], 0), worst_rank=worst, over_bytes=tuple(over), policy=policy, fabric=self.fabric, cost=cost,
         )  # fmt: skip
 
+    def is_folded(self, layout: TrainingLayout) -> bool:
+        """Whether a layout is lowered folded: it is too large otherwise, and not too large so."""
+        large = expected_steps(layout) > MAX_PROGRAM_STEPS
+        return large and self.prices is None and not why_not_folded(layout) and expected_steps(layout, folded=True) <= MAX_FOLDED_STEPS
+
+    def evaluate_folded(
+        self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, planner: CollectivePlanner, policy: Policy,
+        *, whole: bool = False,
+    ) -> Evaluated:  # fmt: skip
+        """Judged by few micro-batches: in the steady state of 1F1B every further one takes as long as the one before. `whole`: by all."""
+        assert candidate.layout is not None
+        layout, whole_s = candidate.layout, 0.0
+        run = partial(folded_step, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=planner)
+        try:
+            if whole or layout.microbatches <= (most := layout.pipeline + SCOUTED[1]):
+                step = run(layout)
+            else:
+                step, fewer = run(with_microbatches(layout, most)), run(with_microbatches(layout, layout.pipeline + SCOUTED[0]))
+                each_s = (step.timeline.makespan_s - fewer.timeline.makespan_s) / (SCOUTED[1] - SCOUTED[0])
+                whole_s = step.timeline.makespan_s + (layout.microbatches - most) * each_s
+        except Unsupported as error:
+            return Evaluated(candidate=candidate, why=f"{error.message} ({name})")
+        limits = [self.fabric.device(d).memory_bytes for d in placement]
+        over = [need - limit if limit else 0 for need, limit in zip(step.needs_bytes, limits, strict=True)]
+        worst = max(range(len(over)), key=over.__getitem__)
+        return Evaluated(
+            candidate=candidate, placement=placement, placement_name=name, program=step.program, callees=step.callees, works=step.works,
+            timeline=step.timeline, excess_bytes=max(over[worst], 0), worst_rank=worst, over_bytes=tuple(over), worst_order_bytes=step.needs_bytes,
+            extrapolated_s=whole_s, policy=policy, fabric=self.fabric, cost=self.cost,
+        )  # fmt: skip
+
+    def whole(self, found: Evaluated) -> Evaluated:
+        """With all micro-batches, where it was judged by a few."""
+        if not found.extrapolated_s:
+            return found
+        at = self.graph_at(found.layout.microbatch_size)
+        return self.evaluate_folded(found.candidate, at, found.placement, found.placement_name, self.planner, found.policy, whole=True)
+
     def refine_collectives(self, best: Evaluated) -> Evaluated:
         """Tries every collective strategy for every purpose in place, one purpose after the other; keeps what shortens the step."""
-        if self.planner.strategy != "auto":
+        if self.planner.strategy != "auto" or (best.program is not None and best.program.fold is not None):
             return best
         planner = self.planner
         called = {self.planner.by_hash[name][0] for name in best.callees}
@@ -255,9 +327,9 @@ class LayoutSearch:
         return best
 
 
-def expected_steps(layout: TrainingLayout) -> int:
+def expected_steps(layout: TrainingLayout, *, folded: bool = False) -> int:
     sums = sum(len(s.sum_writes) + len(s.sum_grads) + len(s.gathers) for s in layout.segments)
-    return predicted_steps(layout.data, layout.tensor, layout.pipeline, layout.microbatches, len(layout.segments), sums)
+    return predicted_steps(layout.data, layout.tensor, layout.pipeline, layout.microbatches, len(layout.segments), sums, folded=folded)
 
 
 def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:

@@ -28,6 +28,7 @@ from math import prod
 from .graph import OpGraph
 from .layout_sizes import gradient_buffers, shard_bytes, training_works
 from .lowering_data import DataParallel, Position
+from .lowering_folded import largest_shards, largest_values, representatives, require_foldable, with_fold
 from .lowering_kept import kept_values
 from .lowering_sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
@@ -47,9 +48,14 @@ PlanCollective = Callable[..., Callee]
 Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
 
-def lower_training(graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective) -> tuple[Program, dict[str, Program]]:
-    """The program of one training step, and the programs it calls by content hash."""
-    return _Lowering(graph, layout, order, all_reduce).run()
+def lower_training(
+    graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective, *, folded: bool = False
+) -> tuple[Program, dict[str, Program]]:
+    """The program of one training step, and the programs it calls by content hash. `folded`: one rank of every stage stands for all its others.
+
+    Raises: Unsupported where ranks are not alike (`folded`), or the layout cannot be lowered.
+    """
+    return _Lowering(graph, layout, order, all_reduce, folded=folded).run()
 
 
 @dataclass
@@ -75,8 +81,11 @@ class _Rank:
 
 
 class _Lowering:
-    def __init__(self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective) -> None:
-        self.graph, self.layout, self.order, self.plan_all_reduce = graph, layout, order, all_reduce
+    def __init__(self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective, *, folded: bool = False) -> None:
+        self.graph, self.layout, self.order, self.plan_all_reduce, self.folded = graph, layout, order, all_reduce, folded
+        if folded:
+            require_foldable(layout)
+        self.stored = representatives(layout) if folded else list(range(layout.ranks))
         self.b = ProgramBuilder(ranks=layout.ranks, name="training step")
         self.segment = {s.key: s for s in layout.segments}
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
@@ -95,10 +104,12 @@ class _Lowering:
     def run(self) -> tuple[Program, dict[str, Program]]:
         lay = self.layout
         ranks = []
-        for number in range(lay.ranks):
+        padded = (largest_shards(self.graph, lay), largest_values(lay)) if self.folded else None
+        for number in self.stored:
             pipeline, _, tensor = lay.coordinates(number)
             stage = lay.stages[pipeline]
-            facts = (shard_bytes(self.graph, lay, tensor), local_values(lay, number), gradient_buffers(self.graph, lay, stage, tensor))
+            sizes, values = padded or (shard_bytes(self.graph, lay, tensor), local_values(lay, number))
+            facts = (sizes, values, gradient_buffers(self.graph, lay, stage, tensor))
             compute = self.b.lane(number, unit=Unit.COMPUTE, role=Role.COMPUTE)
             recv_act, send_act, recv_grad, send_grad, sync = (self.b.lane(number) for _ in range(5))
             ranks.append(_Rank(number, stage, *facts, compute, recv_act, send_act, recv_grad, send_grad, sync))
@@ -116,12 +127,13 @@ class _Lowering:
             self.pipeline_lanes(r, channels)
             r.data.finish()
             self.lifetimes(r)
-        return self.b.build(), self.callees
+        program = self.b.build()
+        return with_fold(program, lay) if self.folded else program, self.callees
 
     # ---- communication -----------------------------------------------------------------------------------------
     def channels(self) -> dict[tuple[int, int], int]:
         lay, found = self.layout, {}
-        for number in range(lay.ranks):
+        for number in self.stored:
             p, d, t = lay.coordinates(number)
             if p + 1 < lay.pipeline:
                 peer = lay.rank(p + 1, d, t)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -259,9 +260,9 @@ def _expand_calls(p: Program, k: int, comm_of: NDArray[np.int32]) -> Calls:
 def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
     """A folded program without calls: the representative lanes of each callee run at the caller's representatives.
 
-    Every callee must be folded to one body on a single shift axis (a ring), and every group of a call must be the whole orbit of the
-    caller's representative along one of its shift axes, of equal size. `program_calls.inline` does the splicing, on the callee's body
-    as a program of one rank; then its channels are led to the images. Equal to inlining the expanded forms, folded.
+    The group of a call is either the whole orbit of a representative along one shift axis (its callee, folded or plain, must be one ring of equal
+    members), or only representatives (its callee is plain). `program_calls.inline` does the splicing, on an orbit's callee as a program of one
+    rank; then its channels are led to the images. Equal to inlining the expanded forms, folded.
 
     Raises: Unsupported, FormatError.
     """
@@ -270,19 +271,30 @@ def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedP
         return inline(program, programs)
     pairs = np.stack([program.calls.comm, program.calls.callee], axis=1)
     unique, which = np.unique(pairs, axis=0, return_inverse=True)
-    axes, starts = [], []
+    sites: list[_Orbit | None] = []
+    bodies: dict[str, Program] = {}
+    groups: list[list[int]] = []
+    rings: dict[str, Program] = {}
     for comm, callee in unique.tolist():
-        ring = programs.get(program.calls.names[callee])
-        if ring is None:
-            raise FormatError(f"program {program.calls.names[callee][:16]!r} is called but not given", where=f"{program.name}.calls")
-        axis = _ring_axis(program, fold, program.comms.groups[comm], ring)
-        axes.append(axis)
-        starts.append(int(program.comms.groups[comm][0]))
-    bodies = {name: _body(programs[name]) for name in program.calls.names}
+        name, group = program.calls.names[callee], program.comms.groups[comm]
+        if name not in programs:
+            raise FormatError(f"program {name[:16]!r} is called but not given", where=f"{program.name}.calls")
+        if all(is_representative(fold, int(rank)) for rank in group):
+            sites.append(None)
+            bodies[f"{name}/plain"] = programs[name]
+            groups.append(group.tolist())
+            continue
+        if name not in rings:
+            rings[name] = _as_ring(programs[name], program.name)
+        sites.append(_Orbit(rings[name], _ring_axis(program, fold, group, rings[name]), int(group[0])))
+        bodies[name] = _body(rings[name])
+        groups.append([int(group[0])])
     names = tuple(program.comms.name[comm] for comm, _ in unique.tolist())
+    called = tuple(f"{program.calls.names[c]}/plain" if site is None else program.calls.names[c] for site, c in zip(sites, unique[:, 1], strict=True))
+    which = which.reshape(-1)
     caller = replace(
-        program, fold=None, comms=Comms(name=names, groups=Csr.of([[start] for start in starts])),
-        calls=replace(program.calls, comm=which.reshape(-1).astype(np.int32)),
+        program, fold=None, comms=Comms(name=names, groups=Csr.of(groups)),
+        calls=replace(program.calls, comm=which.astype(np.int32), callee=which.astype(np.int32), names=called),
         channels=replace(program.channels, tag=np.full(len(program.channels), -1, np.int32)),
     )  # fmt: skip
     inlined = inline(caller, bodies)
@@ -290,17 +302,37 @@ def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedP
     own = len(program.channels)
     dst, tag = c.dst.copy(), c.tag.copy()
     tag[:own] = program.channels.tag
-    for pair, (comm, callee) in enumerate(unique.tolist()):
-        theirs = np.flatnonzero(c.tag == pair) if own == 0 else own + np.flatnonzero(c.tag[own:] == pair)
-        steps_on = programs[program.calls.names[callee]].channels.dst
-        dst[theirs] = starts[pair] + steps_on * folded_axes(fold)[axes[pair]].stride
-        tag[theirs] = comm
-    shift = _shifts(program, fold, inlined.program, programs, axes, which.reshape(-1))
+    for pair, site in enumerate(sites):
+        theirs = own + np.flatnonzero(c.tag[own:] == pair)
+        if site is not None:
+            dst[theirs] = site.start + site.ring.channels.dst * folded_axes(fold)[site.axis].stride
+        tag[theirs] = unique[pair, 0]
+    shift = _shifts(program, fold, inlined.program, sites, which)
     back = np.append(unique[:, 0], -1).astype(np.int32)
     folded = replace(
         inlined.program, fold=Fold(fold.axes, shift), comms=program.comms, channels=replace(c, dst=dst.astype(np.int32), tag=tag.astype(np.int32))
     )
     return InlinedProgram(folded, inlined.origin_step, back[inlined.comm])
+
+
+class _Orbit(NamedTuple):
+    """A callee that runs along a folded axis: its one body, the axis, the representative that it starts at."""
+
+    ring: Program
+    axis: int
+    start: int
+
+
+def _as_ring(callee: Program, where: str) -> Program:
+    """The folded form of a callee."""
+    if callee.fold is not None:
+        return callee
+    from .program_fold_find import fold as find_fold
+
+    found = find_fold(callee)
+    if found is None:
+        raise Unsupported(f"callee {callee.name!r} is not one ring of equal members", where=where, hint="expand caller and callee, then inline")
+    return found
 
 
 def _ring_axis(p: Program, fold: Fold, group: I32, ring: Program) -> int:
@@ -325,18 +357,28 @@ def _body(ring: Program) -> Program:
     return replace(ring, ranks=1, fold=None, contracts=(), channels=replace(c, dst=np.zeros(len(c), np.int32)))
 
 
-def _shifts(
-    p: Program, fold: Fold, inlined: Program, programs: Mapping[str, Program], axes: list[int], pair: NDArray[np.int64]
-) -> NDArray[np.int32]:
-    """Chunk shifts of the caller's buffers, those bound to a callee's buffer taking its shift on the axis of the call; scratch too."""
+def _shifts(p: Program, fold: Fold, inlined: Program, sites: list[_Orbit | None], pair: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Chunk shifts of the caller's buffers, those bound to a callee's buffer taking its shift on the axis of the call.
+
+    Raises: Unsupported where a callee shifts the chunks of a part of a buffer, or two shift them differently.
+    """
     out = np.zeros((len(folded_axes(fold)), len(inlined.buffers)), np.int32)
     out[:, : len(p.buffers)] = fold.buffer_shift
     binds = p.calls.binds
     owner = np.repeat(np.arange(len(p.calls)), np.diff(binds.ptr) // 3)
     triples = binds.values.reshape(-1, 3)
-    rows = np.unique(np.stack([pair[owner], p.calls.callee[owner], triples[:, 0], triples[:, 1]], axis=1), axis=0)
-    for which, callee, local, buffer in rows.tolist():
-        ring = programs[p.calls.names[callee]]
-        if ring.fold is not None:
-            out[axes[which], buffer] = ring.fold.buffer_shift[0, local]
+    set_by_call = np.zeros(out.shape, bool)
+    rows = np.unique(np.stack([pair[owner], triples[:, 0], triples[:, 1], triples[:, 2]], axis=1), axis=0)
+    for which, local, buffer, chunk in rows.tolist():
+        site = sites[which]
+        if site is None or site.ring.fold is None or not (moved := int(site.ring.fold.buffer_shift[0, local])):
+            continue
+        theirs, ours = int(site.ring.buffers.chunks[local]), int(p.buffers.chunks[buffer])
+        finer = ours // theirs
+        if chunk or ours % theirs:
+            raise Unsupported(f"callee {site.ring.name!r} moves chunks round within a part of {p.buffer_name(buffer)}", where=p.name)
+        if (set_by_call[site.axis, buffer] or fold.buffer_shift[site.axis, buffer]) and out[site.axis, buffer] != moved * finer:
+            raise Unsupported(f"two uses of {p.buffer_name(buffer)} by symmetric ranks do not agree", where=p.name)
+        out[site.axis, buffer] = moved * finer
+        set_by_call[site.axis, buffer] = True
     return out

@@ -19,7 +19,7 @@ from .order import messages
 from .verdict import Finding
 from .wellformed import witness
 
-__all__ = ["channel_links", "check_links", "link_time"]
+__all__ = ["busiest_link", "channel_links", "check_links", "link_time", "placed"]
 
 
 def channel_links(p: Program, fabric: Fabric, placement: Sequence[str], channel: int) -> tuple[int, ...]:
@@ -41,8 +41,8 @@ def channel_links(p: Program, fabric: Fabric, placement: Sequence[str], channel:
     return tuple(found)
 
 
-def link_time(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[dict[int, Fraction], list[Finding]]:
-    """Seconds that every link used needs for its bytes, and what is wrong with the routes."""
+def placed(p: Program, fabric: Fabric, placement: Sequence[str]) -> list[Finding]:
+    """What is wrong with the places: each actor on a device or switch of its own."""
     found: list[Finding] = []
     for actor, name in enumerate(placement):
         at = fabric.actor_of.get(name, -1)
@@ -53,6 +53,12 @@ def link_time(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[dic
     if len(placement) != p.ranks + p.switches or len(set(placement)) < len(placement):
         text = f"{len(placement)} places ({len(set(placement))} different) for {p.ranks} ranks and {p.switches} switches"
         found.append(Finding(check="links", message=text, witness={"placement": list(placement)}))
+    return found
+
+
+def link_time(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[dict[int, Fraction], list[Finding]]:
+    """Seconds that every link used needs for its bytes, and what is wrong with the routes."""
+    found = placed(p, fabric, placement)
     if found:
         return {}, found
     m = messages(p)
@@ -76,6 +82,12 @@ def link_time(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[dic
 def check_links(p: Program, fabric: Fabric, placement: Sequence[str], claimed_s: float | None = None) -> list[Finding]:
     """Routes exist; and a claimed time, if given, is not below what the busiest link needs."""
     time, found = link_time(p, fabric, placement)
+    return found + busiest_link(time, fabric, claimed_s)
+
+
+def busiest_link(time: dict[int, Fraction], fabric: Fabric, claimed_s: float | None) -> list[Finding]:
+    """A claimed time that is below what the busiest link needs for its bytes."""
+    found: list[Finding] = []
     if time and claimed_s is not None:
         link = max(time, key=lambda x: time[x])
         if Fraction(claimed_s) < time[link] * (1 - Fraction(1, 10**9)):  # the engine adds up in floats

@@ -7,7 +7,8 @@ share the bytes of their root; a repeated lane's slices are allocated together a
 Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes
 for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
 (Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
-buffer has one first writer and one last step under happens-before; otherwise, and beyond FLOW_LIMIT, an upper bound, and said so.
+buffer has one first writer and one last step under happens-before; otherwise, and beyond FLOW_LIMIT, an upper bound, and said so. Programs of
+SWEPT_FROM buffers and more get the bound of `memory_sweep`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..fabric import Fabric
-from ..program import Kind, Part, Program, Space
+from ..program import Kind, Program, Space
+from .memory_sweep import posted_ahead, swept_peaks
 from .order import Addresses, Ints, Order, accesses
 from .staging import staging_bytes
 from .verdict import Finding
@@ -27,6 +29,7 @@ from .verdict import Finding
 __all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
 
 FLOW_LIMIT = 60_000  # closure nodes of one actor
+SWEPT_FROM = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +120,12 @@ def _extreme(order: Order, steps: list[int], *, first: bool) -> list[int]:
 def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
     """Peak bytes of every actor over all orders of the program (call-free, well-formed, live)."""
     order = order or Order(p)
-    life = _lifetimes(p, order)
     actors = p.ranks + p.switches
+    if len(p.buffers) >= SWEPT_FROM and not np.any(p.lanes.repeat > 1):
+        nothing: tuple[tuple[int, ...], ...] = ((),) * actors
+        staged = tuple(staging_bytes(p, order).tolist())
+        return WorstMemory(peak_bytes=tuple(swept_peaks(p, order)), staging_bytes=staged, exact=(False,) * actors, alive=nothing, steps=nothing)
+    life = _lifetimes(p, order)
     peaks, exact = [0] * actors, [True] * actors
     alive: list[tuple[int, ...]] = [()] * actors
     steps: list[tuple[int, ...]] = [()] * actors
@@ -177,7 +184,7 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
     lanes = np.unique(order.lane[node])
     index = np.arange(len(events))
     arcs: set[tuple[int, int]] = set()  # event -> event that must come before it
-    ahead = _posted_ahead(order)
+    ahead = posted_ahead(order)
     posted = ~is_end & (ahead[node] >= 0)
     for lane in lanes.tolist():
         seen = np.where(posted, -1, order.last_ancestor(node, lane))
@@ -206,27 +213,6 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
     value = flow.maximum(source, sink)
     reached = flow.side(source)
     return {events[v] for v in range(len(events)) if reached[v]}, total - value
-
-
-def _posted_ahead(order: Order) -> Ints:
-    """Per node -1, or for a receive how many receives right before it in its lane may still be open when it is posted: depth - 1
-    of its own channel, and any of others between them."""
-    p = order.program
-    out = np.full(order.n, -1, np.int64)
-    is_recv = ((p.steps.parts & Part.RECV) != 0)[order.step].tolist()
-    plain = ((p.steps.parts & (Part.RECV | Part.READ | Part.SEND | Part.IN_SET)) == Part.RECV)[order.step].tolist()
-    chan, depth = p.steps.chan_in[order.step].tolist(), p.channels.depth.tolist()
-    position = order.position.tolist()
-    for v in np.flatnonzero(is_recv).tolist():
-        back, mine = 0, 0
-        if plain[v]:
-            while back < position[v] and plain[v - back - 1]:
-                mine += chan[v - back - 1] == chan[v]
-                if mine >= depth[chan[v]]:
-                    break
-                back += 1
-        out[v] = back
-    return out
 
 
 class _Flow:
@@ -302,7 +288,7 @@ def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray,
     """Peak bytes per actor of one timeline: `start_s`, `end_s` per step (repeat 1). At one instant, ends free before starts take.
 
     A receive's buffer counts from when the receive may be posted: the end of what it follows in its lane and by `after`, save the receives
-    right before it that its channel's depth lets be open at the same time (`_posted_ahead`); it waits for what those wait for.
+    right before it that its channel's depth lets be open at the same time (`posted_ahead`); it waits for what those wait for.
     """
     order = order or Order(p)
     life = _lifetimes(p, order)
@@ -311,7 +297,7 @@ def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray,
     local = ~order.cross_match
     np.maximum.at(ready, order.cross_dst[local], ends[order.step[order.cross_src[local]]])
     start = np.asarray(start_s, dtype=np.float64)[order.step]
-    ahead = _posted_ahead(order)
+    ahead = posted_ahead(order)
     for v in np.flatnonzero(ahead >= 0).tolist():
         first = v - int(ahead[v])
         before = float(ends[order.step[first - 1]]) if order.position[first] > 0 else 0.0

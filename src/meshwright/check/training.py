@@ -23,6 +23,7 @@ partial sums over the tensor-parallel ranks, and the layout must say so.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ..plan import Segment, TrainingLayout
@@ -33,7 +34,7 @@ from .training_cells import WeightCells
 from .verdict import Finding
 from .wellformed import LIMIT, witness
 
-__all__ = ["check_training"]
+__all__ = ["TrainingStep", "check_training", "too_small"]
 
 _LOW = (1 << 32) - 1
 
@@ -45,9 +46,9 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
         return [Finding(check="values", message=f"gradients cannot be followed: {why}", status="unknown")]
     if layout.ranks != p.ranks:
         return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
-    if small := _too_small(p, layout):
+    if small := too_small(p, layout):
         return small
-    step = _Step(p, order or Order(p), layout)
+    step = TrainingStep(p, order or Order(p), layout)
     step.found += step.work()
     if not step.found:
         step.run()
@@ -55,7 +56,7 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     return step.found[:LIMIT]
 
 
-def _too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
+def too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
     """What a segment that recomputes keeps has room in its buffers."""
     keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute}
     for b, name in enumerate(p.buffers.name or ()):
@@ -67,11 +68,16 @@ def _too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
     return []
 
 
-class _Step(WeightCells):
+class TrainingStep(WeightCells):
+    """The induction on one program; `run` executes it, `found` says what is wrong. `besides`: names of ops that are no work of the layout's."""
+
+    besides: frozenset[str] = frozenset()
+
     def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
         super().__init__(p, order, nothing_is_zero=True)
         self.layout = layout
         self.segment: dict[str, Segment] = {s.key: s for s in layout.segments}
+        self.index = {key: i for i, key in enumerate(self.segment)}
         self.readers: dict[str, list[Segment]] = {}
         gradless = {v.name for v in layout.values if not v.differentiable}
         for s in layout.segments:
@@ -101,6 +107,10 @@ class _Step(WeightCells):
         facts = witness(self.p, step, chunk=chunk, **more)
         self.found.append(Finding(check="values", message=f"{self.p.describe(step)} {text}", witness=facts))
 
+    def ranks(self) -> Iterable[int]:
+        """The ranks whose lanes the program holds."""
+        return range(self.p.ranks)
+
     # ---- what must be there ------------------------------------------------------------------------------------
     def work(self) -> list[Finding]:
         """Each rank runs F and B of its stage's segments once per micro-batch, and one optimizer if it has gradients."""
@@ -109,12 +119,11 @@ class _Step(WeightCells):
         has: list[Counter[tuple[str, str, int]]] = [Counter() for _ in range(p.ranks)]
         at: dict[tuple[int, str, str, int], int] = {}
         for step in range(len(p.steps)):
-            if p.steps.kind[step] == Kind.COMPUTE:
-                op = int(p.steps.op[step])
+            if p.steps.kind[step] == Kind.COMPUTE and o.name[op := int(p.steps.op[step])] not in self.besides:
                 key = (o.name[op], o.graph[op] if o.name[op] != "optimizer" else "", int(o.microbatch[op]) if o.name[op] != "optimizer" else 0)
                 has[self.actor[step]][key] += 1
                 at[(self.actor[step], *key)] = step
-        for rank in range(p.ranks):
+        for rank in self.ranks():
             stage = lay.stages[lay.coordinates(rank)[0]]
             want = Counter((n, key, m) for n in "FB" for key in stage.segments for m in range(lay.microbatches))
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
@@ -144,8 +153,26 @@ class _Step(WeightCells):
     def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
         """Bit of B(segment, micro-batch) of a data replica; `part`: of the ranks whose partial gradients are added."""
         lay = self.layout
-        index = list(self.segment).index(key) if key in self.segment else len(self.segment)
+        index = self.index.get(key, len(self.index))
         return 1 << (((index * lay.microbatches + microbatch) * lay.data + replica) * lay.tensor + part)
+
+    def gradient(self, key: str, microbatch: int, rank: int, b: int, cell: int) -> int:
+        """What B(segment, micro-batch) of a rank adds to a cell of its gradient buffer."""
+        _, replica, tensor = self.layout.coordinates(rank)
+        share = self.group(self.data.named(b, self.p.buffers.name[b]), tensor).index(tensor)
+        return self.contribution(key, microbatch, replica, share) << 32 | self.quantity("gradient", *self.place(rank, b, cell))
+
+    def whole_gradient(self, rank: int, b: int, cell: int) -> int:
+        """What the optimizer must find in a cell: every contribution of every replica."""
+        lay, place = self.layout, self.place(rank, b, cell)
+        shares = len(self.group(self.data.named(b, self.p.buffers.name[b]), lay.coordinates(rank)[2]))
+        bits = 0
+        for key in self.users.get(place, set()):
+            for m in range(lay.microbatches):
+                for d in range(lay.data):
+                    for share in range(shares):
+                        bits |= self.contribution(key, m, d, share)
+        return bits << 32 | self.quantity("gradient", *place) if bits else 0
 
     def own(self, value: str, rank: int) -> int:
         """The tensor index where a value is split: each part is a quantity of its own; -1 elsewhere."""
@@ -287,10 +314,7 @@ class _Step(WeightCells):
             return
         for cell in range(lo, hi):
             if self.role[b] == "gradient":
-                tensor = self.layout.coordinates(rank)[2]
-                share = self.group(self.data.named(b, self.p.buffers.name[b]), tensor).index(tensor)
-                bits = self.contribution(s.key, mb, replica, share)
-                fresh.append(bits << 32 | self.quantity("gradient", *self.place(rank, b, cell)))
+                fresh.append(self.gradient(s.key, mb, rank, b, cell))
                 continue
             if kind in ("act", "actsum"):
                 bit = 1 << (part if self.parts(s, value, gradient=False) > 1 else 0)
@@ -328,16 +352,8 @@ class _Step(WeightCells):
                     self.wrong(step, f"does not read chunk {chunk} of {p.buffer_name(b)}", chunk=chunk, buffer=b)
                     return
             for cell in range(lo + own[0], lo + own[1]):
-                place = self.place(rank, b, cell)
-                users = self.users.get(place, set())
-                covered |= users
-                bits = 0
-                for key in users:
-                    for m in range(lay.microbatches):
-                        for d in range(lay.data):
-                            for share in range(len(self.group(self.data.named(b, p.buffers.name[b]), tensor))):
-                                bits |= self.contribution(key, m, d, share)
-                want = bits << 32 | self.quantity("gradient", *place) if bits else 0
+                covered |= self.users.get(self.place(rank, b, cell), set())
+                want = self.whole_gradient(rank, b, cell)
                 if self.memory[root][cell] != want:
                     self.mismatch(step, b, cell, self.memory[root][cell], want)
                     return

@@ -18,12 +18,15 @@ from ..program_calls import inline
 from .certificate import check_bound
 from .deadlock import check_deadlock, find_cycle
 from .folded import check_folded
+from .folded_fabric import folded_link_time, folded_memory
+from .folded_training import check_folded_training
 from .job import check_job
-from .links import check_links, link_time
+from .links import busiest_link, check_links, link_time
 from .memory import check_memory, worst_order_memory
 from .order import Order
 from .races import check_races, turns_needed
 from .recompute import check_recompute, operands_of
+from .shadow import shadow
 from .training import check_training
 from .values import check_collective
 from .verdict import Finding, Verdict, guarded
@@ -47,6 +50,8 @@ def check_program(program: Program, *, programs: Mapping[str, Program] | None = 
     found, plain = _plain(program, table, notes)
     findings += found
     if plain is None and not found:  # folded, and too big to write out
+        if len(program.calls):
+            return _folded_training(program, table, layout, notes)
         findings += guarded("fold", lambda: _folded(program, notes))
     if plain is None:
         return Verdict(findings=tuple(findings), notes=tuple(notes))
@@ -83,16 +88,7 @@ def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> 
     findings = guarded("wellformed", lambda: check_wellformed(program))
     if findings or not len(program.calls):
         return findings, None if findings else program
-    for name in program.calls.names:
-        if name not in table:
-            text = f"program {name[:16]!r} is called but not given"
-            return [Finding(check="wellformed", message=text, witness={"callee": name})], None
-        verdict = check_program(table[name], programs=table)
-        for f in verdict.findings:
-            text = f"callee {table[name].name or name[:12]!r}: {f.message}"
-            findings.append(Finding(check=f.check, message=text, witness={**f.witness, "callee": name}, status=f.status))
-        if not table[name].contracts:
-            notes.append(f"callee {name[:12]} states no contract; its effect is checked in the inlined form only")
+    findings = _callees(program, table, notes)
     if findings:
         return findings, None
     try:
@@ -103,6 +99,43 @@ def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> 
         return [Finding(check="wellformed", message=text, witness={"where": error.where}, status="wrong" if wrong else "unknown")], None
     findings = guarded("wellformed", lambda: check_wellformed(flat))
     return findings, None if findings else flat
+
+
+def _callees(program: Program, table: Mapping[str, Program], notes: list[str]) -> list[Finding]:
+    """Every callee alone."""
+    findings: list[Finding] = []
+    for name in program.calls.names:
+        if name not in table:
+            text = f"program {name[:16]!r} is called but not given"
+            return [Finding(check="wellformed", message=text, witness={"callee": name})]
+        verdict = check_program(table[name], programs=table)
+        for f in verdict.findings:
+            text = f"callee {table[name].name or name[:12]!r}: {f.message}"
+            findings.append(Finding(check=f.check, message=text, witness={**f.witness, "callee": name}, status=f.status))
+        if not table[name].contracts:
+            notes.append(f"callee {name[:12]} states no contract; its effect is checked in the inlined form only")
+    return findings
+
+
+def _folded_training(program: Program, table: Mapping[str, Program], layout: TrainingLayout | None, notes: list[str]) -> Verdict:
+    """A folded program that calls others and is too big to write out: its callees alone, then what its representatives see of it."""
+    findings = _callees(program, table, notes)
+    if not findings:
+        findings = guarded("fold", lambda: _proved(program, table, layout))
+    if not findings:
+        notes.append("folded: form, deadlock, races and values proved on the representatives, collectives over a folded axis by their contracts")
+        if layout is None:
+            notes.append("values: no contract and no layout, so there is nothing to prove about the results")
+    facts: dict[str, Any] = {"steps": len(program.steps), "lanes": len(program.lanes), "channels": len(program.channels)}
+    return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _proved(program: Program, table: Mapping[str, Program], layout: TrainingLayout | None) -> list[Finding]:
+    try:
+        return check_folded_training(program, table, layout)
+    except (Unsupported, TimeLimit) as error:
+        text = f"{program.executed_steps} executed steps are too many to expand (limit {EXPAND_LIMIT}), and they are not proved folded: {error}"
+        return [Finding(check="fold", message=text, status="unknown")]
 
 
 def _expand(program: Program, out: list[Program], notes: list[str]) -> list[Finding]:
@@ -272,9 +305,9 @@ def _data_parallel(layout: TrainingLayout) -> list[str]:
 def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:
     """Links and memory of a sound program where the plan puts it."""
     found, flat = _plain(program, plan.programs, [])
-    if flat is None:
-        return found
     claimed = plan.prediction.time_s if plan.prediction is not None and program is plan.main else None
+    if flat is None:
+        return found or _folded_on_fabric(plan, program, fabric, claimed, facts)
     found += guarded("links", lambda: check_links(flat, fabric, plan.placement, claimed))
     if found:
         return found
@@ -287,6 +320,25 @@ def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, An
     facts["memory_worst_bytes"] = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)][: flat.ranks]
     facts["memory_worst_exact"] = all(worst.exact[: flat.ranks])
     return found + guarded("memory", lambda: check_memory(flat, worst, fabric, plan.placement))
+
+
+def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: float | None, facts: dict[str, Any]) -> list[Finding]:
+    """The same of a folded program that is too big to write out."""
+    if not len(program.calls):
+        return []
+
+    def links() -> list[Finding]:
+        time, found = folded_link_time(program, plan.programs, fabric, plan.placement)
+        return found + busiest_link(time, fabric, claimed)
+
+    def memory() -> list[Finding]:
+        made = shadow(program, plan.programs)
+        worst = folded_memory(made, Order(made.program))
+        facts["memory_worst_bytes"] = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)]
+        facts["memory_worst_exact"] = all(worst.exact)
+        return check_memory(made.program, worst, fabric, plan.placement)
+
+    return guarded("links", links) + guarded("memory", memory)
 
 
 def _bound(plan: Plan, fabric: Fabric) -> list[Finding]:

@@ -50,7 +50,7 @@ class _Number(NamedTuple):
 def assumptions_of(run: Simulated, errors: Mapping[str, float]) -> tuple[Assumption, ...]:
     """One per number that the plan's cost and fabric hold, in the order: prices, roofline, runtime, links."""
     from ..drive import works_of
-    from ..simulate import simulate_program
+    from ..simulate import simulate_stored
 
     works, found = works_of(run.plan), []
     for number in _numbers(run):
@@ -58,7 +58,7 @@ def assumptions_of(run: Simulated, errors: Mapping[str, float]) -> tuple[Assumpt
         times = []
         for factor in (1 - error, 1 + error):
             cost, fabric = number.changed(factor)
-            timeline = simulate_program(run.inlined.program, fabric, run.plan.placement, cost, works=works, record=False)
+            timeline = simulate_stored(run.inlined.program, fabric, run.plan.placement, cost, works=works, record=False)
             times.append(timeline.makespan_s)
         found.append(
             Assumption(

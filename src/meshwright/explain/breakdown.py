@@ -19,7 +19,8 @@ from ..evidence import evidence_of_timeline
 from ..fabric import Fabric
 from ..plan import Plan
 from ..program import BUFFER_ROLES
-from ..program_calls import PHASES, InlinedProgram, inline, phases
+from ..program_calls import PHASES, InlinedProgram, phases
+from ..program_flat import flatten, represented_by
 from ..timeline import Timeline
 
 __all__ = ["Breakdown", "PathShare", "Simulated", "StageShare", "breakdown", "simulated"]
@@ -71,13 +72,13 @@ class Simulated:
 
 def simulated(plan: Plan) -> Simulated:
     """Raises: UsageError for a plan that is not of a training step."""
-    from ..simulate import simulate_program
+    from ..simulate import simulate_stored
 
     if plan.layout is None:
         raise UsageError("the plan is not of a training step", hint="`meshwright collective` explains collectives")
     fabric, cost = fabric_of(plan), cost_of(plan)
-    inlined = inline(plan.main, plan.programs)
-    timeline = simulate_program(inlined.program, fabric, plan.placement, cost, works=works_of(plan), record=True)
+    inlined = flatten(plan.main, plan.programs)
+    timeline = simulate_stored(inlined.program, fabric, plan.placement, cost, works=works_of(plan), record=True)
     return Simulated(plan=plan, fabric=fabric, cost=cost, inlined=inlined, timeline=timeline)
 
 
@@ -104,7 +105,7 @@ def _members(run: Simulated) -> list[list[int]]:
 
 def _stages(run: Simulated) -> tuple[StageShare, ...]:
     timeline, program = run.timeline, run.plan.main
-    per_rank = phase_seconds(timeline.spans, phases(run.inlined), program.ranks, timeline.makespan_s)
+    per_rank = phase_seconds(timeline.spans, phases(run.inlined), represented_by(program).tolist(), timeline.makespan_s)
     b = program.buffers
     sizes = b.chunks.astype(np.int64) * b.chunk_bytes * (b.alias_of < 0)
     found = []

@@ -132,14 +132,14 @@ def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
 
 def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
     from ..decide.layout import Degrees, LayoutCandidate
-    from ..simulate import simulate_program
+    from ..simulate import simulate_stored
 
     layout = plan.layout
     assert layout is not None
     degrees = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence)
     callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
     works = works_of(plan)
-    timeline = simulate_program(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
+    timeline = simulate_stored(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
     return Evaluated(
         candidate=LayoutCandidate(degrees=degrees, layout=layout), placement=plan.placement,
         placement_name=str(plan.decisions.get("placement", {}).get("strategy", "")), program=plan.main, callees=callees, works=works,

@@ -73,13 +73,13 @@ class Scenario:
     known: dict[tuple[object, str, float], float] = field(default_factory=dict)
 
     def time_s(self, e: Evaluated, axis: Axis, factor: float) -> float:
-        from ..simulate import simulate_program
+        from ..simulate import simulate_stored
 
         key = (e.identity, axis, factor)
         if key not in self.known:
             assert e.cost is not None
             fabric, cost = scaled_compute(self.fabric, e.cost, factor) if axis == "compute" else (scaled_links(self.fabric, factor), e.cost)
-            timeline = simulate_program(e.inlined.program, fabric, e.placement, cost, works=e.works, record=False)
+            timeline = simulate_stored(e.inlined.program, fabric, e.placement, cost, works=e.works, record=False)
             self.known[key] = timeline.makespan_s
         return self.known[key]
 
@@ -118,7 +118,7 @@ def _crossing(wins: Callable[[float], bool], extreme: float) -> float | None:
 
 def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: float) -> tuple[float, float]:
     """Step times if compute and links are both faster, both slower, by their relative errors: the ends of the error bar."""
-    from ..simulate import simulate_program
+    from ..simulate import simulate_stored
 
     ends = []
     for sign in (1, -1):
@@ -131,7 +131,7 @@ def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: fl
             t, per_message_s=t.per_message_s * scale, per_byte_s=t.per_byte_s * scale, per_step_s=t.per_step_s * scale
         )
         cost = msgspec.structs.replace(cost, transport=transport)
-        ends.append(simulate_program(chosen.inlined.program, fabric, chosen.placement, cost, works=chosen.works, record=False).makespan_s)
+        ends.append(simulate_stored(chosen.inlined.program, fabric, chosen.placement, cost, works=chosen.works, record=False).makespan_s)
     return ends[0], ends[1]
 
 

@@ -27,7 +27,7 @@ from .pricing import EVIDENCE, durations
 from .results import make_timeline, refuse_unfinished
 from .tables import link_tables, make_state, program_tables
 
-__all__ = ["EVIDENCE", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program"]
+__all__ = ["EVIDENCE", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program", "simulate_stored"]
 
 
 def simulate_program(
@@ -72,6 +72,16 @@ def simulate_program(
         inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, staging=staging, evidence=evidence,
         attributes=attributes,
     )  # fmt: skip
+
+
+def simulate_stored(
+    program: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None = None, *, works: Mapping[str, Work] | None = None,
+    programs: Mapping[str, Program] | None = None, record: bool = True,
+) -> Timeline:  # fmt: skip
+    """`simulate_program`, or `simulate_folded` of a folded program, whose spans are those of its representatives."""
+    if program.fold is not None:
+        return simulate_folded(program, fabric, placement, cost, works=works, programs=programs, record=record)
+    return simulate_program(program, fabric, placement, cost, works=works, programs=programs, record=record)
 
 
 def _durations(

@@ -150,8 +150,8 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
     """1F1B closed form with ring all-reduces on the slowest link; bytes of weights, gradients and optimiser state of the fullest stage."""
     by_key = {s.key: s for s in layout.segments}
     size = {v.name: v.size_bytes for v in layout.values}
-    sizes = [sum(shard_bytes(graph, layout, t)[p] for st in layout.stages for p in st.params) for t in range(layout.tensor)]
-    held = shard_bytes(graph, layout, max(range(layout.tensor), key=sizes.__getitem__))
+    shards = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
+    held = max(shards, key=lambda sizes: sum(sizes[p] for st in layout.stages for p in st.params))
     slowest = total = gradient = 0.0
     memory = 0
     for stage in layout.stages:
