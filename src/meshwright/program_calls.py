@@ -74,6 +74,8 @@ def inline(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
     n = len(program.steps)
     if not len(program.calls):
         return InlinedProgram(program, np.arange(n, dtype=np.int32), np.full(n, -1, np.int32))
+    if program.fold is not None:
+        raise Unsupported("a folded program stores only some of its ranks", where=program.name, hint="expand it, or program_fold.inline_folded")
     refuse_too_many_steps(program, programs)
     return _Inliner(program, programs).run()
 
@@ -99,7 +101,8 @@ def refuse_too_many_steps(program: Program, programs: Mapping[str, Program], *, 
                 sizes[called] = _unrolled_sizes(programs[calls.names[called]])
             member = group.index(who)
             brought[i] = number[i] * sizes[called][member] if member < len(sizes[called]) else 0.0
-    total = program.executed_steps + len(at) + float(brought.sum())
+    own = program.executed_steps // (program.fold.members if program.fold is not None else 1)  # of a folded program, those of its representatives
+    total = own + len(at) + float(brought.sum())
     if total > MAX_EXECUTED_STEPS:
         most = int(np.argmax(brought))
         raise FormatError(
