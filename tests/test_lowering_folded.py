@@ -25,12 +25,12 @@ from meshwright.check.order import Order
 from meshwright.check.shadow import shadow
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.grid import Grid
-from meshwright.decide.layout.problem import LayoutProblem
+from meshwright.decide.layout.problem import Degrees, LayoutCandidate, LayoutProblem
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.drive_collectives import CollectivePlanner
 from meshwright.drive_folded import RankOrderRings, folded_step, with_microbatches
-from meshwright.errors import FormatError, Unsupported
+from meshwright.errors import FormatError, TimeLimit, Unsupported
 from meshwright.explain.explanation import explain_plan
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.graph import OpGraph
@@ -319,6 +319,20 @@ def test_a_folded_program_is_not_inlined_as_if_it_were_whole() -> None:
     x = both("gpt.py:tiny", 2, 2, 1, 2, True)
     with pytest.raises(Unsupported, match="stores only some of its ranks"):
         inline(x.folded, x.callees)
+
+
+def test_a_layout_that_fits_with_few_micro_batches_only_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = both("gpt.py:tiny", 2, 2, 2, 1, False)
+    cost = assumed_cost(x.fabric)
+    planner = CollectivePlanner(fabric=x.fabric, transport=cost.transport)
+    search = drive_layouts.LayoutSearch(Training(model="m", global_batch=12), x.fabric, cost, x.graph, planner)
+    candidate = LayoutCandidate(degrees=Degrees(2, 2, 2, 1), layout=x.layout)
+    found = drive_layouts.Evaluated(candidate=candidate, extrapolated_s=1.0)
+    monkeypatch.setattr(search, "evaluate_folded", lambda *a, **k: drive_layouts.Evaluated(candidate=candidate, why="no room"))
+    with pytest.raises(TimeLimit, match="not with all: no room"):
+        search.whole(found)
+    whole = drive_layouts.Evaluated(candidate=candidate)
+    assert search.whole(whole) is whole
 
 
 def test_folded_links_name_places_that_do_not_exist() -> None:

@@ -167,25 +167,12 @@ def plan_training(
 
         changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
         raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
-    best = _whole(search, best, judged)
+    best = search.whole(best)
     best = search.refine_collectives(best)
     plan = plan_of(job, fabric, cost, search, best, judged, wanted)
     if not unchecked:
         check(plan)
     return plan
-
-
-def _whole(search: LayoutSearch, best: Evaluated, judged: list[Evaluated]) -> Evaluated:
-    """The best by all its micro-batches. Raises: TimeLimit where it does not fit then."""
-    found = search.whole(best)
-    if found.timeline is None or found.excess_bytes > 0:
-        why = found.why or f"{found.excess_bytes} bytes too many"
-        raise TimeLimit(
-            f"{best.candidate.degrees} fits with few micro-batches and not with all: {why}", where="train plan",
-            hint="fix other degrees (--dp, --tp, --pp, --microbatch)",
-        )  # fmt: skip
-    judged.append(found)
-    return found
 
 
 def unfinished(search: LayoutSearch) -> TimeLimit | None:

@@ -23,7 +23,7 @@ from .drive_folded import MAX_FOLDED_STEPS, folded_step, with_microbatches
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
 from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, with_recomputation
-from .errors import Unsupported
+from .errors import TimeLimit, Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
 from .job import Training
@@ -306,11 +306,18 @@ class LayoutSearch:
         )  # fmt: skip
 
     def whole(self, found: Evaluated) -> Evaluated:
-        """With all micro-batches, where it was judged by a few."""
+        """With all micro-batches, where it was judged by a few. Raises: TimeLimit where it does not fit then."""
         if not found.extrapolated_s:
             return found
         at = self.graph_at(found.layout.microbatch_size)
-        return self.evaluate_folded(found.candidate, at, found.placement, found.placement_name, self.planner, found.policy, whole=True)
+        made = self.evaluate_folded(found.candidate, at, found.placement, found.placement_name, self.planner, found.policy, whole=True)
+        if made.timeline is None or made.excess_bytes > 0:
+            why = made.why or f"{made.excess_bytes} bytes too many"
+            raise TimeLimit(
+                f"{found.candidate.degrees} fits with few micro-batches and not with all: {why}", where="train plan",
+                hint="fix other degrees (--dp, --tp, --pp, --microbatch)",
+            )  # fmt: skip
+        return made
 
     def refine_collectives(self, best: Evaluated) -> Evaluated:
         """Tries every collective strategy for every purpose in place, one purpose after the other; keeps what shortens the step."""
