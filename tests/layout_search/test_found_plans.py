@@ -160,6 +160,7 @@ def test_the_layer_table_orders_degrees_and_leaves_the_rest_out(graph: OpGraph, 
 def test_programs_that_are_too_large_end_with_the_best_so_far(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_PROGRAM_STEPS > 1000
     monkeypatch.setattr("meshwright.drive_layouts.MAX_PROGRAM_STEPS", 10)
+    monkeypatch.setattr("meshwright.drive_layouts.MAX_FOLDED_STEPS", 10)
     with pytest.raises(TimeLimit, match="programs have") as caught:
         plan_training(JOB, NET, graph=graph)
     assert caught.value.exit_code == 5 and caught.value.data["program_steps"] > 10
