@@ -13,7 +13,8 @@ from tensor_rig import plan_case, whole_case
 
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.errors import FormatError
-from meshwright.plan import Plan
+from meshwright.plan import CycleEntry, Plan
+from meshwright.plan_regions import Lying
 from meshwright.run.checkpoint import load_rank, make_index, save_rank
 from meshwright.run.checkpoint_parts import Part, crc32_of
 from meshwright.run.forward_graph import ForwardGraph
@@ -41,8 +42,8 @@ def ranks_of(case, scale):
 
 def plan_of(case):
     return Plan(
-        kind="training", job={"training": {"model": case.model}}, target_fabric={}, placement=(), programs={"p": case.program}, cycle=(),
-        decisions={}, layout=case.layout,
+        kind="training", job={"training": {"model": case.model}}, target_fabric={}, placement=(), programs={"p": case.program},
+        cycle=(CycleEntry(program="p"),), decisions={}, layout=case.layout,
     )  # fmt: skip
 
 
@@ -172,13 +173,13 @@ def test_files_that_are_no_shards_are_refused(tmp_path):
     assert damaged_tensor(path, {"a": 1}).startswith("a, bytes ") and "was not saved" in damaged_tensor(path, {})
     got = bytearray(4)
     with ShardFile(path) as file:
-        file.read("a", (2,), torch.float32, ((1, 2),), got)
+        file.read("a", (2,), torch.float32, Lying(0, (2,), ((1, 2),)), got)
         assert file.read_bytes == 4 and torch.frombuffer(got, dtype=torch.float32).item() == 2.0
         with pytest.raises(FormatError, match="b is not in the file"):
-            file.read("b", (2,), torch.float32, ((1, 2),), got)
+            file.read("b", (2,), torch.float32, Lying(0, (2,), ((1, 2),)), got)
         os.truncate(path, path.stat().st_size - 8)
         with pytest.raises(FormatError, match="ends at byte"):
-            file.read("a", (2,), torch.float32, ((1, 2),), got)
+            file.read("a", (2,), torch.float32, Lying(0, (2,), ((1, 2),)), got)
 
 
 BOXES = st.lists(st.integers(1, 4), max_size=4).flatmap(
