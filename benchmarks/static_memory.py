@@ -76,12 +76,12 @@ def instance_rows(folder: Path) -> list[dict[str, object]]:
         greedy = FirstFit().plan(problem, rng=np.random.default_rng(0))
         start = time.process_time()
         try:
-            plan = StaticMemory(capacity_bytes=CAPACITY, effort=20).plan(problem, rng=np.random.default_rng(0))
+            plan = StaticMemory(capacity_bytes=CAPACITY, effort=5).plan(problem, rng=np.random.default_rng(0))
             height, status = plan.arena_bytes, check_arena(problem, plan).status
         except Infeasible as error:
             height, status = int(error.data["found_bytes"]), "over capacity"
         took = time.process_time() - start
-        best = StaticMemory(effort=10).plan(problem, rng=np.random.default_rng(0))
+        best = StaticMemory(effort=1).plan(problem, rng=np.random.default_rng(0))
         found.append(
             {"what": f"{file.name}: found under {CAPACITY}", "value": round(took, 2), "unit": "s", "limit": 30.0, "arena_bytes": height,
              "check": status, "greedy_bytes": greedy.arena_bytes, "bound_bytes": best.bound_bytes,

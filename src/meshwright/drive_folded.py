@@ -29,7 +29,7 @@ from .timeline import Timeline
 
 __all__ = ["MAX_FOLDED_STEPS", "FoldedStep", "RankOrderRings", "folded_step", "with_microbatches", "worst_bytes"]
 
-MAX_FOLDED_STEPS = 3_000_000  # of the representatives, calls written out
+MAX_FOLDED_STEPS = 5_000_000  # of the representatives, calls written out
 
 
 @dataclass(frozen=True, kw_only=True)
