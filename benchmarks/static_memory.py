@@ -10,6 +10,7 @@ import argparse
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,26 +69,24 @@ def graph_rows(storages: int, seed: int) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def instance_rows(folder: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+def instance_rows(folder: Path) -> Iterator[dict[str, object]]:
     for file in sorted(folder.glob("*.csv")):
         table = read_buffers_csv(file)
         problem = intervals_problem(table.lower, table.upper, table.size_bytes, names=table.names)
         greedy = FirstFit().plan(problem, rng=np.random.default_rng(0))
         start = time.process_time()
         try:
-            plan = StaticMemory(capacity_bytes=CAPACITY, effort=5).plan(problem, rng=np.random.default_rng(0))
+            plan = StaticMemory(capacity_bytes=CAPACITY).plan(problem, rng=np.random.default_rng(0))
             height, status = plan.arena_bytes, check_arena(problem, plan).status
         except Infeasible as error:
             height, status = int(error.data["found_bytes"]), "over capacity"
         took = time.process_time() - start
-        best = StaticMemory(effort=1).plan(problem, rng=np.random.default_rng(0))
-        found.append(
-            {"what": f"{file.name}: found under {CAPACITY}", "value": round(took, 2), "unit": "s", "limit": 30.0, "arena_bytes": height,
-             "check": status, "greedy_bytes": greedy.arena_bytes, "bound_bytes": best.bound_bytes,
-             "least_bytes": best.arena_bytes, "optimal": best.optimal}
-        )  # fmt: skip
-    return found
+        best = StaticMemory().plan(problem, rng=np.random.default_rng(0))
+        yield {
+            "what": f"{file.name}: found under {CAPACITY}", "value": round(took, 2), "unit": "s", "limit": 30.0, "arena_bytes": height,
+            "check": status,
+            "greedy_bytes": greedy.arena_bytes, "bound_bytes": best.bound_bytes, "least_bytes": best.arena_bytes, "optimal": best.optimal,
+        }  # fmt: skip
 
 
 def run_rows(runs: int) -> list[dict[str, object]]:
@@ -124,15 +123,21 @@ def main() -> None:
     parser.add_argument("--storages", default="2000,20000,50000")
     args = parser.parse_args()
     graph_rows(200, 0)  # compiles
-    found = [row for count in args.storages.split(",") for row in graph_rows(int(count), 1)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found.append({"what": "memory of all of it", "value": round(peak / 2**30, 2), "unit": "GiB", "limit": 2.0})
-    found += run_rows(100)
-    if args.instances:
-        found += instance_rows(args.instances)
-    for row in found:
-        print(f"{row['what']:<60} {row['value']:>10} {row['unit']} {row.get('limit', '')}")
+    found = []
+    for row in measured(args):
+        found.append(row)
+        print(f"{row['what']:<60} {row['value']:>10} {row['unit']} {row.get('limit', '')}", flush=True)
     machine.record("static_memory", found, command="python benchmarks/static_memory.py")
+
+
+def measured(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    for count in args.storages.split(","):
+        yield from graph_rows(int(count), 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    yield {"what": "memory of all of it", "value": round(peak / 2**30, 2), "unit": "GiB", "limit": 2.0}
+    yield from run_rows(100)
+    if args.instances:
+        yield from instance_rows(args.instances)
 
 
 if __name__ == "__main__":
