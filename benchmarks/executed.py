@@ -120,6 +120,7 @@ def unshaped() -> list[dict[str, Any]]:
             rows.append({"what": what, "value": round(row["ours_s"] / row["gloo_s"], 3), "unit": "x", "limit": 1.1, **row})
             bare = round(row["forward_s"] / row["gloo_s"], 3)
             rows.append({"what": f"{what}, of a Python group that only hands on", "value": bare, "unit": "x"})
+            rows.append({"what": f"{what}, gloo's slowest group over its fastest", "value": round(row["twin"], 3), "unit": "x"})
             if row["size_bytes"] > 1 << 18:  # beyond, copies into cold memory drown what a call costs
                 continue
             added = 1e6 * (row["ours_caller_cpu_s"] - row["gloo_caller_cpu_s"])

@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+GROUPS = 6  # of each kind, in `paired`
+
 
 def measure(lab: Any, jobs: Sequence[dict[str, Any]], *, order: Sequence[int] | None = None, timeout_s: float = 3600.0) -> list[dict[str, Any]]:
     """Rows of all jobs on a lab whose fabric is what was measured of it. A job: op, sizes, and optionally strategies, backend, tune, iterations,
@@ -93,7 +95,12 @@ def forwarding() -> Any:
 
 
 def paired() -> None:
-    """Our backend without plans, gloo, and a bare Python process group over gloo, iterations in turns: what is added to what falls through."""
+    """Our backend without plans, gloo, and a bare Python process group over gloo: what is added to what falls through.
+
+    A group's sockets and buffers make it faster or slower than its twin for as long as it lives, so there are GROUPS of each kind; every round calls
+    each of them once, in an order of its own. `twin`: the slowest gloo group's time over the fastest one's, which is what this cannot resolve.
+    """
+    import random
     import statistics
     import time
 
@@ -105,35 +112,38 @@ def paired() -> None:
 
     del meshwright
     torch.set_num_threads(1)
-    dist.init_process_group("meshwright")
-    gloo, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")  # control: none of the three is kept warm by barriers and times
-    names = ("ours", "gloo", "forward")
-    groups = (dist.group.WORLD, gloo, forwarding())
+    dist.init_process_group("gloo")
+    control = dist.group.WORLD  # none of those measured is kept warm by barriers and times
+    kinds = {"ours": lambda: dist.new_group(backend="meshwright"), "gloo": lambda: dist.new_group(backend="gloo"), "forward": forwarding}
+    groups = [(kind, make()) for _ in range(GROUPS) for kind, make in kinds.items()]
     sizes = [int(x) for x in os.environ.get("LAB_SIZES", "").split(",") if x] or [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
+    turns = random.Random(0)
     for op in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
         for size in sizes:
-            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for g in groups]
-            times: list[list[float]] = [[] for _ in groups]
-            cpu: list[list[float]] = [[] for _ in groups]
-            for turn in range(len(groups) * (110 if size < 1 << 22 else 40)):
-                which = turn % len(groups)
-                case = made[which]
-                assert case is not None
-                case.fill()
-                dist.barrier(control)
-                start, used = time.perf_counter(), time.thread_time()
-                case.call()
-                used, lasted = time.thread_time() - used, torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-                dist.all_reduce(lasted, dist.ReduceOp.MAX, group=control)
-                if turn >= 10 * len(groups):
-                    times[which].append(float(lasted))
-                    cpu[which].append(used)
+            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for _, g in groups]
+            rounds = 10 + (150 if size < 1 << 20 else 60 if size < 1 << 24 else 15)
+            times = torch.zeros(rounds, len(groups), dtype=torch.float64)
+            cpu = torch.zeros(rounds, len(groups), dtype=torch.float64)
+            for turn in range(rounds):
+                for which in turns.sample(range(len(groups)), len(groups)):
+                    case = made[which]
+                    assert case is not None
+                    case.fill()
+                    dist.barrier(control)
+                    start, used = time.perf_counter(), time.thread_time()
+                    case.call()
+                    cpu[turn, which] = time.thread_time() - used
+                    times[turn, which] = time.perf_counter() - start
+            dist.all_reduce(times, dist.ReduceOp.MAX, group=control)
             if dist.get_rank() == 0:
                 found: dict[str, Any] = {"op": op, "size_bytes": size}
-                for name, row, used_s in zip(names, times, cpu, strict=True):
-                    found |= {f"{name}_s": statistics.median(row), f"{name}_caller_cpu_s": statistics.median(used_s)}
-                sys.stdout.write(json.dumps({"row": found}) + "\n")
-    sys.stdout.flush()
+                medians = times[10:].median(0).values.tolist()
+                for kind in kinds:
+                    mine = [i for i, (k, _) in enumerate(groups) if k == kind]
+                    found |= {f"{kind}_s": statistics.mean(medians[i] for i in mine), f"{kind}_caller_cpu_s": float(cpu[10:, mine].median())}
+                same = [medians[i] for i, (k, _) in enumerate(groups) if k == "gloo"]
+                sys.stdout.write(json.dumps({"row": {**found, "twin": max(same) / min(same)}}) + "\n")
+                sys.stdout.flush()
     dist.barrier(control)
     dist.destroy_process_group()
 
