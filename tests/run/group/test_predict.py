@@ -12,10 +12,10 @@ from meshwright.decide.collective import NAMES, CollectiveProblem, Ring, collect
 from meshwright.errors import Infeasible, PlanMismatch
 from meshwright.fabric_edit import sustained
 from meshwright.io.fabric_name import load_fabric
-from meshwright.run.group.choose import builtin_time_s, executed
+from meshwright.run.group.choose import builtin, executed
 from meshwright.run.group.code import form_of
 from meshwright.run.group.plans import size_class
-from meshwright.run.group.predict import at_size, executor_transport, flows_on_links, predicted_time_s, slowed_by_flows, walk_program
+from meshwright.run.group.predict import at_size, executor_transport, flows_on_links, predicted_time_s, slowed_by_flows, walk_program, walked
 from meshwright.simulate import simulate_program
 
 TRANSPORT = Transport(per_message_s=2e-5)
@@ -59,6 +59,21 @@ def test_the_choice_is_sorted_and_as_good_as_any_single_strategy() -> None:
         assert found[0].time_s <= predicted_time_s(form, p.fabric, p.ranks, TRANSPORT) * (1 + 1e-9)
 
 
+def test_ranks_that_share_cores_choose_a_program_that_leaves_them_slack() -> None:
+    """Islands behind a trunk, four ranks per core: a tree's root has no time to lose, so it is judged by more than its prediction."""
+    fabric = load_fabric("two-islands:4")
+    p = replace(CollectiveProblem.on(fabric, "all-reduce", 1 << 24, transport=executor_transport(fabric, 4.0), element_bytes=1), time_limit_s=20.0)
+    names = ("rooted-tree", "hierarchical", "blueconnect", "ring")
+    alone, shared = (executed(p, [NAMES[n]() for n in names], shared=x) for x in (False, True))
+    assert all(e.judged_s == e.time_s for e in alone) and [e.judged_s for e in shared] == sorted(e.judged_s for e in shared)
+    late = {}
+    for e in shared:
+        assert e.ranked.plan is not None and e.judged_s >= e.time_s
+        late[e.strategy] = predicted_time_s(walked(e.ranked.plan.program, fabric, p.ranks, e.walk), fabric, p.ranks, executor_transport(fabric, 8.0))
+        assert e.judged_s == pytest.approx((e.time_s + late[e.strategy]) / 2)
+    assert late[shared[0].strategy] < late["rooted-tree"]
+
+
 def test_programs_too_long_to_walk_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.run.group.choose.MOST_STEPS", 1)
     with pytest.raises(Infeasible, match="executed"):
@@ -68,9 +83,9 @@ def test_programs_too_long_to_walk_are_no_choice(monkeypatch: pytest.MonkeyPatch
 def test_gloos_ring_keeps_the_order_of_ranks() -> None:
     p = problem("two-islands:4")
     turned = replace(p, ranks=tuple(p.ranks[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)))
-    straight, crossing = builtin_time_s(p), builtin_time_s(turned)
-    assert straight is not None and crossing is not None and crossing > 2 * straight
-    assert all(builtin_time_s(problem(op=op)) for op in ("broadcast", "all-to-all", "gather", "reduce"))
+    straight, crossing = builtin(p), builtin(turned)
+    assert straight is not None and crossing is not None and crossing.time_s > 2 * straight.time_s
+    assert all(builtin(problem(op=op)) for op in ("broadcast", "all-to-all", "gather", "reduce"))
 
 
 def test_planners_see_sustained_rates_only() -> None:

@@ -19,9 +19,9 @@ from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit
 from ...fabric import Fabric
-from .predict import quickest_walk
+from .predict import predicted_time_s, quickest_walk, walked
 
-__all__ = ["MOST_STEPS", "Executed", "builtin_time_s", "executed"]
+__all__ = ["MOST_STEPS", "Executed", "builtin", "executed"]
 
 MOST_STEPS = 60_000  # unrolled, of all ranks; a program beyond is not predicted
 TUNED = 3  # so many of the best are cut finer and coarser
@@ -29,50 +29,68 @@ CUTS = ("pieces", "slices", "chunks")
 FEWER_TREES = (8, 2)  # every tree sends messages of its own: is a packing with fewer as good?
 WORTH = 0.99
 TUNING_SHARE = 0.5  # of the time limit
+LATE = 2.0  # overheads of ranks that wait for their core, over the usual ones
 
 
 @dataclass(frozen=True)
 class Executed:
-    """One candidate: its strategy with every option filled in, and the predicted time of its walk."""
+    """One candidate: its strategy with every option filled in, the predicted time of its walk, and the time it is judged by.
+
+    Ranks that share cores get theirs late at times, so a program in which one rank is always busy (a tree's root) is slower than predicted and its
+    times spread, while one that leaves every rank slack is not: `judged_s` is the mean of the predictions at the usual overheads and at LATE times
+    those.
+    """
 
     strategy: str
     candidate: CollectiveStrategy
     ranked: Ranked
     time_s: float
+    judged_s: float
     walk: str  # see `predict.WALKS`
 
 
 def executed(
-    problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy] | None = None, *, each_s: float = float("inf"), fabric: Fabric | None = None
+    problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy] | None = None, *, each_s: float = float("inf"), fabric: Fabric | None = None,
+    shared: bool = False,
 ) -> list[Executed]:  # fmt: skip
-    """All candidates that can be walked, fastest first; equal ones in the planners' order.
+    """All candidates that can be walked, best judged first; equal ones in the planners' order.
 
-    `fabric`: the problem's, with the token buckets that predictions honour and planners do not.
+    `fabric`: the problem's, with the token buckets that predictions honour and planners do not. `shared`: ranks share cores.
 
     Raises: what `decide.collective.auto` raises; Infeasible when no plan can be walked.
     """
     deadline = monotonic() + problem.time_limit_s * TUNING_SHARE
     found = []
     for ranked in auto(problem, candidates=candidates or default_candidates(), each_s=each_s):
-        if ranked.plan is not None and (one := _predicted(problem, ranked, fabric)) is not None:
+        if ranked.plan is not None and (one := _predicted(problem, ranked, fabric, shared)) is not None:
             found.append(one)
     if not found:
         raise Infeasible(f"no plan for this {problem.op} can be executed", where=problem.fabric.name, hint="`collective compare` shows why not")
-    found.sort(key=lambda e: e.time_s)
-    best = [_tuned(problem, one, deadline, fabric) for one in found[:TUNED]]
-    return sorted([*best, *found[TUNED:]], key=lambda e: e.time_s)
+    found.sort(key=lambda e: e.judged_s)
+    best = [_tuned(problem, one, deadline, fabric, shared) for one in found[:TUNED]]
+    return sorted([*best, *found[TUNED:]], key=lambda e: e.judged_s)
 
 
-def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None) -> Executed | None:
+def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None, shared: bool) -> Executed | None:
     assert ranked.plan is not None
     if ranked.plan.program.switches or ranked.plan.program.executed_steps > MOST_STEPS:
         return None
+    program, fabric, transport = ranked.plan.program, fabric or problem.fabric, problem.transport or Transport()
     try:
-        walk, time_s = quickest_walk(ranked.plan.program, fabric or problem.fabric, problem.ranks, problem.transport or Transport())
+        walk, time_s = quickest_walk(program, fabric, problem.ranks, transport)
+        late_s = time_s
+        if shared:
+            late_s = predicted_time_s(walked(program, fabric, problem.ranks, walk), fabric, problem.ranks, _late(transport))
     except MeshwrightError:
         return None  # folded, or not executable
     made = _with_options(ranked.plan.strategy, ranked.plan.options)
-    return Executed(ranked.strategy, made, ranked, time_s, walk)
+    return Executed(ranked.strategy, made, ranked, time_s, (time_s + late_s) / 2, walk)
+
+
+def _late(transport: Transport) -> Transport:
+    return Transport(
+        per_message_s=LATE * transport.per_message_s, per_byte_s=LATE * transport.per_byte_s, per_step_s=LATE * transport.per_step_s,
+    )  # fmt: skip
 
 
 def _with_options(name: str, options: Any) -> CollectiveStrategy:
@@ -81,9 +99,9 @@ def _with_options(name: str, options: Any) -> CollectiveStrategy:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if k in known})
 
 
-def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None) -> Executed:
+def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
     """Fewer trees; then twice and half as many pieces, as long as that gains."""
-    first = _with_fewer_trees(problem, first, deadline, fabric)
+    first = _with_fewer_trees(problem, first, deadline, fabric, shared)
     assert first.ranked.plan is not None
     option = next((o for o in CUTS if isinstance(first.ranked.plan.options.get(o), int)), "")
     best = first
@@ -94,15 +112,15 @@ def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric:
             if pieces < 1:
                 break
             candidate = replace(here.candidate, **{option: pieces})  # type: ignore[type-var]
-            after = _tried(problem, candidate, fabric)
-            if after is None or after.time_s > here.time_s * WORTH:
+            after = _tried(problem, candidate, fabric, shared)
+            if after is None or after.judged_s > here.judged_s * WORTH:
                 break
             here = after
-        best = min(best, here, key=lambda e: e.time_s)
+        best = min(best, here, key=lambda e: e.judged_s)
     return best
 
 
-def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None) -> Executed:
+def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
     best, plan = first, first.ranked.plan
     assert plan is not None
     for most in FEWER_TREES:
@@ -110,22 +128,22 @@ def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: flo
         if not isinstance(trees, int) or trees <= most or "max_trees" not in plan.options or monotonic() > deadline:
             continue
         free: dict[str, Any] = {name: None for name in ("pieces", "quantum") if name in plan.options}
-        after = _tried(problem, replace(first.candidate, max_trees=most, **free), fabric)  # type: ignore[type-var]
-        if after is not None and after.time_s < best.time_s:
+        after = _tried(problem, replace(first.candidate, max_trees=most, **free), fabric, shared)  # type: ignore[type-var]
+        if after is not None and after.judged_s < best.judged_s:
             best = after
     return best
 
 
-def _tried(problem: CollectiveProblem, candidate: CollectiveStrategy, fabric: Fabric | None) -> Executed | None:
+def _tried(problem: CollectiveProblem, candidate: CollectiveStrategy, fabric: Fabric | None, shared: bool) -> Executed | None:
     try:
         ranked = auto(problem, candidates=[candidate])[0]
     except (Infeasible, TimeLimit):
         return None
-    return _predicted(problem, ranked, fabric) if ranked.plan is not None else None
+    return _predicted(problem, ranked, fabric, shared) if ranked.plan is not None else None
 
 
-def builtin_time_s(problem: CollectiveProblem, fabric: Fabric | None = None) -> float | None:
-    """Predicted time of gloo's own algorithm; None where nothing like it can be planned."""
+def builtin(problem: CollectiveProblem, fabric: Fabric | None = None, *, shared: bool = False) -> Executed | None:
+    """The prediction of gloo's own algorithm; None where nothing like it can be planned."""
     n = len(problem.ranks)
     order = tuple(range(n))
     model: CollectiveStrategy
@@ -139,5 +157,4 @@ def builtin_time_s(problem: CollectiveProblem, fabric: Fabric | None = None) -> 
         ranked = auto(problem, candidates=[model])[0]
     except MeshwrightError:
         return None
-    found = _predicted(problem, ranked, fabric) if ranked.plan is not None else None
-    return found.time_s if found is not None else None
+    return _predicted(problem, ranked, fabric, shared) if ranked.plan is not None else None

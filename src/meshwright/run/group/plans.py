@@ -201,7 +201,7 @@ class GroupPlans:
         from ...decide.collective import CollectiveProblem, strategy
         from ...drive_collective_job import plan_collective
         from ...io.plan_file import plan_bytes
-        from .choose import builtin_time_s, executed
+        from .choose import builtin, executed
 
         assert self.fabric is not None
         transport = executor_transport(self.fabric, self.ranks_per_core)
@@ -212,15 +212,17 @@ class GroupPlans:
             time_limit_s=PLANS * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
-        best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric)[: max(1, self.settings.tune)]
-        builtin = builtin_time_s(problem, self.fabric)
-        if self.settings.builtin and not self.settings.tune and builtin is not None and best[0].time_s > GAIN * builtin:
-            text = f"the built-in backend is predicted to be as fast ({builtin:.3g} s against {best[0].time_s:.3g} s)"
+        shared = self.ranks_per_core > 1
+        best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric, shared=shared)[: max(1, self.settings.tune)]
+        gloo = builtin(problem, self.fabric, shared=shared)
+        if self.settings.builtin and not self.settings.tune and gloo is not None and best[0].judged_s > GAIN * gloo.judged_s:
+            text = f"the built-in backend is predicted to be as fast ({gloo.judged_s:.3g} s against {best[0].judged_s:.3g} s)"
             return json.dumps({"none": text}).encode()
         heads, plans = [], []
         for one in best:
             plans.append(plan_bytes(plan_collective(problem, candidates=[one.candidate])[0]))
-            heads.append({"strategy": one.strategy, "walk": one.walk, "predicted_s": one.time_s, "builtin_s": builtin, "bytes": len(plans[-1])})
+            head = {"strategy": one.strategy, "walk": one.walk, "predicted_s": one.time_s, "builtin_s": gloo.time_s if gloo else None}
+            heads.append({**head, "bytes": len(plans[-1])})
         return json.dumps({"plans": heads}).encode() + b"\n" + b"".join(plans)
 
     def _decode(self, answer: bytes, class_bytes: int) -> list[Chosen] | str:
