@@ -92,7 +92,7 @@ def _captured(objective: Objective, source: ModelSource, loss: str, mode: Any, r
         except Exception as error:
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             raise CaptureError(f"AOTAutograd refuses the step: {type(error).__name__}: {reason}", where=source.name) from error
-    values, outputs = _described(graph_module.graph, traced)
+    values, outputs = _tied(graph_module, *_described(graph_module.graph, traced))
     names = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
     step = step_graph_of(graph_module, name=source.name, names=names, resident_bytes=resident_bytes)
     return CapturedStep(
@@ -143,6 +143,36 @@ def _described(graph: fx.Graph, traced: TracedForward) -> tuple[tuple[str, ...],
         else:
             outputs.append("loss")
     return values, tuple(outputs)
+
+
+def _tied(module: fx.GraphModule, values: tuple[str, ...], outputs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """One placeholder per tensor, and one gradient: export parts tied parameters. Gradients are added as soon as both are there, as autograd does."""
+    graph = module.graph
+    first: dict[str, fx.Node] = {}
+    for n, value in zip(graph.find_nodes(op="placeholder"), values, strict=True):
+        if value in first:
+            n.replace_all_uses_with(first[value])
+            graph.erase_node(n)
+        first.setdefault(value, n)
+    place = {n: i for i, n in enumerate(graph.nodes)}
+    results, named = list(graph.output_node().args[0]), list(outputs)
+    for name in dict.fromkeys(o for o in outputs if o.startswith("gradient:") and outputs.count(o) > 1):
+        at = [i for i, o in enumerate(outputs) if o == name]
+        total, *others = sorted((results[i] for i in at), key=place.__getitem__)
+        for other in others:
+            with graph.inserting_after(other):
+                added = graph.call_function(torch.ops.aten.add.Tensor, (total, other))
+            added.meta = {**{k: v for k, v in other.meta.items() if k != "desc"}, "val": torch.empty_like(other.meta["val"])}
+            total, place[added] = added, place[other]
+        for i in at:
+            results[i], named[i] = (total, name) if i == at[0] else (None, "none")
+    if len(first) < len(values):
+        output = graph.output_node()
+        output.args = (results, *output.args[1:])
+    graph.set_codegen(fx.graph.CodeGen())  # arguments and results flat, as listed
+    graph.lint()
+    module.recompile()
+    return tuple(first), tuple(named)
 
 
 KINDS: dict[str, Kind] = {"param": "parameter", "buffer": "buffer", "input": "input", "tangent": "tangent"}
