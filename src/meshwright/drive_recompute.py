@@ -16,7 +16,7 @@ from .decide.memory.regions import Chosen, RegionChooser
 from .decide.pipeline import peak_in_flight
 from .errors import Infeasible, UsageError
 from .fabric import Device
-from .graph import OpGraph, OpNode, Work
+from .graph import OpGraph, OpNode
 from .layout_recompute import LayoutRegions
 from .plan import TrainingLayout
 
@@ -50,15 +50,10 @@ class StageRecompute:
     def __init__(self, graph: OpGraph, layout: TrainingLayout, cost: Cost, device: Device, frontiers: dict[Any, Any] | None = None) -> None:
         self.layout = layout
         self.regions = LayoutRegions(graph, layout)
-        parts = {s.key: self.regions.parts(s) for s in layout.segments}
         stage_of = {s.key: s.stage for s in layout.segments}
 
         def time_s(node: OpNode, segment: str) -> float:
-            largest, total = parts[segment]
-            w = node.forward
-            work = Work(flops=w.flops * largest // total, bytes_read=w.bytes_read * largest // total,
-                        bytes_written=w.bytes_written * largest // total, calls=w.calls)  # fmt: skip
-            return cost.roofline(work, device).time_s if w.calls else 0.0
+            return cost.roofline(self.regions.work(node, segment), device).time_s if node.forward.calls else 0.0
 
         shared = frontiers if frontiers is not None else {}
         self.choosers = [

@@ -4,6 +4,8 @@ A region is the part of one repeated layer that lies in one segment. What backwa
 chosen calls of the region once more. Values that cross a segment's border are always kept, and so is what another region reads: hence a region
 needs nothing of another one, and no collective runs again (all of them lie between segments). Without repeated layers the regions are the
 model's top-level modules.
+Under sequence parallelism a value that a segment gathers is kept as each rank's part of it and gathered again before backward, whether autograd asks
+for it or a call that runs again: that gather is a step of the program anyway.
 Cite: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys 2023.
 Deviation: full recomputation of a layer split over tensor-parallel ranks keeps the values between its segments, where the paper gathers them again.
 Cost: O(nodes) per layout.
@@ -20,6 +22,7 @@ from .graph import OpGraph, OpNode, Work
 from .graph_liveness import kept_storages, replay_workspace
 from .graph_vocabulary import base_node, expand_losses, sums_of
 from .plan import Recompute, Segment, TrainingLayout
+from .plan_shards import sequence_values
 
 __all__ = ["LayoutRegions", "Region", "Remade", "saved_storages"]
 
@@ -76,8 +79,6 @@ class Region:
 class LayoutRegions:
     """Everything that may be recomputed in `layout`, which recomputes nothing yet; `apply` writes a choice into it.
 
-    Under sequence parallelism that is nothing so far: what autograd keeps there is partly gathered again in backward.
-
     `graph`: captured, at the layout's micro-batch size.
     """
 
@@ -96,6 +97,10 @@ class LayoutRegions:
             for x in self.makes(n):
                 self.makers.setdefault(x, []).append(n.name)
         self.layer_of = _layers(self.graph)
+        self.along = sequence_values(layout)
+        self.value = {v.name: v for v in layout.values}
+        self.by_key = {s.key: s for s in layout.segments}
+        self.apart = {s.key: self._apart(s) for s in layout.segments}
         self.border: dict[str, set[int]] = {}
         self.saved: dict[str, dict[int, int]] = {}
         self.held: dict[str, set[int]] = {}  # border storages that live to the segment's backward anyway
@@ -105,18 +110,36 @@ class LayoutRegions:
             for key in stage.segments:
                 s = self.segment(key)
                 self.border[key] = {self.storage[v] for v in (*s.reads, *s.writes) if v in self.storage}
-                self.saved[key] = saved_storages(self.graph, [self.node[n] for n in s.nodes], self.border[key], counted, *self.parts(s))
+                nodes = [self.node[n] for n in s.nodes]
+                self.saved[key] = saved_storages(self.graph, nodes, self.border[key], counted, *self.parts(s), self.apart[key])
                 held |= {x for n in s.nodes for x in self.kept_by.get(n, ())}
                 self.held[key] = held & self.border[key]
-        self.regions = () if layout.sequence else tuple(r for s in layout.segments for r in self._regions_of(s))
+        self.regions = tuple(r for s in layout.segments for r in self._regions_of(s))
 
     def segment(self, key: str) -> Segment:
-        return next(s for s in self.layout.segments if s.key == key)
+        return self.by_key[key]
 
     def parts(self, s: Segment) -> tuple[int, int]:
         """(largest share, all shares) of a rank in the segment."""
         shares = s.shares or ((1,) * self.layout.tensor if s.split else (1,))
         return max(shares), sum(shares)
+
+    def work(self, node: OpNode, segment: str) -> Work:
+        """Forward work of one call on the rank with the largest share of the segment."""
+        largest, total = self.parts(self.segment(segment)) if node.name in self.apart[segment] else (1, 1)
+        w = node.forward
+        flops, read, written = (x * largest // total for x in (w.flops, w.bytes_read, w.bytes_written))
+        return Work(flops=flops, bytes_read=read, bytes_written=written, calls=w.calls)
+
+    def _apart(self, s: Segment) -> frozenset[str]:
+        """Calls of which a rank has its share: all of them; of a part of the sequence, those that follow from values that are split along it."""
+        if not s.sequence:
+            return frozenset(s.nodes)
+        known = self.along & {*s.reads}
+        for name in s.nodes:
+            if any(v in known for v in self.node[name].inputs):
+                known.add(name)
+        return frozenset(known & {*s.nodes})
 
     def makes(self, n: OpNode) -> frozenset[int]:
         """Storages that a call writes: its own and, where it works in place, its operand's."""
@@ -162,8 +185,7 @@ class LayoutRegions:
         made = {x for c in calls if c.may for x in c.makes}
         if not made & asked:
             return None
-        segment_names, parts = set(s.nodes), self.parts(s)
-        size = {x: _share(self.graph, x, segment_names, *parts) for c in calls if c.may for x in c.makes | c.reads}
+        size = {x: _share(self.graph, x, self.apart[s.key], *self.parts(s)) for c in calls if c.may for x in c.makes | c.reads}
         for x in size:
             if x not in made and (x in self.held[s.key] if x in border else x in asked or self._constant(x)):
                 size[x] = 0
@@ -204,16 +226,16 @@ class LayoutRegions:
         read = {x for _, names in chosen for n in names for x in self.reads(self.node[n])}
         before = self.saved[s.key]
         extra = {x for x in read - made - border if x not in before and not self._constant(x) and not self._counted_elsewhere(s, x)}
-        saved = s.saved_bytes + sum(_share(self.graph, x, set(s.nodes), *parts) for x in extra) - sum(size for x, size in before.items() if x in made)
+        saved = s.saved_bytes - sum(size for x, size in before.items() if x in made)
+        saved += sum(_share(self.graph, x, self.apart[s.key], *parts) for x in extra)
         largest, total = parts
         workspace = replay_workspace(self.captured, self._captured_names(s), [names for _, names in chosen])
-        work = sum((self.node[n].forward for _, names in chosen for n in names), Work())
+        parted = self.along & {*s.gathers, *s.sum_writes}  # into and out of all parts' form, as `build` counts it
+        copied = max((self.value[v].size_bytes for v in parted), default=0)
         return msgspec.structs.replace(
-            s, saved_bytes=saved, forward_workspace_bytes=workspace[0] * largest // total, backward_workspace_bytes=workspace[1] * largest // total,
-            recompute=self._records(s, chosen), again=Work(
-                flops=work.flops * largest // total, bytes_read=work.bytes_read * largest // total,
-                bytes_written=work.bytes_written * largest // total, calls=work.calls,
-            ),
+            s, saved_bytes=saved, forward_workspace_bytes=max(workspace[0] * largest // total, copied),
+            backward_workspace_bytes=max(workspace[1] * largest // total, copied),
+            recompute=self._records(s, chosen), again=sum((self.work(self.node[n], s.key) for _, names in chosen for n in names), Work()),
         )  # fmt: skip
 
     def _counted_elsewhere(self, s: Segment, storage: int) -> bool:

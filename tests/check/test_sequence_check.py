@@ -11,13 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
-from tensor_rig import lowered_step
+from rig import graph_of
+from tensor_rig import MODELS, lowered_step, recomputed
 
 from meshwright.check.training import check_training
 from meshwright.check.whole import check_layout
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.lowering_sequence import SequenceParts
-from meshwright.program import Kind, Part
+from meshwright.program import Csr, Kind, Part
 
 change = msgspec.structs.replace
 NAME, DEGREES = "pooled", (1, 3, 1)
@@ -109,3 +110,24 @@ def test_a_layout_that_contradicts_itself(right):
     assert any("reads or writes no such value" in m for m in told(along.key, split=False))
     nothing = [f.message for f in check_layout(change(layout, sequence=False), 3)]
     assert any("the layout says nothing is" in m for m in nothing)
+
+
+def test_what_runs_again_reads_what_is_gathered_again():
+    """A layer that runs again on a value that the ranks hold in parts: backward must read all parts of it, gathered once more."""
+    name, degrees, along = "even", (1, 2, 1), TensorOptions(sequence=True)
+    layout = recomputed(graph_of(MODELS + name, 2), lowered_step(name, degrees, options=along)[0], "full")
+    _, program = lowered_step(name, degrees, options=along, layout=layout)
+    assert check_training(program, layout) == []
+    gathered = {(s.key, v) for s in layout.segments for x in s.recompute for v in x.reads if v in s.gathers}
+    assert len({v for _, v in gathered}) == 4  # what the first linears of two layers' attentions and feed-forwards read
+    o, names = program.ops, program.buffers.name
+    for i in range(len(o.name)):
+        triples = o.reads[i].reshape(-1, 3)
+        mine = [v for key, v in gathered if o.name[i] == "B" and o.graph[i] == key]
+        for value in mine:
+            kept = [x for x in triples.tolist() if not names[x[0]].startswith(f"actagain:{value}:")]
+            assert len(kept) < len(triples)
+            rows = [o.reads[k].tolist() for k in range(len(o.name))]
+            less = Csr.of([*rows[:i], [n for x in kept for n in x], *rows[i + 1 :]])
+            messages = found(replace(program, ops=replace(o, reads=less)), layout)
+            assert any(f"does not read actagain:{value}:{o.graph[i]}" in m for m in messages)

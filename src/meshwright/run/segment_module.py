@@ -1,7 +1,7 @@
 """One segment as a function of real tensors, forward under autograd and backward; what it keeps in between is the plan's affair.
 
 Values enter through `_Entry`, so that autograd does not hold them for the sake of their gradient; results leave as gradient edges. A value that was
-gathered along the sequence is not kept (`_regathered`); what calls make that run again is not kept either (`replay`).
+gathered along the sequence is not kept (`_gathered_later`); what calls make that run again is not kept either (`replay`).
 A backward may be split: `backward_input` gives the gradients of the reads, `backward_weight` later adds those of the parameters (`split_backward`).
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..capture.torch_private import storage_key
 from ..errors import Unsupported
 from .replay import ReplayedForward, Replays
-from .sharded_state import as_they_are, opened
+from .sharded_state import StandIn, as_they_are, opened
 from .split_backward import WeightWork, input_gradients
 
 __all__ = ["SegmentModule"]
@@ -40,32 +40,40 @@ class _Entry(torch.autograd.Function):  # type: ignore[misc]
 _TOKEN = torch.empty((), requires_grad=True)
 
 
-class _Later(NamedTuple):
-    """A saved tensor that lies in a read which is gathered again before backward."""
+@dataclass(frozen=True)
+class _Later(StandIn):
+    """A tensor that lies in a read which is gathered again before backward: taken from `found` then."""
 
+    found: Mapping[int, torch.Tensor]
     read: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
+    def tensor(self) -> torch.Tensor:
+        return self.found[self.read].as_strided(self.size, self.stride, self.offset)
 
-def _regathered(
+
+def _gathered_later(
     reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor], refer: Callable[[torch.Tensor], Any]
-) -> AbstractContextManager[None]:
-    """While a segment runs forward: saved tensors that lie in one of the reads of `again` are not kept, but taken from `found` in backward; of
-    others `refer` says what to keep."""
+) -> Callable[[torch.Tensor], Any]:
+    """What to keep instead of a tensor that lies in one of the reads of `again`; of others `refer` says."""
     where = {x.untyped_storage().data_ptr(): i for i, x in enumerate(reads) if i in again}
-    if not where and refer is as_they_are:
-        return nullcontext()
+    if not where:
+        return refer
 
-    def pack(x: torch.Tensor) -> Any:
+    def keep(x: torch.Tensor) -> Any:
         i = where.get(x.untyped_storage().data_ptr())
-        return refer(x) if i is None else _Later(i, tuple(x.shape), x.stride(), int(x.storage_offset()))
+        return refer(x) if i is None else _Later(found, i, tuple(x.shape), x.stride(), int(x.storage_offset()))
 
-    def unpack(kept: Any) -> Any:
-        return found[kept.read].as_strided(kept.size, kept.stride, kept.offset) if isinstance(kept, _Later) else opened(kept)
+    return keep
 
-    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+def _keeping(refer: Callable[[torch.Tensor], Any]) -> AbstractContextManager[None]:
+    """While a segment runs forward, autograd keeps what `refer` says."""
+    if refer is as_they_are:
+        return nullcontext()
+    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(refer, opened)
     return hooks
 
 
@@ -101,10 +109,11 @@ class SegmentModule:
         holder: dict[int, torch.Tensor] = {}
         later: dict[int, torch.Tensor] = {}
         entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
-        if self.replays.count or (self.meter is not None and not again):
-            outputs = self._noted(entries, inputs)
+        refer = _gathered_later(reads, again, later, self.refer)
+        if self.replays.count or self.meter is not None:
+            outputs = self._noted(entries, inputs, again, refer)
         else:
-            with _regathered(reads, again, later, self.refer):
+            with _keeping(refer):
                 outputs = self.function(*entries, *inputs, *self.constants)
         edge = torch.autograd.graph.get_gradient_edge
         self._entries[microbatch] = {i: edge(x) for i, (x, d) in enumerate(zip(entries, self.differentiable, strict=True)) if d and x.requires_grad}
@@ -113,9 +122,13 @@ class SegmentModule:
         self._saved[microbatch] = (edges, holder, later)
         return [y.detach() for y in outputs]
 
-    def _noted(self, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _noted(
+        self, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int], refer: Callable[[torch.Tensor], Any]
+    ) -> Sequence[torch.Tensor]:
         """The calls with the chosen ones noted for running again in backward."""
-        with ReplayedForward(self.replays.count, {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}, self.refer) as noted:
+        outside = {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}
+        outside |= {storage_key(x) for i, x in enumerate(entries) if i in again}
+        with ReplayedForward(self.replays.count, outside, refer) as noted:
             self.replays.current = noted
             try:
                 outputs: Sequence[torch.Tensor] = self.function(*entries, *inputs, *self.constants)

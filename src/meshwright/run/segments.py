@@ -5,7 +5,7 @@ to what autograd saves: values enter through `_Entry`, a node that hands its gra
 gradient edges, not tensors; parameter gradients are added in place into one flat buffer by autograd itself.
 With tensor parallelism the calls are rewritten for this rank's shards (`sharding`), a row-parallel linear leaves its bias out, and the segment that
 reads the completed sum adds it. A value that was gathered along the sequence is not kept: what autograd would keep of it is looked up in the value
-gathered again for the backward pass (`_regathered`).
+gathered again for the backward pass (`segment_module`).
 Random calls: dropout in every form draws the bits that the serial run draws (`dropout`). Before other random calls the generator is seeded from
 (seed, step, replica, micro-batch, segment, and the tensor index where the segment is split), so that a run does not depend on the order of
 micro-batches; those differ from a serial run's.

@@ -9,6 +9,7 @@ The optimizer is given one-dimensional pieces: what of each parameter lies in th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from ..plan import TrainingLayout
 if TYPE_CHECKING:
     from .segments import ParameterShard
 
-__all__ = ["ParameterGroup", "Piece", "Reference", "as_they_are", "build_groups", "opened", "referring"]
+__all__ = ["ParameterGroup", "Piece", "Reference", "StandIn", "as_they_are", "build_groups", "opened", "referring"]
 
 
 @dataclass
@@ -129,8 +130,15 @@ def _group(
     return group
 
 
+class StandIn(ABC):
+    """Kept for backward instead of a tensor that will be there again by then."""
+
+    @abstractmethod
+    def tensor(self) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
-class Reference:
+class Reference(StandIn):
     """A tensor that lies in a group's gathered weights, by its place."""
 
     group: ParameterGroup
@@ -163,4 +171,5 @@ def referring(groups: Sequence[ParameterGroup]) -> Callable[[torch.Tensor], Any]
 
 
 def opened(kept: Any) -> Any:
-    return kept.tensor() if isinstance(kept, Reference) else kept
+    """What was kept; of a stand-in the tensor that it stands for."""
+    return kept.tensor() if isinstance(kept, StandIn) else kept
