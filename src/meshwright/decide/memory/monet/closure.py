@@ -1,0 +1,266 @@
+"""What any schedule must compute again: the operand knapsack with the chains it implies. A floor for networks of any size, and a plan from its answer.
+
+When the backward pass begins, at most `budget` bytes of forward results exist. An operand that backward needs and that is not among them is made
+again at least once, from operands of which the same holds. Minimising the time of that over what is held, and over implementations, bounds every
+schedule from below. Tightened by every moment of the forward pass (what is held at its end is held since it was made), and by the same
+argument at a few backward nodes around which most else is alive (what is not held there and read later is made again).
+The plan: hold what the answer holds, make the others once, just before their first reader, and let them go after their last one. Its time is the floor
+of its own limit; only its peak may be above that limit, so the limit is lowered until the peak fits.
+Source: the card of MONeT, section 3.8, where the knapsack has no chains. Cost: an integer programme of O(operators) binaries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....errors import Infeasible
+from ....kernels.highs import solve, solver, values
+from .merging import Backward, Merged, Operator
+from .model import SCALE
+from .schedule import Decisions
+
+__all__ = ["Closure", "closure", "floor_bytes", "once_again"]
+
+GAP = 1e-3  # of the step's time: how closely the knapsack is solved
+CUTS = 3  # backward nodes at which the argument is repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closure:
+    """`held`: storages held when backward begins; `ways`: (operator, way) in the forward pass; `again`: the way of each operator that runs again."""
+
+    floor_s: float
+    held: frozenset[int]
+    forward: tuple[tuple[int, int], ...]
+    again: dict[int, int]
+    backward: dict[int, int]
+
+
+def floor_bytes(m: Merged) -> int:
+    """No schedule peaks lower: every node runs once beside its operands and what is alive in any case."""
+    least = m.fixed_bytes
+    for o in m.operators:
+        if not o.optional:
+            least = max(least, m.fixed_bytes + min(_alone(m, o, w) for w in range(len(o.ways))))
+    for s in m.stages:
+        for b in (s.first, *s.rest):
+            least = max(least, min(b.bytes_alive + _extra(b, w) + sum(m.size[x] for x in b.ways[w].reads | m.pinned) for w in range(len(b.ways))))
+    return least
+
+
+def _alone(m: Merged, o: Operator, w: int) -> int:
+    way = o.ways[w]
+    saved = m.size[o.makes[0]] if way.over >= 0 else 0
+    return max(x.inner_bytes + sum(m.size[s] for s in x.reads & (way.reads if len(o.ways) > 1 else x.reads)) for x in o.moments) + way.workspace_bytes - saved
+
+
+def _extra(b: Backward, w: int) -> int:
+    return b.ways[w].workspace_bytes - (b.made_bytes if b.ways[w].over >= 0 else 0)
+
+
+class _Rows:
+    """Columns and rows of one integer programme; a term is (column, factor)."""
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self.rows: list[tuple[list[tuple[int, float]], float]] = []
+
+    def column(self, cost: float = 0.0) -> int:
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+    def most(self, terms: list[tuple[int, float]], bound: float) -> None:
+        self.rows.append((terms, bound))
+
+    def highs(self, offset: float, **options: Any) -> Any:
+        import highspy
+
+        model = solver(**options)
+        n = len(self.cost)
+        model.addVars(n, np.zeros(n), np.ones(n))
+        model.changeColsCost(n, np.arange(n, dtype=np.int32), np.array(self.cost))
+        model.changeColsIntegrality(n, np.arange(n, dtype=np.int32), np.array([highspy.HighsVarType.kInteger] * n))
+        model.changeObjectiveOffset(offset)
+        starts = np.cumsum([0, *(len(t) for t, _ in self.rows)])[:-1].astype(np.int32)
+        index = np.array([v for t, _ in self.rows for v, _ in t], np.int32)
+        value = np.array([x for t, _ in self.rows for _, x in t])
+        model.addRows(
+            len(self.rows), np.full(len(self.rows), -highspy.kHighsInf), np.array([b for _, b in self.rows]), len(index), starts, index, value
+        )
+        return model
+
+
+class _Model:
+    def __init__(self, m: Merged, budget_bytes: int) -> None:
+        self.m, self.rows = m, _Rows()
+        rows = self.rows
+        self.second = SCALE / (m.once_s or 1.0)
+        self.byte = SCALE / max(sum(m.size.values()), 1)
+        self.budget = budget_bytes
+        wanted = {s for s, t in m.last_use.items() if t} | m.pinned
+        self.held = {s: rows.column() for s in wanted}
+        self.forward: dict[tuple[int, int], int] = {}
+        self.again: dict[tuple[int, int], int] = {}
+        self.offset = m.views_s
+        for i, o in enumerate(m.operators):
+            if o.optional or len(o.ways) > 1:
+                self.forward |= {(i, w): rows.column(way.time_s * self.second) for w, way in enumerate(o.ways)}
+                mine = [(self.forward[i, w], 1.0) for w in range(len(o.ways))]
+                rows.most(mine, 1.0)
+                if not o.optional:
+                    rows.most([(v, -1.0) for v, _ in mine], -1.0)
+            else:
+                self.offset += o.ways[0].time_s
+            if not o.once and any(m.last_use[s] and s not in m.pinned for s in o.makes):
+                self.again |= {(i, w): rows.column(way.time_s * self.second) for w, way in enumerate(o.ways)}
+        self.backward: dict[tuple[int, int], int] = {}
+        for stage in m.stages:
+            for b in (stage.first, *stage.rest):
+                self._backward(b)
+        self._held_from_forward()
+        uses = self._uses()
+        self._there(uses, self.held, 0)
+        self._forward_moments()
+        heaviest = sorted(range(len(m.stages)), key=lambda t: (-m.stages[t].first.bytes_alive, t))[:CUTS]
+        for t in sorted(heaviest):
+            self._cut(t + 1, uses)
+
+    def _backward(self, b: Backward) -> None:
+        if len(b.ways) == 1:
+            self.offset += b.ways[0].time_s
+            return
+        for w, way in enumerate(b.ways):
+            self.backward[b.node, w] = self.rows.column(way.time_s * self.second)
+        self.rows.most([(self.backward[b.node, w], -1.0) for w in range(len(b.ways))], -1.0)
+
+    def _held_from_forward(self) -> None:
+        """What is held was made in the forward pass, and not written over there."""
+        m = self.m
+        for s, v in self.held.items():
+            i = m.maker[s]
+            if s in m.pinned:
+                self.rows.most([(v, -1.0)], -1.0)
+            if m.operators[i].optional:
+                self.rows.most([(v, 1.0), *((self.forward[i, w], -1.0) for w in range(len(m.operators[i].ways)))], 0.0)
+        for (i, w), v in self.forward.items():
+            way = m.operators[i].ways[w]
+            if way.over in self.held:
+                self.rows.most([(v, 1.0), (self.held[way.over], 1.0)], 1.0)
+            for s in way.reads:
+                maker = m.maker[s]
+                if m.operators[maker].optional:
+                    self.rows.most([(v, 1.0), *((self.forward[maker, x], -1.0) for x in range(len(m.operators[maker].ways)))], 0.0)
+
+    def _uses(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
+        """(stage, storage, terms, constant): terms + constant is 1 when a backward node of that stage, or an operator run again (stage 0), reads it."""
+        m = self.m
+        found: list[tuple[int, int, list[tuple[int, float]], float]] = []
+        for t, stage in enumerate(m.stages, 1):
+            b = stage.first
+            for s in sorted(frozenset[int]().union(*(w.reads for w in b.ways))):
+                if all(s in w.reads for w in b.ways):
+                    found.append((t, s, [], 1.0))
+                else:
+                    found.append((t, s, [(self.backward[b.node, w], 1.0) for w, way in enumerate(b.ways) if s in way.reads], 0.0))
+        for i, o in enumerate(m.operators):
+            if (i, 0) in self.again:
+                for s in sorted(o.reads):
+                    found.append((0, s, [(self.again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads], 0.0))
+        return found
+
+    def _sources(self, held: dict[int, int], s: int) -> list[tuple[int, float]]:
+        i = self.m.maker[s]
+        terms = [(held[s], -1.0)] if s in held else []
+        return terms + [(self.again[i, w], -1.0) for w in range(len(self.m.operators[i].ways)) if (i, w) in self.again]
+
+    def _there(self, uses: list[tuple[int, int, list[tuple[int, float]], float]], held: dict[int, int], after: int) -> None:
+        """What a backward node from stage `after` on reads was held there, or is made again. Chains count for the whole backward pass only."""
+        for t, s, terms, constant in uses:
+            if t >= after and (t or not after):
+                self.rows.most([*terms, *self._sources(held, s)], -constant)
+
+    def _forward_moments(self) -> None:
+        m = self.m
+        for j, o in enumerate(m.operators):
+            if o.optional:
+                continue
+            for moment in o.moments:
+                reads = moment.reads if len(o.ways) == 1 else frozenset.intersection(*(w.reads for w in o.ways))
+                later = [s for s in m.size if m.maker[s] < j and (s in reads or self._surely_read(s, j))]
+                terms = [(v, m.size[s] * self.byte) for s, v in self.held.items() if m.maker[s] < j and s not in later]
+                alive = m.fixed_bytes + moment.inner_bytes + sum(m.size[s] for s in later)
+                alive += o.ways[0].workspace_bytes if len(o.ways) == 1 else 0
+                if len(o.ways) > 1:
+                    terms += [(self.forward[j, w], self.byte * (way.workspace_bytes - (m.size[o.makes[0]] if way.over >= 0 else 0)))
+                              for w, way in enumerate(o.ways)]  # fmt: skip
+                self.rows.most(terms, (self.budget - alive) * self.byte)
+        self.rows.most([(v, m.size[s] * self.byte) for s, v in self.held.items()], (self.budget - m.fixed_bytes) * self.byte)
+
+    def _surely_read(self, s: int, j: int) -> bool:
+        """A forward operator after j reads it, whatever is chosen."""
+        m = self.m
+        return any(i > j and not m.operators[i].optional and all(s in w.reads for w in m.operators[i].ways) for i in m.readers[s])
+
+    def _cut(self, t: int, uses: list[tuple[int, int, list[tuple[int, float]], float]]) -> None:
+        m = self.m
+        first = m.stages[t - 1].first
+        held = {s: self.rows.column() for s, last in m.last_stage.items() if last >= t}
+        for s, v in held.items():
+            if s in m.pinned:
+                self.rows.most([(v, -1.0)], -1.0)
+        for x, s, terms, constant in uses:
+            if x == t and s in held:
+                self.rows.most([*terms, (held[s], -1.0)], -constant)
+            elif x > t:
+                self.rows.most([*terms, *self._sources(held, s)], -constant)
+        alive = first.bytes_alive + (_extra(first, 0) if len(first.ways) == 1 else 0)
+        more = [(self.backward[first.node, w], _extra(first, w) * self.byte) for w in range(len(first.ways))] if len(first.ways) > 1 else []
+        self.rows.most([*((v, m.size[s] * self.byte) for s, v in held.items()), *more], (self.budget - alive) * self.byte)
+
+
+def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0) -> Closure:
+    """Raises: Infeasible: no schedule of the step stays within the budget."""
+    model = _Model(m, budget_bytes)
+    highs = model.rows.highs(model.offset * model.second, mip_rel_gap=GAP, mip_max_nodes=nodes, random_seed=seed)
+    solve(highs, what="operand knapsack")
+    x = values(highs)
+    floor = float(highs.getInfo().mip_dual_bound) / model.second * (1 - 1e-9)
+    forward = []
+    for i, o in enumerate(m.operators):
+        chosen = [w for w in range(len(o.ways)) if (i, w) in model.forward and x[model.forward[i, w]] > 0.5]
+        if chosen or (i, 0) not in model.forward:
+            forward.append((i, chosen[0] if chosen else 0))
+    return Closure(
+        floor_s=max(floor, m.once_s * (1 - 1e-9)), held=frozenset(s for s, v in model.held.items() if x[v] > 0.5), forward=tuple(forward),
+        again={i: w for (i, w), v in model.again.items() if x[v] > 0.5}, backward={n: w for (n, w), v in model.backward.items() if w and x[v] > 0.5},
+    )  # fmt: skip
+
+
+def once_again(m: Merged, c: Closure) -> Decisions:
+    """Every operator that runs again does so once, just before the first backward node that needs it."""
+    done: set[int] = set()
+    stages: list[tuple[tuple[int, int], ...]] = [c.forward]
+    for stage in m.stages:
+        b = stage.first
+        todo, mine = [*b.ways[c.backward.get(b.node, 0)].reads], set[int]()
+        while todo:
+            s = todo.pop()
+            i = m.maker[s]
+            if s in c.held or i in done or i in mine:
+                continue
+            mine.add(i)
+            todo += m.operators[i].ways[c.again.get(i, 0)].reads
+        done |= mine
+        stages.append(tuple((i, c.again.get(i, 0)) for i in sorted(mine)))
+    return Decisions(operators=tuple(stages), backward=c.backward)
+
+
+def lowered(m: Merged, budget_bytes: int, lowest: int, *, nodes: int, seed: int) -> Closure:
+    """As `closure`, at the least limit from `lowest` up that has an answer, when the budget has none."""
+    try:
+        return closure(m, budget_bytes, nodes=nodes, seed=seed)
+    except Infeasible:
+        return closure(m, max(lowest, budget_bytes), nodes=nodes, seed=seed)

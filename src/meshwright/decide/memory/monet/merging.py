@@ -1,0 +1,324 @@
+"""The step graph as the integer programme sees it: views follow their storage, and chains whose middle nobody else reads are one operator.
+
+An `Operator` is one or more forward nodes that always run together; the values between operators are storages. A forward node is merged with the one
+that runs next when that one is its only reader, its result is no larger, and neither has another implementation: then whatever a plan does with the
+first result it does as well, or better, with the second. Memory stays exact: an operator keeps one `Moment` per node, with the bytes inside it.
+Backward nodes run once each, in their order; those that read no forward result belong to the stage of the last one that may.
+Source: the card of MONeT, section 3.1 and 3.8 (i). Deviation: values are storages, so an operator may make several of them (output and statistics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....errors import Unsupported
+from ....step_graph import Alternative, StepGraph, StepNode
+
+__all__ = ["Backward", "Implementation", "Merged", "Moment", "Operator", "Stage", "merged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """`reads`: forward storages. `over`: the storage it writes its result over, or -1."""
+
+    alternative: int
+    reads: frozenset[int]
+    time_s: float
+    workspace_bytes: int
+    over: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """One node of an operator runs: `inner_bytes` made inside it so far (own results included), and the storages it or a later node still reads."""
+
+    inner_bytes: int
+    reads: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """`nodes`: in the order they run, without views. `makes`: storages others may read. `once`: it cannot be run again.
+
+    `optional`: the forward pass does not need it (extra nodes of other implementations, and what only the backward pass reads).
+    """
+
+    nodes: tuple[int, ...]
+    makes: tuple[int, ...]
+    ways: tuple[Implementation, ...]
+    moments: tuple[Moment, ...]
+    optional: bool
+    once: bool
+
+    @property
+    def reads(self) -> frozenset[int]:
+        return frozenset[int]().union(*(w.reads for w in self.ways))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """One backward node. `bytes_alive`: everything but forward results while it runs, its own results included, workspace not."""
+
+    node: int
+    ways: tuple[Implementation, ...]
+    bytes_alive: int
+    made_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """`first` may read forward results, the `rest` do not. `bytes_before`: alive besides forward results before `first` runs."""
+
+    first: Backward
+    rest: tuple[Backward, ...]
+    bytes_before: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Merged:
+    """`size`: bytes of each forward storage. `pinned`: held from its run to the end of the step. `held`: (storage, first stage, last stage)
+    between which it must stay, because a backward view of it has several readers. `needed`: nodes that may have to run.
+
+    """
+
+    graph: StepGraph
+    operators: tuple[Operator, ...]
+    stages: tuple[Stage, ...]
+    size: dict[int, int]
+    maker: dict[int, int]
+    pinned: frozenset[int]
+    held: tuple[tuple[int, int, int], ...]
+    needed: frozenset[int]
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.graph.fixed_bytes()
+
+    @cached_property
+    def readers(self) -> dict[int, tuple[int, ...]]:
+        """Operators that may read each storage, in order."""
+        return {s: tuple(i for i, o in enumerate(self.operators) if s in o.reads) for s in self.size}
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """The last stage that may read each storage, for its backward node or to run an operator again; 0: only the forward pass does."""
+        found = dict.fromkeys(self.size, 0)
+        for t, stage in enumerate(self.stages, 1):
+            for s in frozenset[int]().union(*(w.reads for w in stage.first.ways)):
+                found[s] = max(found[s], t)
+        for o in reversed(self.operators):
+            if not o.once:
+                again = max((found[s] for s in o.makes if s not in self.pinned), default=0)
+                for s in o.reads:
+                    found[s] = max(found[s], again)
+        return found
+
+    @cached_property
+    def last_stage(self) -> dict[int, int]:
+        """The last stage in which each storage may be held."""
+        return {s: len(self.stages) if s in self.pinned else t for s, t in self.last_use.items()}
+
+    @property
+    def once_s(self) -> float:
+        """Every operator that must run, once, each in its fastest way."""
+        forward = sum(min(w.time_s for w in o.ways) for o in self.operators if not o.optional)
+        return forward + sum(min(w.time_s for w in b.ways) for s in self.stages for b in (s.first, *s.rest)) + self.views_s
+
+    @property
+    def views_s(self) -> float:
+        counted = {n for o in self.operators for n in o.nodes} | {b.node for s in self.stages for b in (s.first, *s.rest)}
+        nodes = self.graph.nodes
+        return sum(nodes[i].time_s for i in self.needed if i not in counted and not nodes[i].optional)
+
+
+def needed_nodes(graph: StepGraph) -> frozenset[int]:
+    """Nodes that the results (or changed tensors) depend on, and the optional ones that an implementation of such a node could read."""
+    wanted = {*graph.results, *(i for i, n in enumerate(graph.nodes) if n.writes and not n.optional)}
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if i in wanted:
+            wanted.update(graph.nodes[i].inputs, *(a.inputs for a in graph.nodes[i].alternatives))
+    return frozenset(i for i in wanted if graph.nodes[i].phase != "input")
+
+
+def _forward_must(graph: StepGraph, needed: frozenset[int]) -> frozenset[int]:
+    """Forward nodes that the forward pass's own results depend on, that change a tensor, or that draw random numbers."""
+    nodes = graph.nodes
+    wanted = {r for r in graph.results if nodes[r].phase == "forward"}
+    wanted |= {i for i in needed if nodes[i].phase == "forward" and (nodes[i].writes or nodes[i].random) and not nodes[i].optional}
+    for i in range(len(nodes) - 1, -1, -1):
+        if i in wanted:
+            wanted.update(nodes[i].inputs)
+    return frozenset(wanted)
+
+
+def is_view(node: StepNode) -> bool:
+    return not node.makes and not node.writes
+
+
+def merged(graph: StepGraph, *, merge: bool = True, alternatives: bool = True) -> Merged:
+    """`merge`: chains become one operator. `alternatives`: other implementations may be chosen (plain ones only, otherwise).
+
+    Raises: Unsupported for a forward result that is changed in place after it was made, when the step graph does not say how to undo it.
+    """
+    needed = needed_nodes(graph) if alternatives else _plainly_needed(graph)
+    made_by = {s: i for i, n in enumerate(graph.nodes) for s in n.makes}
+    forward = {s for s, i in made_by.items() if graph.nodes[i].phase == "forward"}
+    written = {s for i, n in enumerate(graph.nodes) if i in needed for s in n.writes}
+    reader = _Reader(graph, forward, alternatives, _forward_must(graph, needed))
+    chains = _chains(graph, needed, reader, merge)
+    operators = tuple(reader.operator(chain, written) for chain in chains)
+    maker = {s: i for i, o in enumerate(operators) for s in o.makes}
+    stages, held = _stages(graph, needed, reader, made_by)
+    pinned = {s for r in graph.results for s in graph.nodes[r].storages if s in maker}
+    pinned |= {s for s in written if s in maker}
+    return Merged(
+        graph=graph, operators=operators, stages=stages, size={s: graph.storages[s].size_bytes for s in maker}, maker=maker,
+        pinned=frozenset(pinned), held=held, needed=needed,
+    )  # fmt: skip
+
+
+def _plainly_needed(graph: StepGraph) -> frozenset[int]:
+    wanted = {*graph.results, *(i for i, n in enumerate(graph.nodes) if n.writes and not n.optional)}
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if i in wanted:
+            wanted.update(graph.nodes[i].inputs)
+    return frozenset(i for i in wanted if graph.nodes[i].phase != "input")
+
+
+@dataclass(frozen=True)
+class _Reader:
+    graph: StepGraph
+    forward: set[int]
+    alternatives: bool
+    must: frozenset[int]
+
+    def storages(self, inputs: Iterable[int]) -> frozenset[int]:
+        return frozenset(s for x in inputs for s in self.graph.nodes[x].storages if s in self.forward)
+
+    def way(self, at: int, source: StepNode | Alternative) -> Implementation:
+        over = -1
+        if at >= 0 and isinstance(source, Alternative) and source.over >= 0:
+            over = self.graph.nodes[source.over].storages[0]
+        return Implementation(
+            alternative=at, reads=self.storages(source.inputs), time_s=source.time_s, workspace_bytes=source.workspace_bytes, over=over
+        )
+
+    def ways(self, n: int) -> tuple[Implementation, ...]:
+        node = self.graph.nodes[n]
+        others = node.alternatives if self.alternatives else ()
+        return (self.way(-1, node), *(self.way(i, a) for i, a in enumerate(others)))
+
+    def operator(self, chain: tuple[int, ...], written: set[int]) -> Operator:
+        nodes, storages = self.graph.nodes, self.graph.storages
+        last = nodes[chain[-1]]
+        inside = {s for n in chain[:-1] for s in nodes[n].makes}
+        once = any(nodes[n].writes or written & {*nodes[n].storages} for n in chain)
+        if len(chain) == 1:
+            made = sum(storages[s].size_bytes for s in last.makes)
+            ways = self.ways(chain[0])
+            moment = Moment(inner_bytes=made, reads=frozenset[int]().union(*(w.reads for w in ways)))
+            return Operator(nodes=chain, makes=last.makes, ways=ways, moments=(moment,), optional=chain[0] not in self.must, once=once)
+        moments: list[Moment] = []
+        alive = 0
+        for i, n in enumerate(chain):
+            alive += sum(storages[s].size_bytes for s in nodes[n].makes)
+            later = frozenset[int]().union(*(self.storages(nodes[x].inputs) for x in chain[i:])) - inside
+            moments.append(Moment(inner_bytes=alive + nodes[n].workspace_bytes, reads=later))
+            if i:  # the result before has had its only reader
+                alive -= sum(storages[s].size_bytes for s in nodes[chain[i - 1]].makes)
+        way = Implementation(alternative=-1, reads=moments[0].reads, time_s=sum(nodes[n].time_s for n in chain), workspace_bytes=0)
+        return Operator(nodes=chain, makes=last.makes, ways=(way,), moments=tuple(moments), optional=chain[0] not in self.must, once=once)
+
+
+def _chains(graph: StepGraph, needed: frozenset[int], reader: _Reader, merge: bool) -> list[tuple[int, ...]]:
+    """Forward nodes that make or change something, in order, those that merge together."""
+    order = [i for i, n in enumerate(graph.nodes) if i in needed and n.phase == "forward" and not is_view(n)]
+    readers: dict[int, set[int]] = {}
+    for i in needed:
+        n = graph.nodes[i]
+        if not is_view(n):
+            for w in reader.ways(i):
+                for s in w.reads:
+                    readers.setdefault(s, set()).add(i)
+    kept = {s for r in graph.results for s in graph.nodes[r].storages}
+
+    def follows(a: int, b: int) -> bool:
+        x, y = graph.nodes[a], graph.nodes[b]
+        if len(x.makes) != 1 or len(y.makes) != 1 or x.alternatives or y.alternatives or x.writes or y.writes or (a in reader.must) != (b in reader.must):
+            return False
+        (s,), (made,) = x.makes, y.makes
+        smaller = graph.storages[made].size_bytes <= graph.storages[s].size_bytes
+        return smaller and readers.get(s) == {b} and s not in kept and not (x.random or y.random) and {*x.storages} == {s}
+
+    chains: list[tuple[int, ...]] = []
+    for i in order:
+        if merge and chains and follows(chains[-1][-1], i):
+            chains[-1] = (*chains[-1], i)
+        else:
+            chains.append((i,))
+    return chains
+
+
+def _stages(
+    graph: StepGraph, needed: frozenset[int], reader: _Reader, made_by: dict[int, int]
+) -> tuple[tuple[Stage, ...], tuple[tuple[int, int, int], ...]]:
+    nodes, storages = graph.nodes, graph.storages
+    order = [i for i, n in enumerate(nodes) if i in needed and n.phase == "backward"]
+    last: dict[int, int] = {}
+    endless = {s for r in graph.results for s in nodes[r].storages}
+    for i in order:
+        for a in (nodes[i], *nodes[i].alternatives):
+            for x in a.inputs:
+                last |= {s: i for s in nodes[x].storages}
+        last |= {s: i for s in nodes[i].storages}
+    alive = graph.fixed_bytes()
+    found: list[tuple[Backward, int]] = []
+    for i in order:
+        n = nodes[i]
+        made = sum(storages[s].size_bytes for s in n.makes)
+        if not is_view(n):
+            # a gradient may be written over only by its last reader
+            ways = tuple(w for w in reader.ways(i) if w.over < 0 or w.over in reader.forward or (last[w.over] == i and w.over not in endless))
+            found.append((Backward(node=i, ways=ways, bytes_alive=alive + made, made_bytes=made), alive))
+        alive += made
+        gone = [s for s, e in last.items() if e == i and s not in endless and s in made_by and nodes[made_by[s]].phase == "backward"]
+        alive -= sum(storages[s].size_bytes for s in gone)
+    groups: list[list[tuple[Backward, int]]] = []
+    for b, before in found:
+        if not groups or any(w.reads for w in b.ways):
+            groups.append([])
+        groups[-1].append((b, before))
+    stages = tuple(Stage(first=g[0][0], rest=tuple(b for b, _ in g[1:]), bytes_before=g[0][1]) for g in groups)
+    return stages, _held(graph, needed, reader, stages)
+
+
+def _held(graph: StepGraph, needed: frozenset[int], reader: _Reader, stages: tuple[Stage, ...]) -> tuple[tuple[int, int, int], ...]:
+    """(storage, first stage, last stage) of backward views of forward results with several readers: a backward node runs once."""
+    stage_of = {b.node: t for t, s in enumerate(stages, 1) for b in (s.first, *s.rest)}
+    roots: dict[int, set[int]] = {}
+    found: dict[tuple[int, int], list[int]] = {}
+    for i, n in enumerate(graph.nodes):
+        if i not in needed or n.phase != "backward":
+            continue
+        over = frozenset[int]().union(*(roots.get(x, set()) for a in (n, *n.alternatives) for x in a.inputs))
+        if is_view(n) and reader.storages([i]):
+            roots[i] = {i, *over}
+        elif i in stage_of:
+            for v in over:
+                for s in reader.storages([v]):
+                    found.setdefault((v, s), []).append(stage_of[i])
+    return tuple(sorted({(s, min(t), max(t)) for (_, s), t in found.items() if min(t) < max(t)}))
+
+
+def require_supported(graph: StepGraph) -> None:
+    """Raises: Unsupported for an implementation that writes over what is not a made result of equal size."""
+    for n in graph.nodes:
+        for a in n.alternatives:
+            if a.over < 0:
+                continue
+            place = graph.nodes[a.over].storages
+            same = len(place) == 1 and len(n.makes) == 1 and graph.storages[place[0]].kind == "made"
+            if not same or graph.storages[place[0]].size_bytes != graph.storages[n.makes[0]].size_bytes:
+                raise Unsupported(f"{a.name} writes over {graph.nodes[a.over].name}, which is not one result of its size", where=n.name)

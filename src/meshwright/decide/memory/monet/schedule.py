@@ -1,0 +1,99 @@
+"""From decisions per stage to the straight line of runs: views as they are needed, nothing that nobody reads, results dropped after their last use.
+
+Source: the card of MONeT, section 3.9. Invariant: what the line holds at any moment is contained in what the decisions hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .merging import Merged, Operator, is_view
+
+__all__ = ["Decisions", "Run", "runs_of"]
+
+Run = tuple[int, int]  # (node, alternative or -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """`operators[t]`: (operator, way) that run in stage t, in order; `backward[node]`: the way of each backward node (default: its plain one)."""
+
+    operators: tuple[tuple[tuple[int, int], ...], ...]
+    backward: dict[int, int] = field(default_factory=dict)
+
+
+def runs_of(m: Merged, decisions: Decisions) -> tuple[list[Run], int]:
+    """The runs, and how many of them are the forward pass."""
+    line = _Line(m)
+    for t, chosen in enumerate(decisions.operators):
+        for i, w in chosen:
+            line.operator(m.operators[i], w)
+        if t == 0:
+            for r in m.graph.results:
+                if m.graph.nodes[r].phase == "forward":
+                    line.ensure(r)
+            line.boundary = len(line.runs)
+            continue
+        stage = m.stages[t - 1]
+        for b in (stage.first, *stage.rest):
+            line.run(b.node, b.ways[decisions.backward.get(b.node, 0)].alternative)
+    for r in m.graph.results:
+        line.ensure(r)
+    return _read_only(m, line.runs, line.boundary)
+
+
+class _Line:
+    def __init__(self, m: Merged) -> None:
+        self.m, self.runs, self.boundary = m, list[Run](), 0
+        self.valid = {i for i, n in enumerate(m.graph.nodes) if n.phase == "input"}
+        self.lies: dict[int, list[int]] = {}
+        for i, n in enumerate(m.graph.nodes):
+            for s in n.storages:
+                self.lies.setdefault(s, []).append(i)
+
+    def ensure(self, x: int) -> None:
+        """The result of x is there: it ran, or it is a view and runs now."""
+        node = self.m.graph.nodes[x]
+        if x in self.valid:
+            return
+        assert is_view(node), f"{node.name} is read and was not run"  # the decisions broke one of the programme's rows
+        self.run(x, -1)
+
+    def run(self, n: int, alternative: int) -> None:
+        nodes = self.m.graph.nodes
+        way = nodes[n] if alternative < 0 else nodes[n].alternatives[alternative]
+        for x in way.inputs:
+            self.ensure(x)
+        self.runs.append((n, alternative))
+        over = nodes[way.over].storages if alternative >= 0 and nodes[n].alternatives[alternative].over >= 0 else ()  # type: ignore[union-attr]
+        for s in (*nodes[n].makes, *over):
+            # results of an earlier run are not read again; a backward view cannot run twice, so it keeps its old storage
+            self.valid -= {x for x in self.lies[s] if nodes[x].phase == "forward" or not is_view(nodes[x])}
+        self.valid.add(n)
+
+    def operator(self, o: Operator, w: int) -> None:
+        nodes = self.m.graph.nodes
+        for n in o.nodes:
+            self.run(n, o.ways[w].alternative)
+            if len(nodes[n].storages) > 1:  # parts of a tuple are taken at once, so that the others can go
+                for x in sorted({x for s in nodes[n].makes for x in self.lies[s]}):
+                    if x in self.m.needed and x not in self.valid and n in nodes[x].inputs and is_view(nodes[x]) and nodes[x].phase == "forward":
+                        self.run(x, -1)
+
+
+def _read_only(m: Merged, runs: Sequence[Run], boundary: int) -> tuple[list[Run], int]:
+    """Without forward runs whose result nobody reads."""
+    nodes = m.graph.nodes
+    wanted = {*m.graph.results}
+    kept: list[Run] = []
+    first = boundary
+    for at in range(len(runs) - 1, -1, -1):
+        n, alternative = runs[at]
+        if n in wanted or nodes[n].writes:
+            wanted.discard(n)
+            wanted.update((nodes[n] if alternative < 0 else nodes[n].alternatives[alternative]).inputs)
+            kept.append(runs[at])
+        elif at < boundary:
+            first -= 1
+    return kept[::-1], first

@@ -1,0 +1,92 @@
+"""What is kept, computed again, and by which implementation every operator runs, at once, as an integer programme with a proof.
+
+Cite: Shah et al., MONeT: Memory Optimization for Deep Networks, ICLR 2021.
+Left open by the paper: networks beyond the solver's reach, and where it stops. Our answer: above `exact_operators` merged operators, blocks of a
+residual chain are solved at several budgets and stitched (`stitching`), beside plans that compute every dropped operator again once (`closure`);
+the floor is the operand knapsack with the chains it implies (`closure`), or the solver's own.
+Invariant: the plan's peak, counted in whole bytes over its runs, is within the budget; `optimal` and `least_bytes` are claims about schedules that run
+forward nodes and backward nodes each in the graph's order, and forward nodes again, in order, before backward nodes that may read them.
+Cost: one integer programme of O(n^2) binaries for n operators; beyond, one per kind of block and budget, and a table of O(blocks^2 x levels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ....cite import Cite
+from ....errors import Infeasible
+from ....step_graph import StepGraph, StepPlan
+from ..step import finished
+from .merging import Merged, merged, require_supported
+from .model import Limits
+from .schedule import runs_of
+from .solving import Answer, fastest, infeasible, leanest, least_bytes
+
+__all__ = ["CITE", "DEVIATIONS", "Monet"]
+
+CITE = Cite(
+    key="shah2021memory",
+    title="Memory Optimization for Deep Networks",
+    year=2021,
+    venue="ICLR, arXiv:2010.14501",
+    authors="Shah, Wu, Mohan, Chidambaram, Krahenbuhl",
+)
+DEVIATIONS = (
+    "values are storages: an operator may make several, and views cost nothing",
+    "an operand of a backward node may go right after it, and a result is held exactly as long as something of its stage or a later one wants it",
+    "any operator may have several implementations, in the forward pass too",
+    "large networks: blocks stitched by dynamic programming instead of one integer programme",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monet:
+    """Options. implementations: other implementations may be chosen; exact_operators: up to so many merged forward operators in one programme;
+    solver_nodes: branch-and-bound nodes after which the solver stops with a gap."""
+
+    implementations: bool = True
+    exact_operators: int = 44
+    solver_nodes: int = 20000
+
+    def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
+        """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit, Unsupported."""
+        require_supported(graph)
+        m = merged(graph, alternatives=self.implementations)
+        seed = int(rng.integers(2**31 - 1))
+        if len(m.operators) > self.exact_operators:
+            from .stitching import stitched
+
+            return stitched(m, budget_bytes, nodes=self.solver_nodes, seed=seed, options=asdict(self))
+        return self._exact(m, budget_bytes, seed)
+
+    def _exact(self, m: Merged, budget_bytes: int | None, seed: int) -> StepPlan:
+        free = fastest(m, Limits(), nodes=self.solver_nodes, seed=seed)
+        plan = self._plan(m, free, budget_bytes=budget_bytes, optimal=free.optimal, floor_s=free.floor)
+        if budget_bytes is not None and plan.peak_bytes <= budget_bytes:
+            return plan
+        lean = leanest(m, nodes=self.solver_nodes, seed=seed)
+        tight = self._plan(m, lean)
+        least = least_bytes(m, lean, tight.peak_bytes)
+        if budget_bytes is not None and tight.peak_bytes > budget_bytes:
+            raise infeasible(m, budget_bytes, tight.peak_bytes, proved=least == tight.peak_bytes)
+        budget = tight.peak_bytes if budget_bytes is None else budget_bytes
+        limit, floor = budget, free.floor
+        while True:
+            try:
+                answer = fastest(m, Limits(peak_bytes=limit), nodes=self.solver_nodes, seed=seed, start=lean.decisions)
+            except Infeasible:  # the plan of least peak fits, but only within the solver's tolerance
+                return self._plan(m, lean, budget_bytes=budget, least_bytes=least, floor_s=floor)
+            floor = answer.floor if limit == budget else floor
+            plan = self._plan(m, answer, budget_bytes=budget, optimal=answer.optimal, floor_s=floor, least_bytes=least)
+            if plan.peak_bytes <= budget:
+                return plan
+            limit -= plan.peak_bytes - budget  # some bytes too many, by the solver's tolerance
+
+    def _plan(self, m: Merged, answer: Answer, **fields: Any) -> StepPlan:
+        runs, boundary = runs_of(m, answer.decisions)
+        if "floor_s" in fields:
+            fields["floor_s"] *= 1 - 1e-9  # the solver's arithmetic
+        return finished(m.graph, runs, boundary, strategy="monet", options=asdict(self), **fields)

@@ -1,0 +1,57 @@
+"""The joint programme against exhaustive search, and its plans against the checker."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monet_rig import least_time_s, step_graphs
+
+from meshwright.check.step_memory import check_step_plan
+from meshwright.decide.memory.monet import Monet
+from meshwright.decide.memory.step import keep_everything
+from meshwright.errors import Infeasible
+from meshwright.step_graph import StepGraph
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@settings(max_examples=120, deadline=None)
+@given(graph=step_graphs(), share=st.floats(0, 1), alternatives=st.booleans())
+def test_the_programme_finds_what_exhaustive_search_finds(graph: StepGraph, share: float, alternatives: bool) -> None:
+    strategy = Monet(implementations=alternatives)
+    lean = strategy.plan(graph, None, rng=rng())
+    keep = keep_everything(graph)
+    assert lean.least_bytes == lean.peak_bytes
+    assert least_time_s(graph, lean.peak_bytes - 1, alternatives=alternatives) is None
+    budget = lean.peak_bytes + round(share * max(0, keep.peak_bytes - lean.peak_bytes))
+    plan = strategy.plan(graph, budget, rng=rng())
+    verdict = check_step_plan(graph, plan)
+    assert not verdict.findings, verdict.findings[0].message
+    best = least_time_s(graph, budget, alternatives=alternatives)
+    assert best is not None and plan.optimal
+    assert math.isclose(plan.time_s, best) and plan.floor_s is not None and math.isclose(plan.floor_s, best)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=step_graphs(most_operators=9), share=st.floats(0, 1))
+def test_choosing_implementations_too_is_never_slower(graph: StepGraph, share: float) -> None:
+    alone = Monet(implementations=False)
+    lean = alone.plan(graph, None, rng=rng())
+    budget = lean.peak_bytes + round(share * max(0, keep_everything(graph).peak_bytes - lean.peak_bytes))
+    joint = Monet().plan(graph, budget, rng=rng())
+    assert joint.time_s <= alone.plan(graph, budget, rng=rng()).time_s * (1 + 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(graph=step_graphs())
+def test_a_budget_below_the_least_is_refused_with_the_least(graph: StepGraph) -> None:
+    least = Monet().plan(graph, None, rng=rng()).peak_bytes
+    with pytest.raises(Infeasible) as caught:
+        Monet().plan(graph, least - 1, rng=rng())
+    assert caught.value.data["least_bytes"] == least and caught.value.data["proved"]
