@@ -100,4 +100,10 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes:,} B"
 
 
-STEP_NAMES: dict[str, Callable[..., StepStrategy]] = {"keep": KeepEverything}
+def _monet(**options: Any) -> StepStrategy:
+    from .monet import Monet  # uses this module
+
+    return Monet(**options)
+
+
+STEP_NAMES: dict[str, Callable[..., StepStrategy]] = {"keep": KeepEverything, "monet": _monet}

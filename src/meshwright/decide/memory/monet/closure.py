@@ -1,11 +1,11 @@
-"""What any schedule must compute again: the operand knapsack with the chains it implies. A floor for networks of any size, and a plan from its answer.
+"""What any schedule must compute again: the operand knapsack with the chains it implies. A floor for any size of network, and a plan.
 
 When the backward pass begins, at most `budget` bytes of forward results exist. An operand that backward needs and that is not among them is made
 again at least once, from operands of which the same holds. Minimising the time of that over what is held, and over implementations, bounds every
 schedule from below. Tightened by every moment of the forward pass (what is held at its end is held since it was made), and by the same
 argument at a few backward nodes around which most else is alive (what is not held there and read later is made again).
-The plan: hold what the answer holds, make the others once, just before their first reader, and let them go after their last one. Its time is the floor
-of its own limit; only its peak may be above that limit, so the limit is lowered until the peak fits.
+The plan: hold what the answer holds, make the others once, just before their first reader, and let them go after their last one. Its time is the
+floor of its own limit; only its peak may be above that limit, so the limit is lowered until the peak fits.
 Source: the card of MONeT, section 3.8, where the knapsack has no chains. Cost: an integer programme of O(operators) binaries.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import Infeasible
 from ....kernels.highs import solve, solver, values
 from .merging import Backward, Merged, Operator
 from .model import SCALE
@@ -25,7 +24,7 @@ from .schedule import Decisions
 __all__ = ["Closure", "closure", "floor_bytes", "once_again"]
 
 GAP = 1e-3  # of the step's time: how closely the knapsack is solved
-CUTS = 3  # backward nodes at which the argument is repeated
+CUTS = 12  # backward nodes at which the argument is repeated, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,8 @@ def floor_bytes(m: Merged) -> int:
 def _alone(m: Merged, o: Operator, w: int) -> int:
     way = o.ways[w]
     saved = m.size[o.makes[0]] if way.over >= 0 else 0
-    return max(x.inner_bytes + sum(m.size[s] for s in x.reads & (way.reads if len(o.ways) > 1 else x.reads)) for x in o.moments) + way.workspace_bytes - saved
+    most = max(x.inner_bytes + sum(m.size[s] for s in (x.reads & way.reads if len(o.ways) > 1 else x.reads)) for x in o.moments)
+    return most + way.workspace_bytes - saved
 
 
 def _extra(b: Backward, w: int) -> int:
@@ -66,10 +66,12 @@ class _Rows:
 
     def __init__(self) -> None:
         self.cost: list[float] = []
+        self.whole: list[bool] = []
         self.rows: list[tuple[list[tuple[int, float]], float]] = []
 
-    def column(self, cost: float = 0.0) -> int:
+    def column(self, cost: float = 0.0, *, whole: bool = True) -> int:
         self.cost.append(cost)
+        self.whole.append(whole)
         return len(self.cost) - 1
 
     def most(self, terms: list[tuple[int, float]], bound: float) -> None:
@@ -82,7 +84,8 @@ class _Rows:
         n = len(self.cost)
         model.addVars(n, np.zeros(n), np.ones(n))
         model.changeColsCost(n, np.arange(n, dtype=np.int32), np.array(self.cost))
-        model.changeColsIntegrality(n, np.arange(n, dtype=np.int32), np.array([highspy.HighsVarType.kInteger] * n))
+        whole = np.flatnonzero(self.whole).astype(np.int32)
+        model.changeColsIntegrality(len(whole), whole, np.array([highspy.HighsVarType.kInteger] * len(whole)))
         model.changeObjectiveOffset(offset)
         starts = np.cumsum([0, *(len(t) for t, _ in self.rows)])[:-1].astype(np.int32)
         index = np.array([v for t, _ in self.rows for v, _ in t], np.int32)
@@ -94,8 +97,8 @@ class _Rows:
 
 
 class _Model:
-    def __init__(self, m: Merged, budget_bytes: int) -> None:
-        self.m, self.rows = m, _Rows()
+    def __init__(self, m: Merged, budget_bytes: int, block_of: tuple[int, ...] | None = None) -> None:
+        self.m, self.rows, self.block_of = m, _Rows(), block_of
         rows = self.rows
         self.second = SCALE / (m.once_s or 1.0)
         self.byte = SCALE / max(sum(m.size.values()), 1)
@@ -124,9 +127,18 @@ class _Model:
         uses = self._uses()
         self._there(uses, self.held, 0)
         self._forward_moments()
-        heaviest = sorted(range(len(m.stages)), key=lambda t: (-m.stages[t].first.bytes_alive, t))[:CUTS]
-        for t in sorted(heaviest):
-            self._cut(t + 1, uses)
+        for t in self._heaviest():
+            self._cut(t, uses)
+
+    def _heaviest(self) -> list[int]:
+        """The stage at which most would be alive if everything were kept, in each of `CUTS` parts of the backward pass."""
+        m, n = self.m, len(self.m.stages)
+        alive = [s.first.bytes_alive for s in m.stages]
+        for s, last in m.last_stage.items():
+            for t in range(last):
+                alive[t] += m.size[s]
+        found = {max(range(n * i // CUTS, max(n * (i + 1) // CUTS, n * i // CUTS + 1)), key=lambda t: (alive[t], -t)) for i in range(CUTS) if n}
+        return [t + 1 for t in sorted(found) if alive[t] > self.budget]
 
     def _backward(self, b: Backward) -> None:
         if len(b.ways) == 1:
@@ -155,7 +167,7 @@ class _Model:
                     self.rows.most([(v, 1.0), *((self.forward[maker, x], -1.0) for x in range(len(m.operators[maker].ways)))], 0.0)
 
     def _uses(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
-        """(stage, storage, terms, constant): terms + constant is 1 when a backward node of that stage, or an operator run again (stage 0), reads it."""
+        """(stage, storage, terms, constant): terms + constant is 1 when that stage's backward node, or an operator run again (0), reads it."""
         m = self.m
         found: list[tuple[int, int, list[tuple[int, float]], float]] = []
         for t, stage in enumerate(m.stages, 1):
@@ -168,6 +180,9 @@ class _Model:
         for i, o in enumerate(m.operators):
             if (i, 0) in self.again:
                 for s in sorted(o.reads):
+                    if self.block_of is not None and self.block_of[m.maker[s]] < self.block_of[i]:
+                        self.rows.most([*((self.again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads), (self.held[s], -1.0)], 0.0)
+                        continue
                     found.append((0, s, [(self.again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads], 0.0))
         return found
 
@@ -207,7 +222,7 @@ class _Model:
     def _cut(self, t: int, uses: list[tuple[int, int, list[tuple[int, float]], float]]) -> None:
         m = self.m
         first = m.stages[t - 1].first
-        held = {s: self.rows.column() for s, last in m.last_stage.items() if last >= t}
+        held = {s: self.rows.column(whole=False) for s, last in m.last_stage.items() if last >= t}
         for s, v in held.items():
             if s in m.pinned:
                 self.rows.most([(v, -1.0)], -1.0)
@@ -221,9 +236,12 @@ class _Model:
         self.rows.most([*((v, m.size[s] * self.byte) for s, v in held.items()), *more], (self.budget - alive) * self.byte)
 
 
-def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0) -> Closure:
-    """Raises: Infeasible: no schedule of the step stays within the budget."""
-    model = _Model(m, budget_bytes)
+def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0, block_of: tuple[int, ...] | None = None) -> Closure:
+    """`block_of`: an operator runs again only from held results of other blocks; without it the answer is a floor of every schedule.
+
+    Raises: Infeasible: no schedule of the step stays within the budget (and computes again within blocks).
+    """
+    model = _Model(m, budget_bytes, block_of)
     highs = model.rows.highs(model.offset * model.second, mip_rel_gap=GAP, mip_max_nodes=nodes, random_seed=seed)
     solve(highs, what="operand knapsack")
     x = values(highs)
@@ -257,10 +275,3 @@ def once_again(m: Merged, c: Closure) -> Decisions:
         stages.append(tuple((i, c.again.get(i, 0)) for i in sorted(mine)))
     return Decisions(operators=tuple(stages), backward=c.backward)
 
-
-def lowered(m: Merged, budget_bytes: int, lowest: int, *, nodes: int, seed: int) -> Closure:
-    """As `closure`, at the least limit from `lowest` up that has an answer, when the budget has none."""
-    try:
-        return closure(m, budget_bytes, nodes=nodes, seed=seed)
-    except Infeasible:
-        return closure(m, max(lowest, budget_bytes), nodes=nodes, seed=seed)

@@ -246,7 +246,9 @@ def _chains(graph: StepGraph, needed: frozenset[int], reader: _Reader, merge: bo
 
     def follows(a: int, b: int) -> bool:
         x, y = graph.nodes[a], graph.nodes[b]
-        if len(x.makes) != 1 or len(y.makes) != 1 or x.alternatives or y.alternatives or x.writes or y.writes or (a in reader.must) != (b in reader.must):
+        if len(x.makes) != 1 or len(y.makes) != 1 or x.alternatives or y.alternatives or x.writes or y.writes:
+            return False
+        if (a in reader.must) != (b in reader.must):
             return False
         (s,), (made,) = x.makes, y.makes
         smaller = graph.storages[made].size_bytes <= graph.storages[s].size_bytes
@@ -269,10 +271,10 @@ def _stages(
     last: dict[int, int] = {}
     endless = {s for r in graph.results for s in nodes[r].storages}
     for i in order:
-        for a in (nodes[i], *nodes[i].alternatives):
-            for x in a.inputs:
-                last |= {s: i for s in nodes[x].storages}
-        last |= {s: i for s in nodes[i].storages}
+        for inputs in (nodes[i].inputs, *(a.inputs for a in nodes[i].alternatives)):
+            for x in inputs:
+                last |= dict.fromkeys(nodes[x].storages, i)
+        last |= dict.fromkeys(nodes[i].storages, i)
     alive = graph.fixed_bytes()
     found: list[tuple[Backward, int]] = []
     for i in order:
@@ -302,7 +304,7 @@ def _held(graph: StepGraph, needed: frozenset[int], reader: _Reader, stages: tup
     for i, n in enumerate(graph.nodes):
         if i not in needed or n.phase != "backward":
             continue
-        over = frozenset[int]().union(*(roots.get(x, set()) for a in (n, *n.alternatives) for x in a.inputs))
+        over = frozenset[int]().union(*(roots.get(x, set()) for inputs in (n.inputs, *(a.inputs for a in n.alternatives)) for x in inputs))
         if is_view(n) and reader.storages([i]):
             roots[i] = {i, *over}
         elif i in stage_of:

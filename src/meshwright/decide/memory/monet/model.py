@@ -1,7 +1,7 @@
 """The joint integer programme: in every stage which forward operators run and how, what is held, and how the stage's backward node runs.
 
-Names follow the card of MONeT, section 3.2: `R[t, i]` operator i runs in stage t, `S[t, s]` storage s is held when stage t begins, `X[t, i, w]` it runs in
-way w (the card's RF and IP: another algorithm, or in place), `M[t, w]` the stage's backward node runs in way w. Stage 0 is the forward pass.
+Names follow the card of MONeT, section 3.2: `R[t, i]` operator i runs in stage t, `S[t, s]` storage s is held when stage t begins, `X[t, i, w]` it
+runs in way w (the card's RF and IP: another algorithm, or in place), `M[t, w]` the stage's backward node runs in way w. Stage 0 is the forward pass.
 `H[t, s, q]`: s is held when the q-th of its readers that may run in stage t runs (the last q: while the backward node runs). It is the card's
 keep_t, Local_j and SM in one, and exact: s is alive after its maker as long as a later reader of the stage, the backward node or the next stage
 wants it, and no longer. Deviations: a stored operand of the stage's backward node may go right after it (the card wants it in S[t+1] too).

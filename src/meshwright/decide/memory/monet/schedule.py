@@ -38,6 +38,7 @@ def runs_of(m: Merged, decisions: Decisions) -> tuple[list[Run], int]:
         stage = m.stages[t - 1]
         for b in (stage.first, *stage.rest):
             line.run(b.node, b.ways[decisions.backward.get(b.node, 0)].alternative)
+            line.parts(b.node)
     for r in m.graph.results:
         line.ensure(r)
     return _read_only(m, line.runs, line.boundary)
@@ -48,6 +49,7 @@ class _Line:
         self.m, self.runs, self.boundary = m, list[Run](), 0
         self.valid = {i for i, n in enumerate(m.graph.nodes) if n.phase == "input"}
         self.lies: dict[int, list[int]] = {}
+        self.kept = {r for r in m.graph.results if is_view(m.graph.nodes[r])}
         for i, n in enumerate(m.graph.nodes):
             for s in n.storages:
                 self.lies.setdefault(s, []).append(i)
@@ -68,18 +70,23 @@ class _Line:
         self.runs.append((n, alternative))
         over = nodes[way.over].storages if alternative >= 0 and nodes[n].alternatives[alternative].over >= 0 else ()  # type: ignore[union-attr]
         for s in (*nodes[n].makes, *over):
-            # results of an earlier run are not read again; a backward view cannot run twice, so it keeps its old storage
-            self.valid -= {x for x in self.lies[s] if nodes[x].phase == "forward" or not is_view(nodes[x])}
+            # results of an earlier run are not read again; a backward view cannot run twice, so it keeps its old storage, as the step's results do
+            self.valid -= {x for x in self.lies[s] if nodes[x].phase == "forward" or not is_view(nodes[x])} - self.kept
         self.valid.add(n)
 
     def operator(self, o: Operator, w: int) -> None:
-        nodes = self.m.graph.nodes
         for n in o.nodes:
             self.run(n, o.ways[w].alternative)
-            if len(nodes[n].storages) > 1:  # parts of a tuple are taken at once, so that the others can go
-                for x in sorted({x for s in nodes[n].makes for x in self.lies[s]}):
-                    if x in self.m.needed and x not in self.valid and n in nodes[x].inputs and is_view(nodes[x]) and nodes[x].phase == "forward":
-                        self.run(x, -1)
+            self.parts(n)
+
+    def parts(self, n: int) -> None:
+        """The parts of a tuple are taken at once, so that each of them can go by itself."""
+        nodes = self.m.graph.nodes
+        if len(nodes[n].storages) > 1:
+            for x in sorted({x for s in nodes[n].makes for x in self.lies[s]}):
+                mine = x in self.m.needed and x not in self.valid and n in nodes[x].inputs
+                if mine and is_view(nodes[x]) and nodes[x].phase == nodes[n].phase:
+                    self.run(x, -1)
 
 
 def _read_only(m: Merged, runs: Sequence[Run], boundary: int) -> tuple[list[Run], int]:

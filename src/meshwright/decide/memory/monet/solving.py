@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....errors import Infeasible, TimeLimit
+from ....errors import Infeasible
 from ....kernels.highs import solve, values
 from .merging import Merged
 from .model import Expression, JointModel, Limits

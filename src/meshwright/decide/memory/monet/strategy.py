@@ -1,12 +1,12 @@
 """What is kept, computed again, and by which implementation every operator runs, at once, as an integer programme with a proof.
 
 Cite: Shah et al., MONeT: Memory Optimization for Deep Networks, ICLR 2021.
-Left open by the paper: networks beyond the solver's reach, and where it stops. Our answer: above `exact_operators` merged operators, blocks of a
-residual chain are solved at several budgets and stitched (`stitching`), beside plans that compute every dropped operator again once (`closure`);
-the floor is the operand knapsack with the chains it implies (`closure`), or the solver's own.
-Invariant: the plan's peak, counted in whole bytes over its runs, is within the budget; `optimal` and `least_bytes` are claims about schedules that run
-forward nodes and backward nodes each in the graph's order, and forward nodes again, in order, before backward nodes that may read them.
-Cost: one integer programme of O(n^2) binaries for n operators; beyond, one per kind of block and budget, and a table of O(blocks^2 x levels).
+Left open by the paper: networks beyond the solver's reach, and where it stops. Our answer: above `exact_operators` merged operators, a knapsack over
+what is held at a few moments, which computes every dropped operator again once and within its block (`stitching`); the floor is the same knapsack
+without blocks (`closure`), or the joint programme's own.
+Invariant: the plan's peak, counted in whole bytes over its runs, is within the budget; `optimal` and `least_bytes` are claims about schedules that
+run forward nodes and backward nodes each in the graph's order, and forward nodes again, in order, before backward nodes that may read them.
+Cost: one integer programme of O(n^2) binaries for n operators; beyond, about twenty of O(n).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEVIATIONS = (
     "values are storages: an operator may make several, and views cost nothing",
     "an operand of a backward node may go right after it, and a result is held exactly as long as something of its stage or a later one wants it",
     "any operator may have several implementations, in the forward pass too",
-    "large networks: blocks stitched by dynamic programming instead of one integer programme",
+    "large networks: one knapsack over all blocks instead of one joint integer programme",
 )
 
 
