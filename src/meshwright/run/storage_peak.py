@@ -6,12 +6,14 @@ once. It slows the work down, so a run does this on one step, which it marks.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
-__all__ = ["peak_of", "storage_bytes"]
+__all__ = ["peak_of", "quiet_profile", "storage_bytes"]
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -40,6 +42,16 @@ class _QuietStderr:
         os.close(self.kept)
 
 
+@contextlib.contextmanager
+def quiet_profile() -> Iterator[Any]:
+    """The profiler with memory events of the processor's allocator; its own notices to stderr are not shown."""
+    events = torch.profiler.ProfilerActivity.CPU
+    with _QuietStderr() as quiet, torch.profiler.profile(activities=[events], profile_memory=True) as profile:
+        quiet.pause()
+        yield profile
+        quiet.resume()
+
+
 def peak_of(work: Callable[[], None], resident: Iterable[torch.Tensor]) -> int:
     """Run `work`; returns the greatest number of bytes of tensor storage alive during it, `resident` included."""
     before = storage_bytes(resident)
@@ -47,11 +59,8 @@ def peak_of(work: Callable[[], None], resident: Iterable[torch.Tensor]) -> int:
         torch.cuda.reset_peak_memory_stats()
         work()
         return int(torch.cuda.max_memory_allocated())
-    events = torch.profiler.ProfilerActivity.CPU
-    with _QuietStderr() as quiet, torch.profiler.profile(activities=[events], profile_memory=True) as profile:
-        quiet.pause()
+    with quiet_profile() as profile:
         work()
-        quiet.resume()
     changes = sorted(((e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e[0])
     live = peak = before
     for _, change in changes:
