@@ -6,7 +6,7 @@ Written against torch 2.13; `torch.export` and `torch.fx` are public and used di
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "dispatch_mode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph",
-    "register_constants", "storage_key", "uncompiled_graphs",
+    "register_constants", "run_backward", "storage_key", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -48,6 +48,19 @@ def uncompiled_graphs() -> contextlib.AbstractContextManager[None]:
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     return _use_lazy_graph_module(True)  # type: ignore[no-any-return]
+
+
+def run_backward(
+    edges: Sequence[Any], gradients: Sequence[torch.Tensor], wanted: Sequence[Any] = (), *, accumulate: bool = True, keep: bool = False
+) -> Sequence[Any]:
+    """`torch.autograd.backward` straight into the engine; with `accumulate` off `grad`, of the edges `wanted` (None: not reached).
+
+    wanted: of a backward, the leaves it is for (none: all). keep: the graph may be run through again. The public functions first check in Python what
+    the engine checks again: as much time as the engine takes for a small graph, and twice that where a processor comes from other work.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    found: Sequence[Any] = engine.run_backward(tuple(edges), tuple(gradients), keep, False, tuple(wanted), True, accumulate_grad=accumulate)
+    return found
 
 
 @contextlib.contextmanager

@@ -43,16 +43,19 @@ class StepFailed(Exception):
 class Executor:
     """`run()` executes the program once. `starts` and `ends` then hold `perf_counter` seconds by position in `order`.
 
-    `sends_ahead`: see `compile_schedule`.
+    `sends_ahead`, `sends_first`: see `compile_schedule`.
     Raises (from `run`): StepFailed, whose cause is what the model, the optimizer or the transport raised.
     """
 
     def __init__(
         self, program: Program, orders: Sequence[I32], rank: int, *, memory: RankMemory, transport: Transport, work: ComputeWork | None = None,
         clock: Callable[[], AbstractContextManager[None]] | None = None, progress: Any = None, sends_ahead: int = 0,
+        sends_first: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.rank, self.memory, self.transport, self.work, self.clock = program, rank, memory, transport, work, clock
-        self.schedule: Schedule = compile_schedule(program, orders, rank, pair_order=transport.pair_order, sends_ahead=sends_ahead)
+        self.schedule: Schedule = compile_schedule(
+            program, orders, rank, pair_order=transport.pair_order, sends_ahead=sends_ahead, sends_first=sends_first
+        )
         self.order = self.schedule.order.tolist()
         self.progress = progress if progress is not None else array("q", [0, 0, 0])
         self.starts, self.ends = array("d", bytes(8 * len(self.order))), array("d", bytes(8 * len(self.order)))

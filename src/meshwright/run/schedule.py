@@ -55,13 +55,20 @@ class Schedule:
     direct_targets: set[int] = field(default_factory=set)  # buffers that messages are received straight into
 
 
-def compile_schedule(program: Program, orders: Sequence[I32], rank: int, *, pair_order: bool = False, sends_ahead: int = 0) -> Schedule:
+def compile_schedule(
+    program: Program, orders: Sequence[I32], rank: int, *, pair_order: bool = False, sends_ahead: int = 0, sends_first: bool = False
+) -> Schedule:
     """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`). `pair_order`: see `transport.TaglessTransport`.
 
     `sends_ahead`: messages out of buffers that may wait to be taken, where that is more than the channel's depth. A send costs no memory until its
-    receive is posted, and a walk that does not wait for it can take in what has come meanwhile.
+    receive is posted, and a walk that does not wait for it can take in what has come meanwhile. `sends_first`: of receives and sends that are due at
+    the same time the sends go first, since a neighbour may be waiting for them.
     """
-    return _Compiler(program, orders, rank, pair_order, sends_ahead).run()
+    compiler = _Compiler(program, orders, rank, pair_order, sends_ahead)
+    schedule = compiler.run()
+    if sends_first:
+        compiler.post_after_sends()
+    return schedule
 
 
 class _Compiler:
@@ -154,6 +161,19 @@ class _Compiler:
             self.schedule.receives[step] = receive
             if receive.direct:
                 self.schedule.direct_targets.add(self.dst[step][0])
+
+    def post_after_sends(self) -> None:
+        """Receives are posted behind sends that follow at once. A send blocks nothing, unless an earlier one is waited for before the next step."""
+        posts = self.schedule.posts
+        for at in sorted(posts, reverse=True):
+            behind = at
+            while behind < len(self.order) and self.only_sends(self.order[behind]) and not self.schedule.waits.get(behind + 1):
+                behind += 1
+            if behind > at:
+                posts[behind] = posts.pop(at) + posts.get(behind, [])
+
+    def only_sends(self, step: int) -> bool:
+        return self.kind[step] == Kind.TRANSFER and bool(self.parts[step] & Part.SEND) and not self.parts[step] & Part.RECV
 
     def post_position(self, step: int, send: int, credit: int) -> int:
         """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""

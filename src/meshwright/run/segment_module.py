@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
-from ..capture.torch_private import storage_key
+from ..capture.torch_private import run_backward, storage_key
 from ..errors import Unsupported
 from .replay import ReplayedForward, Replays
 from .sharded_state import StandIn, as_they_are, opened
@@ -115,8 +116,9 @@ class SegmentModule:
         else:
             with _keeping(refer):
                 outputs = self.function(*entries, *inputs, *self.constants)
-        edge = torch.autograd.graph.get_gradient_edge
-        self._entries[microbatch] = {i: edge(x) for i, (x, d) in enumerate(zip(entries, self.differentiable, strict=True)) if d and x.requires_grad}
+        self._entries[microbatch] = {  # an edge that keeps nothing: whatever depends on the entry keeps it, and else nobody asks for its gradient
+            i: GradientEdge(x.grad_fn, 0) for i, (x, d) in enumerate(zip(entries, self.differentiable, strict=True)) if d and x.requires_grad
+        }
         del entries
         edges = [torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None for y in outputs]
         self._saved[microbatch] = (edges, holder, later)
@@ -147,7 +149,7 @@ class SegmentModule:
         later.update(again or {})
         pairs = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
         if pairs:
-            torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs])
+            run_backward([e for e, _ in pairs], [g for _, g in pairs])
         return holder
 
     def backward_input(

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from ..capture.torch_private import run_backward
+
 __all__ = ["WeightWork", "input_gradients"]
 
 Node = Any  # torch.autograd.graph.Node
@@ -32,18 +34,25 @@ Node = Any  # torch.autograd.graph.Node
 class WeightWork:
     """The second pass of one micro-batch: `run()` adds to the weights' `.grad`, once.
 
-    `meetings`: per spine node the gradients that arrived at its outputs, and its branches. `ready`: gradients that are complete already.
+    `meetings`: per spine node the gradients that arrived at its outputs, its branches, and the leaves below them where no other meeting node leads
+    to these: then one run of the engine goes all the way. `ready`: gradients that are complete already.
     """
 
-    meetings: list[tuple[list[GradientEdge], list[torch.Tensor], list[GradientEdge]]]
+    meetings: list[tuple[list[GradientEdge], list[torch.Tensor], list[GradientEdge], list[GradientEdge]]]
     ready: list[tuple[GradientEdge, torch.Tensor]]
 
     def run(self) -> None:
         meetings, ready, self.meetings, self.ready = self.meetings, self.ready, [], []
-        _into_weights(ready)
-        for outputs, gradients, branches in meetings:
-            found = torch.autograd.grad(outputs, branches, gradients, allow_unused=True)
-            _into_weights([(b, g) for b, g in zip(branches, found, strict=True) if g is not None])
+        if ready:
+            run_backward([e for e, _ in ready], [g for _, g in ready], keep=True)
+        for outputs, gradients, branches, leaves in meetings:
+            if leaves:
+                run_backward(outputs, gradients, leaves)
+                continue
+            found = run_backward(outputs, gradients, branches, accumulate=False)
+            pairs = [(b, g) for b, g in zip(branches, found, strict=True) if g is not None]
+            if pairs:
+                run_backward([b for b, _ in pairs], [g for _, g in pairs], keep=True)  # branches join further down
 
 
 def input_gradients(
@@ -51,39 +60,37 @@ def input_gradients(
 ) -> tuple[list[torch.Tensor | None], WeightWork]:
     """Gradients of `inputs` from those of `outputs`, and the work that is left for the weights. None: no output depends on that input.
 
-    Autograd's graph is kept until the work has run or is dropped.
+    Autograd's graph is kept until the work has run or is dropped; an input that no output depends on need not be part of it any more.
     """
     graph = _Graph(outputs, inputs)
+    met = [e for e in inputs if e.node in graph.met]
     meetings, joint, direct = graph.branches()
     arrivals = [GradientEdge(node, i) for node, _ in meetings for i in range(len(node._input_metadata))]
-    wanted = [*inputs, *arrivals, *joint]
+    wanted = [*met, *arrivals, *joint]
     found: Sequence[torch.Tensor | None] = ()
     if outputs and wanted:
-        found = torch.autograd.grad(list(outputs), wanted, list(gradients), retain_graph=True, allow_unused=True)
-    own, at, shared = found[: len(inputs)], found[len(inputs) : len(inputs) + len(arrivals)], found[len(inputs) + len(arrivals) :]
+        found = run_backward(outputs, gradients, wanted, accumulate=False, keep=True)
+    own, at, shared = found[: len(met)], found[len(met) : len(met) + len(arrivals)], found[len(met) + len(arrivals) :]
     ready = [(edge, g) for edge, g in zip(joint, shared, strict=True) if g is not None]
     ready += [(edge, g) for edge, g in zip(outputs, gradients, strict=True) if edge in direct]
     left, place = [], 0
-    for node, branches in meetings:
+    for (node, branches), leaves in zip(meetings, graph.own_leaves(meetings), strict=True):
         count = len(node._input_metadata)
         pairs = [(e, g) for e, g in zip(arrivals[place : place + count], at[place : place + count], strict=True) if g is not None]
         place += count
         if pairs:
-            left.append(([e for e, _ in pairs], [g for _, g in pairs], branches))
-    return list(own), WeightWork(left, ready)
-
-
-def _into_weights(pairs: Sequence[tuple[GradientEdge, torch.Tensor]]) -> None:
-    if pairs:
-        torch.autograd.backward([e for e, _ in pairs], [g for _, g in pairs], retain_graph=True)  # branches may join further down
+            left.append(([e for e, _ in pairs], [g for _, g in pairs], branches, leaves))
+    arrived = dict(zip(met, own, strict=True)) if own else {}
+    return [arrived.get(e) for e in inputs], WeightWork(left, ready)
 
 
 class _Graph:
-    """Autograd's graph between outputs and inputs. `children`: of every node seen; `spine`: whether it leads to an input."""
+    """Autograd's graph between outputs and inputs. `children`: of every node seen; `spine`: whether it leads to an input; `met`: ends it leads to."""
 
     def __init__(self, outputs: Sequence[GradientEdge], inputs: Sequence[GradientEdge]) -> None:
         self.outputs = outputs
         self.ends = {e.node for e in inputs}
+        self.met: set[Node] = set()
         self.children: dict[Node, list[tuple[Node, int]]] = {}
         self.spine: dict[Node, bool] = dict.fromkeys(self.ends, True)
         for edge in outputs:
@@ -95,7 +102,9 @@ class _Graph:
             node, left = stack.pop()
             if left:
                 self.spine[node] = any(self.spine[c] for c, _ in self.children[node])
-            elif node not in self.children and node not in self.ends:
+            elif node in self.ends:
+                self.met.add(node)
+            elif node not in self.children:
                 self.children[node] = [(c, i) for c, i in node.next_functions if c is not None]
                 stack.append((node, True))
                 stack += [(c, False) for c, _ in self.children[node]]
@@ -118,6 +127,25 @@ class _Graph:
         ]  # fmt: skip
         joint = {leaf for group in leaves.values() for leaf in group}
         return [(n, b) for n, b in kept if b], [GradientEdge(x, 0) for x in joint], {e for e in off if e.node not in leaves}
+
+    def own_leaves(self, meetings: Sequence[tuple[Node, list[GradientEdge]]]) -> list[list[GradientEdge]]:
+        """Per meeting node the leaves below its branches; none where it shares a node with another one."""
+        owner: dict[Node, int] = {}
+        shared: set[int] = set()
+        found: list[list[GradientEdge]] = []
+        for mine, (_, branches) in enumerate(meetings):
+            leaves = []
+            stack = [b.node for b in branches]
+            while stack:
+                node = stack.pop()
+                if (other := owner.setdefault(node, mine)) != mine:
+                    shared |= {mine, other}
+                elif node not in leaves:
+                    if not self.children[node]:
+                        leaves.append(node)
+                    stack += [c for c, _ in self.children[node]]
+            found.append([GradientEdge(node, 0) for node in leaves])
+        return [[] if i in shared else leaves for i, leaves in enumerate(found)]
 
     def _joint_leaves(self, parents: dict[Node, set[Node | None]]) -> dict[Node, list[Node]]:
         """Branch -> leaves below its group, for groups (of branches that join somewhere) in which one has several ways to be reached."""

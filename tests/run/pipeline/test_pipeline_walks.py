@@ -14,6 +14,8 @@ from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive_pipelines import default_candidates, make_strategy, plan_pipeline
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
+from meshwright.program import Part
+from meshwright.program_calls import inline
 from meshwright.run.pipeline.rank import Walk, digests, make_walk, worst_difference
 from meshwright.run.pipeline.rehearse import pipeline_orders, with_real_sizes
 from meshwright.run.pipeline.stages import Given
@@ -139,3 +141,30 @@ def test_a_rank_refuses_stages_that_it_does_not_hold() -> None:
     foreign = next(op for op in range(len(ops.name)) if int(ops.stage[op]) == 1)
     with pytest.raises(Unsupported, match="cannot execute"):
         first.work.compile(foreign, first.memory)
+
+
+def test_messages_leave_before_room_is_made_for_new_ones() -> None:
+    """A neighbour may be waiting for what is sent; a receive that is posted a little later is still two messages ahead."""
+    from meshwright.drive_pipelines import problem_of_plan, schedule_of_plan
+    from meshwright.run.schedule import compile_schedule
+
+    plan, _ = planned("interleaved", {"chunks": 2}, 4, 8)
+    orders, _ = pipeline_orders(plan, problem_of_plan(plan), schedule_of_plan(plan))
+    program = inline(plan.main, plan.programs).program
+    moved = 0
+    for rank in range(4):
+        plain, first = (compile_schedule(program, orders, rank, sends_ahead=len(program.steps), sends_first=x) for x in (False, True))
+        for at, posts in first.posts.items():
+            if at < len(first.order) and not first.waits.get(at + 1):
+                assert int(program.steps.parts[first.order[at]]) & (Part.SEND | Part.RECV) != Part.SEND or not posts
+        before = {r.step: at for at, posts in plain.posts.items() for r in posts}
+        after = {r.step: at for at, posts in first.posts.items() for r in posts}
+        position = {int(s): i for i, s in enumerate(first.order)}
+        assert before.keys() == after.keys() and all(before[s] <= after[s] <= position[s] for s in before)
+        by_tag: dict[int, list[int]] = {}
+        for at in sorted(first.posts):
+            for r in first.posts[at]:
+                by_tag.setdefault(r.tag, []).append(position[r.step])
+        assert all(rows == sorted(rows) for rows in by_tag.values())  # messages of one tag are told apart by their order
+        moved += sum(after[s] > before[s] for s in before)
+    assert moved

@@ -167,7 +167,9 @@ def make_walk(
     flats = gradient_flats(program, rank, stages.modules, schedule.copies)
     memory = PipelineMemory(program, rank, device, stages.borders, flats)
     work = StageWork(program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan))
-    executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps))
+    executor = Executor(
+        program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True
+    )
     return Walk(stages, executor, work, memory, flats)
 
 
