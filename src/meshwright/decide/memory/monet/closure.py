@@ -124,6 +124,8 @@ class _Model:
             for b in (stage.first, *stage.rest):
                 self._backward(b)
         self._held_from_forward()
+        if block_of is not None:
+            self._nothing_written_over_again()
         uses = self._uses()
         self._there(uses, self.held, 0)
         self._forward_moments()
@@ -161,10 +163,22 @@ class _Model:
             way = m.operators[i].ways[w]
             if way.over in self.held:
                 self.rows.most([(v, 1.0), (self.held[way.over], 1.0)], 1.0)
+            for j in (j for j in m.readers.get(way.over, ()) if j > i):  # it must be the last reader
+                readers = [(self.forward[j, x], 1.0) for x, w2 in enumerate(m.operators[j].ways) if way.over in w2.reads and (j, x) in self.forward]
+                self.rows.most([(v, 1.0), *readers], 1.0 if readers else 0.0)
             for s in way.reads:
                 maker = m.maker[s]
                 if m.operators[maker].optional:
                     self.rows.most([(v, 1.0), *((self.forward[maker, x], -1.0) for x in range(len(m.operators[maker].ways)))], 0.0)
+
+    def _nothing_written_over_again(self) -> None:
+        """A plan holds what it made again to its last reader, so nothing may be written over it."""
+        m = self.m
+        over = [v for (i, w), v in self.again.items() if m.operators[i].ways[w].over >= 0]
+        for stage in m.stages:
+            over += [self.backward[stage.first.node, w] for w, way in enumerate(stage.first.ways) if way.over in m.size and len(stage.first.ways) > 1]
+        for v in over:
+            self.rows.most([(v, 1.0)], 0.0)
 
     def _uses(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
         """(stage, storage, terms, constant): terms + constant is 1 when that stage's backward node, or an operator run again (0), reads it."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....errors import Unsupported
 from ....step_graph import Alternative, StepGraph, StepNode
 
 __all__ = ["Backward", "Implementation", "Merged", "Moment", "Operator", "Stage", "merged"]
@@ -158,10 +157,7 @@ def is_view(node: StepNode) -> bool:
 
 
 def merged(graph: StepGraph, *, merge: bool = True, alternatives: bool = True) -> Merged:
-    """`merge`: chains become one operator. `alternatives`: other implementations may be chosen (plain ones only, otherwise).
-
-    Raises: Unsupported for a forward result that is changed in place after it was made, when the step graph does not say how to undo it.
-    """
+    """`merge`: chains become one operator. `alternatives`: other implementations may be chosen (plain ones only, otherwise)."""
     needed = needed_nodes(graph) if alternatives else _plainly_needed(graph)
     made_by = {s: i for i, n in enumerate(graph.nodes) for s in n.makes}
     forward = {s for s, i in made_by.items() if graph.nodes[i].phase == "forward"}
@@ -208,13 +204,26 @@ class _Reader:
     def ways(self, n: int) -> tuple[Implementation, ...]:
         node = self.graph.nodes[n]
         others = node.alternatives if self.alternatives else ()
-        return (self.way(-1, node), *(self.way(i, a) for i, a in enumerate(others)))
+        return (self.way(-1, node), *(self.way(i, a) for i, a in enumerate(others) if a.over < 0 or self.fits_over(node, a.over)))
+
+    def _results_twice(self, n: int) -> bool:
+        """It makes a result of the step and more, and is read as a whole: run again, both copies of that result would be held."""
+        graph = self.graph
+        made = graph.nodes[n].makes
+        results = {s for r in graph.results for s in graph.nodes[r].storages}
+        return len(made) > 1 and bool(results & {*made}) and any(n in x.inputs and not is_view(x) for x in graph.nodes[n + 1 :])
+
+    def fits_over(self, node: StepNode, over: int) -> bool:
+        """Only a made result of one storage of the same size is written over."""
+        place, storages = self.graph.nodes[over].storages, self.graph.storages
+        same = len(place) == 1 and len(node.makes) == 1 and storages[place[0]].kind == "made"
+        return same and storages[place[0]].size_bytes == storages[node.makes[0]].size_bytes
 
     def operator(self, chain: tuple[int, ...], written: set[int]) -> Operator:
         nodes, storages = self.graph.nodes, self.graph.storages
         last = nodes[chain[-1]]
         inside = {s for n in chain[:-1] for s in nodes[n].makes}
-        once = any(nodes[n].writes or written & {*nodes[n].storages} for n in chain)
+        once = any(nodes[n].writes or written & {*nodes[n].storages} or self._results_twice(n) for n in chain)
         if len(chain) == 1:
             made = sum(storages[s].size_bytes for s in last.makes)
             ways = self.ways(chain[0])
@@ -313,14 +322,3 @@ def _held(graph: StepGraph, needed: frozenset[int], reader: _Reader, stages: tup
                     found.setdefault((v, s), []).append(stage_of[i])
     return tuple(sorted({(s, min(t), max(t)) for (_, s), t in found.items() if min(t) < max(t)}))
 
-
-def require_supported(graph: StepGraph) -> None:
-    """Raises: Unsupported for an implementation that writes over what is not a made result of equal size."""
-    for n in graph.nodes:
-        for a in n.alternatives:
-            if a.over < 0:
-                continue
-            place = graph.nodes[a.over].storages
-            same = len(place) == 1 and len(n.makes) == 1 and graph.storages[place[0]].kind == "made"
-            if not same or graph.storages[place[0]].size_bytes != graph.storages[n.makes[0]].size_bytes:
-                raise Unsupported(f"{a.name} writes over {graph.nodes[a.over].name}, which is not one result of its size", where=n.name)

@@ -240,7 +240,7 @@ class JointModel:
                         left.add(self.S.get((t, s), ZERO), m.size[s])
                     elif m.maker[s] < j:
                         left.add(self._at(t, s, j) if s in moment.reads else self._after(t, s, j), m.size[s])
-                    elif len(o.makes) == 1:
+                    elif len(o.makes) == 1 or (t and s in m.pinned):  # a result of the step stays beside what is made anew
                         left.add(self.S.get((t, s), ZERO), m.size[s])
                 self._fits(left)
         if stage is not None:

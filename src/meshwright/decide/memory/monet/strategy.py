@@ -20,7 +20,7 @@ from ....cite import Cite
 from ....errors import Infeasible
 from ....step_graph import StepGraph, StepPlan
 from ..step import finished
-from .merging import Merged, merged, require_supported
+from .merging import Merged, merged
 from .model import Limits
 from .schedule import runs_of
 from .solving import Answer, fastest, infeasible, leanest, least_bytes
@@ -38,6 +38,7 @@ DEVIATIONS = (
     "values are storages: an operator may make several, and views cost nothing",
     "an operand of a backward node may go right after it, and a result is held exactly as long as something of its stage or a later one wants it",
     "any operator may have several implementations, in the forward pass too",
+    "an implementation that writes over something of another size is not considered",
     "large networks: one knapsack over all blocks instead of one joint integer programme",
 )
 
@@ -52,8 +53,7 @@ class Monet:
     solver_nodes: int = 20000
 
     def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
-        """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit, Unsupported."""
-        require_supported(graph)
+        """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit."""
         m = merged(graph, alternatives=self.implementations)
         seed = int(rng.integers(2**31 - 1))
         if len(m.operators) > self.exact_operators:
