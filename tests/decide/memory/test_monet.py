@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ from monet_rig import least_time_s, step_graphs
 
 from meshwright.check.step_memory import check_step_plan
 from meshwright.decide.memory.monet import Monet
-from meshwright.decide.memory.step import keep_everything
+from meshwright.decide.memory.monet.merging import merged
+from meshwright.decide.memory.monet.schedule import runs_of
+from meshwright.decide.memory.monet.solving import leanest
+from meshwright.decide.memory.step import finished, keep_everything
 from meshwright.errors import Infeasible
 from meshwright.step_graph import StepGraph
+from meshwright.testing_steps import random_step_graph
 
 
 def rng() -> np.random.Generator:
@@ -46,6 +51,14 @@ def test_choosing_implementations_too_is_never_slower(graph: StepGraph, share: f
     budget = lean.peak_bytes + round(share * max(0, keep_everything(graph).peak_bytes - lean.peak_bytes))
     joint = Monet().plan(graph, budget, rng=rng())
     assert joint.time_s <= alone.plan(graph, budget, rng=rng()).time_s * (1 + 1e-9)
+
+
+def test_the_programme_counts_as_the_simulator_does() -> None:
+    for seed in range(60):
+        m = merged(random_step_graph(random.Random(seed), forward=5))
+        lean = leanest(m, nodes=1000)
+        runs, boundary = runs_of(m, lean.decisions)
+        assert finished(m.graph, runs, boundary, strategy="monet").peak_bytes == round(lean.value), seed
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,286 @@
+"""Adds to a captured step what its operators could read or write instead: extra nodes (packed results) and alternatives.
+
+`with_variants(step)` gives a new step graph; `run.step_variants` runs what it adds. Bytes are exact. Times of extra nodes and alternatives are
+estimated from the bytes they move beyond the plain operator, at the rate of the graph's own elementwise operators (its `notes` say so).
+Source: the card of MONeT, section 3.6. Deviations: batch normalisation is run again as a whole, not from its saved statistics; the output form of
+normalisations is exact up to rounding only, so it is offered with `inverse=True` and marked lossy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+from ..capture.step import CapturedStep
+from ..errors import UsageError
+from ..step_graph import Alternative, StepGraph, StepNode, StepStorage
+from .step_variants import BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
+
+__all__ = ["with_variants"]
+
+LOSSY = ("bf16", "int8")
+SMALL = 1 << 12  # bytes: a result this small is not worth a narrower copy
+# they compare with a limit, which rounding may cross
+COMPARING = ("aten.threshold_backward.default", "aten.hardtanh_backward.default", "aten.max_pool2d_with_indices_backward.default")
+ELEMENTWISE = ("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default", "aten.gelu.default")
+
+
+def with_variants(
+    step: CapturedStep, graph: StepGraph | None = None, *, inverse: bool = False, lossy: Collection[str] = (), offload_Bps: float | None = None
+) -> StepGraph:
+    """`graph`: the step's own, with measured times (default: `step.step_graph`). `inverse`: normalisations from their output. `lossy`: narrower
+    saves, of "bf16" and "int8". `offload_Bps`: results may go to the host and come back at this rate (planned only: a CPU has no host beside it).
+
+    Raises: UsageError for an unknown lossy form or a rate that is not positive.
+    """
+    unknown = [x for x in lossy if x not in LOSSY]
+    if unknown:
+        raise UsageError(f"no lossy form {unknown[0]!r}", where="lossy", hint="bf16 or int8")
+    if offload_Bps is not None and not offload_Bps > 0:
+        raise UsageError(f"an offload rate of {offload_Bps} B/s", where="offload_Bps", hint="bytes per second, above 0")
+    found = _Choices(step, graph or step.step_graph)
+    for i, n in enumerate(found.graph.nodes):
+        if n.phase == "forward":
+            found.in_place(i, n)
+        elif n.phase == "backward" and n.makes:
+            found.over_gradient(i, n)
+            found.masks(i, n)
+            found.relu(i, n)
+            found.from_output(i, n)
+            found.pooling(i, n)
+            if inverse:
+                found.inverse(i, n)
+            for form in lossy:
+                found.narrower(i, n, form)
+            if offload_Bps is not None:
+                found.offload(i, n, offload_Bps)
+    graph = found.inserted()
+    register(graph)
+    return graph
+
+
+@dataclass
+class _Extra:
+    """An optional node to stand after node `after`."""
+
+    after: int
+    name: str
+    target: str
+    inputs: tuple[int, ...]
+    size_bytes: int
+    time_s: float
+
+
+@dataclass
+class _Choices:
+    """`extras[k]` is read as -1 - k in the alternatives collected here."""
+
+    step: CapturedStep
+    graph: StepGraph
+    extras: list[_Extra] = field(default_factory=list)
+    known: dict[tuple[str, int], int] = field(default_factory=dict)
+    ways: dict[int, list[Alternative]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.call = {n.name: n for n in self.step.graph_module.graph.nodes}
+        self.index = {n.name: i for i, n in enumerate(self.graph.nodes)}
+        rates = sorted(self._moved(i, n) / n.time_s for i, n in enumerate(self.graph.nodes) if n.target in ELEMENTWISE and n.time_s > 0)
+        self.second_per_byte = 1 / rates[len(rates) // 2] if rates else 0.0
+
+    def _moved(self, i: int, n: StepNode) -> int:
+        return sum(self.size(x) for x in n.inputs) + sum(self.graph.storages[s].size_bytes for s in n.makes)
+
+    def size(self, x: int) -> int:
+        return sum(self.graph.storages[s].size_bytes for s in self.graph.nodes[x].storages)
+
+    def value(self, x: int) -> Any:
+        return self.call[self.graph.nodes[x].name].meta["val"]
+
+    def root(self, x: int) -> int:
+        """The node whose result a view shows unchanged."""
+        node = self.graph.nodes[x]
+        while node.target == "aten.detach.default":
+            x = node.inputs[0]
+            node = self.graph.nodes[x]
+        return x
+
+    def saved(self, x: int) -> bool:
+        """A tensor that the forward pass makes and the backward pass reads as it is."""
+        node = self.graph.nodes[self.root(x)]
+        made = all(self.graph.storages[s].kind == "made" for s in node.storages)
+        return node.phase == "forward" and len(node.storages) == 1 and made and isinstance(self.value(x), torch.Tensor)
+
+    def extra(self, form: str, x: int, size_bytes: int, target: str = "") -> int:
+        x = self.root(x)
+        if (form, x) not in self.known:
+            name = f"{self.graph.nodes[x].name}.{form.partition(':')[0]}"
+            moved = (self.size(x) + size_bytes) * self.second_per_byte
+            self.known[form, x] = -1 - len(self.extras)
+            self.extras.append(_Extra(x, name, target or f"meshwright.{form}", (x,), size_bytes, moved))
+        return self.known[form, x]
+
+    def way(
+        self, i: int, name: str, inputs: tuple[int, ...], *, more_bytes: int = 0, workspace: int = 0, over: int = -1, lossless: bool = True
+    ) -> None:
+        n = self.graph.nodes[i]
+        time_s = max(0.0, n.time_s + more_bytes * self.second_per_byte)
+        found = Alternative(
+            name=name, inputs=inputs, time_s=time_s, workspace_bytes=n.workspace_bytes + workspace, over=over, lossless=lossless
+        )  # fmt: skip
+        self.ways.setdefault(i, []).append(found)
+
+    def in_place(self, i: int, n: StepNode) -> None:
+        if n.target in IN_PLACE and self._over(n, n.inputs[0]):
+            self.way(i, "in_place", n.inputs, over=n.inputs[0])
+
+    def _over(self, n: StepNode, x: int) -> bool:
+        """n's result can lie where x lies: one made storage of the same size, laid out alike."""
+        node = self.graph.nodes[x]
+        if len(node.storages) != 1 or self.graph.storages[node.storages[0]].kind != "made" or len(n.makes) != 1 or len(n.inputs) < 1:
+            return False
+        a, b = self.value(x), self.value(self.index[n.name])
+        alike = a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+        return bool(alike and self.size(x) == self.graph.storages[n.makes[0]].size_bytes)
+
+    def over_gradient(self, i: int, n: StepNode) -> None:
+        backward = self.graph.nodes[n.inputs[0]].phase == "backward"
+        if n.target in OVER_GRADIENT and len(n.inputs) == 2 and backward and self._over(n, n.inputs[0]):
+            self.way(i, "over_gradient", n.inputs, over=n.inputs[0])
+
+    def masks(self, i: int, n: StepNode) -> None:
+        for k, x in enumerate(n.inputs):
+            if self.saved(x) and self.value(x).dtype == torch.bool:
+                bits = self.extra("mask_bits", x, -(-self.value(x).numel() // 8))
+                self.way(i, f"mask_bits {k}", _replaced(n.inputs, k, bits), more_bytes=self.size(x), workspace=self.size(x))
+
+    def relu(self, i: int, n: StepNode) -> None:
+        if n.target != "aten.threshold_backward.default" or len(n.inputs) != 2 or self.call[n.name].args[2] != 0 or not self.saved(n.inputs[1]):
+            return
+        y = self.root(n.inputs[1])
+        bits = self.extra("sign_bits", y, -(-self.value(y).numel() // 8))
+        self.way(i, "sign_bits", (n.inputs[0], bits), more_bytes=-self.size(y))
+        made = self.graph.nodes[y]
+        if made.target == "aten.relu.default":
+            self.way(i, "operand input", (n.inputs[0], made.inputs[0]))
+
+    def from_output(self, i: int, n: StepNode) -> None:
+        """hardtanh and ReLU6: the output is at a limit exactly where the input is at or beyond it."""
+        if n.target != "aten.hardtanh_backward.default" or len(n.inputs) != 2:
+            return
+        limits = tuple(self.call[n.name].args[2:])
+        for j, m in enumerate(self.graph.nodes[: self.graph.boundary]):
+            given = tuple(self.call[m.name].args[1:]) if m.target == "aten.hardtanh.default" else None
+            if given is not None and m.inputs == (self.root(n.inputs[1]),) and (given or (-1.0, 1.0)) == limits:
+                self.way(i, "operand output", (n.inputs[0], j))
+
+    def pooling(self, i: int, n: StepNode) -> None:
+        call = self.call[n.name]
+        if n.target != "aten.max_pool2d_with_indices_backward.default" or len(n.inputs) != 3 or not self.saved(n.inputs[2]):
+            return
+        pairs = [_pair(call.args[k] if len(call.args) > k else default) for k, default in ((2, 0), (3, 0), (4, 0), (5, 1))]
+        pairs[1] = pairs[1] or pairs[0]
+        if pairs[0][0] * pairs[0][1] > 16:
+            return
+        indices = self.value(n.inputs[2])
+        numbers = [*(x for p in pairs for x in p), *indices.shape[-2:], *self.value(n.inputs[1]).shape[-2:]]
+        target = "meshwright.pool_argmax:" + ":".join(str(int(x)) for x in numbers)
+        packed = self.extra(target.removeprefix("meshwright."), n.inputs[2], -(-indices.numel() // 2), target)
+        self.way(i, target, (n.inputs[0], packed), more_bytes=-self.size(n.inputs[2]))
+
+    def inverse(self, i: int, n: StepNode) -> None:
+        """From the output and the statistics; not where a weight is near 0 (real modules: looked at here; always: when it runs)."""
+        names = [str(a.name) for a in self.call[n.name].all_input_nodes]
+        x = self.root(n.inputs[1]) if len(n.inputs) > 1 else -1
+        forward = {m.inputs[0]: j for j, m in enumerate(self.graph.nodes[: self.graph.boundary]) if "norm" in m.target and m.phase == "forward"}
+        if n.target not in INVERSE or x not in forward or not self.saved(n.inputs[1]) or len(names) != len(n.inputs):
+            return
+        made = self.graph.nodes[forward[x]]
+        outputs = [j for j, m in enumerate(self.graph.nodes) if m.target == "operator.getitem" and m.inputs == (forward[x],) and m.phase == "forward"]
+        if len(made.inputs) < 3 or not outputs or self._near_zero(made.inputs[1]):
+            return
+        weight, bias = made.inputs[1:3]
+        if weight not in n.inputs:
+            return
+        inputs = _replaced(n.inputs, 1, outputs[0])
+        inputs = inputs if bias in inputs else (*inputs, bias)
+        self.way(i, "inverse", inputs, more_bytes=2 * self.size(x), workspace=self.size(x), lossless=False)
+
+    def _near_zero(self, weight: int) -> bool:
+        owner = self.graph.nodes[weight].module.partition(":")[2]
+        found = dict(self.step.source.module.named_parameters()).get(owner)
+        if found is None or found.is_meta or isinstance(found.data, torch._subclasses.FakeTensor):
+            return False
+        return bool(found.abs().min() < LEAST_WEIGHT)
+
+    def narrower(self, i: int, n: StepNode, form: str) -> None:
+        if n.target in COMPARING:
+            return
+        for k, x in enumerate(n.inputs):
+            if self._wide(x):
+                count = self.value(x).numel()
+                size = 2 * count if form == "bf16" else -(-count // BLOCK) * (BLOCK + 4)
+                narrow = self.extra(form, x, size)
+                self.way(i, f"{form} {k}", _replaced(n.inputs, k, narrow), more_bytes=self.size(x), workspace=self.size(x), lossless=False)
+
+    def _wide(self, x: int) -> bool:
+        return self.saved(x) and self.value(x).dtype == torch.float32 and self.size(x) > SMALL and self.value(x).is_contiguous()
+
+    def offload(self, i: int, n: StepNode, rate_Bps: float) -> None:
+        for k, x in enumerate(n.inputs):
+            if self._wide(x):
+                self.extra("host", x, 0)
+                position = -1 - self.known["host", self.root(x)]
+                self.extras[position].time_s = self.size(x) / rate_Bps
+                self.way(i, f"host {k}", _replaced(n.inputs, k, self.known["host", self.root(x)]), workspace=self.size(x))
+                way = self.ways[i][-1]
+                self.ways[i][-1] = msgspec.structs.replace(way, time_s=n.time_s + self.size(x) / rate_Bps)
+
+    def inserted(self) -> StepGraph:
+        """The graph with the extra nodes in their places and all numbers moved along."""
+        at: dict[int, list[int]] = {}
+        for k, e in enumerate(self.extras):
+            at.setdefault(e.after, []).append(k)
+        order: list[int] = []  # old numbers, or -1 - k
+        for i in range(len(self.graph.nodes)):
+            order += [i, *(-1 - k for k in at.get(i, ()))]
+        number = {x: new for new, x in enumerate(order)}
+        storages = [*self.graph.storages]
+        nodes: list[StepNode] = []
+        for x in order:
+            if x < 0:
+                e = self.extras[-1 - x]
+                storages.append(StepStorage(size_bytes=e.size_bytes, owner=e.name))
+                made = (len(storages) - 1,)
+                inputs = tuple(number[y] for y in e.inputs)
+                module = self.graph.nodes[e.after].module
+                nodes.append(StepNode(name=e.name, target=e.target, phase="forward", module=module, inputs=inputs, storages=made, makes=made,
+                                      time_s=e.time_s, optional=True))  # fmt: skip
+            else:
+                nodes.append(self._moved_along(x, number.__getitem__))
+        note = "times of other implementations: estimated from the bytes they move"
+        evidence = f"{self.graph.evidence}; {note}" if self.graph.evidence else note
+        return msgspec.structs.replace(
+            self.graph, nodes=tuple(nodes), storages=tuple(storages), boundary=number.get(self.graph.boundary, len(nodes)),
+            results=tuple(number[r] for r in self.graph.results), evidence=evidence,
+        )  # fmt: skip
+
+    def _moved_along(self, x: int, number: Callable[[int], int]) -> StepNode:
+        n = self.graph.nodes[x]
+        ways = tuple(
+            msgspec.structs.replace(a, inputs=tuple(number(y) for y in a.inputs), over=number(a.over) if a.over >= 0 else -1)
+            for a in (*n.alternatives, *self.ways.get(x, ()))
+        )
+        return msgspec.structs.replace(n, inputs=tuple(number(y) for y in n.inputs), alternatives=ways)
+
+
+def _replaced(inputs: tuple[int, ...], k: int, by: int) -> tuple[int, ...]:
+    return (*inputs[:k], by, *inputs[k + 1 :])
+
+
+def _pair(x: Any) -> tuple[int, ...]:
+    found = tuple(x) if isinstance(x, (list, tuple)) else (x, x)
+    return (found * 2)[:2] if found else ()
