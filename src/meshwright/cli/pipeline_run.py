@@ -52,4 +52,8 @@ def run(args: argparse.Namespace) -> Result:
         lines.append(f"gradients of the copies of a stage: {'equal bit by bit' if found.copies_equal else 'DIFFERENT'}")
     if found.worst_difference is not None:
         lines.append(f"loss and gradients against a serial run: {found.worst_difference:.1e} apart at most")
+    if found.kfac_done:
+        done = ", ".join(f"{n} {kind}" for kind, n in found.kfac_done.items())
+        apart = "" if found.kfac_difference is None else f"; preconditioned gradients {found.kfac_difference:.1e} apart from a serial step's at most"
+        lines.append(f"K-FAC in idle time: {done}; then {show_time(found.precondition_s)} of preconditioning per step{apart}")
     return Result(msgspec.to_builtins(found), "\n".join(lines), 4 if found.copies_equal is False else 0)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from pipeline_stages import make
+from rig import in_threads
 
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.decide.pipeline.fill_work import KFACCosts, kfac_work
+from meshwright.decide.pipeline.fill_work import KFACCosts, checkpoint_work, kfac_work
 from meshwright.drive_fill import Filled, fill_plan
 from meshwright.drive_pipelines import plan_pipeline
-from meshwright.errors import Unsupported, UsageError
-from meshwright.run.pipeline.rehearse import rehearse
+from meshwright.errors import Unsupported
+from meshwright.run.pipeline.rank import make_cycle, worst_difference
+from meshwright.run.pipeline.rehearse import pipeline_orders, rehearse
+from meshwright.run.pipeline.second_order import StageKFAC, worst_kfac_difference
+from meshwright.run.pipeline.stages import Given
 from meshwright.run.pipeline.times import fill_seconds
+from meshwright.run.transport import TaggedTransport
+from meshwright.second_order.capture import linear_layers
 
+STAGES = Path(__file__).parents[1] / "pipeline_stages.py"
 COSTS = KFACCosts(curvature_s=0.004, inverse_s=0.012, layers=4, sync_s=0.001)
 
 
@@ -31,13 +43,51 @@ def test_a_filled_step_runs() -> None:
     f = found.filling
     busiest = max(f.idle.busy_s[r] + sum(p.end_s - p.start_s for p in f.placements if p.rank == r and p.step == 0) for r in (0, 1))
     assert min(done.measured_s) >= busiest  # the work was really done
+    real = rehearse(found.plan, stages=f"{STAGES}:make", steps=1)
+    assert real.kfac_difference is not None and real.kfac_difference < 1e-9 and real.worst_difference is not None and real.worst_difference < 1e-9
+    assert real.kfac_done["curvature"] and real.kfac_done["inverse"] and real.precondition_s > 0
 
 
 def test_what_is_not_run() -> None:
     found = filled("chimera", 4)
     with pytest.raises(Unsupported, match="sends messages"):
         rehearse(found.plan, steps=1)
-    plain = filled("1f1b").plan
-    with pytest.raises(UsageError, match="runs paced"):
-        rehearse(plain, stages="x.py:f", steps=1)
+    problem = PipelineProblem.of(2, 2, forward_s=0.02, activation_bytes=256)
+    saving = fill_plan(plan_pipeline(problem, "1f1b"), lambda p, s: checkpoint_work(p, s, write_s=0.004))
+    with pytest.raises(Unsupported, match="'snapshot' runs paced only"):
+        rehearse(saving.plan, stages="x.py:f", steps=1)
+    with pytest.raises(Unsupported, match="no real counterpart"):
+        StageKFAC({}, 1.0, {}).action("fill:write 0")
     assert fill_seconds(plan_pipeline(PipelineProblem.of(2, 2), "1f1b")) == {}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("name", "layers"), [("1f1b", 3), ("zb1p", 1), ("interleaved", 8)])
+def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int) -> None:
+    """Curvature, averages and inverses at the places of the plan, over all steps of its cycle: the preconditioned gradients of serial K-FAC."""
+    problem = PipelineProblem.of(2, 4, forward_s=0.02, activation_bytes=256)
+    found = fill_plan(plan_pipeline(problem, name), lambda p, s: kfac_work(p, s, KFACCosts(curvature_s=0.008, inverse_s=0.02, layers=layers)))
+    modules, inputs, targets, loss = make(found.judged.schedule.stages, 4)
+    given = Given(modules=tuple(modules), inputs=tuple(inputs), targets=tuple(targets), loss=loss)
+    orders, _ = pipeline_orders(found.plan, problem, found.judged.schedule)
+
+    def body(rank: int, group: Any) -> tuple[float, float, dict[str, int]]:
+        walks = make_cycle(found.plan, orders, rank, given, TaggedTransport(group), torch.device("cpu"))
+        assert len(walks) == found.filling.steps
+        kfac = walks[0].work.kfac
+        assert kfac is not None
+        for _ in range(2):  # the second cycle averages with the first one
+            for k, walk in enumerate(walks):
+                walk.clear()
+                kfac.begin(first=k == 0)
+                walk.step()
+        plain = worst_difference(given, walks[-1])
+        kfac.precondition()
+        return plain, worst_kfac_difference(given, walks[0].stages.modules), kfac.done
+
+    ranks = in_threads(2, body)
+    assert max(plain for plain, _, _ in ranks) < 1e-9
+    assert max(second for _, second, _ in ranks) < 1e-9
+    treated = sum(len(linear_layers(m)) for m in modules if any(isinstance(x, torch.nn.Linear) and x.bias.requires_grad for x in m.modules()))
+    assert sum(done["inverse"] for _, _, done in ranks) == 2 * 2 * treated
+    assert sum(done["curvature"] for _, _, done in ranks) == 2 * 2 * 4 * treated

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -26,11 +26,13 @@ from ..process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING
 from ..rank import RankLink, _device, _transport
 from ..transport import Transport
 from .memory import PipelineMemory
+from .orders import pipeline_orders
+from .second_order import StageKFAC, worst_kfac_difference
 from .stages import Given, PacedStage, given_stages, precise_sleep
 from .times import fill_seconds, paced_times
 from .work import StageWork, gradient_flats, stage_segment
 
-__all__ = ["PipelineOptions", "RankResult", "RankStages", "Walk", "make_walk", "message_time", "run_pipeline_rank", "worst_difference"]
+__all__ = ["PipelineOptions", "RankResult", "RankStages", "Walk", "make_cycle", "make_walk", "message_time", "run_pipeline_rank", "worst_difference"]
 
 REPETITIONS = 5
 MESSAGES = 21
@@ -54,7 +56,8 @@ class RankResult(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`action_s`: measured seconds by price key; `starts_s`, `ends_s`: of every measured step by this machine's clock.
 
     `digests`: of every stage's final gradients, "<stage>" -> hash, where the stage has copies or replicas. `worst`: largest relative
-    difference from the serial run's loss and gradients. `unused_peak`: most messages received or expected and not yet used.
+    difference from the serial run's loss and gradients; `worst_kfac` of a filled plan: from a serial K-FAC step's gradients, preconditioned.
+    `kfac_done`: uses of layers whose curvature was collected, and inverses. `unused_peak`: most messages received or expected and not yet used.
     """
 
     rank: int
@@ -70,6 +73,9 @@ class RankResult(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     loss: float | None = None
     digests: dict[str, str] = {}
     worst: float | None = None
+    worst_kfac: float | None = None
+    kfac_done: dict[str, int] = {}
+    precondition_s: float = 0.0  # of all stages here, once, after the last step
     unused_peak: int = 0
     held_peak_bytes: int = 0
 
@@ -158,19 +164,44 @@ class Walk:
 
 
 def make_walk(
-    plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None
-) -> Walk:
-    """Stages, buffers and the compiled walk of one rank of a pipeline plan."""
+    plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None,
+    *, before: Walk | None = None,
+) -> Walk:  # fmt: skip
+    """Stages, buffers and the compiled walk of one rank of a pipeline plan. `before`: a walk of the same stages, another step of the plan's cycle."""
     problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
-    stages = RankStages(problem, schedule, rank, given, device)
+    stages = RankStages(problem, schedule, rank, given, device) if before is None else before.stages
     program = inline(plan.main, plan.programs).program
-    flats = gradient_flats(program, rank, stages.modules, schedule.copies)
+    flats = gradient_flats(program, rank, stages.modules, schedule.copies) if before is None else before.flats
     memory = PipelineMemory(program, rank, device, stages.borders, flats)
-    work = StageWork(program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan))
+    kfac = before.work.kfac if before is not None else _kfac(plan, stages) if given is not None and "fill" in plan.job else None
+    work = StageWork(
+        program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan), kfac=kfac
+    )
     executor = Executor(
         program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True
     )
     return Walk(stages, executor, work, memory, flats)
+
+
+def _kfac(plan: Plan, stages: RankStages) -> StageKFAC:
+    parts: dict[int, int] = {}
+    for item in plan.job["fill"]["items"]:
+        if item["kind"] == "inverse":
+            stage = int(item["name"].split()[2].partition(".")[0])
+            parts[stage] = parts.get(stage, 0) + 1
+    return StageKFAC(stages.modules, stages.share, {s: n // 2 for s, n in parts.items()})
+
+
+def make_cycle(
+    plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None
+) -> list[Walk]:
+    """Walks of all steps of a plan's cycle on the same stages; `orders` are those of its first step. Paced work repeats the first one alone."""
+    walks = [make_walk(plan, orders, rank, given, transport, device, progress)]
+    for entry in plan.cycle[1:] if walks[0].work.kfac is not None else ():
+        own = replace(plan, cycle=(entry,))
+        theirs = pipeline_orders(own, problem_of_plan(plan), schedule_of_plan(plan))[0]
+        walks.append(make_walk(own, theirs, rank, given, transport, device, progress, before=walks[0]))
+    return walks
 
 
 def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: PipelineOptions, link: RankLink) -> RankResult:
@@ -181,8 +212,9 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     device = _device(options.device, rank)
     given = given_stages(options.stages, schedule.stages, schedule.microbatches * problem.data) if options.stages else None
     transport = _transport(rank, device)
-    walk = make_walk(plan, orders, rank, given, transport, device, link.progress)
-    result = RankResult(rank=rank, order=list(walk.executor.order))
+    walks = make_cycle(plan, orders, rank, given, transport, device, link.progress)
+    walk, kfac = walks[0], walks[0].work.kfac
+    result = RankResult(rank=rank)
     link.progress[STATE] = READY
     link.go()
     link.progress[STATE] = CALIBRATING
@@ -195,21 +227,32 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
             result.rate_Bps = int(abs(LARGE_BYTES - result.message_bytes) / (large_s - result.message_s)) or 1
     dist.barrier()
     link.progress[STATE] = TRAINING
-    for step in range(options.steps + 1):
+    turns = options.steps + 1 + (-(options.steps + 1) % len(walks))  # whole cycles
+    for step in range(turns):
         link.progress[STEP], link.progress[POSITION] = step, 0
+        walk = walks[step % len(walks)]
         walk.clear()
+        if kfac is not None:
+            kfac.begin(first=step % len(walks) == 0)
         _common_start(link.store, step, rank)
         start, end = walk.step()
         if step:
             result.starts_s.append(start)
             result.ends_s.append(end)
+    result.order = list(walk.executor.order)
     result.step_starts_s, result.step_ends_s = list(walk.executor.starts), list(walk.executor.ends)
-    result.unused_peak, result.held_peak_bytes = walk.memory.unused_peak, walk.memory.peak_bytes
+    result.unused_peak, result.held_peak_bytes = max(w.memory.unused_peak for w in walks), max(w.memory.peak_bytes for w in walks)
     if walk.work.losses:
         result.loss = sum(float(x) for x in walk.work.losses.values()) * walk.stages.share
     result.digests = digests(walk.flats)
     if options.verify and given is not None:
         result.worst = worst_difference(given, walk)
+    if kfac is not None and given is not None:
+        start = time.perf_counter()
+        kfac.precondition()
+        result.precondition_s = time.perf_counter() - start
+        result.kfac_done = dict(kfac.done)
+        result.worst_kfac = worst_kfac_difference(given, walk.stages.modules) if options.verify else None
     link.progress[STATE] = DONE
     return result
 

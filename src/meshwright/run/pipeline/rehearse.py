@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ...cost import Cost, Priced
-from ...decide.pipeline.lower import fabric_of, price_table
+from ...decide.pipeline.lower import price_table
 from ...decide.pipeline.problem import PipelineProblem, Schedule
 from ...drive_pipelines import problem_of_plan, relowered, schedule_of_plan
 from ...errors import Unsupported, UsageError
@@ -24,12 +23,10 @@ from ...io.plan_file import write_plan
 from ...plan import Plan
 from ...program import I32
 from ...program_calls import inline
-from ...simulate import simulate_program
-from ...timeline import Timeline
 from ..forward_graph import ForwardGraph
-from ..lanes import fuse_lanes
 from ..launcher import LocalRanks
 from ..pacing import Pacing
+from .orders import pipeline_orders
 from .rank import PipelineOptions, RankResult
 from .stages import Given, given_stages
 from .times import fill_seconds
@@ -62,20 +59,9 @@ class Rehearsal(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     copies_equal: bool | None
     loss: float | None
     worst_difference: float | None
-
-
-def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, cost: Cost | None = None) -> tuple[list[I32], Timeline]:
-    """Every rank's walk through the plan's inlined program, and its simulation on the problem's own connections."""
-    program = inline(plan.main, plan.programs).program
-    fabric = fabric_of(problem)
-    prices = cost or price_table(problem, schedule)
-    if filled := {key: Priced(seconds) for key, seconds in fill_seconds(plan).items()}:
-        prices = Cost(name=prices.name, table={**prices.table, **filled}, source=prices.source)
-    timeline = simulate_program(program, fabric, [d.name for d in fabric.devices], prices)
-    start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
-    known = timeline.spans.step >= 0
-    start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
-    return fuse_lanes(program, start, end, late_receives=True), timeline
+    kfac_difference: float | None = None  # of a filled plan on given stages: preconditioned gradients from those of a serial K-FAC step
+    precondition_s: float = 0.0  # after each step, on the slowest rank
+    kfac_done: dict[str, int] = {}  # uses of layers whose curvature was collected, and inverses, over all ranks and cycles
 
 
 def rehearse(
@@ -103,9 +89,11 @@ def rehearse(
             hint="plan without `--option sharded=true`, or leave out --stages to rehearse the messages alone",
         )  # fmt: skip
     fill_seconds(plan)  # refused here, not on every rank
-    if stages and "fill" in plan.job:
-        raise UsageError("a filled plan runs paced, with the times it was made for", where="--stages", hint="leave it out")
-    if stages:
+    if stages and (other := sorted({i["kind"] for i in plan.job.get("fill", {}).get("items", ())} - {"curvature", "inverse"})):
+        raise Unsupported(
+            f"work in idle time of kind {other[0]!r} runs paced only", where="--stages", hint="leave --stages out; K-FAC's work is done for real"
+        )
+    if stages and "fill" not in plan.job:
         given = given_stages(stages, schedule.stages, schedule.microbatches * problem.data)
         plan = with_real_sizes(plan, given)
         problem = problem_of_plan(plan)
@@ -190,6 +178,9 @@ def _document(
         simulated_s=timeline.makespan_s, measured_s=steps, median_s=statistics.median(steps), unused_peak=[r.unused_peak for r in results],
         held_peak_bytes=[r.held_peak_bytes for r in results], copies_equal=None if sharded else _equal(results), loss=sum(losses) if losses else None,
         worst_difference=max(known) if known else None,
+        kfac_difference=max((r.worst_kfac for r in results if r.worst_kfac is not None), default=None),
+        precondition_s=max(r.precondition_s for r in results),
+        kfac_done={k: sum(r.kfac_done[k] for r in results) for k in results[0].kfac_done},
     )  # fmt: skip
 
 

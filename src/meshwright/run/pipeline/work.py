@@ -21,6 +21,7 @@ from ..executor import Action
 from ..memory import RankMemory
 from ..segment_module import SegmentModule
 from .memory import PipelineMemory
+from .second_order import StageKFAC
 
 __all__ = ["StageWork", "gradient_flats", "stage_segment"]
 
@@ -68,23 +69,25 @@ def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module]
 class StageWork:
     """`segments`: of the stages this rank holds. `inputs`, `targets`: of this replica's micro-batches. `losses`: of the last pass.
 
-    `fill_s`: see `times.fill_seconds`.
+    `fill_s`: see `times.fill_seconds`. `kfac`: does the work in idle time for real.
     """
 
     def __init__(
         self, program: Program, segments: Mapping[Key, SegmentModule], inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], *,
         stages: int, share: float,
-        fill_s: Mapping[str, float] | None = None,
+        fill_s: Mapping[str, float] | None = None, kfac: StageKFAC | None = None,
     ) -> None:  # fmt: skip
         self.program, self.segments, self.inputs, self.targets = program, segments, inputs, targets
         self.top, self.share = stages - 1, share
-        self.fill_s = fill_s or {}
+        self.fill_s, self.kfac = fill_s or {}, kfac
         self.losses: dict[int, torch.Tensor] = {}
 
     def compile(self, op: int, memory: RankMemory) -> Action:
         o = self.program.ops
         kind, copy, stage, first = o.name[op], int(o.copy[op]), int(o.stage[op]), int(o.microbatch[op])
-        if o.graph[op].startswith("fill:"):  # work in idle time: as long as planned
+        if o.graph[op].startswith("fill:"):  # work in idle time: as long as planned, where it is not done for real
+            if self.kfac is not None:
+                return self.kfac.action(o.graph[op])
             return partial(time.sleep, self.fill_s[f"{o.graph[op]}|{kind}"])
         last = int(o.module[op].partition("-")[2]) if o.module[op] else first
         segment = self.segments.get((copy, stage))
@@ -112,8 +115,11 @@ class StageWork:
         read, put, inputs, losses = memory.read, memory.put, self.inputs, self.losses
         extra = [self.targets[m]] if stage == self.top else []
         shape = tuple(memory.borders[stage].shape) if stage < self.top else ()
+        kfac = self.kfac
 
         def forward() -> None:
+            if kfac is not None:
+                kfac.tell(stage, m)
             (y,) = segment.forward(m, [read(source) if stage else inputs[m]], extra)
             if target < 0:
                 losses[m] = y
