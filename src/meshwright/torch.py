@@ -9,6 +9,7 @@ lists them) or `configure`: plan files, or a fabric to plan for. Whatever has no
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 
-__all__ = ["MeshwrightGroup", "configure", "probe", "report"]
+__all__ = ["MeshwrightGroup", "configure", "memory_budget", "probe", "report"]
 
 PROBE = "probe"  # as a fabric's name
 
@@ -125,6 +126,17 @@ def _probe_for(ranks: tuple[int, ...]) -> None:
     """Where the whole job is in one collective, measure now. A part of it cannot, and its collectives say so."""
     if _probed is None and len(ranks) == dist.get_world_size():
         probe()
+
+
+def memory_budget(*, budget_bytes: int | None = None, share: float | None = None) -> contextlib.AbstractContextManager[Any]:
+    """While it lasts, what `torch.compile` compiles keeps within the budget: bytes of one compiled graph, or a share (0 to 1) of its plain peak.
+
+    Yields the partitioner; its `made` lists what was cut, with the predicted peak (see `meshwright.run.partitioner`).
+    Raises: UsageError for a wrong budget; while compiling, Infeasible below the least peak found.
+    """
+    from .run.partitioner import memory_budget as budget  # imports Inductor
+
+    return budget(budget_bytes=budget_bytes, share=share)
 
 
 def report(group: Any = None) -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "dispatch_mode", "fake_attributes", "fake_like", "fake_mode", "joint_graph", "make_fx_graph",
-    "register_constants", "run_backward", "storage_key", "uncompiled_graphs",
+    "DispatchRecorder", "FakeTensorMode", "custom_partitioner", "dispatch_mode", "fake_attributes", "fake_like", "fake_mode",
+    "inductor_partitioner", "joint_graph", "make_fx_graph", "partition_saving", "register_constants", "run_backward", "storage_key",
+    "torch_partition", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -25,6 +26,22 @@ def _fake_tensor_mode() -> Any:
 
 
 FakeTensorMode = _fake_tensor_mode()
+
+
+def custom_partitioner() -> Any:
+    """The base class of partitioners for Inductor (whose import takes a second)."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn as base
+
+    return base
+
+
+@contextlib.contextmanager
+def inductor_partitioner(partitioner: Any) -> Iterator[None]:
+    """While it lasts, Inductor lets `partitioner` cut joint graphs into forward and backward."""
+    import torch._inductor.config as config
+
+    with config.patch(custom_partitioner_fn=partitioner):
+        yield
 
 
 def fake_mode() -> Any:
@@ -139,3 +156,32 @@ def register_constants(module: nn.Module, mode: Any) -> None:
         for name, value in list(sub._buffers.items()):
             if value is not None and not isinstance(value, FakeTensor):
                 sub._buffers[name] = fake_like(mode, value)
+
+
+def torch_partition(
+    joint: torch.fx.GraphModule, *, kind: str, budget: float, solver: str, forward_outputs: int, static_inputs: list[int]
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Forward and backward graph as torch's partitioners cut them: `default`, or the minimum cut at an activation memory budget."""
+    from torch._functorch import config, partitioners
+
+    cut = partitioners.default_partition if kind == "default" else partitioners.min_cut_rematerialization_partition
+    with config.patch(cse=False, activation_memory_budget=budget, activation_memory_budget_solver=solver):
+        return cut(joint, None, num_fwd_outputs=forward_outputs, static_lifetime_input_indices=static_inputs)  # type: ignore[no-any-return]
+
+
+def partition_saving(
+    choose: Callable[[torch.fx.Graph], list[torch.fx.Node]], joint: torch.fx.GraphModule, inputs: Any, **given: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """torch's minimum-cut partitioner with the one decision replaced: `choose(joint graph)` gives the nodes that are saved.
+
+    Random operators, effects, collectives and the order of backward are treated as torch treats them.
+    """
+    from unittest.mock import patch
+
+    from torch._functorch import partitioners
+
+    def chosen(graph: torch.fx.Graph, node_info: Any, memory_budget: float = 1) -> list[torch.fx.Node]:
+        return choose(graph)
+
+    with patch.object(partitioners, "choose_saved_values_set", chosen):
+        return partitioners.min_cut_rematerialization_partition(joint, inputs, **given)  # type: ignore[no-any-return]

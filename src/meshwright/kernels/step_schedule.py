@@ -1,7 +1,7 @@
 """Peak and time of a step's schedule from when each forward storage is held: the inner loop of planning a step's memory.
 
-A schedule is two numbers per storage. Stage 0 is the forward pass, stage t the t-th backward node. What is computed in a stage s >= `hold_from` is held
-until stage `hold_to` (if anything still reads it), otherwise it is there in its own stage only; `hold_from` 0 means: kept from the forward pass.
+A schedule is two numbers per storage. Stage 0 is the forward pass, stage t the t-th backward node. What is computed in a stage s >= `hold_from` is
+held until stage `hold_to` (if anything still reads it), otherwise it is there in its own stage only; `hold_from` 0 means: kept from the forward pass.
 Backward nodes run in their order; what one of them reads and is not there is computed again right before it, with everything that needs,
 in the forward order. A forward node whose result only backward reads runs in forward if its storages are kept, otherwise when it is first needed.
 Results go after their last use. So every assignment of the two numbers is a schedule, and peak and time are exact for it.
@@ -55,8 +55,8 @@ class ScheduleArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What `evaluate` leaves behind: `runs[:count]` (nodes), their `stage`, bytes alive at each (`live`), and the allocations: storage, runs of birth and
-    last use, stage of birth. `lies[j]`: the allocation of `places[j]` as last computed."""
+    """What `evaluate` leaves behind: `runs[:count]` (nodes), their `stage`, bytes alive at each (`live`), and the allocations: storage, runs of birth
+    and last use, stage of birth. `lies[j]`: the allocation of `places[j]` as last computed."""
 
     runs: I32
     stage: I32
@@ -196,7 +196,7 @@ def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
                 depth += 1
     if count > 1:
         w.closure[:count].sort()
-    for i in range(count):
+    for i in range(count):  # noqa: SIM110 - compiled
         if not _run(g, w, w.closure[i], t):
             return False
     return True

@@ -1,8 +1,8 @@
 """Search over schedules of a step (see step_schedule.py) for the fastest at every peak: an archive over the whole range at once.
 
-From a schedule above a target, `descend` goes down: at the peak it tries to let each storage that is alive there, or all of a group, be computed again
-after the peak, and takes the change with the least time per byte-action above the target removed. `improve` goes the other way: within the target it
-keeps what saves most time. Kicks (keep a few at random, go down, improve) leave local optima. Targets are visited from the top down, each from
+From a schedule above a target, `descend` goes down: at the peak it tries to let each storage that is alive there, or all of a group, be computed
+again after the peak, and takes the change with the least time per byte-action above the target removed. `improve` goes the other way: within the target
+it keeps what saves most time. Kicks (keep a few at random, go down, improve) leave local optima. Targets are visited from the top down, each from
 the solution before, then from the bottom up from the best in the archive. Every schedule evaluated on the way is noted in the archive.
 All choices are by strict comparison in storage order and a fixed random sequence: equal inputs give equal archives, on every machine.
 Cost: `effort` runs of nodes altogether, at most, beside one evaluation per seed.
@@ -71,7 +71,7 @@ def _above(w, target):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _candidates(g, w, movable, hold, groups_ptr, moves, values):  # type: ignore[no-untyped-def]
+def _candidates(g, w, movable, hold, groups_ptr, moves, values, once):  # type: ignore[no-untyped-def]
     """Changes to try at the peak: (storage or -1 - group, hold_from), and how many."""
     at = w.counts[3]
     now = w.stage[at]
@@ -80,13 +80,13 @@ def _candidates(g, w, movable, hold, groups_ptr, moves, values):  # type: ignore
         s = w.storage[k]
         if w.birth[k] <= at < w.last[k] and movable[s] and count < len(moves):
             moves[count] = s
-            values[count] = now + 1 if w.born_in[k] < now or now == 0 else 0
+            values[count] = (1 if once else now + 1) if w.born_in[k] < now or now == 0 else 0
             if values[count] != hold[s]:
                 count += 1
     for i in range(len(groups_ptr) - 1):
         if count < len(moves):
             moves[count] = -1 - i
-            values[count] = now + 1
+            values[count] = 1 if once else now + 1
             count += 1
     return count
 
@@ -108,14 +108,14 @@ def _apply(hold, move, value, groups_ptr, groups):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True, nogil=True)
-def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain):  # type: ignore[no-untyped-def]
+def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):  # type: ignore[no-untyped-def]
     """Changes `hold` until its peak is within the target; False when nothing helps any more or the effort is spent."""
     peak, seconds = _measure(g, w, archive, hold, to, ahead)
     while peak > target:
         if archive.spent[0] > archive.spent[1] or seconds == np.inf:
             return False
         above = _above(w, target)
-        count = _candidates(g, w, movable, hold, groups_ptr, moves, values)
+        count = _candidates(g, w, movable, hold, groups_ptr, moves, values, once)
         for i in range(count):
             trial[:] = hold
             gain[i] = np.inf
@@ -199,7 +199,7 @@ def _random(archive, below):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, other, moves, values, gain, kicks):  # type: ignore[no-untyped-def]
+def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks):  # type: ignore[no-untyped-def]
     """Tries to better `hold` (within the target) by keeping a few things more, going down again and improving."""
     _, seconds = _measure(g, w, archive, hold, to, ahead)
     for _ in range(kicks):
@@ -212,7 +212,7 @@ def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, t
         other[:] = hold
         for _ in range(1 + _random(archive, 3)):
             other[moves[_random(archive, count)]] = 0
-        if _descend(g, w, archive, other, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain):
+        if _descend(g, w, archive, other, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):
             s = _improve(g, w, archive, other, to, ahead, target, movable, trial, moves)
             if s < seconds:
                 seconds = s
@@ -232,8 +232,9 @@ def _best_within(archive, target, hold):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def search(g, w, archive, to, ahead, seeds, targets, movable, groups_ptr, groups, kicks):  # type: ignore[no-untyped-def]
-    """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling."""
+def search(g, w, archive, to, ahead, seeds, targets, movable, groups_ptr, groups, once, kicks):  # type: ignore[no-untyped-def]
+    """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling. `once`: nothing runs
+    more than twice (what is computed in backward is held to its last use)."""
     storages = seeds.shape[1]
     for k in range(seeds.shape[0]):
         _measure(g, w, archive, seeds[k], to, ahead)
@@ -244,7 +245,7 @@ def search(g, w, archive, to, ahead, seeds, targets, movable, groups_ptr, groups
     for i in range(len(targets)):
         # the way down gets half of the effort, so that its last targets are reached; each target a part of what is left
         archive.spent[1] = archive.spent[0] + max((share // 2 - archive.spent[0]) // (len(targets) - i), 1)
-        if not _descend(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, moves, values, gain):
+        if not _descend(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, moves, values, gain, once):
             if not _best_within(archive, targets[i], other):
                 continue
             hold[:] = other
@@ -253,5 +254,5 @@ def search(g, w, archive, to, ahead, seeds, targets, movable, groups_ptr, groups
         archive.spent[1] = archive.spent[0] + max((share - archive.spent[0]) // (i + 1), 1)
         if _best_within(archive, targets[i], hold):
             _improve(g, w, archive, hold, to, ahead, targets[i], movable, trial, moves)
-            _kick(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, other, moves, values, gain, kicks)
+            _kick(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks)
     archive.spent[1] = share

@@ -66,6 +66,7 @@ def step_graphs(draw: st.DrawFn, most: int = 8) -> StepGraph:
     b = Builder()
     inputs = [b.given(draw(st.integers(0, 20)), "parameter"), b.given(draw(st.integers(1, 20)))]
     forward: list[int] = list(inputs)
+    tangent = b.given(1, "tangent")
     for _ in range(draw(st.integers(2, most))):
         read = tuple(dict.fromkeys(draw(st.lists(st.sampled_from(forward[-5:]), min_size=1, max_size=2))))
         kind = draw(st.sampled_from(["op", "op", "op", "view", "pair", "random"]))
@@ -79,7 +80,7 @@ def step_graphs(draw: st.DrawFn, most: int = 8) -> StepGraph:
                 b.op(read, (draw(st.integers(1, 60)),), time_s=draw(st.integers(1, 9)), workspace=draw(st.integers(0, 5)), random=kind == "random")
             )
     loss = b.op((forward[-1],), (1,))
-    gradient = b.op((loss, forward[-1]), (draw(st.integers(1, 9)),), phase="backward")
+    gradient = b.op((loss, forward[-1], tangent), (draw(st.integers(1, 9)),), phase="backward")
     results = [loss]
     for i in range(len(forward) - 1, 1, -1):
         if draw(st.integers(0, 3)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -21,17 +21,18 @@ from meshwright.errors import Infeasible
 RNG = np.random.default_rng(0)
 
 
-def test_revolve_takes_the_closed_forms_number_of_steps():
+def test_revolve_takes_the_closed_forms_number_of_steps_at_most():
+    """Fewer where a checkpoint is also what the backward of the stage before it reads."""
     graph = chain([1] * 17, [1.0] * 17)
     assert len(chain_of(lifetimes_of(graph))) == 17
     for checkpoints in (1, 2, 3, 4, 6):
         plan = Revolve(checkpoints=checkpoints).plan(graph, None, rng=RNG)
         forward = sum(graph.nodes[a.node].phase == "forward" for a in plan.actions)
-        assert forward == fewest_steps(17, checkpoints) + 17
+        assert forward <= fewest_steps(17, checkpoints) + 17 and (checkpoints > 1 or forward == fewest_steps(17, 1) + 17)
         assert plan.time_s == forward + 17
 
 
-@lru_cache(maxsize=None)
+@cache
 def least(steps: int, checkpoints: int) -> int:
     if steps <= 1:
         return 0
@@ -48,7 +49,7 @@ def test_the_closed_form_is_the_recurrences_optimum(steps, checkpoints):
 def fastest(stages: tuple[tuple[int, int, int], ...], limit: int) -> float:
     """Least time of a chain of (forward s, output bytes, bytes of keeping all) with `limit` bytes: every choice tried, no slots."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def cost(s: int, t: int, m: int) -> float:
         best = float("inf")
         size = [0, *(x[1] for x in stages)]

@@ -1,7 +1,8 @@
 """A step graph in columns, and plans from when each forward storage is held (see kernels/step_schedule.py).
 
 What may run again: forward nodes that write nothing and read nothing that a node changes. Batch norm is an exception to the latter: it reads its
-running statistics only to give new ones, and those of a second run go nowhere. Random nodes run again where the caller says that their state is replayed.
+running statistics only to give new ones, and those of a second run go nowhere. Random nodes run again where the caller says that their
+state is replayed.
 """
 
 from __future__ import annotations
@@ -119,14 +120,15 @@ def lifetimes_of(graph: StepGraph, *, replay_random: bool = True) -> Lifetimes:
                 read[list(nodes[x].storages)] = True
     movable = np.array([0 <= m < boundary and bool(rerun[m]) and not nodes[m].optional for m in maker], bool)
     for r in results:
-        movable[[s for s in nodes[r].storages]] = False
+        movable[list(nodes[r].storages)] = False
     movable[list(changed)] = False
     for i in range(boundary):  # what lies in the result of a node that runs once only stays as well
         if not rerun[i]:
             movable[list(nodes[i].storages)] = False
     arrays = ScheduleArrays(
         boundary=boundary, fixed_bytes=graph.fixed_bytes(), input_ptr=input_ptr, inputs=inputs, place_ptr=place_ptr, places=places, make_ptr=make_ptr,
-        makes=makes, maker=maker, size=np.array([s.size_bytes for s in graph.storages], np.int64), time=np.array([n.time_s for n in nodes], np.float64),
+        makes=makes, maker=maker, size=np.array([s.size_bytes for s in graph.storages], np.int64),
+        time=np.array([n.time_s for n in nodes], np.float64),
         workspace=np.array([n.workspace_bytes for n in nodes], np.int64), given=np.array([n.phase == "input" for n in nodes], bool),
         result=_flags(results, len(nodes)), rerun=rerun, wanted=_flags(wanted, len(nodes)), forward_wanted=_flags(forward, len(nodes)),
         backward_reads=backward_reads,

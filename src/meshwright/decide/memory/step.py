@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,10 +101,18 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes:,} B"
 
 
-def _monet(**options: Any) -> StepStrategy:
-    from .monet import Monet  # uses this module
+def _of(module: str, name: str) -> Callable[..., StepStrategy]:
+    """A strategy that is imported when it is first asked for; its module imports this one."""
 
-    return Monet(**options)
+    def make(**options: Any) -> StepStrategy:
+        found: StepStrategy = getattr(import_module(f"{__package__}.{module}"), name)(**options)
+        return found
+
+    return make
 
 
-STEP_NAMES: dict[str, Callable[..., StepStrategy]] = {"keep": KeepEverything, "monet": _monet}
+STEP_NAMES: dict[str, Callable[..., StepStrategy]] = {
+    "keep": KeepEverything, "chen": _of("baselines", "Chen"), "revolve": _of("baselines", "Revolve"), "rotor": _of("baselines", "Rotor"),
+    "mincut": _of("fusionaware", "MinCut"), "fusionaware": _of("fusionaware", "FusionAware"),
+    "monet": _of("monet", "Monet"),
+}  # fmt: skip

@@ -27,10 +27,11 @@ FEWEST = 8
 class Chain:
     """Stages 0..L-1. `crossing[i]`: storages that stage i takes from earlier ones (stage 0: none that could go). `inside[i]`: storages of stage i.
 
-    `needed[i]`: storages that the backward nodes of stage i read and stage i makes. `forward_s`, `backward_s`: seconds. `first_backward[i]`: stage of
+    `needed[i]`: storages that stage i makes and backward reads. `forward_s`, `backward_s`: seconds. `first_backward[i]`: stage of
     the schedule (1: the first backward node) in which backward of chain stage i begins; that of the last one is 1.
-    `value_bytes[i]`: what stage i gives to the next; `all_bytes[i]`: all that it makes and its backward reads, its value included; `gradient_bytes[i]`:
-    most bytes of gradients alive where backward of stage i ends; `forward_extra_bytes`, `backward_extra_bytes`: beyond operands and results.
+    `value_bytes[i]`: what stage i gives to the next; `all_bytes[i]`: all that it makes and backward reads, its value included; `gradient_bytes[i]`:
+    gradients alive where backward of stage i ends, those of parameters aside; `forward_extra_bytes`, `backward_extra_bytes`: beyond operands and
+    results.
     """
 
     lives: Lifetimes
@@ -97,7 +98,9 @@ def chain_of(lives: Lifetimes) -> Chain:
             i = block[b - boundary]
             backward_s[i] += graph.nodes[b].time_s
             for x in graph.nodes[b].inputs:
-                needed[i].update(s for s in graph.nodes[x].storages if lives.movable[s] and home.get(s) == i)
+                for s in graph.nodes[x].storages:
+                    if lives.movable[s] and s in home:
+                        needed[home[s]].add(s)
     size = lives.arrays.size
     crosses = [tuple(s for s in crossing[c] if lives.movable[s]) for c in cuts]
     value = [int(size[list(crosses[i + 1])].sum()) if i + 1 < count else 0 for i in range(count)]
@@ -150,7 +153,8 @@ def _cuts(lives: Lifetimes, calls: list[int], crossing: list[tuple[int, ...]]) -
         share = (spent[high] - spent[low]) / spent[-1]
         if share <= (LONGEST_SHARE if len(cuts) >= FEWEST else LONGEST_SHARE / 2):
             return cuts
-        inner = [c for c in range(low + 1, high) if makes[c] and any(makes[low:c]) and 0.2 * share <= (spent[c] - spent[low]) / spent[-1] <= 0.8 * share]
+        where = (spent[low : high + 1] - spent[low]) / spent[-1]
+        inner = [c for c in range(low + 1, high) if makes[c] and any(makes[low:c]) and 0.2 * share <= where[c - low] <= 0.8 * share]
         if not inner:
             return cuts
         cuts = sorted([*cuts, min(inner, key=lambda c: (weight[c], abs(2 * spent[c] - spent[low] - spent[high])))])
@@ -162,10 +166,10 @@ def _blocks(lives: Lifetimes, home: dict[int, int], count: int) -> list[int]:
     block = [0] * lives.stages
     top = 0
     for b in range(len(graph.nodes) - 1, lives.arrays.boundary - 1, -1):
-        read = [home[s] for x in graph.nodes[b].inputs for s in graph.nodes[x].storages if s in home and lives.movable[s]]
+        read = [home[s] for x in graph.nodes[b].inputs for s in graph.nodes[x].storages if s in home]
         top = max([top, *read])
         block[b - lives.arrays.boundary] = top
-    return [count - 1 if not block[:1] or x == block[0] else x for x in block]
+    return block if not block or block[0] == count - 1 else [count - 1, *block[1:]]
 
 
 def _first(block: list[int], i: int, stages: int) -> int:

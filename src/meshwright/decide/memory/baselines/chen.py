@@ -46,10 +46,10 @@ class Chen:
 def _schedules(graph: StepGraph) -> tuple[Lifetimes, Chain, tuple[Schedule, ...]]:
     lives = lifetimes_of(graph)
     chain = chain_of(lives)
-    return lives, chain, measured(chain, _tried(chain))
+    return lives, chain, measured(chain, tried(chain))
 
 
-def _tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], dict[str, Any]]]:
+def tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], dict[str, Any]]]:
     seen: set[tuple[int, ...]] = set()
     for k in range(1, len(chain) + 1):
         starts = segments_of(chain, k)

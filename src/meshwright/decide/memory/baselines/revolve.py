@@ -25,7 +25,10 @@ from .choice import Schedule, chosen, measured
 
 __all__ = ["CITE", "Revolve", "fewest_steps"]
 
-CITE = Cite(key="revolve", title="Algorithm 799: Revolve", authors="Griewank, Walther", year=2000, venue="ACM TOMS 26(1)", doi="10.1145/347837.347846")
+CITE = Cite(
+    key="revolve", title="Algorithm 799: Revolve", authors="Griewank, Walther", year=2000, venue="ACM TOMS 26(1)",
+    doi="10.1145/347837.347846",
+)  # fmt: skip
 
 
 def fewest_steps(steps: int, checkpoints: int) -> int:
@@ -59,10 +62,10 @@ class Revolve:
 def _schedules(graph: StepGraph) -> tuple[Lifetimes, tuple[Schedule, ...]]:
     lives = lifetimes_of(graph)
     chain = chain_of(lives)
-    return lives, measured(chain, _tried(chain))
+    return lives, measured(chain, tried(chain))
 
 
-def _tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], dict[str, Any]]]:
+def tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], dict[str, Any]]]:
     ahead = chain.together()
     for checkpoints in range(1, len(chain) + 1):
         held = chain.nothing_held()

@@ -1,8 +1,8 @@
 """Rotor: the optimal schedule of a heterogeneous chain within a budget, by dynamic programming.
 
-Source: J. Herrmann, O. Beaumont, L. Eyraud-Dubois, J. Hermann, A. Joly, A. Shilova, "Optimal checkpointing for heterogeneous chains: how to train deep
-neural networks with limited memory", 2019, theorem 1. C(s, t, m) is the least time to run stages s..t forward and backward with m bytes, the
-input of s stored beside them: either the input of some later stage is stored, the stages between run without keeping anything, and s.. runs again
+Source: J. Herrmann, O. Beaumont, L. Eyraud-Dubois, J. Hermann, A. Joly, A. Shilova, "Optimal checkpointing for heterogeneous chains: how to
+train deep neural networks with limited memory", 2019, theorem 1. C(s, t, m) is the least time to run stages s..t forward and backward with m bytes,
+the input of s stored beside them: either the input of some later stage is stored, the stages between run without keeping anything, and s.. runs again
 later; or stage s runs keeping all that its backward needs.
 Deviations: none in the recurrence; memory is cut into 500 slots, sizes rounded up. Its sizes leave out what does not belong to the chain (gradients
 of parameters, results), so every m is tried and the plan is the fastest whose true peak fits. What a stage runs again but nobody reads is left out.
@@ -105,7 +105,7 @@ def _less(row: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
 def _schedules(graph: StepGraph) -> tuple[Lifetimes, tuple[Schedule, ...]]:
     lives = lifetimes_of(graph)
     chain = chain_of(lives)
-    return lives, measured(chain, _tried(chain))
+    return lives, measured(chain, tried(chain))
 
 
 def table_of(chain: Chain) -> RotorTable:
@@ -113,6 +113,7 @@ def table_of(chain: Chain) -> RotorTable:
     inputs = [0, *chain.value_bytes[:-1]]
     gradients = [*chain.gradient_bytes, 0]
     most = sum(chain.all_bytes) + max(chain.backward_extra_bytes) + max(chain.forward_extra_bytes) + 2 * max(gradients) + 1
+    most += 2 * most * (count + 4) // SLOTS  # every size is rounded up to slots
     # what a stage's forward takes beyond the values that the recurrence counts anyway
     extra = [max(0, x - max(chain.value_bytes[i], chain.all_bytes[i])) for i, x in enumerate(chain.forward_extra_bytes)]
     return rotor_table(
@@ -121,7 +122,7 @@ def table_of(chain: Chain) -> RotorTable:
     )  # fmt: skip
 
 
-def _tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], dict[str, Any]]]:
+def tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], dict[str, Any]]]:
     table = table_of(chain)
     ahead = chain.together()
     seen: set[bytes] = set()

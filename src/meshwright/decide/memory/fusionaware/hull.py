@@ -1,9 +1,9 @@
 """Parametric minimum cut over storages: which sets to keep at one moment are best for some price of a byte, and a floor on time from them.
 
 At a moment every storage that backward reads later is either kept, or the node that makes it runs again, and then what that node reads is needed
-too. Minimising seconds run again + price * bytes kept is a minimum cut: for storage s and its maker m, an arc need(s) -> rerun(m) of price * size(s), an
-arc rerun(m) -> sink of time(m), and rerun(m) -> need(what m reads) without limit. Views and what is there through the step cost nothing, and chains
-need no care of their own: a kept value spares everything before it that only it needed. Sweeping the price gives the lower convex hull of
+too. Minimising seconds run again + price * bytes kept is a minimum cut: for storage s and its maker m, an arc need(s) -> rerun(m) of price * size(s),
+an arc rerun(m) -> sink of time(m), and rerun(m) -> need(what m reads) without limit. Views and what is there through the step cost nothing, and
+chains need no care of their own: a kept value spares everything before it that only it needed. Sweeping the price gives the lower convex hull of
 (bytes kept, seconds run again); the hull at a capacity is the Lagrangian (so linear programming) bound: no plan keeping so few bytes runs less again.
 
 The floor takes several moments: the end of the forward pass, and while a backward node runs, when its operands, its result and its workspace
@@ -13,6 +13,7 @@ must exist beside the gradients. A node that forward does not run costs nothing 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +174,7 @@ def floor_s(points: tuple[CutPoint, ...], capacity_bytes: int) -> float:
     if capacity_bytes < points[-1].kept_bytes:
         return float("inf")
     best = 0.0
-    for high, low in zip(points, points[1:], strict=False):
+    for high, low in pairwise(points):
         if high.kept_bytes > low.kept_bytes:
             price = (low.again_s - high.again_s) / (high.kept_bytes - low.kept_bytes)
             best = max(best, low.again_s - price * (capacity_bytes - low.kept_bytes))

@@ -1,0 +1,135 @@
+"""All schedules worth having of one step: for every budget the fastest found, computed once and for all budgets together.
+
+So plans are monotone: as the budget falls, the peak never rises and the time never falls. The search begins at the corners of the hull (hull.py) and
+at the schedules of Chen, Revolve and Rotor, which stay in the frontier where nothing better is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....kernels.step_schedule import NEVER
+from ....kernels.step_search import archive_for, search
+from ....step_graph import StepGraph
+from ..baselines import chen, revolve, rotor
+from ..baselines.chain import chain_of
+from ..lifetimes import Lifetimes, lifetimes_of
+from .hull import CutPoint, Moment, cut_points, floor_s, held_of, moments
+
+__all__ = ["Entry", "Frontier", "frontier_of"]
+
+I32 = NDArray[np.int32]
+BINS = 1024
+TARGETS = 40
+KICKS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One schedule; `hold_to` and `ahead` None: to the last use, as late as possible."""
+
+    peak_bytes: int
+    time_s: float
+    hold_from: I32
+    hold_to: I32 | None = None
+    ahead: I32 | None = None
+    origin: str = "search"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """`entries`: falling peak, rising time, none better than another in both. `plain_s`: everything once. `least_bytes`: no schedule needs less."""
+
+    lives: Lifetimes
+    entries: tuple[Entry, ...]
+    hulls: tuple[tuple[Moment, tuple[CutPoint, ...]], ...]
+    plain_s: float
+    least_bytes: int
+
+    def within(self, budget_bytes: int | None) -> Entry | None:
+        """The fastest within the budget (None: the least peak); None where there is none."""
+        if budget_bytes is None:
+            return self.entries[-1]
+        return next((e for e in self.entries if e.peak_bytes <= budget_bytes), None)
+
+    def floor_s(self, budget_bytes: int) -> float:
+        """No plan within the budget takes less: everything once, and what must run again at the worst of some moments."""
+        again = max(floor_s(points, budget_bytes - moment.taken_bytes) for moment, points in self.hulls)
+        return self.plain_s + (again if np.isfinite(again) else 0.0)
+
+
+@lru_cache(maxsize=8)
+def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once: bool = False) -> Frontier:
+    """`effort`: runs of nodes simulated, at most (10^8 take some seconds). `once`: nothing runs more than twice."""
+    lives = lifetimes_of(graph, replay_random=replay_random)
+    hulls = tuple((m, cut_points(lives, m)) for m in moments(lives))
+    chain = chain_of(lives)
+    keep = lives.keep_all()
+    seeds, published = [keep], list[Entry]()
+    for _, points in hulls:
+        for p in points:
+            seeds.append(held_of(lives, p))
+            if not once:
+                seeds.append(held_of(lives, p, NEVER))
+    for name, tried in (("chen", chen.tried(chain)), ("revolve", revolve.tried(chain)), ("rotor", rotor.tried(chain))):
+        for held, ahead, _ in tried:
+            hold_from, hold_to = chain.with_last_input(held)
+            early = np.where(hold_from > 0, 1, 0).astype(np.int32)
+            seeds += [early] if once else [hold_from, early]
+            peak, seconds = lives.measure(hold_from, hold_to, ahead)
+            if not once and np.isfinite(seconds):
+                published.append(Entry(peak_bytes=peak, time_s=seconds, hold_from=hold_from, hold_to=hold_to, ahead=ahead, origin=name))
+    top, plain_s = lives.measure(keep)
+    low = least_bytes(lives)
+    archive = archive_for(len(keep), low, top, bins=BINS, effort=effort)
+    step = max((top - low) // TARGETS, 1)
+    targets = np.array([top - 1 - i * step for i in range(TARGETS) if top - 1 - i * step >= low], np.int64)
+    crossing = {s for row in chain.crossing for s in row}
+    groups = [[s for s in row if s not in crossing] for row in chain.inside]
+    ptr = np.zeros(len(groups) + 1, np.int32)
+    np.cumsum([len(x) for x in groups], out=ptr[1:])
+    search(
+        lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), np.stack(_distinct(seeds)), targets, lives.movable, ptr,
+        np.array([s for row in groups for s in row], np.int32), once, KICKS,
+    )  # fmt: skip
+    found = [
+        Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())
+        for i in np.flatnonzero(np.isfinite(archive.time))
+    ]
+    return Frontier(lives=lives, entries=_best([*published, *found]), hulls=hulls, plain_s=plain_s, least_bytes=low)
+
+
+def _distinct(rows: list[I32]) -> list[I32]:
+    return list({r.tobytes(): r for r in rows}.values())
+
+
+def _best(entries: list[Entry]) -> tuple[Entry, ...]:
+    """Those that no other beats in both peak and time, most bytes first."""
+    kept: list[Entry] = []
+    for e in sorted(entries, key=lambda e: (e.peak_bytes, e.time_s)):
+        if not kept or e.time_s < kept[-1].time_s:
+            kept.append(e)
+    return tuple(reversed(kept))
+
+
+def least_bytes(lives: Lifetimes) -> int:
+    """Bytes that some node needs by itself: its operands, its result, its workspace, and the results of the step before it."""
+    graph, arrays = lives.graph, lives.arrays
+    made = [s.kind == "made" for s in graph.storages]
+    results = {*graph.results}
+    done: set[int] = set()
+    most = arrays.fixed_bytes
+    for i, n in enumerate(graph.nodes):
+        if arrays.wanted[i] and not arrays.given[i]:
+            exist = done | {s for x in n.inputs for s in graph.nodes[x].storages if made[s]} | {s for s in n.storages if made[s]}
+            if i >= arrays.boundary or arrays.forward_wanted[i]:
+                most = max(most, arrays.fixed_bytes + n.workspace_bytes + int(arrays.size[sorted(exist)].sum()))
+            if i in results:
+                done |= {s for s in n.storages if made[s]}
+    return most
+
+

@@ -1,0 +1,53 @@
+"""Plans of the frontier, with the floor and the gap to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....cite import Cite
+from ....errors import Infeasible
+from ....step_graph import StepGraph, StepPlan
+from ..step import size_text
+from .frontier import frontier_of
+
+__all__ = ["CITE", "FusionAware"]
+
+CITE = Cite(
+    key="fusionaware", title="Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", authors="He, Yu", year=2023,
+    venue="MLSys 2023",
+)  # fmt: skip
+EFFORT = 300_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionAware:
+    """`effort`: runs of nodes simulated in the search. `replay_random`: whoever runs the plan restores the generator for what draws again.
+    `once`: nothing runs more than twice, which is what a forward and a backward graph can say."""
+
+    effort: int = EFFORT
+    replay_random: bool = True
+    once: bool = False
+
+    def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
+        """Raises: Infeasible with the least peak found and the least that any plan needs."""
+        frontier = frontier_of(graph, self.effort, self.replay_random, self.once)
+        entry = frontier.within(budget_bytes)
+        if entry is None:
+            assert budget_bytes is not None
+            least = frontier.entries[-1].peak_bytes
+            raise Infeasible(
+                f"the least peak found is {size_text(least)} (no plan needs less than {size_text(frontier.least_bytes)}), the budget is "
+                f"{size_text(budget_bytes)}", where=graph.name, hint="raise the budget, or make the batch smaller",
+                data={"least_bytes": least, "bound_bytes": frontier.least_bytes, "budget_bytes": budget_bytes},
+            )  # fmt: skip
+        floor = frontier.floor_s(entry.peak_bytes if budget_bytes is None else budget_bytes)
+        gap = entry.time_s / floor - 1 if floor > 0 else 0.0
+        plan = frontier.lives.plan(
+            entry.hold_from, entry.hold_to, entry.ahead, strategy="fusionaware", options={"origin": entry.origin, "effort": self.effort},
+            budget_bytes=budget_bytes, floor_s=floor, least_bytes=frontier.least_bytes, optimal=gap <= 1e-9,
+            notes=(f"at most {gap:.2%} above the bound of any plan within these bytes",),
+        )  # fmt: skip
+        assert plan is not None
+        return plan
