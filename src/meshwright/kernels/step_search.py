@@ -1,10 +1,10 @@
 """Search over schedules of a step (see step_schedule.py) for the fastest at every peak: an archive over the whole range at once.
 
 From a schedule above a target, `descend` goes down: at the peak it tries to let each storage that is alive there, or all of a group, be computed
-again after the peak, and takes the change with the least time per byte-action above the target removed. `improve` goes the other way: within the target
-it keeps what saves most time. Kicks (keep a few at random, go down, improve) leave local optima. Targets are visited from the top down, each from
-the solution before, then from the bottom up from the best in the archive. Every schedule evaluated on the way is noted in the archive.
-All choices are by strict comparison in storage order and a fixed random sequence: equal inputs give equal archives, on every machine.
+again after the peak, and takes the change with the least time per byte-action above the target removed. `improve` goes the other way: within the
+target it keeps what saves most time. Kicks (keep a few at random, go down, improve) leave local optima. Targets are visited from the top down, each
+from the solution before, then from the bottom up from the best in the archive. Every schedule evaluated on the way is noted in the archive. All
+choices are by strict comparison in storage order and a fixed random sequence: equal inputs give equal archives, on every machine.
 Cost: `effort` runs of nodes altogether, at most, beside one evaluation per seed.
 """
 

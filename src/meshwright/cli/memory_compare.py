@@ -1,0 +1,45 @@
+"""`meshwright memory compare`: what every strategy's recomputation costs at every budget, PyTorch's own included, beside a bound."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .frame import Result
+
+HELP = "time beyond keeping everything, by memory budget, of all strategies and PyTorch's own, beside a bound"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="FILE.py:function or module:function that returns (module, example inputs)")
+    parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
+    parser.add_argument("--batch", type=int, help="rows of the batch (default: as the example inputs)")
+    parser.add_argument("--budgets", type=int, default=11, help="how many budgets, evenly from keeping everything to the least peak (default 11)")
+    parser.add_argument("--strategies", default="fusionaware,rotor,revolve,chen", help="by commas (this is the default), or all (monet takes long)")
+    parser.add_argument("--effort", type=int, default=100, help="of the search, in millions of simulated operator runs (default 100)")
+    parser.add_argument("--svg", type=Path, help="write the curve here as a drawing")
+
+
+def run(args: argparse.Namespace) -> Result:
+    import msgspec
+
+    from ..capture.step import capture_step_of
+    from ..decide.memory.step import STEP_NAMES
+    from ..errors import UsageError
+    from ..io.atomic import write_text
+    from ..probe.step_costs import StepCosts, costs_file, measure_step
+    from ..report.memory_curve import curve_svg, curve_text
+    from ..run.step_compare import compare_step
+
+    if args.budgets < 2 or args.effort < 1:
+        raise UsageError("at least 2 budgets and an effort of 1", where="--budgets" if args.budgets < 2 else "--effort")
+    names = [n for n in STEP_NAMES if n not in ("keep", "mincut")] if args.strategies == "all" else args.strategies.split(",")
+    step = capture_step_of(args.model, loss=args.loss, batch_size=args.batch)
+    graph = measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs_file()))
+    curve = compare_step(step, graph, strategies=names, budgets=args.budgets, effort=args.effort * 10**6)
+    document = {"schema": "meshwright.memory.compare", "version": 1, **msgspec.to_builtins(curve)}
+    text = curve_text(curve)
+    if args.svg:
+        write_text(args.svg, curve_svg(curve))
+        text += f"\nwrote {args.svg}"
+    return Result(document, text)

@@ -1,0 +1,70 @@
+"""All strategies for one captured step, by budget, beside PyTorch's own partitions and the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
+
+from ..capture.step import CapturedStep
+from ..decide.memory.fusionaware.frontier import frontier_of
+from ..decide.memory.fusionaware.strategy import EFFORT, FusionAware
+from ..decide.memory.step import STEP_NAMES, keep_everything
+from ..errors import Infeasible, TimeLimit, UnknownName, Unsupported
+from ..report.memory_curve import CurvePoint, MemoryCurve
+from ..step_graph import StepGraph, StepPlan
+from .torch_partitions import TORCH_BUDGETS, torch_plans
+
+__all__ = ["BUDGETED", "budgets_of", "compare_step"]
+
+BUDGETED = ("fusionaware", "rotor", "revolve", "chen")
+
+
+def budgets_of(graph: StepGraph, count: int, *, effort: int = EFFORT) -> tuple[int, ...]:
+    """Evenly from the peak of keeping everything down to the least peak found."""
+    entries = frontier_of(graph, effort).entries
+    high, low = keep_everything(graph).peak_bytes, entries[-1].peak_bytes
+    return tuple(int(high - (high - low) * i / max(count - 1, 1)) for i in range(count))
+
+
+def compare_step(
+    step: CapturedStep, graph: StepGraph, *, strategies: Sequence[str] = BUDGETED, budgets: Sequence[int] | int = 11, effort: int = EFFORT,
+    torch_budgets: Sequence[float] = TORCH_BUDGETS,
+) -> MemoryCurve:  # fmt: skip
+    """`graph`: the step graph with times. `budgets`: bytes, or how many of `budgets_of`. Nothing is run.
+
+    Raises: UnknownName for a strategy; what capture of torch's partitions raises.
+    """
+    unknown = [s for s in strategies if s not in STEP_NAMES]
+    if unknown:
+        raise UnknownName(f"there is no strategy {unknown[0][:64]!r}", where="strategies", hint=f"there are: {', '.join(STEP_NAMES)}")
+    wanted = budgets_of(graph, budgets, effort=effort) if isinstance(budgets, int) else tuple(budgets)
+    plain, frontier = keep_everything(graph), frontier_of(graph, effort)
+    plans = {name: [_plan(graph, name, b, effort) for b in wanted] for name in strategies}
+    floors = [max([frontier.floor_s(b), *(p.floor_s for row in plans.values() if (p := row[i]) and p.floor_s)]) for i, b in enumerate(wanted)]
+    singles = [p for p in (_plan(graph, "mincut", None, effort),) if p] + list(torch_plans(step, graph=graph, budgets=torch_budgets))
+    peers = []
+    for p in singles:
+        entry = frontier.within(p.peak_bytes)
+        label = f"{p.options['budget']:g}" if p.strategy == "torch budget" else ""
+        ours = CurvePoint(peak_bytes=entry.peak_bytes, time_s=entry.time_s) if entry else None
+        peers.append((p.strategy, CurvePoint(peak_bytes=p.peak_bytes, time_s=p.time_s, label=label), ours))
+    missing = () if find_spec("pulp") else ("sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed",)
+    return MemoryCurve(
+        model=graph.name, plain_bytes=plain.peak_bytes, plain_s=plain.time_s, budgets=wanted, floors_s=tuple(floors),
+        points={n: tuple(_point(p) for p in row) for n, row in plans.items()}, peers=tuple(peers), best="fusionaware", evidence=graph.evidence,
+        notes=missing,
+    )  # fmt: skip
+
+
+def _plan(graph: StepGraph, name: str, budget: int | None, effort: int) -> StepPlan | None:
+    strategy = FusionAware(effort=effort) if name == "fusionaware" else STEP_NAMES[name]()
+    try:
+        return strategy.plan(graph, budget, rng=np.random.default_rng(0))
+    except (Infeasible, TimeLimit, Unsupported):
+        return None
+
+
+def _point(plan: StepPlan | None) -> CurvePoint | None:
+    return None if plan is None else CurvePoint(peak_bytes=plan.peak_bytes, time_s=plan.time_s)
