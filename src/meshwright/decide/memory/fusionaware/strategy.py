@@ -18,7 +18,7 @@ CITE = Cite(
     key="fusionaware", title="Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", authors="He, Yu", year=2023,
     venue="MLSys 2023",
 )  # fmt: skip
-EFFORT = 300_000_000
+EFFORT = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
