@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from ..capture.forward import trace_forward
 from ..capture.resolve import build_model
-from ..errors import Unsupported, UsageError
+from ..errors import Unsupported
 from ..job import Training
 from ..plan import Plan, TrainingLayout
 from ..plan_shards import local_values
@@ -36,7 +35,7 @@ from .recording import RankRecording, RestartBytes, StepRecord
 from .restore import Restored, agree_on_shards, device_folder
 from .segments import RankModule, build_rank_module
 from .storage_peak import peak_of
-from .transport import TaggedTransport, TaglessTransport, Transport
+from .transport import own_device, own_transport
 from .work import TrainingWork, gradient_bytes
 
 __all__ = ["RankOptions", "run_rank"]
@@ -77,7 +76,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     assert layout is not None
     torch.set_num_threads(1)
     job = msgspec.convert(plan.job["training"], Training)
-    device = _device(options.device, rank)
+    device = own_device(options.device, rank)
     program = inline(plan.main, plan.programs).program
     made = _Maker(plan, job, layout, graph, program, rank, device)
     module, optimizer = made.module()
@@ -96,7 +95,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
-    executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device), work=work, clock=clock, progress=link.progress)
+    executor = Executor(program, orders, rank, memory=memory, transport=own_transport(rank, device), work=work, clock=clock, progress=link.progress)
     data.microbatch(first, 0, 0)  # wrong data is told before anything starts
     link.progress[STATE] = READY
     link.go()
@@ -269,27 +268,8 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _device(name: str, rank: int) -> torch.device:
-    if name == "cpu":
-        return torch.device("cpu")
-    if name != "cuda":
-        raise UsageError(f"unknown device {name!r}", hint="cpu or cuda")
-    if not torch.cuda.is_available():
-        raise Unsupported("this torch sees no CUDA device", hint="use --device cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
-    torch.cuda.set_device(device)
-    return device
-
-
 def options_device(device: torch.device) -> str:
     return str(device)
-
-
-def _transport(rank: int, device: torch.device) -> Transport:
-    if dist.get_world_size() == 1 or device.type == "cpu":
-        return TaggedTransport(dist.group.WORLD)
-    everyone = list(range(dist.get_world_size()))
-    return TaglessTransport(rank, dist.new_group(everyone), dist.new_group(everyone))
 
 
 def fetch_setup(store: Any) -> tuple[ForwardGraph, list[I32]]:

@@ -12,11 +12,15 @@ with a single tag; NCCL itself is untested here.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
-__all__ = ["TAG_WINDOW", "TaggedTransport", "TaglessTransport", "Transport"]
+from ..errors import Unsupported, UsageError
+
+__all__ = ["TAG_WINDOW", "TaggedTransport", "TaglessTransport", "Transport", "own_device", "own_transport"]
 
 TAG_WINDOW = 16  # messages of a channel that can be told apart by tag
 
@@ -65,3 +69,24 @@ class TaglessTransport:
 
     def wait(self, work: Any) -> None:
         work.wait()
+
+
+def own_device(name: str, rank: int) -> torch.device:
+    """What a rank of this machine computes on; a CUDA device becomes its current one. Raises: UsageError (unknown), Unsupported (none there)."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if name != "cuda":
+        raise UsageError(f"unknown device {name!r}", hint="cpu or cuda")
+    if not torch.cuda.is_available():
+        raise Unsupported("this torch sees no CUDA device", hint="use --device cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def own_transport(rank: int, device: torch.device) -> Transport:
+    """Messages of a rank over the world group, or over groups made for it; every rank must call this."""
+    if dist.get_world_size() == 1 or device.type == "cpu":
+        return TaggedTransport(dist.group.WORLD)
+    everyone = list(range(dist.get_world_size()))
+    return TaglessTransport(rank, dist.new_group(everyone), dist.new_group(everyone))

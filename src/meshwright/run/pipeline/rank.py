@@ -23,8 +23,8 @@ from ...program import I32
 from ...program_calls import inline
 from ..executor import Executor
 from ..process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING
-from ..rank import RankLink, _device, _transport
-from ..transport import Transport
+from ..rank import RankLink
+from ..transport import Transport, own_device, own_transport
 from .memory import PipelineMemory
 from .orders import pipeline_orders
 from .second_order import StageKFAC, worst_kfac_difference
@@ -209,9 +209,9 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     torch.set_num_threads(1)
     precise_sleep()
     problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
-    device = _device(options.device, rank)
+    device = own_device(options.device, rank)
     given = given_stages(options.stages, schedule.stages, schedule.microbatches * problem.data) if options.stages else None
-    transport = _transport(rank, device)
+    transport = own_transport(rank, device)
     walks = make_cycle(plan, orders, rank, given, transport, device, link.progress)
     walk, kfac = walks[0], walks[0].work.kfac
     result = RankResult(rank=rank)
