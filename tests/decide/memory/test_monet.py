@@ -26,7 +26,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graph=step_graphs(), share=st.floats(0, 1), alternatives=st.booleans())
 def test_the_programme_finds_what_exhaustive_search_finds(graph: StepGraph, share: float, alternatives: bool) -> None:
     strategy = Monet(implementations=alternatives)
@@ -43,14 +43,18 @@ def test_the_programme_finds_what_exhaustive_search_finds(graph: StepGraph, shar
     assert math.isclose(plan.time_s, best) and plan.floor_s is not None and math.isclose(plan.floor_s, best, rel_tol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
-@given(graph=step_graphs(most_operators=9), share=st.floats(0, 1))
+@settings(max_examples=20, deadline=None)
+@given(graph=step_graphs(most_operators=7), share=st.floats(0, 1))
 def test_choosing_implementations_too_is_never_slower(graph: StepGraph, share: float) -> None:
     alone = Monet(implementations=False)
     lean = alone.plan(graph, None, rng=rng())
     budget = lean.peak_bytes + round(share * max(0, keep_everything(graph).peak_bytes - lean.peak_bytes))
-    joint = Monet().plan(graph, budget, rng=rng())
-    assert joint.time_s <= alone.plan(graph, budget, rng=rng()).time_s * (1 + 1e-9)
+    best = alone.plan(graph, budget, rng=rng()).time_s * (1 + 1e-9)
+    assert Monet().plan(graph, budget, rng=rng()).time_s <= best
+    # as a large network, where only the plain operators are within the exact programme's reach
+    plain = len(merged(graph, alternatives=False).operators)
+    large = Monet(exact_operators=plain).plan(graph, budget, rng=rng())
+    assert large.time_s <= best and not check_step_plan(graph, large).findings
 
 
 def test_the_programme_counts_as_the_simulator_does() -> None:
@@ -61,8 +65,8 @@ def test_the_programme_counts_as_the_simulator_does() -> None:
         assert finished(m.graph, runs, boundary, strategy="monet").peak_bytes == round(lean.value), seed
 
 
-@settings(max_examples=40, deadline=None)
-@given(graph=step_graphs(most_operators=8), share=st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+@given(graph=step_graphs(most_operators=7), share=st.floats(0, 1))
 def test_the_knapsack_is_a_floor_and_its_plans_fit(graph: StepGraph, share: float) -> None:
     """The way of large networks, on graphs small enough for the exact one."""
     exact, large = Monet(), Monet(exact_operators=0)

@@ -95,6 +95,12 @@ class Merged:
     def fixed_bytes(self) -> int:
         return self.graph.fixed_bytes()
 
+    @property
+    def has_ways(self) -> bool:
+        """Some node has more than one implementation."""
+        backward = (b for s in self.stages for b in (s.first, *s.rest))
+        return any(len(o.ways) > 1 for o in self.operators) or any(len(b.ways) > 1 for b in backward)
+
     @cached_property
     def readers(self) -> dict[int, tuple[int, ...]]:
         """Operators that may read each storage, in order."""

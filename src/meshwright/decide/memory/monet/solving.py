@@ -100,10 +100,10 @@ def _warm(model: JointModel, highs: object, start: Decisions) -> None:
     highs.setSolution(len(keys), np.array(keys, np.int32), np.array([fixed[k] for k in keys]))  # type: ignore[attr-defined]
 
 
-def infeasible(m: Merged, budget_bytes: int, least_bytes: int, *, proved: bool) -> Infeasible:
+def infeasible(m: Merged, budget_bytes: int, least_bytes: int, *, proved: bool, floor_s: float | None = None) -> Infeasible:
     what = "no plan of this step needs less" if proved else "none was found that needs less"
     return Infeasible(
         f"the step needs {least_bytes:,} B, the budget is {budget_bytes:,} B ({what})", where=m.graph.name,
         hint="a smaller batch, a narrower dtype, or lossy or offloaded saves need less",
-        data={"least_bytes": least_bytes, "budget_bytes": budget_bytes, "proved": proved},
+        data={"least_bytes": least_bytes, "budget_bytes": budget_bytes, "proved": proved, "floor_s": floor_s},
     )  # fmt: skip

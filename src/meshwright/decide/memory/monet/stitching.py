@@ -40,7 +40,7 @@ def stitched(m: Merged, budget_bytes: int | None, *, nodes: int, seed: int, opti
         return min(found, key=lambda p: p.time_s)
     lean = search.leanest()
     if lean.peak_bytes > budget_bytes:
-        raise infeasible(m, budget_bytes, lean.peak_bytes, proved=False)
+        raise infeasible(m, budget_bytes, lean.peak_bytes, proved=False, floor_s=search.floor_s)
     return lean
 
 

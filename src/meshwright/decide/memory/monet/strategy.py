@@ -11,19 +11,22 @@ Cost: one integer programme of O(n^2) binaries for n operators; beyond, about tw
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Infeasible
 from ....step_graph import StepGraph, StepPlan
 from ..step import finished
+from .closure import floor_bytes
 from .merging import Merged, merged
 from .model import Limits
 from .schedule import runs_of
 from .solving import Answer, fastest, infeasible, leanest, least_bytes
+from .stitching import stitched
 
 __all__ = ["CITE", "DEVIATIONS", "Monet"]
 
@@ -56,11 +59,34 @@ class Monet:
         """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit."""
         m = merged(graph, alternatives=self.implementations)
         seed = int(rng.integers(2**31 - 1))
-        if len(m.operators) > self.exact_operators:
-            from .stitching import stitched
-
+        if len(m.operators) <= self.exact_operators:
+            return self._exact(m, budget_bytes, seed)
+        if not m.has_ways:
             return stitched(m, budget_bytes, nodes=self.solver_nodes, seed=seed, options=asdict(self))
-        return self._exact(m, budget_bytes, seed)
+        return self._better(m, budget_bytes, seed, rng)
+
+    def _better(self, m: Merged, budget_bytes: int | None, seed: int, rng: np.random.Generator) -> StepPlan:
+        """Of the joint plan and the one without other implementations (which is often within the exact programme's reach), the better."""
+        joint = alone = None
+        refused: list[Infeasible] = []
+        floor_s: float | None = None
+        try:
+            joint = stitched(m, budget_bytes, nodes=self.solver_nodes, seed=seed, options=asdict(self))
+            floor_s = joint.floor_s
+        except Infeasible as error:
+            refused.append(error)
+            floor_s = error.data.get("floor_s")
+        try:
+            alone = replace(self, implementations=False).plan(m.graph, budget_bytes, rng=rng)
+        except Infeasible as error:
+            refused.append(error)
+        found = [p for p in (joint, alone) if p is not None]
+        if not found:
+            least = min(refused, key=lambda e: int(e.data["least_bytes"]))
+            least.data["proved"] = False  # what is proved for the plain operators only says nothing here
+            raise least
+        best = min(found, key=lambda p: p.peak_bytes if budget_bytes is None else p.time_s)
+        return msgspec.structs.replace(best, floor_s=floor_s, least_bytes=floor_bytes(m), optimal=False, options=asdict(self))
 
     def _exact(self, m: Merged, budget_bytes: int | None, seed: int) -> StepPlan:
         free = fastest(m, Limits(), nodes=self.solver_nodes, seed=seed)
