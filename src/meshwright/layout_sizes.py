@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Container
 
 from .graph import OpGraph, Work
-from .plan import Stage, TrainingLayout
+from .plan import Segment, Stage, TrainingLayout
 from .plan_shards import local_size
 
-__all__ = ["gradient_buffers", "gradient_names", "shard_bytes", "summed_over", "training_works"]
+__all__ = ["backward_works", "gradient_buffers", "gradient_names", "shard_bytes", "summed_over", "training_works"]
 
 
 def summed_over(buffer: str) -> tuple[str, ...]:
@@ -36,14 +36,15 @@ def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage, tenso
 
 
 def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[str], tensor_index: int) -> dict[str, tuple[str, ...]]:
-    """Gradient buffers of a stage on a rank: `gradients` with the parameters only it uses, `gradients:<p>` for each that others use too.
+    """Gradient buffers of a rank that holds `stage` (`TrainingLayout.held`): `gradients` with the parameters that no rank with other stages uses,
+    `gradients:<p>` for each that some do.
 
     Parameters whose gradients are partial sums over a group of tensor indices lie apart, in `gradients+<indices>` (`gradients+<indices>:<p>`).
     With buckets, `gradients` is divided into `gradients@<number>` (and `gradients@<number>+<indices>`), in the order of the buckets.
     """
-    users = Counter(p for st in layout.stages for p in st.params)
+    users = Counter(p for family in layout.families() for p in layout.held(family[0]).params)
     partial = {x.param: "+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
-    buckets = [b for b in layout.buckets if b.stage == stage.index]
+    buckets = layout.buckets_of(stage.index)
     number = {p: f"@{i}" for i, b in enumerate(buckets) for p in b.params}
     place = {p: i for i, b in enumerate(buckets) for p in b.params}
     found: dict[str, tuple[str, ...]] = {}
@@ -61,12 +62,12 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
     """
     works: dict[str, Work] = {}
     for s in layout.segments:
-        for name, work in (("F", s.forward), ("B", s.backward + s.again)):
+        for name, work in (("F", s.forward), *backward_works(s, split=layout.split_backward)):
             works[f"{s.key}|{name}"] = work
             for part, share in enumerate(s.shares):
                 works[f"{s.key}|{name}@{part}"] = _scaled(work, share, max(s.shares))
     sizes = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
-    for stage in layout.stages:
+    for stage in map(layout.held, range(layout.pipeline)):
         total = max(
             sum(sizes[t][p] for names in gradient_buffers(graph, layout, stage, t).values() for p in names) for t in range(layout.tensor)
         )
@@ -76,6 +77,18 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
         count = len(stage.params)
         works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)
     return works
+
+
+def backward_works(s: Segment, *, split: bool) -> tuple[tuple[str, Work], ...]:
+    """The compute steps of a segment's backward: `B`, or `I` and `W`."""
+    if not split:
+        return (("B", s.backward + s.again),)
+    w, b = s.weight_backward, s.backward
+    rest = Work(
+        flops=max(0, b.flops - w.flops), bytes_read=max(0, b.bytes_read - w.bytes_read), bytes_written=max(0, b.bytes_written - w.bytes_written),
+        calls=max(0, b.calls - w.calls),
+    )  # fmt: skip
+    return ("I", rest), ("W", w)
 
 
 def _scaled(work: Work, share: int, largest: int) -> Work:

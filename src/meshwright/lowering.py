@@ -1,13 +1,10 @@
 """Lowers a training layout to a `Program`: one step of training on every rank.
 
 Per rank: a compute lane (segments forward `F` and backward `B` in the schedule's order, tensor-parallel all-reduces as calls, the
-optimizer last), four pipeline lanes (receive and send activations, receive and send gradients; each in micro-batch order, which is the
-producer's order), and a lane for the sums of gradients.
-Weights, gradients and optimizer state, whole or sharded: `lowering_data`.
-
-Every receive waits for the micro-batch two before it to be used, so at most two received micro-batches are ever unused, whatever
-the speed of the stages. Gradients of values accumulate in `grad:` buffers that start at zero; one that arrives over the pipeline is
-stored first.
+optimizer last), pipeline lanes (receive and send activations, receive and send gradients: `lowering_pipeline`), and a lane for the sums of
+gradients. Weights, gradients and optimizer state, whole or sharded: `lowering_data`.
+Where backward is split, `I` gives the gradients of what a segment reads, and `W` later adds those of its parameters, from what forward kept
+(`saved:`, `act:`) and the gradients that `I` left (`left:`). Gradients of values accumulate in `grad:` buffers that start at zero.
 
 Values that are split along the sequence have a buffer of the rank's part (`act:`, `grad:`). Around a split segment, buffers with a slot for every
 rank's part, padded to the largest, go through a reduce-scatter (`actsum:` in forward, `gradpart:` in backward) or an all-gather (`actall:`,
@@ -21,7 +18,7 @@ the plan format (docs/formats.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -30,6 +27,7 @@ from .layout_sizes import gradient_buffers, shard_bytes, training_works
 from .lowering_data import DataParallel, Position
 from .lowering_folded import largest_shards, largest_values, representatives, require_foldable, with_fold
 from .lowering_kept import kept_values
+from .lowering_pipeline import PipelineMessages, RankOrder, require_orders
 from .lowering_sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 from .plan import Segment, Stage, TrainingLayout, ValueInfo
 from .plan_shards import local_values, sequence_values
@@ -39,8 +37,6 @@ from .program_calls import Callee
 
 __all__ = ["PlanCollective", "gradient_buffers", "lower_training", "shard_bytes", "training_works"]
 
-RECEIVES_AHEAD = 2
-
 
 # (purpose: "tensor" | "gradient" | "weights" | "tied", ranks, size in bytes[, operation if it is not all-reduce]) -> the collective to call
 PlanCollective = Callable[..., Callee]
@@ -49,18 +45,20 @@ Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
 
 
 def lower_training(
-    graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective, *, folded: bool = False
+    graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective, *, folded: bool = False, orders: Sequence[RankOrder] = ()
 ) -> tuple[Program, dict[str, Program]]:
     """The program of one training step, and the programs it calls by content hash. `folded`: one rank of every stage stands for all its others.
 
-    Raises: Unsupported where ranks are not alike (`folded`), or the layout cannot be lowered.
+    `orders[p]`: (phase, stage, micro-batch) of every compute step of pipeline index p, in order, phases being F and B, or F, I and W; without it
+    stage i is on pipeline index i and runs `order`. Raises: Unsupported where ranks are not alike (`folded`), orders do not fit, or the layout
+    cannot be lowered.
     """
-    return _Lowering(graph, layout, order, all_reduce, folded=folded).run()
+    return _Lowering(graph, layout, order, all_reduce, folded=folded, orders=orders).run()
 
 
 @dataclass
 class _Rank:
-    """What is known about one rank while its lanes are built."""
+    """What is known about one rank while its lanes are built. `stage`: all that it holds."""
 
     number: int
     stage: Stage
@@ -76,13 +74,22 @@ class _Rank:
     data: DataParallel = field(init=False)
     buffers: dict[str, int] = field(default_factory=dict)
     produced: dict[tuple[str, int], StepRef] = field(default_factory=dict)
-    forward_done: dict[int, StepRef] = field(default_factory=dict)
-    backward_done: dict[int, StepRef] = field(default_factory=dict)
+    forward_done: dict[tuple[int, int], StepRef] = field(default_factory=dict)  # by (stage, micro-batch)
+    backward_done: dict[tuple[int, int], StepRef] = field(default_factory=dict)
 
 
 class _Lowering:
-    def __init__(self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective, *, folded: bool = False) -> None:
-        self.graph, self.layout, self.order, self.plan_all_reduce, self.folded = graph, layout, order, all_reduce, folded
+    def __init__(
+        self, graph: OpGraph, layout: TrainingLayout, order: Order, all_reduce: PlanCollective, *, folded: bool = False,
+        orders: Sequence[RankOrder] = (),
+    ) -> None:  # fmt: skip
+        self.graph, self.layout, self.plan_all_reduce, self.folded = graph, layout, all_reduce, folded
+        if not orders and (layout.placement or layout.split_backward):
+            raise Unsupported("a layout with several stages per rank or backward in two parts is lowered by the orders of its schedule")
+        self.orders = list(orders) or [
+            [(phase, p, mb) for phase, mb in order(layout.pipeline, layout.microbatches, p)] for p in range(layout.pipeline)
+        ]
+        require_orders(layout, self.orders)
         if folded:
             require_foldable(layout)
         self.stored = representatives(layout) if folded else list(range(layout.ranks))
@@ -96,10 +103,11 @@ class _Lowering:
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
-        self.readers: dict[tuple[int, str], list[str]] = {}
-        for s in layout.segments:
-            for v in s.reads:
-                self.readers.setdefault((s.stage, v), []).append(s.key)
+        self.readers: dict[tuple[int, str], list[str]] = {}  # (pipeline index, value) -> segments there
+        for p in range(layout.pipeline):
+            for key in layout.held(p).segments:
+                for v in self.segment[key].reads:
+                    self.readers.setdefault((p, v), []).append(key)
 
     def run(self) -> tuple[Program, dict[str, Program]]:
         lay = self.layout
@@ -107,40 +115,31 @@ class _Lowering:
         padded = (largest_shards(self.graph, lay), largest_values(lay)) if self.folded else None
         for number in self.stored:
             pipeline, _, tensor = lay.coordinates(number)
-            stage = lay.stages[pipeline]
+            stage = lay.held(pipeline)
             sizes, values = padded or (shard_bytes(self.graph, lay, tensor), local_values(lay, number))
             facts = (sizes, values, gradient_buffers(self.graph, lay, stage, tensor))
             compute = self.b.lane(number, unit=Unit.COMPUTE, role=Role.COMPUTE)
             recv_act, send_act, recv_grad, send_grad, sync = (self.b.lane(number) for _ in range(5))
             ranks.append(_Rank(number, stage, *facts, compute, recv_act, send_act, recv_grad, send_grad, sync))
-        channels = self.channels()
+        self.messages = PipelineMessages(self, ranks, self.orders)
         for r in ranks:
-            order = self.order(lay.pipeline, lay.microbatches, r.stage.index)
-            keys = {"F": r.stage.segments, "B": r.stage.segments[::-1]}
-            r.data = DataParallel(self, r, [Position(phase, key, mb) for phase, mb in order for key in keys[phase]])
+            order = self.orders[lay.coordinates(r.number)[0]]
+            positions = []
+            for phase, k, mb in order:
+                keys = lay.stages[k].segments
+                positions += [Position(phase, key, mb) for key in (keys if phase == "F" else keys[::-1])]
+            r.data = DataParallel(self, r, positions)
             r.data.buffers()
-            for phase, mb in order:
-                if phase == "F":
-                    self.forward(r, mb)
-                else:
-                    self.backward(r, mb)
-            self.pipeline_lanes(r, channels)
+            run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights}
+            for phase, k, mb in order:
+                run[phase](r, lay.stages[k], mb)
+            self.messages.emit(r)
             r.data.finish()
             self.lifetimes(r)
         program = self.b.build()
         return with_fold(program, lay) if self.folded else program, self.callees
 
     # ---- communication -----------------------------------------------------------------------------------------
-    def channels(self) -> dict[tuple[int, int], int]:
-        lay, found = self.layout, {}
-        for number in self.stored:
-            p, d, t = lay.coordinates(number)
-            if p + 1 < lay.pipeline:
-                peer = lay.rank(p + 1, d, t)
-                found[number, peer] = self.b.channel(number, peer, depth=RECEIVES_AHEAD)
-                found[peer, number] = self.b.channel(peer, number, depth=RECEIVES_AHEAD)
-        return found
-
     def comm(self, name: str, ranks: tuple[int, ...]) -> int:
         if (name, ranks) not in self.comms:
             self.comms[name, ranks] = self.b.comm(name, ranks)
@@ -177,20 +176,16 @@ class _Lowering:
         buffer = r.buffers[name]
         return (buffer, 0, self.b.chunks_of(buffer))
 
-    def keeper(self, stage: Stage, value: str) -> str | None:
-        """The stage's segment whose backward is the last to need the value: the first, in forward order, for which autograd keeps its storage."""
-        return next((key for key in stage.segments if value in self.keeps[key]), None)
-
     def sums_directly(self, r: _Rank, value: str) -> bool:
         """The gradient of `value` can be all-reduced in place: one split segment is all that reads it here, and nothing arrives for it."""
-        keys = self.readers.get((r.stage.index, value), [])
+        keys = self.readers.get((self.layout.coordinates(r.number)[0], value), [])
         return len(keys) == 1 and value in self.segment[keys[0]].sum_grads and value not in r.stage.sends
 
     # ---- compute -----------------------------------------------------------------------------------------------
-    def forward(self, r: _Rank, mb: int) -> None:
-        waits = self.arrivals(r.recv_act, r.stage.receives, mb)
+    def forward(self, r: _Rank, stage: Stage, mb: int) -> None:
+        waits = self.messages.arrivals(r, "F", stage.index, mb)
         ref: StepRef | None = None
-        for key in r.stage.segments:
+        for key in stage.segments:
             s = self.segment[key]
             reads, writes, held = r.data.enter()
             gathered = []
@@ -223,21 +218,22 @@ class _Lowering:
             for v in s.writes:
                 r.produced[v, mb] = ref
         assert ref is not None
-        r.forward_done[mb] = ref
+        r.forward_done[stage.index, mb] = ref
 
     def op(self, r: _Rank, s: Segment, name: str, mb: int, reads: list[tuple[int, int, int]], writes: list[tuple[int, int, int]], temp: int) -> int:
         t = self.layout.coordinates(r.number)[2]
         return self.b.op(
             name, graph=s.key, stage=s.stage, microbatch=mb, part=t if s.split else 0, parts=self.layout.tensor if s.split else 1,
-            accumulate=name == "B", workspace_bytes=temp, reads=reads, writes=writes,
+            accumulate=name != "F", copy=self.layout.copy(mb), workspace_bytes=temp, reads=reads, writes=writes,
         )  # fmt: skip
 
     def tensor_call(self, r: _Rank, buffer: str, value: str) -> StepRef:
         return self.tensor_call_on(r.number, r.compute, r.buffers[buffer], self.value[value].size_bytes)
 
-    def backward(self, r: _Rank, mb: int) -> None:
-        stage = r.stage
-        waits = self.arrivals(r.recv_grad, self.gradients_in(stage), mb)
+    def backward(self, r: _Rank, stage: Stage, mb: int) -> None:
+        """`B`, or `I` where backward is split."""
+        name = "I" if self.layout.split_backward else "B"
+        waits = self.messages.arrivals(r, "B", stage.index, mb)
         ref: StepRef | None = None
         for key in reversed(stage.segments):
             s = self.segment[key]
@@ -270,7 +266,11 @@ class _Lowering:
                     writes.append(self.whole(r, f"grad:{v}:{mb}"))
                 if v in s.sum_grads:
                     partial.append(v)
-            op = self.op(r, s, "B", mb, reads, writes + gradients, s.backward_workspace_bytes)
+            if name == "I":
+                left = f"left:{key}:{mb}"
+                r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
+                writes.append(self.whole(r, left))
+            op = self.op(r, s, name, mb, reads, writes + gradients, s.backward_workspace_bytes)
             ref = r.compute.compute(op, after=[*waits, *held])
             r.data.leave(ref)
             waits = []
@@ -278,8 +278,18 @@ class _Lowering:
                 self.b.dies_after(buffer, ref)
             for v in partial:
                 ref = self.sum_gradient(r, s, v, mb)
-            r.backward_done[mb] = ref
         assert ref is not None
+        r.backward_done[stage.index, mb] = ref
+
+    def weights(self, r: _Rank, stage: Stage, mb: int) -> None:
+        """`W`: gradients of parameters, from what forward kept and `I` left."""
+        for key in reversed(stage.segments):
+            s = self.segment[key]
+            reads, gradients, held = r.data.enter()
+            reads += [self.whole(r, f"saved:{key}:{mb}"), self.whole(r, f"left:{key}:{mb}")]
+            reads += [self.whole(r, f"act:{v}:{mb}") for v in s.reads if v in self.keeps[key]]
+            op = self.op(r, s, "W", mb, reads, gradients, s.backward_workspace_bytes)
+            r.data.leave(r.compute.compute(op, after=held))
 
     def sum_gradient(self, r: _Rank, s: Segment, value: str, mb: int) -> StepRef:
         if value in s.gathers:
@@ -294,68 +304,30 @@ class _Lowering:
         self.b.dies_after(part, ref)
         return ref
 
-    # ---- pipeline lanes ----------------------------------------------------------------------------------------
-    def gradients_in(self, stage: Stage) -> tuple[str, ...]:
-        return tuple(v for v in stage.sends if self.value[v].differentiable)
-
-    def gradients_out(self, stage: Stage) -> tuple[str, ...]:
-        return tuple(v for v in stage.receives if self.value[v].differentiable)
-
-    def arrivals(self, lane: LaneBuilder, messages: Sequence[str], mb: int) -> list[StepRef]:
-        """The receives of micro-batch `mb` on `lane`; they are appended later, in micro-batch order, one per message."""
-        return [StepRef(lane.number, mb * len(messages) + i) for i in range(len(messages))]
-
-    def pipeline_lanes(self, r: _Rank, channels: Mapping[tuple[int, int], int]) -> None:
-        lay = self.layout
-        p, d, t = lay.coordinates(r.number)
-        before = lay.rank(p - 1, d, t) if p else -1
-        behind = lay.rank(p + 1, d, t) if p + 1 < lay.pipeline else -1
-        for mb in range(lay.microbatches):
-            freed = [r.forward_done[mb - RECEIVES_AHEAD]] if mb >= RECEIVES_AHEAD else []
-            for v in r.stage.receives:
-                buffer = self.activation(r, "act", v, mb)
-                ref = r.recv_act.recv(channels[before, r.number], buffer, 0, self.b.chunks_of(buffer), after=freed)
-                r.produced.setdefault((v, mb), ref)
-            for v in r.stage.sends:
-                buffer = self.activation(r, "act", v, mb)
-                sent = r.send_act.send(channels[r.number, behind], buffer, 0, self.b.chunks_of(buffer), after=[r.produced[v, mb]])
-                self.b.dies_after(buffer, sent)
-            freed = [r.backward_done[mb - RECEIVES_AHEAD]] if mb >= RECEIVES_AHEAD else []
-            for v in self.gradients_in(r.stage):
-                buffer = self.activation(r, "grad", v, mb)
-                r.recv_grad.recv(channels[behind, r.number], buffer, 0, self.b.chunks_of(buffer), after=freed)
-            for v in self.gradients_out(r.stage):
-                buffer = self.activation(r, "grad", v, mb)
-                sent = r.send_grad.send(channels[r.number, before], buffer, 0, self.b.chunks_of(buffer), after=[r.backward_done[mb]])
-                self.b.dies_after(buffer, sent)
-
     # ---- lifetimes ---------------------------------------------------------------------------------------------
     def lifetimes(self, r: _Rank) -> None:
         """Deaths of saved values, activations and gradients; sends and local sums have been added where they were made."""
-        position = {key: i for i, key in enumerate(r.stage.segments)}
         steps: dict[tuple[str, str, int], StepRef] = {}
         for i, op in r.compute.ops():
             steps[self.b.op_key(op)] = StepRef(r.compute.number, i)
+        end, back = ("W", "I") if self.layout.split_backward else ("B", "B")
         for name, buffer in r.buffers.items():
             kind, _, rest = name.partition(":")
-            if kind == "saved":
-                key, _, mb_text = rest.rpartition(":")
-                self.b.dies_after(buffer, steps["B", key, int(mb_text)])
+            value, _, number = rest.rpartition(":")
+            if kind in ("saved", "left"):
+                self.b.dies_after(buffer, steps[end, value, int(number)])
             elif kind in ("act", "grad"):
-                value, _, mb_text = rest.rpartition(":")
-                mb = int(mb_text)
-                readers = sorted(self.readers.get((r.stage.index, value), []), key=position.__getitem__)
+                mb = int(number)
                 maker = next((k for k in r.stage.segments if value in self.segment[k].writes), None)
-                if kind == "act":
-                    keeper = self.keeper(r.stage, value)
-                    if keeper is not None:
-                        self.b.dies_after(buffer, steps["B", keeper, mb])
-                    elif readers:
-                        self.b.dies_after(buffer, steps["F", readers[-1], mb])
-                    elif maker is not None:
-                        self.b.dies_after(buffer, steps["F", maker, mb])
-                elif maker is not None:
-                    self.b.dies_after(buffer, steps["B", maker, mb])
+                if kind == "grad":
+                    last = [steps[back, maker, mb]] if maker is not None and (back, maker, mb) in steps else []
+                else:
+                    readers = self.readers.get((self.layout.coordinates(r.number)[0], value), [])
+                    keepers = [k for k in r.stage.segments if value in self.keeps[k]]
+                    last = [steps[end, k, mb] for k in keepers if (end, k, mb) in steps]
+                    last = last or [steps["F", k, mb] for k in (*readers, maker) if k is not None and ("F", k, mb) in steps]
+                if last:
+                    self.b.dies_after(buffer, max(last))
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataParallel"]
 
+ADDING = ("B", "W")  # phases that add to gradients of parameters
 STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
 
 Range = tuple[int, int, int]
@@ -45,7 +46,7 @@ Range = tuple[int, int, int]
 class Position(NamedTuple):
     """A compute step of the rank, before it is made."""
 
-    phase: str
+    phase: str  # "F", "B", or "I" and "W" of a backward in two parts
     segment: str
     microbatch: int
 
@@ -104,7 +105,7 @@ class DataParallel:
         for g in self.groups.values():
             ends: dict[int, int] = {}
             for i, at in enumerate(self.order):
-                if at.phase == "B" and at.segment in g.segments:
+                if at.phase in ADDING and at.segment in g.segments:
                     ends[at.microbatch if self.level > 1 else 0] = i
             for i in ends.values():
                 self.closing.setdefault(i, []).append(g)
@@ -159,7 +160,7 @@ class DataParallel:
         for data in self._data_of_all(g):  # stages that share a parameter cut it alike
             if self.level:
                 counts += [n, plan("gradient", data, size, "reduce-scatter").chunks, plan("weights", data, size, "all-gather").chunks]
-            elif n > 1:
+            elif len(data) > 1:
                 counts.append(plan("gradient", data, size).chunks)
         if tied is not None:
             counts.append(n * plan("tied", tied, -(-size // n)).chunks if self.level else plan("tied", tied, size).chunks)
@@ -173,21 +174,29 @@ class DataParallel:
 
     def _data(self) -> tuple[int, ...]:
         p, _, t = self.low.layout.coordinates(self.r.number)
-        return tuple(self.low.layout.rank(p, i, t) for i in range(self.low.layout.data))
+        return self._replicas(p, t)
+
+    def _replicas(self, pipeline: int, tensor: int) -> tuple[int, ...]:
+        """Everyone who holds the same stages: data replicas of every copy."""
+        lay = self.low.layout
+        return tuple(lay.rank(p, i, tensor) for p in lay.mates(pipeline) for i in range(lay.data))
 
     def _data_of_all(self, g: _Group) -> list[tuple[int, ...]]:
         """Replicas of this rank, and of the ranks of other stages that share the group's parameter."""
         tied = self._tied(g)
         lay = self.low.layout
         places = [lay.coordinates(r) for r in tied] if tied is not None else [lay.coordinates(self.r.number)]
-        return [tuple(lay.rank(p, i, t) for i in range(lay.data)) for p, _, t in places]
+        return [self._replicas(p, t) for p, _, t in places]
 
     def _tied(self, g: _Group) -> tuple[int, ...] | None:
         """Ranks of the stages that share the group's parameter."""
         lay = self.low.layout
-        _, d, t = lay.coordinates(self.r.number)
+        p, d, t = lay.coordinates(self.r.number)
         _, shared, param = g.name.partition(":")
-        return tuple(lay.rank(s.index, d, t) for s in lay.stages if param in s.params) if shared else None
+        if not shared:
+            return None
+        member = lay.mates(p).index(p)  # sums over copies come first: one copy of each family adds up
+        return tuple(lay.rank(family[member], d, t) for family in lay.families() if param in lay.held(family[0]).params)
 
     def _tensor(self, g: _Group) -> tuple[int, ...] | None:
         """Ranks over which the group's gradients are partial sums."""
@@ -214,7 +223,7 @@ class DataParallel:
                 reads.append((x.buffer, 0, x.group.chunks))
                 self.current.append(x)
                 self.next += 1
-        if at.phase == "B":
+        if at.phase in ADDING:
             for g in used:
                 if self.level < 2:
                     writes.append(self.low.whole(r, f"gradients{g.name}"))
@@ -261,7 +270,7 @@ class DataParallel:
 
     def _label(self, kind: str) -> str:
         p, _, t = self.low.layout.coordinates(self.r.number)
-        return f"{kind}:{p}.{t}"
+        return f"{kind}:{self.low.layout.mates(p)[0]}.{t}"
 
     def _reduce(self, g: _Group, after: StepRef) -> None:
         """Sum the group's gradients over the replicas, after step `after`."""
@@ -272,7 +281,7 @@ class DataParallel:
         if tensor is not None:
             label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
             r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
-        if low.layout.data > 1:
+        if len(self._data()) > 1:
             operation = ("reduce-scatter",) if self.level else ()
             r.sync.call(low.call("gradient", self._label("dp"), self._data(), r.number, buffer, g.planned_bytes, *operation), after=[after])
         if self.level > 1:
@@ -290,10 +299,11 @@ class DataParallel:
                 self._reduce(g, last)
         for g in sorted(self.groups.values(), key=lambda g: g.name.partition(":")[2]):  # one order for all stages
             if (tied := self._tied(g)) is not None:
-                _, d, t = lay.coordinates(r.number)
+                p, d, t = lay.coordinates(r.number)
+                copy = f"{lay.mates(p).index(p)}." if len(lay.mates(p)) > 1 else ""
                 size = -(-g.planned_bytes // lay.data) if self.level else g.planned_bytes
                 buffer = r.buffers[f"{'gradshard' if self.level else 'gradients'}{g.name}"]
-                r.sync.call(low.call("tied", f"tied:{g.name.partition(':')[2]}:{d}.{t}", tied, r.number, buffer, size), after=[last])
+                r.sync.call(low.call("tied", f"tied:{g.name.partition(':')[2]}:{copy}{d}.{t}", tied, r.number, buffer, size), after=[last])
         waits = [r.sync.last] if len(r.sync) else []
         gradients = [n for n in r.buffers if n.startswith("gradients") or (n.startswith("gradshard") and self.level > 1)]
         reads = [low.whole(r, n) for n in (*gradients, "state", "weights")]

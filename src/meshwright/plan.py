@@ -135,6 +135,8 @@ class Segment(_Record, frozen=True, kw_only=True):
     backward_workspace_bytes: int = 0
     recompute: tuple[Recompute, ...] = ()
     again: Work = Work()  # of the calls that run again, part of every `B` beside `backward`
+    weight_backward: Work = Work()  # where backward is split: the part of `backward` that is left for `W`
+    left_bytes: int = 0  # gradients kept from `I` to `W` for one micro-batch, beside saved_bytes
 
     def computed_again(self) -> tuple[tuple[str, ...], ...]:
         """Per region the names of the calls that run again."""
@@ -142,7 +144,10 @@ class Segment(_Record, frozen=True, kw_only=True):
 
 
 class Stage(_Record, frozen=True, kw_only=True):
-    """One pipeline stage: its segments in order, the values it receives and sends in forward (gradients flow the other way)."""
+    """One pipeline stage: its segments in order, the values it receives and sends in forward (gradients flow the other way).
+
+    What a rank has already, from another stage that it holds, it neither receives again nor is sent.
+    """
 
     index: int
     segments: tuple[str, ...]
@@ -181,6 +186,9 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 class TrainingLayout(_Record, frozen=True, kw_only=True):
     """How a training job is split: rank = (pipeline · data + data_index) · tensor + tensor_index.
 
+    `placement[copy][stage]`: the pipeline index that holds the stage; empty: stage i is on pipeline index i. With several copies of the stages,
+    micro-batch m runs through copy `copy_of[m]` (empty: 0), and pipeline indices that share a stage share all theirs (`mates`). `split_backward`:
+    backward runs as `I` (gradients of what a segment reads) and later `W` (gradients of its parameters). `held` is what one index holds.
     `zero_level`: what the data replicas divide among them instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
     weights. `overlap`: sums of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket.
     """
@@ -192,6 +200,9 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     microbatches: int  # per data-parallel replica and step
     global_batch: int
     schedule: str = "1f1b"
+    placement: tuple[tuple[int, ...], ...] = ()
+    copy_of: tuple[int, ...] = ()
+    split_backward: bool = False
     context: int = 1  # context parallelism: only 1 is planned and run so far
     expert: int = 1  # expert parallelism: only 1 is planned and run so far
     zero_level: int = 0
@@ -219,6 +230,42 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
     def rank(self, pipeline: int, data: int, tensor: int) -> int:
         return (pipeline * self.data + data) * self.tensor + tensor
+
+    def hosted(self, pipeline: int) -> tuple[tuple[int, int], ...]:
+        """(stage, copy) of everything a pipeline index holds, by stage."""
+        if not self.placement:
+            return ((pipeline, 0),)
+        return tuple(sorted((s, c) for c, where in enumerate(self.placement) for s, p in enumerate(where) if p == pipeline))
+
+    def held(self, pipeline: int) -> Stage:
+        """The stages of a pipeline index as one: segments in the order of forward."""
+        if not self.placement:
+            return self.stages[pipeline]
+        mine = [self.stages[s] for s, _ in self.hosted(pipeline)]
+
+        def union(field: str) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(x for stage in mine for x in getattr(stage, field)))
+
+        return Stage(index=pipeline, segments=union("segments"), receives=union("receives"), sends=union("sends"), params=union("params"))
+
+    def mates(self, pipeline: int) -> tuple[int, ...]:
+        """Pipeline indices that hold copies of the same stages, this one among them, in order."""
+        if len(self.placement) < 2:
+            return (pipeline,)
+        mine = {s for s, _ in self.hosted(pipeline)}
+        return tuple(p for p in range(self.pipeline) if {s for s, _ in self.hosted(p)} == mine)
+
+    def families(self) -> tuple[tuple[int, ...], ...]:
+        """Every set of mates once."""
+        return tuple(dict.fromkeys(self.mates(p) for p in range(self.pipeline)))
+
+    def buckets_of(self, pipeline: int) -> tuple[GradientBucket, ...]:
+        """Buckets of a pipeline index, in the order of their numbers: backward goes through the last stage first."""
+        return tuple(b for s, _ in reversed(self.hosted(pipeline)) for b in self.buckets if b.stage == s)
+
+    def copy(self, microbatch: int) -> int:
+        """The copy of the stages that a micro-batch runs through."""
+        return self.copy_of[microbatch] if self.copy_of else 0
 
 
 class Prediction(_Record, frozen=True, kw_only=True):

@@ -207,7 +207,7 @@ def holdings(
     if layout.zero_level and divided is None:
         raise UsageError(f"what a rank holds at sharding level {layout.zero_level} follows from the plan's program too", where="layout")
     pipeline, _, part = layout.coordinates(rank)
-    held = set(layout.stages[pipeline].params)
+    held = set(layout.held(pipeline).params)
     shard_of = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
 
     def region_of(parameter: str, shape: tuple[int, ...]) -> Region:
@@ -243,7 +243,7 @@ def _pieces(
     stage, replica, tensor = layout.coordinates(rank)
     trained = {p for b in layout.buckets for p in b.params} | {group.partition(":")[2] for group in divided}
     found: dict[str, tuple[int, int]] = {}
-    for buffer, names in gradient_names(layout, layout.stages[stage], trained, tensor).items():
+    for buffer, names in gradient_names(layout, layout.held(stage), trained, tensor).items():
         known = [p for p in names if p in sizes]
         if not known:
             continue

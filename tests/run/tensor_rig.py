@@ -24,8 +24,10 @@ from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.memory.regions import RegionChooser
-from meshwright.decide.pipeline import one_f_one_b_order
+from meshwright.decide.pipeline import PipelineProblem, one_f_one_b_order
 from meshwright.drive_collectives import bindable
+from meshwright.drive_pipelines import make_strategy
+from meshwright.drive_schedules import actions_of, scheduled
 from meshwright.graph_liveness import segment_workspace
 from meshwright.layout_recompute import LayoutRegions
 from meshwright.lowering import lower_training
@@ -63,6 +65,7 @@ class Case:
     step: int = 0
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -76,16 +79,18 @@ class Outcome:
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
     options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
+    schedule: tuple[str, dict[str, Any]] | None = None,
 ) -> Case:  # fmt: skip
     model = models + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding)
+    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule)
     forward = forward_of(model, microbatch, loss)
-    module, batch = whole_case(name, global_batch, loss)
+    module, batch = whole_case(name, global_batch, loss, models)
     assert not check_layout(layout, layout.ranks)
     assert not (wrong := check_training(flat, layout)), wrong[0].message
     return Case(
         model, loss, layout, flat, list(program.comms.name), fuse_lanes(flat), forward.to_json(), batch, step,
         {n: p.detach() for n, p in module.named_parameters()}, dict(module.named_buffers()),
+        frozenset(n for n, p in module.named_parameters() if not p.requires_grad),
     )  # fmt: skip
 
 
@@ -99,10 +104,14 @@ def lowered_step(
 
 def _lowered(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
-    recompute: str = "none", sharding: DataSharding = PLAIN,
+    recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None,
 ) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
     graph = graph_of(model, microbatch, loss)
-    d = Degrees(*degrees, microbatch)
+    orders = None
+    if schedule is not None:
+        problem = PipelineProblem.of(degrees[2], global_batch // (degrees[0] * microbatch), data=degrees[0])
+        orders = make_strategy(*schedule).plan(problem, rng=np.random.default_rng(0))
+    d = Degrees(*degrees[:2], orders.stages if orders else degrees[2], microbatch)
     fabric = fabric_of(max(2, d.ranks))
     regions, kept = search_regions(graph)
     layout = layout or build_layout(
@@ -111,6 +120,8 @@ def _lowered(
     )  # fmt: skip
     if recompute != "none":
         layout = recomputed(graph, layout, recompute)
+    if orders is not None:
+        layout = scheduled(layout, graph, orders)
     names = [x.name for x in fabric.devices]
 
     @cache
@@ -122,7 +133,8 @@ def _lowered(
         plan = strategy("ring")(unroll=True).plan(problem, rng=np.random.default_rng(0))
         return bindable(program_hash(plan.program), plan.program)
 
-    program, callees = lower_training(graph, layout, one_f_one_b_order, collective)
+    rows = actions_of(orders) if orders is not None else ()
+    program, callees = lower_training(graph, layout, one_f_one_b_order, collective, orders=rows)
     return layout, program, inline(program, callees).program
 
 
@@ -135,8 +147,8 @@ def recomputed(graph: Any, layout: TrainingLayout, rule: str) -> TrainingLayout:
     return regions.apply(chosen.again)
 
 
-def whole_case(name: str, global_batch: int, loss: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    source = build_model(MODELS + name, device="cpu", seed=SEED)
+def whole_case(name: str, global_batch: int, loss: str, models: str = MODELS) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    source = build_model(models + name, device="cpu", seed=SEED)
     generator = torch.Generator().manual_seed(7)
     batch = []
     for x in source.inputs:
@@ -179,7 +191,7 @@ class _Keep:
 def run_case(rank: int, group: Any, case: Case) -> Outcome:
     """On a rank: one step."""
     layout, program, graph = case.layout, case.program, ForwardGraph.from_json(case.graph)
-    whole = {n: torch.nn.Parameter(p) for n, p in case.parameters.items()}
+    whole = {n: torch.nn.Parameter(p, requires_grad=n not in case.frozen) for n, p in case.parameters.items()}
     device = torch.device("cpu")
     module = build_rank_module(graph, layout, rank, whole, case.buffers, device=device, gradient_bytes=gradient_bytes(program, rank))
     optimizer = _Keep(module)
@@ -216,7 +228,7 @@ def predicted_sends(case: Case, rank: int) -> dict[str, int]:
 
 def serial_step(case: Case, name: str) -> tuple[float, dict[str, torch.Tensor]]:
     """(loss, gradients) of the unmodified module, micro-batch by micro-batch as a mean of means, in one process."""
-    module, batch = whole_case(name, case.layout.global_batch, case.loss)
+    module, batch = whole_case(name, case.layout.global_batch, case.loss, case.model.rpartition(":")[0] + ":")
     objective = Objective(module, case.loss)
     places = list(random_places(ForwardGraph.from_json(case.graph)).values())
     rows, total = case.layout.microbatch_size, 0.0
@@ -227,7 +239,7 @@ def serial_step(case: Case, name: str) -> tuple[float, dict[str, torch.Tensor]]:
             loss = objective(*(x[i * rows : (i + 1) * rows] for x in batch)) / count
         loss.backward()
         total += float(loss.detach())
-    return total, {n: p.grad for n, p in module.named_parameters()}
+    return total, {n: p.grad for n, p in module.named_parameters() if p.requires_grad}
 
 
 def as_serial(pool: Any, name: str, degrees: tuple[int, int, int], **options: Any) -> tuple[Case, list[Outcome]]:
@@ -248,10 +260,11 @@ def compare(case: Case, outcomes: Sequence[Outcome], expected: tuple[float, dict
     shards = {s.param: s for s in lay.shards}
     heard = [o.loss for o in outcomes if o.loss is not None]
     assert heard
-    by_replica: dict[int, list[float]] = {}
+    by_replica: dict[tuple[int, int], list[float]] = {}  # and by copy of the last stage
     for rank, o in enumerate(outcomes):
         if o.loss is not None:
-            by_replica.setdefault(lay.coordinates(rank)[1], []).append(o.loss)
+            p, d, _ = lay.coordinates(rank)
+            by_replica.setdefault((p, d), []).append(o.loss)
     for same in by_replica.values():
         assert max(same) - min(same) <= tolerance * abs(max(same)), "the ranks of a tensor-parallel group disagree"
     mean = sum(x[0] for x in by_replica.values()) / len(by_replica)

@@ -62,7 +62,7 @@ class DataGroups:
             found: dict[str, set[str]] = {}
             partial = {x.param: g for x in lay.partial_gradients if len(g := x.group_of(tensor)) > 1}
             suffix = {param: "+" + ".".join(map(str, g)) for param, g in partial.items()}
-            for i, bucket in enumerate(b for b in lay.buckets if b.stage == stage):
+            for i, bucket in enumerate(lay.buckets_of(stage)):
                 for param in bucket.params:
                     found.setdefault(f"@{i}{suffix.get(param, '')}", set()).add(param)
             for (actor, _, group), _b in self.held.items():

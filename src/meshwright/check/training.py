@@ -10,9 +10,11 @@ By induction over one topological order of the inlined program. A compute step i
 Where data replicas divide training state (`data_groups`), weights are quantities cell by cell: F and B read whole groups of old ones, gathered or
 held; each rank's optimizer needs complete gradients of its own cells and updates these; at the end of the step every copy of a weight that lives
 on is updated.
+Where backward is split, I(segment, m) does what B does but for gradients of parameters; W(segment, m) adds these, and reads saved:segment:m,
+left:segment:m of its own I, and act:v:m for every value v the segment reads that is read at all.
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
-`sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B of
-its stage once and one optimizer.
+`sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I and W) of
+the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
 
 Of a value that is split along the sequence, buffers of all parts have a slot per tensor index; the cells of slot t are those of part t. A segment
 that `gathers` it reads all parts (`actall:`, and in backward `actagain:`) and writes the gradients of all of them (`gradpart:`); one that sums
@@ -30,7 +32,7 @@ from ..plan import Segment, TrainingLayout
 from ..program import BUFFER_ROLES, Kind, Program
 from .data_groups import DataGroups
 from .order import Order
-from .training_cells import WeightCells
+from .training_cells import ADDING, KEPT, WeightCells, compute_steps, too_small
 from .verdict import Finding
 from .wellformed import LIMIT, witness
 
@@ -54,18 +56,6 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
         step.run()
         step.weights_at_the_end()
     return step.found[:LIMIT]
-
-
-def too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
-    """What a segment that recomputes keeps has room in its buffers."""
-    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute}
-    for b, name in enumerate(p.buffers.name or ()):
-        kind, _, rest = name.partition(":")
-        size = int(p.buffers.chunks[b]) * int(p.buffers.chunk_bytes[b])
-        if kind == "saved" and size < keeps.get(rest.rpartition(":")[0], 0):
-            text = f"{p.buffer_name(b)} has {size} bytes for the {keeps[rest.rpartition(':')[0]]} that its segment keeps"
-            return [Finding(check="values", message=text, witness={"rank": int(p.buffers.actor[b]), "buffer": b})]
-    return []
 
 
 class TrainingStep(WeightCells):
@@ -124,8 +114,7 @@ class TrainingStep(WeightCells):
                 has[self.actor[step]][key] += 1
                 at[(self.actor[step], *key)] = step
         for rank in self.ranks():
-            stage = lay.stages[lay.coordinates(rank)[0]]
-            want = Counter((n, key, m) for n in "FB" for key in stage.segments for m in range(lay.microbatches))
+            want = Counter(compute_steps(lay, lay.coordinates(rank)[0]))
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
                 want["optimizer", "", 0] = 1
             for key in sorted({*want, *has[rank]}):
@@ -141,7 +130,7 @@ class TrainingStep(WeightCells):
         users: dict[tuple[str, int, int, int], set[str]] = {}
         for step in range(len(self.p.steps)):
             op = int(self.p.steps.op[step])
-            if self.p.steps.kind[step] != Kind.COMPUTE or self.p.ops.name[op] != "B":
+            if self.p.steps.kind[step] != Kind.COMPUTE or self.p.ops.name[op] not in ADDING:
                 continue
             for b, first, count in self.p.ops.writes[op].reshape(-1, 3).tolist():
                 if self.role[b] == "gradient":
@@ -202,7 +191,7 @@ class TrainingStep(WeightCells):
             return value not in s.writes or (kind == "actsum") != (value in self.along and value in s.sum_writes)
         if kind in ("grad", "gradpart"):
             return (kind == "grad") and value in s.gathers
-        return kind != "saved"
+        return kind not in KEPT
 
     def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
         return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
@@ -235,6 +224,8 @@ class TrainingStep(WeightCells):
         names = {self.p.buffers.name[b] for b, _, _ in reads}
         if o.name[op] == "F":
             needed = {f"actall:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in s.reads}
+        elif o.name[op] == "W":
+            needed = {f"saved:{s.key}:{mb}", f"left:{s.key}:{mb}"}
         else:
             summed = self.along & set(s.sum_writes)
             needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
@@ -246,6 +237,9 @@ class TrainingStep(WeightCells):
         for b, first, count in reads:
             self.read(step, rank, b, first, count, s, mb, part)
         for b, first, count in o.writes[op].reshape(-1, 3).tolist():
+            if (self.role[b] == "gradient") != (o.name[op] == "W") and o.name[op] in ("I", "W"):
+                self.wrong(step, f"writes {p.buffers.name[b]}, which is the other part's of a split backward")
+                return
             self.write(step, rank, b, first, count, s, mb, part, accumulate=bool(o.accumulate[op]))
 
     def uses_groups(self, step: int, rank: int, s: Segment, phase: str, reads: set[int], writes: set[int]) -> None:
@@ -254,7 +248,7 @@ class TrainingStep(WeightCells):
             return
         weights = ("weights", "gathered") if self.layout.zero_level else ()
         for group in self.data.used(rank, s.params):
-            for kinds, among, verb in ((weights, reads, "read"), (("gradients", "gradfull") if phase == "B" else (), writes, "write")):
+            for kinds, among, verb in ((weights, reads, "read"), (("gradients", "gradfull") if phase in ADDING else (), writes, "write")):
                 held = [b for b in among if (x := self.data.parts[b]) is not None and x.kind in kinds and x.group == group]
                 whole = all(self.covers(step, b, verb) for b in held)
                 if kinds and (not held or not whole):
@@ -270,7 +264,7 @@ class TrainingStep(WeightCells):
                 want = self.weight("old", rank, b, cell)
             elif self.role[b] in ("weight", "state"):
                 want = self.old
-            elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", "saved"):
+            elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", *KEPT):
                 self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
                 return
             elif kind in ("act", "actall", "actagain"):
@@ -280,7 +274,7 @@ class TrainingStep(WeightCells):
                 bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
                 want = bits << 32 | self.quantity("grad", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
             else:
-                want = 1 << (32 + part) | self.quantity("saved", value, mb, replica, cell - lo, -1)
+                want = 1 << (32 + part) | self.quantity(kind, value, mb, replica, cell - lo, -1)
             if have != want:
                 self.mismatch(step, b, cell, have, want)
                 return
@@ -327,9 +321,9 @@ class TrainingStep(WeightCells):
                 self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not its to write")
                 return
             what = {"gradpart": "grad", "actsum": "act"}.get(kind, kind)
-            at = (cell - lo, -1) if what == "saved" else self.cell_of(b, cell - lo, value, rank)
+            at = (cell - lo, -1) if what in KEPT else self.cell_of(b, cell - lo, value, rank)
             fresh.append(bit << 32 | self.quantity(what, value, mb, replica, *at))
-        if accumulate:
+        if accumulate and kind != "left":
             fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
         self.store(root, lo, hi, fresh, step)
 
@@ -358,23 +352,24 @@ class TrainingStep(WeightCells):
                 if self.memory[root][cell] != want:
                     self.mismatch(step, b, cell, self.memory[root][cell], want)
                     return
-        mine = set(lay.stages[stage].params)
+        stages, mine = {k for k, _ in lay.hosted(stage)}, set(lay.held(stage).params)
         for s in lay.segments:
-            if s.stage == stage and mine & set(s.params) and s.key not in covered and self.users:
+            if s.stage in stages and mine & set(s.params) and s.key not in covered and self.users:
                 text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
                 self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
 
     def partial_gradients(self, step: int, rank: int, stage: int, tensor: int) -> None:
         """Every group whose partial gradients must be added has its buffer on this rank."""
         mine = [b for b in range(len(self.p.buffers)) if self.role[b] == "gradient" and int(self.p.buffers.actor[b]) == rank]
-        whole = {p for s in self.layout.segments if s.sequence and s.stage == stage for p in s.params} - {
+        held = self.layout.held(stage)
+        whole = {p for s in self.layout.segments if s.sequence and s.key in held.segments for p in s.params} - {
             x.param for x in self.layout.partial_gradients if len(x.group_of(tensor)) == self.layout.tensor
         }
         for param in sorted(whole) if mine else ():
             self.wrong(step, f"reads the gradient of {param}, which each rank has for its part of the sequence: nothing adds them up")
         groups = {self.group(self.p.buffers.name[b], tensor) for b in mine}
         for x in self.layout.partial_gradients:
-            if x.param in self.layout.stages[stage].params and mine and x.group_of(tensor) not in groups:
+            if x.param in held.params and mine and x.group_of(tensor) not in groups:
                 self.wrong(step, f"reads the gradient of {x.param}, which is a partial sum that nothing completes over {list(x.group_of(tensor))}")
 
     def optimizer(self, step: int, rank: int, op: int) -> None:

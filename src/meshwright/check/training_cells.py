@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..plan import TrainingLayout
 from .data_groups import DataGroups
+from ..program import Program
 from .values import Machine
 from .verdict import Finding
 from .wellformed import LIMIT
 
-__all__ = ["WeightCells"]
+__all__ = ["ADDING", "KEPT", "WeightCells", "compute_steps", "too_small"]
+
+ADDING = ("B", "W")  # compute steps that add to gradients of parameters
+KEPT = ("saved", "left")  # what a segment's steps keep for its later ones
+
+
+def compute_steps(layout: TrainingLayout, pipeline: int) -> Iterator[tuple[str, str, int]]:
+    """(name, segment, micro-batch) of what every rank of a pipeline index runs once: its stages, for micro-batches of its copies of them."""
+    names = "FIW" if layout.split_backward else "FB"
+    for stage, copy in layout.hosted(pipeline):
+        for m in range(layout.microbatches):
+            if layout.copy(m) == copy:
+                yield from ((n, key, m) for key in layout.stages[stage].segments for n in names)
+
+
+def too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
+    """What a segment that recomputes keeps has room in its buffers."""
+    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute}
+    for b, name in enumerate(p.buffers.name or ()):
+        kind, _, rest = name.partition(":")
+        size = int(p.buffers.chunks[b]) * int(p.buffers.chunk_bytes[b])
+        if kind == "saved" and size < keeps.get(rest.rpartition(":")[0], 0):
+            text = f"{p.buffer_name(b)} has {size} bytes for the {keeps[rest.rpartition(':')[0]]} that its segment keeps"
+            return [Finding(check="values", message=text, witness={"rank": int(p.buffers.actor[b]), "buffer": b})]
+    return []
 
 
 class WeightCells(Machine):
@@ -35,7 +62,7 @@ class WeightCells(Machine):
         stage, _, tensor = self.layout.coordinates(rank)
         name = self.data.named(buffer, self.p.buffers.name[buffer])
         cell += self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
-        return name, -1 if ":" in name else stage, self.group(name, tensor)[0], cell
+        return name, -1 if ":" in name else self.layout.mates(stage)[0], self.group(name, tensor)[0], cell
 
     def group(self, name: str, tensor: int) -> tuple[int, ...]:
         """Tensor indices whose contributions a gradient buffer adds up: `gradients+0.1`."""

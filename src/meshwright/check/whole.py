@@ -25,6 +25,7 @@ from .links import busiest_link, check_links, link_time
 from .memory import check_memory, worst_order_memory
 from .order import Order
 from .races import check_races, turns_needed
+from .placement import placement_faults
 from .recompute import check_recompute, operands_of
 from .shadow import shadow
 from .training import check_training
@@ -237,8 +238,12 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
     total = layout.data * layout.microbatches * layout.microbatch_size
     if total != layout.global_batch:
         bad.append((f"{layout.data} x {layout.microbatches} x {layout.microbatch_size} samples are not the global batch {layout.global_batch}", {}))
-    if [s.index for s in layout.stages] != list(range(layout.pipeline)):
-        bad.append((f"{layout.pipeline} stages are needed, in order", {}))
+    stages = len(layout.placement[0]) if layout.placement else layout.pipeline
+    if [s.index for s in layout.stages] != list(range(stages)):
+        bad.append((f"{stages} stages are needed, in order", {}))
+    bad += [(text, {}) for text in placement_faults(layout)]
+    if bad and layout.placement:
+        return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
     keys = [s.key for s in layout.segments]
     if len(set(keys)) < len(keys) or sorted(k for s in layout.stages for k in s.segments) != sorted(keys):
         bad.append(("every segment must be in exactly one stage", {}))
@@ -296,7 +301,7 @@ def _data_parallel(layout: TrainingLayout) -> list[str]:
         for p in bucket.params:
             if stage is None or p not in stage.params or (bucket.stage, p) in seen:
                 bad.append(f"bucket {i} names {p!r}, which stage {bucket.stage} does not hold, or holds in another bucket")
-            elif any(p in s.params for s in layout.stages if s is not stage):
+            elif sum(p in layout.held(family[0]).params for family in layout.families()) > 1:
                 bad.append(f"bucket {i} names {p!r}, which several stages use")
             seen.add((bucket.stage, p))
     return bad

@@ -196,6 +196,7 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     if layout.ranks != ranks:
         raise FormatError(f"data x tensor x pipeline is {layout.ranks}, the program has {ranks} ranks", where=where)
     keys = {segment.key for segment in layout.segments}
+    _check_placement(layout, where)
     for i, stage in enumerate(layout.stages):
         if stage.index != i:
             raise FormatError(f"must be {i}, got {stage.index}", where=f"{where}.stages[{i}].index")
@@ -203,7 +204,7 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
         if missing:
             raise FormatError(f"names the segment {missing[0][:64]!r}, which the layout does not hold", where=f"{where}.stages[{i}].segments")
     for i, segment in enumerate(layout.segments):
-        for field in ("saved_bytes", "forward_workspace_bytes", "backward_workspace_bytes"):
+        for field in ("saved_bytes", "left_bytes", "forward_workspace_bytes", "backward_workspace_bytes"):
             if getattr(segment, field) < 0:
                 raise FormatError(f"must be >= 0, got {getattr(segment, field)}", where=f"{where}.segments[{i}].{field}")
         for j, r in enumerate(segment.recompute):
@@ -219,6 +220,21 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
         if value.reduce not in ("sum", "max"):
             raise FormatError(f"must be sum or max, got {value.reduce[:64]!r}", where=f"{where}.values[{i}].reduce")
     _check_splits(layout, where)
+
+
+def _check_placement(layout: TrainingLayout, where: str) -> None:
+    """Indices that exist; whether the placement is a possible one is the checker's to say."""
+    count = len(layout.stages)
+    if not layout.placement and count < layout.pipeline:
+        raise FormatError(f"must be at least {layout.pipeline}, one per pipeline index, got {count}", where=f"{where}.stages")
+    for i, row in enumerate(layout.placement):
+        if len(row) != count or any(not 0 <= p < layout.pipeline for p in row):
+            message = f"must give a pipeline index of 0 to {layout.pipeline - 1} for each of the {count} stages"
+            raise FormatError(message, where=f"{where}.placement[{i}]")
+    copies = max(1, len(layout.placement))
+    if layout.copy_of and (len(layout.copy_of) != layout.microbatches or any(not 0 <= c < copies for c in layout.copy_of)):
+        message = f"must give one of {copies} copies for each of the {layout.microbatches} micro-batches"
+        raise FormatError(message, where=f"{where}.copy_of")
 
 
 def _check_splits(layout: TrainingLayout, where: str) -> None:

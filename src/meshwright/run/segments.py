@@ -99,7 +99,7 @@ def build_rank_module(
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32.
     """
     pipeline, _, tensor = layout.coordinates(rank)
-    stage = layout.stages[pipeline]
+    stage = layout.held(pipeline)
     shard_of = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
     held: dict[str, ParameterShard] = {}
     for name in stage.params:
@@ -119,7 +119,7 @@ def build_rank_module(
     kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
     wanted = set(stage.segments)
     builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque)
-    segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}
+    segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups)
 
 
@@ -130,7 +130,7 @@ def _gradient_buffers(
     pipeline, _, tensor = layout.coordinates(rank)
     gradients: dict[str, torch.Tensor] = {}
     trained = {n for n, p in held.items() if p.tensor.requires_grad}
-    for buffer, names in gradient_names(layout, layout.stages[pipeline], trained, tensor).items():
+    for buffer, names in gradient_names(layout, layout.held(pipeline), trained, tensor).items():
         dtypes = {held[n].tensor.dtype for n in names}
         if len(dtypes) > 1:
             raise Unsupported(f"parameters of one stage have gradients of {sorted(map(str, dtypes))}", hint="give all trained parameters one dtype")

@@ -81,7 +81,7 @@ def build_groups(
     stage, replica, tensor = layout.coordinates(rank)
     trained = {n for n, p in held.items() if p.tensor.requires_grad}
     found = {}
-    for buffer, names in gradient_names(layout, layout.stages[stage], trained, tensor).items():
+    for buffer, names in gradient_names(layout, layout.held(stage), trained, tensor).items():
         group = buffer.removeprefix("gradients")
         if not group:
             raise Unsupported(f"the plan has no bucket for the trained parameter {names[0]!r}", hint="make the plan again from this model")

@@ -1,9 +1,10 @@
-"""What the compute steps of a training program do on one rank: `F` and `B` of segments, `optimizer`."""
+"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `optimizer`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -50,8 +51,14 @@ class TrainingWork:
                 self._batches[mb] = self.data.microbatch(step, replica, mb)
 
     def loss(self) -> float | None:
-        """Mean loss of this replica's micro-batches of the current step; None on ranks that compute none."""
-        return sum(float(x) for x in self.losses.values()) / len(self.losses) if self.losses else None
+        """Mean loss of this replica's micro-batches of the current step; None on ranks that compute none.
+
+        Where copies of the last stage have some of them each: so that the mean over these ranks is it.
+        """
+        if not self.losses:
+            return None
+        shares = len(set(self.layout.copy_of)) or 1
+        return sum(float(x) for x in self.losses.values()) * shares / self.layout.microbatches
 
     def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
         ops = self.program.ops
@@ -59,12 +66,13 @@ class TrainingWork:
         if name == "optimizer":
             return self._optimizer()
         segment = self.module.segments.get(ops.graph[op])
-        if segment is None or name not in ("F", "B"):
+        actions = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
+        if segment is None or name not in actions:
             raise Unsupported(
                 f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together"
             )
         microbatch = int(ops.microbatch[op])
-        action = (self._forward if name == "F" else self._backward)(segment, microbatch, memory)
+        action = actions[name](segment, microbatch, memory)
         return self._with_whole(op, memory, action, forward=name == "F") if self.module.groups else action
 
     def _with_whole(self, op: int, memory: RankMemory, action: Callable[[], None], *, forward: bool) -> Callable[[], None]:
@@ -131,7 +139,8 @@ class TrainingWork:
 
     def _backward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
         values, put, names, loss_name = memory.values, memory.put, memory.by_name, self.module.loss
-        share = torch.tensor(1.0 / (self.layout.microbatches * self.layout.data), device=memory.device)
+        exact = 1.0 / (self.layout.microbatches * self.layout.data)
+        share = torch.tensor(exact, dtype=torch.float64, device=memory.device)  # autograd gives it the loss's own precision
         gathered = [names.get(f"gradall:{v}:{microbatch}", names.get(f"grad:{v}:{microbatch}", -1)) for v in segment.writes]
         incoming = [-1 if v == loss_name else b for v, b in zip(segment.writes, gathered, strict=True)]
         seeds = [share if v == loss_name else None for v in segment.writes]
@@ -142,20 +151,26 @@ class TrainingWork:
                 part = names.get(f"gradpart:{v}:{segment.key}:{microbatch}", -1)
                 outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
 
+        split = self.layout.split_backward
+        run = segment.backward_input if split else segment.backward
+
         def backward() -> None:
             gradients = [read(b) if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
             seen = {_storage(g) for g in gradients if g is not None}
-            for i, gradient in segment.backward(microbatch, gradients, {i: read(b) for i, b in again.items()}).items():
+            for i, gradient in run(microbatch, gradients, {i: read(b) for i, b in again.items()}).items():
                 buffer = outgoing[i]
                 before = values[buffer]
                 if before is not None:
                     put(buffer, before + gradient)
                 else:
                     storage = _storage(gradient)
-                    put(buffer, gradient, shared=storage in seen)
+                    put(buffer, gradient, shared=split or storage in seen)  # what is left of a split backward holds gradients too
                     seen.add(storage)
 
         return backward
+
+    def _weights(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        return partial(segment.backward_weight, microbatch)
 
     def _buffer(self, memory: RankMemory, name: str) -> int:
         if name not in memory.by_name:

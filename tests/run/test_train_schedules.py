@@ -1,0 +1,33 @@
+"""Every pipeline schedule as a training step on real processes: loss and gradients against the serial run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensor_rig import as_serial
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+MODELS = "tests/run/schedule_models.py:"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "degrees", "microbatches"),
+    [
+        ("gpipe", {}, (1, 1, 2), 3), ("1f1b", {}, (2, 1, 2), 3), ("interleaved", {"chunks": 2}, (1, 1, 2), 4),
+        ("interleaved", {"chunks": 3, "group": 3}, (2, 1, 2), 3), ("breadth-first", {"chunks": 2}, (1, 2, 2), 3),
+        ("zb1p", {"tries": 50}, (2, 1, 2), 3), ("zb2p", {"tries": 50}, (1, 1, 4), 5), ("zbv", {"tries": 50}, (1, 2, 2), 3),
+        ("v-half", {"tries": 50}, (1, 1, 4), 5), ("v-min", {"tries": 50}, (2, 1, 2), 3), ("dualpipe-v", {}, (1, 1, 2), 4),
+        ("chimera", {}, (1, 1, 4), 5), ("chimera", {"pipes": 2, "mode": "double"}, (1, 1, 4), 8), ("chimera", {"split": True}, (2, 1, 2), 3),
+        ("search", {"placement": "vee", "tries": 100}, (1, 1, 2), 3),
+    ],
+)  # fmt: skip
+def test_a_step_equals_the_serial_one(pool, name, options, degrees, microbatches):
+    case, outcomes = as_serial(
+        pool, "net", degrees, models=MODELS, microbatch=1, global_batch=degrees[0] * microbatches, schedule=(name, options)
+    )
+    assert case.layout.schedule == name
+    held = {}
+    for outcome in outcomes:
+        for parameter, gradient in outcome.gradients.items():
+            if degrees[1] == 1:
+                assert torch.equal(held.setdefault(parameter, gradient), gradient), f"copies of {parameter} differ"
