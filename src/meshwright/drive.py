@@ -30,7 +30,9 @@ from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_nearest import leanest_fitting, nearest_changes, with_nearest_changes
+from .drive_pipeline_choice import PipelineWanted, choose_schedule, pipeline_decision, schedule_does_not_fit
 from .drive_recompute import recompute_decision
+from .drive_sequence import sequence_decision
 from .drive_sharding import ShardingWanted, choose_sharding, sharding_decision
 from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
@@ -115,6 +117,7 @@ def plan_training(
     time_limit_s: float = 120.0,
     unchecked: bool = False,
     tensor_options: TensorOptions | None = None,
+    schedule: PipelineWanted | None = None,
     borders: tuple[str, ...] = (),
     recompute: str = "auto",
     sharding: ShardingWanted | None = None,
@@ -132,6 +135,7 @@ def plan_training(
             every layer), `full` (every layer), `optimal` (as auto, without another word).
         sharding: level of data-parallel sharding, overlap of gradient sums, bucket size; None: the search chooses all three.
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
+        schedule: of the pipeline: one by name, or `auto`; None: 1F1B.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
         limit), TimeLimit (degrees were left out for size or time, none of the others fits), CaptureError,
@@ -153,12 +157,16 @@ def plan_training(
     best, judged = search.best(fixed)
     wanted = sharding or ShardingWanted()
     best, judged = choose_sharding(search, fixed, best, judged, wanted)
-    if best is None and not wanted.level:  # with a level asked for, only layouts that have it count
+    asked = schedule or PipelineWanted()
+    best, judged = choose_schedule(search, fixed, best, judged, asked, wanted)
+    if best is None and not wanted.level and asked.name in ("1f1b", "auto"):  # with a level asked for, only layouts that have it count
         best = leanest_fitting(search, judged)
         judged = judged if best is None else [*judged, best]
     if best is None:
         if (stopped := unfinished(search)) is not None:
             raise stopped
+        if asked.name not in ("1f1b", "auto"):
+            raise schedule_does_not_fit(search, fixed, judged, nothing_fits([e for e in judged if e.candidate.schedule], fabric))
 
         def search_on(where: Fabric, batch: int, limit_s: float) -> LayoutSearch:
             again = CollectivePlanner(fabric=where, transport=cost.transport, strategy=collective, seed=job.seed)
@@ -169,7 +177,7 @@ def plan_training(
         raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
     best = search.whole(best)
     best = search.refine_collectives(best)
-    plan = plan_of(job, fabric, cost, search, best, judged, wanted)
+    plan = plan_of(job, fabric, cost, search, best, judged, wanted, asked)
     if not unchecked:
         check(plan)
     return plan
@@ -244,8 +252,9 @@ def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int
 
 
 def plan_of(
-    job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated], wanted: ShardingWanted | None = None
-) -> Plan:
+    job: Training, fabric: Fabric, cost: Cost, search: LayoutSearch, best: Evaluated, judged: list[Evaluated],
+    wanted: ShardingWanted | None = None, schedule: PipelineWanted | None = None,
+) -> Plan:  # fmt: skip
     from .decide.layout import grid, megatron
     from .io.fabric_document import fabric_document
     from .io.plan_file import program_hash
@@ -261,12 +270,12 @@ def plan_of(
             "why": _why(best, judged),
             "cite": cites["layout"],
         },
-        "pipeline": {"strategy": "onefoneb", "options": {"microbatches": layout.microbatches}, "why": "the only schedule so far", "cite": []},
+        "pipeline": pipeline_decision(best, judged, schedule or PipelineWanted()),
         "recompute": recompute_decision(best, search.recompute),
         "placement": {"strategy": best.placement_name, "options": {}, "why": "fastest of the axis orders tried", "cite": []},
     }
     if layout.tensor > 1:
-        decisions["sequence"] = _sequence_decision(search.tensor_options.sequence, best, judged)
+        decisions["sequence"] = sequence_decision(search.tensor_options.sequence, best, judged)
     if layout.data > 1:
         decisions["sharding"] = sharding_decision(best, judged, wanted or ShardingWanted())
     decisions |= search.planner.decisions(best.callees)
@@ -329,31 +338,6 @@ def _why(best: Evaluated, judged: list[Evaluated]) -> str:
     simulated = [e for e in judged if e.timeline is not None]
     fitting = [e for e in simulated if e.excess_bytes <= 0]
     return f"shortest simulated step of {len(fitting)} layouts that fit, {len(simulated)} simulated, {len(judged)} considered"
-
-
-def _sequence_decision(wanted: bool | None, best: Evaluated, judged: list[Evaluated]) -> dict[str, Any]:
-    """Why what lies between the tensor-parallel regions is split along the sequence, or is not: the same degrees the other way."""
-    from dataclasses import replace
-
-    from .decide.layout import sequence
-
-    chosen = best.layout.sequence
-    other = replace(best.candidate.degrees, sequence=not chosen)
-    same = [e for e in judged if e.candidate.degrees == other]
-    rival = min((e for e in same if e.timeline is not None), key=lambda e: (e.excess_bytes > 0, e.time_s), default=None)
-    if wanted is not None:
-        why = "as asked"
-    elif rival is not None and rival.timeline is not None and best.timeline is not None:
-        peaks = [max(e.timeline.memory_peak_bytes) for e in (best, rival) if e.timeline is not None]
-        other_way = "without" if chosen else "with"
-        why = f"{best.time_s:.4g} s and {peaks[0]} bytes per rank; {other_way}, {rival.time_s:.4g} s and {peaks[1]} bytes"
-        why += ", which is more than there is" if rival.excess_bytes > 0 else ""
-    else:
-        why = next((e.why for e in same if e.why), "only this way was considered")
-    return {
-        "strategy": "sequence" if chosen else "whole", "options": {"wanted": {None: "auto", True: "on", False: "off"}[wanted]}, "why": why,
-        "cite": [sequence.CITE.key] if chosen else [],
-    }  # fmt: skip
 
 
 def citations(plan: Plan) -> list[tuple[str, Any]]:

@@ -27,6 +27,7 @@ from .errors import TimeLimit, Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
 from .job import Training
+from .layout_pipeline import split_prices
 from .lowering import lower_training, training_works
 from .lowering_folded import why_not_folded
 from .plan import TrainingLayout
@@ -85,7 +86,7 @@ class Evaluated:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return (self.candidate.degrees, self.placement, self.candidate.sharding, str(self.policy))
+        return (self.candidate.degrees, self.placement, self.candidate.sharding, str(self.policy), self.candidate.schedule)
 
     @cached_property
     def inlined(self) -> InlinedProgram:
@@ -258,9 +259,11 @@ class LayoutSearch:
         cost = self.cost
         if self.prices is not None:
             source = getattr(self.prices, "source", "operators measured")
-            cost = cost.with_table(self.prices(graph, candidate.layout), source=f"{cost.source}; {source}")
+            table = split_prices(self.prices(graph, candidate.layout), candidate.layout, cost, self.fabric.device(placement[0]))
+            cost = cost.with_table(table, source=f"{cost.source}; {source}")
         try:
-            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, planner.for_placement(placement))
+            rings = planner.for_placement(placement)
+            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=error.message)
         flat = inline(program, callees).program

@@ -69,7 +69,9 @@ class StageRecompute:
         found = {}
         for stage, need in need_bytes.items():
             if need > 0:
-                flight = peak_in_flight(self.layout.pipeline, self.layout.microbatches, stage)
+                lay = self.layout
+                at = lay.placement[0][stage] if lay.placement else stage
+                flight = peak_in_flight(lay.pipeline, lay.microbatches, at)  # of 1F1B; other schedules are corrected by the next round
                 try:
                     found[stage] = self.choosers[stage].cheapest(need, flight)
                 except Infeasible:
@@ -96,8 +98,9 @@ def with_recomputation(
     for _ in range(ROUNDS):
         missing: dict[int, int] = {}
         for rank, over in enumerate(found.over_bytes):
-            stage = found.layout.coordinates(rank)[0]
-            missing[stage] = max(missing.get(stage, 0), over)
+            held = found.layout.hosted(found.layout.coordinates(rank)[0])
+            for stage, _ in held:
+                missing[stage] = max(missing.get(stage, 0), -(-over // len(held)))
         need |= {stage: need.get(stage, 0) + over for stage, over in missing.items() if over > 0}
         chosen = stages.saving(need)
         if not chosen:

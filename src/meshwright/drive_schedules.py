@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from .decide.pipeline import Schedule
+from collections.abc import Mapping
+from typing import Any
+
+from .cost import Cost, Priced
+from .decide.pipeline import PipelineProblem, Schedule
 from .errors import Unsupported
+from .fabric import Fabric
 from .graph import OpGraph
-from .layout_pipeline import on_schedule
-from .lowering_pipeline import RankOrder
+from .layout_pipeline import on_schedule, split_prices
+from .layout_sizes import shard_bytes, training_works
 from .plan import TrainingLayout
 
-__all__ = ["actions_of", "scheduled"]
+__all__ = ["STATE_COPIES", "actions_of", "chunks_of", "layout_problem", "scheduled"]
+
+STATE_COPIES = 4  # weight, gradient and two moments
+VEE = ("zbv", "v-half", "v-min", "dualpipe-v")
+
+Orders = tuple[tuple[tuple[str, int, int], ...], ...]
 
 
-def actions_of(schedule: Schedule) -> list[RankOrder]:
+def actions_of(schedule: Schedule) -> Orders:
     """(phase, stage, micro-batch) of every device in order; a forward of several micro-batches as one after the other."""
-    return [[(a.kind, a.stage, m) for a in order for m in range(a.microbatch, a.microbatch + a.count)] for order in schedule.orders]
+    return tuple(tuple((a.kind, a.stage, m) for a in order for m in range(a.microbatch, a.microbatch + a.count)) for order in schedule.orders)
+
+
+def chunks_of(name: str, options: Mapping[str, Any]) -> int:
+    """Stages per device and copy of a schedule."""
+    if name in ("interleaved", "breadth-first"):
+        return int(options.get("chunks", 2))
+    return 2 if name in VEE or (name == "search" and options.get("placement") == "vee") else 1
 
 
 def scheduled(layout: TrainingLayout, graph: OpGraph, schedule: Schedule) -> TrainingLayout:
@@ -27,4 +44,56 @@ def scheduled(layout: TrainingLayout, graph: OpGraph, schedule: Schedule) -> Tra
     return on_schedule(
         layout, graph, name=schedule.name, pipeline=schedule.devices, placement=schedule.placement, copy_of=schedule.copy_of,
         split=schedule.split,
+    )  # fmt: skip
+
+
+def layout_problem(
+    layout: TrainingLayout, graph: OpGraph, fabric: Fabric, cost: Cost, placement: tuple[str, ...], *, devices: int,
+    prices: Mapping[str, Priced] | None = None,
+) -> PipelineProblem:  # fmt: skip
+    """What a schedule on `devices` pipeline indices must order, of a layout with one index per stage (several stages per device in a row).
+
+    Times by `prices` where they have one, else by `cost`; messages take the slowest link of the fabric. `placement`: of the ranks of a layout with
+    `devices` indices. It is the planners' view: what is printed and compared comes from the lowered program.
+    """
+    chunks = len(layout.stages) // devices
+    first = fabric.device(placement[0])
+    works = dict(training_works(graph, layout))
+    try:
+        split = on_schedule(layout, graph, name="", pipeline=layout.pipeline, placement=(tuple(range(layout.pipeline)),), split=True)
+        works |= {k: w for k, w in training_works(graph, split).items() if k.endswith(("|I", "|W"))}
+        table = split_prices(prices or {}, split, cost, first)
+    except Unsupported:
+        table = dict(prices or {})
+
+    def seconds(phase: str) -> list[float]:
+        found = [0.0] * devices
+        for s in layout.segments:
+            key = f"{s.key}|{phase}"
+            found[s.stage // chunks] += (table[key] if key in table else cost.price(key, works.get(key), first)).time_s
+        return found
+
+    sizes = {v.name: v.size_bytes for v in layout.values}
+    kept, sent, weights = [0] * devices, [0] * devices, [0] * devices
+    held = shard_bytes(graph, layout)
+    for s in layout.segments:
+        kept[s.stage // chunks] += s.saved_bytes
+    for stage in layout.stages:
+        kept[stage.index // chunks] += sum(sizes[v] for v in stage.receives)
+        weights[stage.index // chunks] += STATE_COPIES * sum(held[p] for p in stage.params)
+        sent[stage.index // chunks] = sum(sizes[v] for v in stage.sends) or sent[stage.index // chunks]
+    ranks = layout.ranks // layout.pipeline
+    hosts = [[fabric.device(placement[p * ranks + i]) for i in range(ranks)] for p in range(devices)]
+    sample = works[f"{layout.segments[0].key}|F"]
+    reference = cost.roofline(sample, first).time_s or 1.0
+    speeds = [min(reference / (cost.roofline(sample, d).time_s or reference) for d in row) for row in hosts]
+    limits = [min(d.memory_bytes for d in row) for row in hosts]
+    backward, inputs, later = seconds("B"), seconds("I"), seconds("W")
+    halves = not any(inputs) and not any(later)
+    return PipelineProblem.of(
+        devices, layout.microbatches, forward_s=seconds("F"), backward_s=backward,
+        input_grad_s=[b / 2 for b in backward] if halves else inputs, weight_grad_s=[b / 2 for b in backward] if halves else later,
+        activation_bytes=kept, message_bytes=sent, weight_bytes=weights, speeds=speeds, data=layout.data,
+        p2p_latency_s=max((x.latency_s for x in fabric.links), default=0.0) + 2 * cost.transport.per_message_s,
+        p2p_rate_Bps=min((x.rate_Bps for x in fabric.links), default=1 << 62), memory_cap_bytes=limits if all(limits) else None,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from .decide.layout.problem import LayoutCandidate, LayoutProblem
 from .drive_layouts import Evaluated, LayoutSearch, placements_of
 from .errors import Infeasible, UsageError
 
-__all__ = ["ShardingWanted", "choose_sharding", "sharding_decision"]
+__all__ = ["ShardingWanted", "as_wanted", "choose_sharding", "sharding_decision"]
 
 FASTEST = 1  # layouts that fit, fastest first, that are tried sharded and overlapped
 UNFITTING = 4  # layouts that do not fit, best closed form first, that are tried sharded
@@ -59,6 +59,14 @@ def choose_sharding(
     return _Chooser(search, fixed, wanted, 0 if custom else 3, judged).run(best)
 
 
+def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
+    """A layout that has the sharding level and the overlap that were asked for."""
+    if e.candidate.degrees.data == 1:
+        return not wanted.level
+    chosen = e.candidate.sharding
+    return wanted.level in (None, chosen.level) and wanted.overlap in (None, chosen.overlap)
+
+
 class _Chooser:
     def __init__(self, search: LayoutSearch, fixed: Any, wanted: ShardingWanted, highest: int, judged: list[Evaluated]) -> None:
         self.search, self.wanted, self.highest = search, wanted, highest
@@ -84,16 +92,10 @@ class _Chooser:
                     self._try(e, sharding)
             if self.wanted.level is None and self.highest:
                 self._unfitting(replicated, best)
-        required = [e for e in self.judged if self._as_wanted(e)]
+        required = [e for e in self.judged if as_wanted(e, self.wanted)]
         found = [e for e in required if e.timeline is not None and e.excess_bytes <= 0]
         best = min(found, key=lambda e: (e.time_s, e.candidate.sharding, e.candidate.degrees, e.placement_name), default=None)
         return best, self.judged
-
-    def _as_wanted(self, e: Evaluated) -> bool:
-        if e.candidate.degrees.data == 1:
-            return not self.wanted.level
-        chosen = e.candidate.sharding
-        return self.wanted.level in (None, chosen.level) and self.wanted.overlap in (None, chosen.overlap)
 
     def _overlaps(self) -> list[bool]:
         return [self.wanted.overlap is not False]  # where it may choose: nothing is lost by summing early
@@ -133,7 +135,7 @@ class _Chooser:
                     break
 
     def _try(self, e: Evaluated, sharding: DataSharding) -> Evaluated | None:
-        if time.monotonic() > self.until and any(x.timeline is not None and x.excess_bytes <= 0 and self._as_wanted(x) for x in self.judged):
+        if time.monotonic() > self.until and any(x.timeline is not None and x.excess_bytes <= 0 and as_wanted(x, self.wanted) for x in self.judged):
             return None
         candidate: LayoutCandidate = self.grid.sharded(self.problem, e.candidate.degrees, sharding)
         if candidate.layout is None:

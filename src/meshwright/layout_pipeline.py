@@ -10,15 +10,18 @@ operator with trained parameters does about half of its backward work for each; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from .cost import Cost, Priced
 from .errors import Unsupported
+from .fabric import Device
 from .graph import OpGraph, OpNode, Work
+from .layout_sizes import backward_works
 from .plan import GradientBucket, Segment, TrainingLayout
 
-__all__ = ["on_schedule", "weight_part"]
+__all__ = ["on_schedule", "split_prices", "weight_part"]
 
 Placement = tuple[tuple[int, ...], ...]
 
@@ -111,6 +114,19 @@ def _buckets(layout: TrainingLayout) -> tuple[GradientBucket, ...]:
                 found.append(GradientBucket(stage=stage.index, params=(p,)))
             placed.add(p)
     return tuple(found)
+
+
+def split_prices(table: Mapping[str, Priced], layout: TrainingLayout, cost: Cost, device: Device) -> dict[str, Priced]:
+    """Prices of whole backwards divided between `I` and `W` as their rooflines are, where the layout's backward is split."""
+    found = dict(table)
+    for s in layout.segments if layout.split_backward else ():
+        whole = found.get(f"{s.key}|B")
+        parts = {name: cost.roofline(work, device).time_s for name, work in backward_works(s, split=True)}
+        total = sum(parts.values())
+        if whole is not None and total:
+            for name, time_s in parts.items():
+                found[f"{s.key}|{name}"] = Priced(whole.time_s * time_s / total, "interpolated", whole.cpu_s * time_s / total)
+    return found
 
 
 # ---- split backward ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from .errors import Unsupported
 from .graph import OpGraph
 from .layout_sizes import gradient_buffers, shard_bytes, training_works
 from .lowering_data import DataParallel, Position
@@ -90,6 +91,8 @@ class _Lowering:
             [(phase, p, mb) for phase, mb in order(layout.pipeline, layout.microbatches, p)] for p in range(layout.pipeline)
         ]
         require_orders(layout, self.orders)
+        if layout.split_backward and any(s.recompute for s in layout.segments):
+            raise Unsupported("calls that run again are needed in both parts of a split backward", hint="--recompute none, or whole backward")
         if folded:
             require_foldable(layout)
         self.stored = representatives(layout) if folded else list(range(layout.ranks))

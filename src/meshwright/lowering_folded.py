@@ -30,6 +30,8 @@ def why_not_folded(layout: TrainingLayout) -> str:
     """Why ranks of this layout are not alike, or are not lowered alike; empty where they are."""
     if layout.zero_level:
         return f"sharding level {layout.zero_level} is lowered rank by rank"
+    if layout.placement or layout.split_backward or layout.schedule != "1f1b":
+        return f"schedule {layout.schedule} is lowered rank by rank"
     everyone = tuple(range(layout.tensor))
     for x in layout.partial_gradients:
         if x.group_of(0) != everyone:

@@ -1,4 +1,4 @@
-"""Messages between pipeline stages, for `lowering`: activations forward, gradients back, in the producer's order on every channel, with back-pressure.
+"""Messages between pipeline stages, for `lowering`: activations forward, gradients back, in the producer's order, with back-pressure.
 
 A connection carries the messages of one kind (activations, gradients) and one copy of the stages from one rank to another. They are sent in the
 order in which the sender computes them and received in that order, so first in first out always matches. A receive waits until the

@@ -13,8 +13,8 @@ on is updated.
 Where backward is split, I(segment, m) does what B does but for gradients of parameters; W(segment, m) adds these, and reads saved:segment:m,
 left:segment:m of its own I, and act:v:m for every value v the segment reads that is read at all.
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
-`sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I and W) of
-the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
+`sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I
+and W) of the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
 
 Of a value that is split along the sequence, buffers of all parts have a slot per tensor index; the cells of slot t are those of part t. A segment
 that `gathers` it reads all parts (`actall:`, and in backward `actagain:`) and writes the gradients of all of them (`gradpart:`); one that sums
@@ -238,7 +238,7 @@ class TrainingStep(WeightCells):
             self.read(step, rank, b, first, count, s, mb, part)
         for b, first, count in o.writes[op].reshape(-1, 3).tolist():
             if (self.role[b] == "gradient") != (o.name[op] == "W") and o.name[op] in ("I", "W"):
-                self.wrong(step, f"writes {p.buffers.name[b]}, which is the other part's of a split backward")
+                self.wrong(step, f"writes {self.p.buffers.name[b]}, which the other part of a split backward makes")
                 return
             self.write(step, rank, b, first, count, s, mb, part, accumulate=bool(o.accumulate[op]))
 

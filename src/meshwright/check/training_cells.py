@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..plan import TrainingLayout
-from .data_groups import DataGroups
 from ..program import Program
+from .data_groups import DataGroups
 from .values import Machine
 from .verdict import Finding
 from .wellformed import LIMIT

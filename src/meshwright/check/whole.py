@@ -24,8 +24,8 @@ from .job import check_job
 from .links import busiest_link, check_links, link_time
 from .memory import check_memory, worst_order_memory
 from .order import Order
-from .races import check_races, turns_needed
 from .placement import placement_faults
+from .races import check_races, turns_needed
 from .recompute import check_recompute, operands_of
 from .shadow import shadow
 from .training import check_training

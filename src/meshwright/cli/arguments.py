@@ -26,6 +26,19 @@ def training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", default=None, help=LOSSES)
 
 
+def named_options(texts: list[str], *, where: str) -> dict[str, str]:
+    """`NAME=VALUE` as given several times. Raises: UsageError naming `where`."""
+    from ..errors import UsageError
+
+    options = {}
+    for text in texts:
+        name, sep, value = text.partition("=")
+        if not sep:
+            raise UsageError(f"{text!r} is not NAME=VALUE", where=where, hint=f"e.g. {where} chunks=4")
+        options[name] = value
+    return options
+
+
 def graph_given(args: argparse.Namespace) -> OpGraph | None:
     """The graph of --graph, nothing with --model. Raises: UsageError when neither or both are given."""
     from ..errors import UsageError

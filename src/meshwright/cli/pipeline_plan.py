@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from .arguments import require_directory
+from .arguments import named_options, require_directory
 from .frame import Result
 from .pipeline_problem import problem_arguments, problem_of
 
@@ -24,17 +23,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..drive_pipelines import plan_pipeline
-    from ..errors import UsageError
     from ..io.plan_file import write_plan
     from ..io.quantity import show_time
 
     require_directory(args.out)
-    options: dict[str, Any] = {}
-    for text in args.option:
-        name, sep, value = text.partition("=")
-        if not sep:
-            raise UsageError(f"{text!r} is not NAME=VALUE", where="--option", hint="e.g. --option chunks=4")
-        options[name] = value
+    options = named_options(args.option, where="--option")
     plan = plan_pipeline(problem_of(args), args.strategy, options, seed=args.seed, time_limit_s=args.time_limit)
     write_plan(args.out, plan)
     chosen, bound, prediction = plan.decisions["pipeline"], plan.bound, plan.prediction

@@ -11,6 +11,7 @@ from .arguments import graph_given, require_directory, training_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..drive_pipeline_choice import PipelineWanted
     from ..drive_sharding import ShardingWanted
     from ..fabric import Fabric
     from ..graph import OpGraph
@@ -53,6 +54,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--bucket", metavar="SIZE", help="fill buckets up to this size, e.g. 25MB (default: a quarter of a stage, at most 25 MiB)")
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
+    parser.add_argument(
+        "--pipeline", default="1f1b", metavar="NAME",
+        help="order of micro-batches: 1f1b (default), auto (the schedule judged best), or one that `meshwright pipeline compare` lists",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pipeline-option", action="append", default=[], metavar="NAME=VALUE", help="of the schedule, e.g. chunks=4, pipes=2, group=8, split=true"
+    )
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
     parser.add_argument("--seed", type=int, default=0)
@@ -85,13 +93,20 @@ def run(args: argparse.Namespace) -> Result:
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
         collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,
         tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
-        recompute=args.recompute,
+        recompute=args.recompute, schedule=_schedule(args),
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
     for note in notes:
         sys.stderr.write(f"warning: {note}\n")
     return Result({**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}, plan_text(plan, written=str(args.out)))
+
+
+def _schedule(args: argparse.Namespace) -> PipelineWanted:
+    from ..drive_pipeline_choice import PipelineWanted
+    from .arguments import named_options
+
+    return PipelineWanted(name=args.pipeline, options=named_options(args.pipeline_option, where="--pipeline-option"))
 
 
 def _sharding(args: argparse.Namespace) -> ShardingWanted:

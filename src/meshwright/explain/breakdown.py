@@ -29,7 +29,10 @@ NEARLY_FULL = 0.95  # of a device's memory: said beside the bottleneck
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One pipeline stage. `seconds`: mean over its ranks; `memory_bytes`: of its fullest rank, by kind, `peak` over all kinds at once."""
+    """One pipeline stage, or the several stages `holds` of one pipeline index `stage`.
+
+    `seconds`: mean over its ranks; `memory_bytes`: of its fullest rank, by kind, `peak` over all kinds at once.
+    """
 
     stage: int
     ranks: tuple[int, ...]
@@ -38,6 +41,11 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
     fullest_rank: int
     limit_bytes: int  # 0: the device states none
     recompute_s: float = 0.0  # of the backward seconds: running calls again
+    holds: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"stages {'+'.join(map(str, self.holds))}" if len(self.holds) > 1 else f"stage {self.stage}"
 
 
 class PathShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +126,14 @@ def _stages(run: Simulated) -> tuple[StageShare, ...]:
         memory = {**kinds, "activations and temporaries": max(peak - sum(kinds.values()), 0), "peak": peak}
         limit = run.fabric.device(run.plan.placement[full]).memory_bytes
         found.append(StageShare(stage=stage, ranks=tuple(ranks), seconds=seconds, memory_bytes=memory, fullest_rank=full, limit_bytes=limit,
-                                recompute_s=_recompute_s(run, stage, ranks[0])))  # fmt: skip
+                                recompute_s=_recompute_s(run, stage, ranks[0]), holds=_holds(run, stage)))  # fmt: skip
     return tuple(found)
+
+
+def _holds(run: Simulated, index: int) -> tuple[int, ...]:
+    layout = run.plan.layout
+    assert layout is not None
+    return tuple(stage for stage, _ in layout.hosted(index))
 
 
 def _recompute_s(run: Simulated, stage: int, rank: int) -> float:
@@ -127,12 +141,14 @@ def _recompute_s(run: Simulated, stage: int, rank: int) -> float:
     layout, device = run.plan.layout, run.fabric.device(run.plan.placement[rank])
     assert layout is not None
     total = 0.0
+    mine = {key: copy for k, copy in layout.hosted(stage) for key in layout.stages[k].segments}
     for s in layout.segments:
-        if s.stage == stage and s.recompute:
+        if s.key in mine and s.recompute:
             whole = run.cost.roofline(s.backward + s.again, device).time_s
             extra = max(whole - run.cost.roofline(s.backward, device).time_s, 0.0)
             priced = run.cost.table.get(f"{s.key}|B")
-            total += (extra * priced.time_s / whole if priced is not None and whole else extra) * layout.microbatches
+            passes = sum(layout.copy(m) == mine[s.key] for m in range(layout.microbatches))
+            total += (extra * priced.time_s / whole if priced is not None and whole else extra) * passes
     return total
 
 
@@ -168,8 +184,9 @@ def _sentence(path: tuple[PathShare, ...], stages: tuple[StageShare, ...], link:
         kinds[kind] = kinds.get(kind, 0.0) + p.share
     kind = max(kinds, key=lambda k: kinds[k])
     top = next(p for p in path if (p.phase in compute) == (kind == "compute") and (kind == "compute" or kind.startswith(p.phase)))
+    names = {s.stage: s.name for s in stages}
     text = f"{kind.capitalize()} is the bottleneck, {100 * kinds[kind]:.0f} % of the critical path"
-    text += f", most of it {top.phase} on stage {top.stage} ({100 * top.share:.0f} %)"
+    text += f", most of it {top.phase} on {names[top.stage]} ({100 * top.share:.0f} %)"
     if kind != "compute" and link:
         text += f"; the busiest link, {link}, is in use {100 * link_share:.0f} % of the step"
     waits = sum(s.seconds["pipeline"] + s.seconds["idle"] for s in stages) / len(stages)
@@ -178,5 +195,5 @@ def _sentence(path: tuple[PathShare, ...], stages: tuple[StageShare, ...], link:
         text += f"; stages wait for each other {100 * waits / whole:.0f} % of the time on average"
     full = [s for s in stages if s.limit_bytes and s.memory_bytes["peak"] > NEARLY_FULL * s.limit_bytes]
     if full:
-        text += f"; memory of stage {full[0].stage} is nearly full, {100 * full[0].memory_bytes['peak'] / full[0].limit_bytes:.0f} %"
+        text += f"; memory of {full[0].name} is nearly full, {100 * full[0].memory_bytes['peak'] / full[0].limit_bytes:.0f} %"
     return text + "."

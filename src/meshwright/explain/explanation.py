@@ -17,6 +17,7 @@ from ..cost import Cost
 from ..drive import works_of
 from ..drive_collectives import CollectivePlanner
 from ..drive_layouts import Evaluated, LayoutSearch
+from ..drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from ..drive_recompute import Policy
 from ..errors import MeshwrightError, UsageError
 from ..fabric import Fabric
@@ -33,6 +34,7 @@ from .rivals import Crossing, Rival, Scenario, crossings, interval, name_of, riv
 
 __all__ = ["Explanation", "PlanFlops", "explain_plan"]
 
+OPEN = (None, None, None, None)  # degrees and micro-batch that are fixed: none
 RIVALS = 3  # runners-up that are tried at other rates
 
 
@@ -95,7 +97,7 @@ def explain_plan(
         fitting = [e for e in kept if e.excess_bytes <= 0][:RIVALS]
         extra["rivals"] = rivals
         extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, until=until)
-        extra["what_ifs"] = what_ifs(run.fabric, others.chosen.time_s, _planner(others.search), until=until)
+        extra["what_ifs"] = what_ifs(run.fabric, others.chosen.time_s, _planner(others.search, schedule_asked(plan)), until=until)
         if plan.layout is not None and not any(s.recompute for s in plan.layout.segments):
             at = others.search.graph_at(plan.layout.microbatch_size)
             device = run.fabric.device(plan.placement[0])
@@ -137,11 +139,12 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
     layout = plan.layout
     assert layout is not None
     degrees = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence)
+    schedule = str(plan.decisions.get("pipeline", {}).get("options", {}).get("schedule", ""))
     callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
     works = works_of(plan)
     timeline = simulate_stored(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
     return Evaluated(
-        candidate=LayoutCandidate(degrees=degrees, layout=layout), placement=plan.placement,
+        candidate=LayoutCandidate(degrees=degrees, layout=layout, schedule=schedule), placement=plan.placement,
         placement_name=str(plan.decisions.get("placement", {}).get("strategy", "")), program=plan.main, callees=callees, works=works,
         timeline=timeline, policy=Policy(str(plan.decisions.get("recompute", {}).get("strategy", "none"))), fabric=run.fabric, cost=cost,
     )  # fmt: skip
@@ -168,7 +171,8 @@ def _others(plan: Plan, run: Simulated, graph: OpGraph, limit_s: float, notes: l
     cost = _common_cost(plan, run, notes)
     search = _search(plan, run.fabric, cost, graph, limit_s)
     try:
-        _, judged = search.best((None, None, None, None))
+        best, judged = search.best(OPEN)
+        _, judged = choose_schedule(search, OPEN, best, judged, schedule_asked(plan))
     except MeshwrightError as error:
         notes.append(f"other layouts were not looked at: {error.message}")
         return None
@@ -182,14 +186,14 @@ def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: flo
     return LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=limit_s, recompute=asked)
 
 
-def _planner(search: LayoutSearch) -> Callable[[Fabric, float], tuple[float, str]]:
+def _planner(search: LayoutSearch, asked: PipelineWanted) -> Callable[[Fabric, float], tuple[float, str]]:
     def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
         from ..drive import nothing_fits
 
         planner = CollectivePlanner(fabric=fabric, transport=search.cost.transport, strategy="auto", seed=search.job.seed)
         there = LayoutSearch(job=search.job, fabric=fabric, cost=search.cost, graph=search.graph, planner=planner, time_limit_s=limit_s)
         there.graphs, there.recompute = search.graphs, search.recompute
-        found, judged = there.best((None, None, None, None))
+        found, judged = choose_schedule(there, OPEN, *there.best(OPEN), asked)
         if found is None:
             raise nothing_fits(judged, fabric)
         found = there.refine_collectives(found)

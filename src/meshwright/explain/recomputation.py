@@ -63,7 +63,7 @@ def recompute_advice(
     """`graph` at the plan's micro-batch size, whole layers on one rank. None when no layer repeats.
 
     A stage's budget is its device's memory less everything that is not a kept activation of these layers; stages are left out under tensor
-    parallelism, where a rank keeps a part of a layer only.
+    parallelism, where a rank keeps a part of a layer only, and with other schedules than 1F1B, which keep other numbers of micro-batches.
     """
     paths = repeated_layers(graph)
     if not paths:
@@ -75,7 +75,7 @@ def recompute_advice(
     for s in stages:
         nodes = {n for seg in layout.segments if seg.stage == s.stage for n in seg.nodes}
         count = sum(layer_nodes(graph, path)[0].name in nodes for path in paths)
-        if s.limit_bytes and count and layout.tensor == 1:
+        if s.limit_bytes and count and layout.tensor == 1 and layout.schedule == "1f1b":
             chosen.append(_stage(problem, s, count, peak_in_flight(layout.pipeline, layout.microbatches, s.stage)))
     kept = policy_of(layer, ()).kept_bytes
     return RecomputeAdvice(layer=paths[0], layers=len(paths), layer_bytes=kept, points=_points(problem), stages=tuple(chosen))

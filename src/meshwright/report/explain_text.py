@@ -45,12 +45,13 @@ def _decisions(plan: Plan, found: Explanation, limit: int) -> list[str]:
 def _time(found: Explanation) -> list[str]:
     names = [n for n in found.breakdown.stages[0].seconds if any(s.seconds[n] > 0 for s in found.breakdown.stages)]
     rows = [["time", *names]]
-    rows += [[f"stage {s.stage}", *(seconds_text(s.seconds[n]) for n in names)] for s in found.breakdown.stages]
-    path = ", ".join(f"{p.phase} on stage {p.stage} {100 * p.share:.0f} %" for p in found.breakdown.path[:5])
+    rows += [[s.name, *(seconds_text(s.seconds[n]) for n in names)] for s in found.breakdown.stages]
+    names_of = {s.stage: s.name for s in found.breakdown.stages}
+    path = ", ".join(f"{p.phase} on {names_of[p.stage]} {100 * p.share:.0f} %" for p in found.breakdown.path[:5])
     lines = [*columns(rows), f"critical path: {path}"]
     again = [s for s in found.breakdown.stages if s.recompute_s > 0]
     if again:
-        parts = [f"stage {s.stage} {seconds_text(s.recompute_s)} ({100 * s.recompute_s / max(s.seconds['backward'], 1e-30):.0f} %)" for s in again]
+        parts = [f"{s.name} {seconds_text(s.recompute_s)} ({100 * s.recompute_s / max(s.seconds['backward'], 1e-30):.0f} %)" for s in again]
         lines.append(f"recomputation, of backward: {', '.join(parts)}")
     return lines
 
@@ -60,7 +61,7 @@ def _memory(found: Explanation) -> list[str]:
     rows = [["memory", *names, "device has"]]
     for s in found.breakdown.stages:
         has = bytes_text(s.limit_bytes) if s.limit_bytes else "not stated"
-        rows.append([f"stage {s.stage}", *(bytes_text(s.memory_bytes[n]) for n in names), has])
+        rows.append([s.name, *(bytes_text(s.memory_bytes[n]) for n in names), has])
     return columns(rows)
 
 

@@ -42,6 +42,10 @@ def plan_document(plan: Plan, *, path: str = "", alternatives: int | None = None
             "bucket_bytes": layout.bucket_bytes,
             "buckets": len(layout.buckets),
             "sequence": layout.sequence,
+            "schedule": layout.schedule,
+            "stages": len(layout.stages),
+            "copies": max(1, len(layout.placement)),
+            "split_backward": layout.split_backward,
         }
     if prediction is not None:
         document["prediction"] = msgspec.to_builtins(prediction)
@@ -65,6 +69,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("fabric", f"{plan.target_fabric['name']}, {len(plan.placement)} devices"),
         ("layout", _layout_line(plan)),
         ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
+        *([("schedule", _schedule_line(plan))] if layout.pipeline > 1 else []),
         *([("sharding", _sharding_line(plan))] if layout.data > 1 else []),
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
@@ -82,6 +87,16 @@ def _layout_line(plan: Plan) -> str:
     assert layout is not None
     line = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"
     return line + (", sequence-parallel" if layout.sequence else "")
+
+
+def _schedule_line(plan: Plan) -> str:
+    layout = plan.layout
+    assert layout is not None
+    line = str(plan.decisions.get("pipeline", {}).get("options", {}).get("schedule", layout.schedule))
+    per_rank, copies = len(layout.hosted(0)), max(1, len(layout.placement))
+    if per_rank > 1:
+        line += f", {per_rank} stages per rank" + (f" in {copies} copies" if copies > 1 else "")
+    return line + (", backward in two parts" if layout.split_backward else "")
 
 
 def _sharding_line(plan: Plan) -> str:

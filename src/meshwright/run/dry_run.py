@@ -35,7 +35,10 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
     for rank in range(layout.ranks):
         pipeline, data, tensor = layout.coordinates(rank)
         device = f"cuda:{rank}" if request.device == "cuda" else f"cpu, {pacing.share:g} of a core" if pacing.mode != "none" else "cpu"
-        ranks.append({"rank": rank, "stage": pipeline, "replica": data, "tensor": tensor, "device": device, "memory_bytes": peaks[rank]})
+        stages = [s for s, _ in layout.hosted(pipeline)]
+        ranks.append(
+            {"rank": rank, "stage": pipeline, "stages": stages, "replica": data, "tensor": tensor, "device": device, "memory_bytes": peaks[rank]}
+        )  # fmt: skip
     seconds = START_S + request.steps * timeline.makespan_s
     local = not under_torchrun()
     ports = {
@@ -51,7 +54,7 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
     }  # fmt: skip
     lines = [f"{layout.ranks} ranks on {facts.cores:g} cores, pacing {pacing.mode}" + (f" ({pacing.why})" if pacing.why else "")]
     lines += [
-        f"  rank {r['rank']}: stage {r['stage']}, replica {r['replica']}, tensor part {r['tensor']}, {r['device']}, "
+        f"  rank {r['rank']}: stage {'+'.join(map(str, r['stages']))}, replica {r['replica']}, tensor part {r['tensor']}, {r['device']}, "
         f"{show_size(r['memory_bytes'])} of tensors"
         for r in ranks
     ]

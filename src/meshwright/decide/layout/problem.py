@@ -66,11 +66,13 @@ class LayoutCandidate:
     memory_floor_bytes: int = 0  # weights, gradients and optimiser state of the fullest rank
     why: str = ""
     sharding: DataSharding = PLAIN
+    schedule: str = ""  # of the pipeline, in words; "": 1F1B
+    orders: tuple[tuple[tuple[str, int, int], ...], ...] = ()  # per pipeline index (phase, stage, micro-batch); empty: 1F1B's
 
     @property
     def what(self) -> str:
         """The candidate in words."""
-        return str(self.degrees) + ("" if self.sharding == PLAIN else f", {self.sharding}")
+        return str(self.degrees) + ("" if self.sharding == PLAIN else f", {self.sharding}") + (f", {self.schedule}" if self.schedule else "")
 
 
 class LayoutStrategy(Protocol):
