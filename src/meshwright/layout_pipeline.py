@@ -53,7 +53,8 @@ def on_schedule(
         sends = receives[s.index + 1] if s.index + 1 < len(receives) else ()
         stages.append(replace(s, receives=receives[s.index], sends=sends))
     made = replace(made, stages=tuple(stages))
-    return replace(made, buckets=_buckets(made)) if made.buckets else made
+    trained = {p.name for p in graph.parameters if p.trainable}
+    return replace(made, buckets=_buckets(made, trained)) if made.buckets else made
 
 
 def _require_families(layout: TrainingLayout) -> None:
@@ -98,14 +99,15 @@ def _routes(layout: TrainingLayout, where: Sequence[int]) -> list[tuple[str, ...
     return [tuple(x) for x in received]
 
 
-def _buckets(layout: TrainingLayout) -> tuple[GradientBucket, ...]:
+def _buckets(layout: TrainingLayout, trained: set[str]) -> tuple[GradientBucket, ...]:
     """Parameters that only stages of one rank share are no longer shared: they join the bucket that is complete last."""
     users = Counter(p for family in layout.families() for p in layout.held(family[0]).params)
     placed = {p for b in layout.buckets for p in b.params}
     found = list(layout.buckets)
     for stage in layout.stages:
         for p in stage.params:
-            if users[p] > 1 or p in placed or not any(p in other.params for other in layout.stages if other is not stage):
+            shared = any(p in other.params for other in layout.stages if other is not stage)
+            if p not in trained or p in placed or users[p] > 1 or not shared:
                 continue
             mine = [i for i, b in enumerate(found) if b.stage == stage.index]
             if mine:

@@ -83,7 +83,7 @@ class DataParallel:
     groups: dict[str, _Group] = field(default_factory=dict)
     refs: list[StepRef] = field(default_factory=list)  # of the compute steps so far
     closed: list[StepRef] = field(default_factory=list)  # sums whose whole gradients are dead after them
-    full: dict[str, int] = field(default_factory=dict)  # group -> its whole gradients that are being made
+    full: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, micro-batch) -> its whole gradients that are being made
     residencies: list[_Residency] = field(default_factory=list)
     current: list[_Residency] = field(default_factory=list)
     next: int = 0  # number of the residency that starts next
@@ -229,7 +229,7 @@ class DataParallel:
                     writes.append(self.low.whole(r, f"gradients{g.name}"))
                 else:
                     waits += self._open(g, at.microbatch)
-                    writes.append((self.full[g.name], 0, g.chunks))
+                    writes.append((self.full[g.name, at.microbatch], 0, g.chunks))
         if self.level > 1 and not self.low.layout.overlap and self.closed:
             waits.append(self.closed[-1])
         return reads, writes, waits
@@ -244,7 +244,7 @@ class DataParallel:
         self.current = [x for x in self.current if x.end > i]
         if self.level > 1 or self.low.layout.overlap:
             for g in self.closing.get(i, ()):
-                self._reduce(g, ref)
+                self._reduce(g, ref, self.order[i].microbatch)
 
     def _gather(self, k: int, x: _Residency) -> StepRef:
         """Weights of a group from all replicas' parts."""
@@ -262,20 +262,20 @@ class DataParallel:
 
     def _open(self, g: _Group, microbatch: int) -> list[StepRef]:
         """Make room for a group's whole gradients; gives what must be over before."""
-        if g.name in self.full:
+        if (g.name, microbatch) in self.full:
             return []
         name = f"gradfull:{microbatch}{g.name}"
-        self.full[g.name] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="gradient", name=name)
+        self.full[g.name, microbatch] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="gradient", name=name)
         return self.closed[-2:-1] if self.low.layout.overlap else []
 
     def _label(self, kind: str) -> str:
         p, _, t = self.low.layout.coordinates(self.r.number)
         return f"{kind}:{self.low.layout.mates(p)[0]}.{t}"
 
-    def _reduce(self, g: _Group, after: StepRef) -> None:
-        """Sum the group's gradients over the replicas, after step `after`."""
+    def _reduce(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
+        """Sum the group's gradients (whole ones of one micro-batch, at levels 2 and 3) over the replicas, after step `after`."""
         low, r = self.low, self.r
-        buffer = self.full.pop(g.name) if self.level > 1 else r.buffers[f"gradients{g.name}"]
+        buffer = self.full.pop((g.name, microbatch)) if self.level > 1 else r.buffers[f"gradients{g.name}"]
         tensor = self._tensor(g)
         p, d, _ = low.layout.coordinates(r.number)
         if tensor is not None:

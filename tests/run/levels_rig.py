@@ -37,7 +37,7 @@ class Trained:
 
 
 def rank_of(case: Case, rank: int, optimizer: str) -> tuple[RankModule, Any, RankMemory, TrainingWork]:
-    whole = {n: torch.nn.Parameter(p) for n, p in case.parameters.items()}
+    whole = {n: torch.nn.Parameter(p, requires_grad=n not in case.frozen) for n, p in case.parameters.items()}
     sizes = gradient_bytes(case.program, rank)
     module = build_rank_module(ForwardGraph.from_json(case.graph), case.layout, rank, whole, case.buffers, device=CPU, gradient_bytes=sizes)
     made = make_optimizer(optimizer, [(p.name, t) for p, t, _ in module.updated()], 0.01)
@@ -81,7 +81,7 @@ def train(rank: int, group: Any, case: Case, steps: int, optimizer: str = "adamw
 
 def serial(case: Case, name: str, steps: int, optimizer: str = "adamw") -> tuple[list[float], dict[str, torch.Tensor]]:
     """(losses, parameters) of plain eager training, micro-batch by micro-batch."""
-    module, batch = whole_case(name, case.layout.global_batch, case.loss)
+    module, batch = whole_case(name, case.layout.global_batch, case.loss, case.model.rpartition(":")[0] + ":")
     objective = Objective(module, case.loss)
     made = make_optimizer(optimizer, list(module.named_parameters()), 0.01)
     rows = case.layout.microbatch_size

@@ -1,0 +1,197 @@
+"""Training programs of every schedule pass the checker; programs and layouts that are wrong in what schedules add do not. No process runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.capture.graph import capture
+from meshwright.check import check_program
+from meshwright.check.training import check_training
+from meshwright.check.whole import check_layout
+from meshwright.cost import Cost, Transport
+from meshwright.decide.collective import CollectiveProblem, Ring
+from meshwright.decide.layout.build import build_layout
+from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
+from meshwright.decide.layout.megatron import search_regions
+from meshwright.decide.layout.problem import Degrees
+from meshwright.decide.pipeline import PipelineProblem
+from meshwright.drive_collectives import bindable
+from meshwright.drive_pipelines import make_strategy
+from meshwright.drive_schedules import actions_of, scheduled
+from meshwright.errors import Unsupported
+from meshwright.lowering import lower_training
+from meshwright.probe.transport import laptop_shape
+from meshwright.program import Kind
+from meshwright.program_calls import inline
+from meshwright.program_hash import program_hash
+
+MODEL = "tests/run/schedule_models.py:net"
+QUICK = {"tries": 20}
+SCHEDULES = [
+    ("gpipe", {}), ("1f1b", {}), ("interleaved", {"chunks": 2}), ("interleaved", {"chunks": 3}), ("breadth-first", {"chunks": 2}),
+    ("breadth-first", {"chunks": 2, "group": 2, "reverse": True}), ("chimera", {}), ("chimera", {"pipes": 2, "mode": "double"}),
+    ("chimera", {"split": True}), ("zb1p", QUICK), ("zb2p", QUICK), ("zbv", QUICK), ("v-half", QUICK), ("v-min", QUICK), ("dualpipe-v", {}),
+    ("search", {"placement": "vee", **QUICK}),
+]  # fmt: skip
+
+
+@cache
+def graph():
+    return capture(MODEL, batch_size=1, methods=("export",), scalable=False)
+
+
+@cache
+def regions():
+    return search_regions(graph())
+
+
+@cache
+def ring(ranks: tuple[int, ...], size: int, op: str) -> Any:
+    fabric = laptop_shape(max(ranks) + 1)
+    problem = CollectiveProblem(
+        fabric=fabric, op=op, ranks=tuple(fabric.devices[r].name for r in ranks), size_bytes=-(-size // 8) * 8, transport=Transport(),
+        element_bytes=8,
+    )  # fmt: skip
+    program = Ring().plan(problem, rng=np.random.default_rng(0)).program
+    return bindable(program_hash(program), program)
+
+
+def lowered(name, options, devices, microbatches, *, data=1, tensor=1, sharding=PLAIN, problem=None):
+    """(layout, orders, inlined program)"""
+    problem = problem or PipelineProblem.of(devices, microbatches, data=data)
+    schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(0))
+    found, kept = regions()
+    layout = build_layout(
+        graph(), found, Degrees(data, tensor, schedule.stages, 1), data * schedule.microbatches, cost=Cost(), device=laptop_shape(2).devices[0],
+        border_Bps=1e9, workspace=lambda g, n: (0, 0), kept=kept, sharding=sharding,
+    )  # fmt: skip
+    layout = scheduled(layout, graph(), schedule)
+    orders = actions_of(schedule)
+    return layout, orders, lower(layout, orders)
+
+
+def lower(layout, orders):
+    def plan(purpose: str, ranks: tuple[int, ...], size: int, op: str = "all-reduce") -> Any:
+        return ring(ranks, size, op)
+
+    program, callees = lower_training(graph(), layout, lambda *_: [], plan, orders=orders)
+    return inline(program, callees).program
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_every_program_is_right(data):
+    """Form, deadlock, races and values, with uneven stages, data and tensor parallelism and sharding levels."""
+    name, options = data.draw(st.sampled_from(SCHEDULES))
+    devices = data.draw(st.sampled_from([4] if options.get("pipes") == 2 else [2, 4] if name == "chimera" else [1, 2, 3, 4]))
+    least = 2 * devices if name == "dualpipe-v" else devices if name == "interleaved" else 1
+    microbatches = data.draw(st.integers(least, least + 5))
+    replicas, tensor = data.draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
+    level, overlap = data.draw(st.sampled_from([(0, False), (0, True), (1, False), (2, True), (3, True)]))
+    sharding = DataSharding(level, overlap, 900) if replicas > 1 and name != "chimera" else PLAIN
+    seconds = data.draw(st.lists(st.integers(1, 4), min_size=devices, max_size=devices))
+    problem = PipelineProblem.of(devices, microbatches, data=replicas, forward_s=seconds)
+    layout, _, flat = lowered(name, options, devices, microbatches, data=replicas, tensor=tensor, sharding=sharding, problem=problem)
+    assert not check_layout(layout, flat.ranks)
+    check_program(flat, layout=layout).raise_if_wrong()
+    works = flat.ops.name
+    assert {"I", "W"} <= set(works) if layout.split_backward else "B" in works
+
+
+def messages(flat, layout):
+    return " ".join(f.message for f in check_training(flat, layout))
+
+
+def ops(flat, name):
+    return [i for i in np.flatnonzero(flat.steps.kind == Kind.COMPUTE).tolist() if flat.ops.name[int(flat.steps.op[i])] == name]
+
+
+def test_wrong_schedules_are_found():
+    """W left out, run twice, before its I, of another copy's micro-batch; a copy's sum left out; W without what I left."""
+    layout, orders, flat = lowered("zbv", QUICK, 2, 3)
+    assert not check_training(flat, layout)
+    first = next(i for i, a in enumerate(orders[0]) if a[0] == "W")
+    with pytest.raises(Unsupported, match="does not fit the layout: .*W"):
+        lower(layout, (orders[0][:first] + orders[0][first + 1 :], *orders[1:]))
+    step = ops(flat, "W")[0]
+    names = list(flat.ops.name)
+    names[int(flat.steps.op[step])] = "B"
+    assert "instead of" in messages(msgspec_ops(flat, name=tuple(names)), layout)
+    reads = flat.ops.reads
+    op = int(flat.steps.op[step])
+    left = [b for b in reads[op][::3].tolist() if flat.buffers.name[b].startswith("left:")]
+    other = next(b for b, n in enumerate(flat.buffers.name) if n.startswith("left:") and b not in left and flat.buffers.actor[b] == 0)
+    values = reads.values.copy()
+    low, high = int(reads.ptr[op]), int(reads.ptr[op + 1])
+    values[low:high][values[low:high] == left[0]] = other
+    assert "does not read left:" in messages(msgspec_ops(flat, reads=type(reads)(reads.ptr, values)), layout)
+
+
+def test_copies_must_sum_their_gradients():
+    layout, orders, flat = lowered("chimera", {}, 4, 4)
+    assert layout.mates(0) == (0, 3) and not check_training(flat, layout)
+    alone = msgspec.structs.replace(layout, copy_of=(0,) * 4)
+    assert "instead of" in messages(flat, alone)
+    apart = lower_without_sums(layout, orders)
+    assert "lacks" in messages(apart, layout)
+
+
+def lower_without_sums(layout, orders):
+    """The step with every copy keeping its own gradients."""
+    from meshwright import lowering_data
+
+    sums = lowering_data.DataParallel._reduce
+    lowering_data.DataParallel._reduce = lambda *_: None
+    try:
+        return lower(layout, orders)
+    finally:
+        lowering_data.DataParallel._reduce = sums
+
+
+def msgspec_ops(flat, **changes):
+    from dataclasses import replace
+
+    return replace(flat, ops=replace(flat.ops, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"placement": ((0, 1, 1, 9),)}, "not 0 to 1"), ({"placement": ((0, 0, 0, 0),)}, "one at least"), ({"copy_of": (0, 0, 1)}, "one of 1 copies"),
+        ({"placement": ((0, 1, 1, 0), (0, 1, 1, 0)), "copy_of": (0, 1, 0)}, "each at most once"),
+        ({"placement": ((0, 1, 1, 0), (1, 0, 0, 1))}, "nothing says which"),
+        ({"placement": ((0, 1, 1, 0), (1, 0, 0, 0)), "copy_of": (0, 1, 0)}, "hold other stages too"),
+        ({"placement": ((0, 1, 1, 0), (1, 0, 0, 1)), "copy_of": (0, 1, 0), "overlap": True, "data": 2}, "early sums"),
+    ],
+)  # fmt: skip
+def test_impossible_placements_are_refused(changes, message):
+    layout, _, _ = lowered("zbv", {"tries": 0}, 2, 3)
+    wrong = msgspec.structs.replace(layout, **changes)
+    assert any(message in f.message for f in check_layout(wrong, None)), check_layout(wrong, None)
+
+
+def test_split_backward_with_recomputation_is_refused():
+    from meshwright.plan import Recompute
+
+    layout, orders, _ = lowered("zb1p", {"tries": 0}, 2, 2)
+    again = msgspec.structs.replace(layout.segments[0], recompute=(Recompute(starts=(0,), again=(0,)),))
+    wrong = msgspec.structs.replace(layout, segments=(again, *layout.segments[1:]))
+    assert any("backward is split" in f.message for f in check_layout(wrong, None))
+    with pytest.raises(Unsupported, match="both parts"):
+        lower(wrong, orders)
+    with pytest.raises(Unsupported, match="by the orders"):
+        lower(layout, ())
+
+
+def test_halved_backwards_and_sharded_copies_are_refused():
+    with pytest.raises(Unsupported, match="half a micro-batch"):
+        lowered("chimera", {"mode": "halve"}, 2, 2)
+    with pytest.raises(Unsupported, match="copies of a stage"):
+        lowered("chimera", {}, 2, 4, data=2, sharding=DataSharding(1, False, 900))
