@@ -172,7 +172,7 @@ class _Chooser:
         sharding = PLAIN if copies and not asked else base.candidate.sharding
         cut = self.stages(replace(degrees, pipeline=depth * chunks_of(name, options)), sharding)
         if cut.layout is None:
-            raise Infeasible(cut.why)
+            raise Infeasible(cut.why, hint="fewer stages per rank (chunks), a smaller pipeline degree, or another schedule")
         search, graph = self.search, self.search.graph_at(degrees.microbatch_size)
         placement = base.placement or tuple(d.name for d in search.fabric.devices)
         prices = search.prices(graph, cut.layout) if search.prices is not None else None

@@ -304,6 +304,8 @@ class DataParallel:
                 size = -(-g.planned_bytes // lay.data) if self.level else g.planned_bytes
                 buffer = r.buffers[f"{'gradshard' if self.level else 'gradients'}{g.name}"]
                 r.sync.call(low.call("tied", f"tied:{g.name.partition(':')[2]}:{copy}{d}.{t}", tied, r.number, buffer, size), after=[last])
+        if not self.groups:  # nothing here is trained
+            return
         waits = [r.sync.last] if len(r.sync) else []
         gradients = [n for n in r.buffers if n.startswith("gradients") or (n.startswith("gradshard") and self.level > 1)]
         reads = [low.whole(r, n) for n in (*gradients, "state", "weights")]

@@ -105,6 +105,13 @@ def test_every_program_is_right(data):
     assert {"I", "W"} <= set(works) if layout.split_backward else "B" in works
 
 
+def test_stages_without_parameters_are_right():
+    layout, _, flat = lowered("zb1p", {"tries": 0}, 20, 2)
+    bare = [s.index for s in layout.stages if not s.params]
+    assert bare and not check_training(flat, layout)
+    assert sum(name == "optimizer" for name in flat.ops.name) < 20
+
+
 def messages(flat, layout):
     return " ".join(f.message for f in check_training(flat, layout))
 
