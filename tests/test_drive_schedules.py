@@ -1,4 +1,4 @@
-"""The decision on the pipeline schedule: what is asked for is planned and said, auto is never slower than 1F1B, bad input is refused with the reason."""
+"""The decision on the pipeline schedule: what is asked for is planned and said, auto beats 1F1B, bad input is refused with the reason."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def planned(name="1f1b", options=(), *, devices=2, memory_bytes=0, microbatches=
     fabric = read_fabric(f"laptop:{devices}")
     if memory_bytes:
         fabric = replace(fabric, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in fabric.devices))
+    job = Training(model=MODEL, global_batch=data * microbatches)
     return plan_training(
-        Training(model=MODEL, global_batch=data * microbatches), fabric, msgspec.structs.replace(assumed_cost(fabric), per_call_s=call_s), graph=graph(), collective="ring", microbatch=1, data=data, tensor=1,
-        pipeline=pipeline, schedule=PipelineWanted(name=name, options=dict(options)),
+        job, fabric, msgspec.structs.replace(assumed_cost(fabric), per_call_s=call_s), graph=graph(), collective="ring",
+        microbatch=1, data=data, tensor=1, pipeline=pipeline, schedule=PipelineWanted(name=name, options=dict(options)),
     )  # fmt: skip
 
 

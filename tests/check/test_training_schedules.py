@@ -125,7 +125,7 @@ def test_wrong_schedules_are_found():
     layout, orders, flat = lowered("zbv", QUICK, 2, 3)
     assert not check_training(flat, layout)
     first = next(i for i, a in enumerate(orders[0]) if a[0] == "W")
-    with pytest.raises(Unsupported, match="does not fit the layout: .*W"):
+    with pytest.raises(Unsupported, match=r"does not fit the layout: .*W"):
         lower(layout, (orders[0][:first] + orders[0][first + 1 :], *orders[1:]))
     step = ops(flat, "W")[0]
     names = list(flat.ops.name)
