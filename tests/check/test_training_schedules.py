@@ -85,7 +85,7 @@ def lower(layout, orders):
     return inline(program, callees).program
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_every_program_is_right(data):
     """Form, deadlock, races and values, with uneven stages, data and tensor parallelism and sharding levels."""
@@ -103,6 +103,16 @@ def test_every_program_is_right(data):
     check_program(flat, layout=layout).raise_if_wrong()
     works = flat.ops.name
     assert {"I", "W"} <= set(works) if layout.split_backward else "B" in works
+
+
+@pytest.mark.parametrize("level", [0, 2, 3])
+def test_a_parameter_that_two_stages_of_a_rank_use_is_in_one_bucket(level):
+    """And frozen ones in none. Breadth-first makes gradients of several micro-batches at once for such a bucket."""
+    layout, _, flat = lowered("breadth-first", {"chunks": 2}, 2, 3, data=2, sharding=DataSharding(level, True, 900))
+    both = [p for p in layout.stages[1].params if p in layout.stages[3].params]
+    named = [p for b in layout.buckets for p in b.params]
+    assert {p: named.count(p) for p in both} == {p: int(p != "scale") for p in both} and len(both) > 1
+    assert not check_layout(layout, flat.ranks) and not check_training(flat, layout)
 
 
 def test_stages_without_parameters_are_right():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensor_rig import as_serial
+from levels_rig import same_as_serial, serial, train
+from tensor_rig import as_serial, plan_case
+
+from meshwright.decide.layout.data_sharding import DataSharding
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 MODELS = "tests/run/schedule_models.py:"
@@ -31,3 +34,13 @@ def test_a_step_equals_the_serial_one(pool, name, options, degrees, microbatches
         for parameter, gradient in outcome.gradients.items():
             if degrees[1] == 1:
                 assert torch.equal(held.setdefault(parameter, gradient), gradient), f"copies of {parameter} differ"
+
+
+@pytest.mark.parametrize(("name", "options", "level"), [("zbv", {"tries": 20}, 3), ("breadth-first", {"chunks": 2}, 2)])
+def test_sharded_steps_equal_the_serial_run(pool, name, options, level):
+    """Two steps of the optimizer, gradients summed during backward; a parameter that two stages of a rank use, gathered and divided once."""
+    case = plan_case(
+        "net", (2, 1, 2), models=MODELS, microbatch=1, global_batch=6, schedule=(name, options), sharding=DataSharding(level, True, 900)
+    )
+    found = pool.run(train, 4, case, 2)
+    same_as_serial(case, found, serial(case, "net", 2))
