@@ -48,7 +48,8 @@ class ArenaProblem:
     its stream. `sources[t]`: operators that write storage t (several where operators write in place), `consumers[t]`: that read it.
 
     `from_start`, `to_end`: storages that hold something before the first operator, or are still wanted after the last. `runs`: storages that must lie
-    back to back, in this order. Raises: UsageError that names the operator or storage.
+    back to back, in this order. `clock`: when each operator starts, in any unit, if known: how long lifetimes are, for searches that go by it.
+    Raises: UsageError that names the operator or storage.
     """
 
     stream: I32
@@ -61,6 +62,7 @@ class ArenaProblem:
     to_end: frozenset[int] = frozenset()
     runs: tuple[tuple[int, ...], ...] = ()
     names: tuple[str, ...] = ()
+    clock: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
         ops, storages = len(self.stream), len(self.size_bytes)
@@ -73,6 +75,8 @@ class ArenaProblem:
         if storages and (int(self.size_bytes.min()) < 0 or int(self.size_bytes.max()) > SIZE_LIMIT // storages):
             wrong = int(self.size_bytes.argmin() if self.size_bytes.min() < 0 else self.size_bytes.argmax())
             raise UsageError(f"cannot place {int(self.size_bytes[wrong])} bytes", where=self.name(wrong))
+        if len(self.clock) not in (0, ops):
+            raise UsageError(f"has {len(self.clock)} times for {ops} operators", where="clock")
         own = np.repeat(np.arange(ops), np.diff(self.after.starts))
         late = np.flatnonzero((self.after.items >= own) | (self.after.items < 0))
         if len(late):
@@ -111,6 +115,7 @@ def intervals_problem(
     return ArenaProblem(
         stream=np.zeros(len(moments), np.int32), after=rows([[]] * len(moments)), size_bytes=np.array(size_bytes, np.int64),
         sources=rows([[at[x]] for x in lower]), consumers=rows([[at[x] - 1] for x in upper]), alignment_bytes=alignment_bytes, names=tuple(names),
+        clock=np.array(moments, np.int64),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from meshwright.arena import ArenaPlan, ArenaProblem, intervals_problem, rows
 from meshwright.check.arena import check_arena
 from meshwright.decide.memory.static import FirstFit, StaticMemory, conflicts, heaviest_antichain, lifetimes
 from meshwright.decide.memory.static import order as static_order
-from meshwright.decide.memory.static.intervals import FITS, NEVER, STOPPED, preorders, search
+from meshwright.decide.memory.static.intervals import FITS, NEVER, STOPPED, mixed_order, preorders, search
 from meshwright.errors import Infeasible, Unsupported, UsageError
 
 
@@ -66,7 +66,9 @@ def test_one_stream_is_solved_exactly(data: st.DataObject) -> None:
     smallest = smallest_arena(problem)
     plan = planned(problem)
     assert plan.arena_bytes == smallest and plan.optimal
-    for rank in preorders(np.array(lower), np.array(upper), np.array(size)):
+    life = np.array(lower), np.array(upper), np.array(size), np.array(upper) - np.array(lower)
+    for rank in (*preorders(*life), mixed_order(*life, np.random.default_rng(count))):
+        assert sorted(rank.tolist()) == list(range(count))
         offset = np.zeros(count, np.int64)
         args = np.array(lower), np.array(upper), np.array(size), rank
         assert search(*args, smallest, 10**6, offset)[0] == FITS
@@ -83,8 +85,8 @@ def test_a_search_that_is_cut_short_says_so() -> None:
     rng = np.random.default_rng(0)
     lower = rng.integers(0, 50, 60)
     args = lower, lower + rng.integers(1, 20, 60), rng.integers(1, 100, 60)
-    assert search(*args, preorders(*args)[0], int(args[2].sum()) // 4, 3, np.zeros(60, np.int64))[0] in (STOPPED, NEVER)
-    assert search(*args, preorders(*args)[0], int(args[2].sum()), 3, np.zeros(60, np.int64)) == (STOPPED, 4)
+    assert search(*args, preorders(*args, args[1] - args[0])[0], int(args[2].sum()) // 4, 3, np.zeros(60, np.int64))[0] in (STOPPED, NEVER)
+    assert search(*args, preorders(*args, args[1] - args[0])[0], int(args[2].sum()), 3, np.zeros(60, np.int64)) == (STOPPED, 4)
 
 
 @settings(max_examples=80, deadline=None)
@@ -178,6 +180,8 @@ def test_a_reader_that_does_not_wait_is_refused() -> None:
         lifetimes(replace(two_streams([[]] * 4), consumers=rows([[2], [3]])))
     with pytest.raises(UsageError, match="alive from 3 to 3"):
         intervals_problem([3], [3], [1])
+    with pytest.raises(UsageError, match="3 times for 4 operators"):
+        replace(two_streams([[]] * 4), clock=np.arange(3))
     with pytest.raises(UsageError, match="no order 'weight'"):
         FirstFit(by="weight").plan(two_streams([[]] * 4), rng=np.random.default_rng(0))
     with pytest.raises(UsageError, match="not negative"):

@@ -2,58 +2,79 @@
 
 Storages are placed by rising offset, each as low as what lies beneath it allows. A node of the search holds a partition of the unplaced (no two
 partitions share a moment, so each is solved on its own); it is cut off when at some moment what is certainly taken up plus what is still to come
-exceeds the capacity. Among storages, candidates come by lowest offset, then by one of three static orders, taken in turns with a limit on nodes
+exceeds the capacity. Among storages, candidates come by lowest offset, then by one of several static orders, taken in turns with a limit on nodes
 that doubles. Skipped: places above one where another unplaced storage would fit whole; the same set in another order at one offset; and, where
 nothing unplaced lies over the storage just placed, all alternatives to it.
-Cite: CITE in `__init__` names MiniMalloc (Moffitt 2023). Left open: its alternatives at equal offsets; here they go in one order only.
+Cite: CITE in `__init__` names MiniMalloc (Moffitt 2023). Beyond it: a fourth order and
+random ones in every turn, since where one order is stuck for hours another may be through at once.
 Invariant: `FITS` comes with offsets; `NEVER` only from a search that ended by itself. Cost: exponential; one node is O(storages · moments).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["FITS", "NEVER", "STOPPED", "TARGETS", "preorders", "search"]
+__all__ = ["FITS", "NEVER", "STOPPED", "TARGETS", "mixed_order", "preorders", "search"]
 
 I64 = NDArray[np.int64]
 FITS, NEVER, STOPPED = 1, 0, -1
 TARGETS = 2048  # storages at most: a frame of the search keeps a column of them
 
 
-def preorders(lower: I64, upper: I64, size: I64) -> list[I64]:
-    """Ranks of storages by (span, area, load), (load, area, span) and (load, span, area), largest first; load: most bytes alive at once in it."""
-    n = len(size)
-    moments = int(upper.max()) if n else 0
-    alive = np.zeros(moments + 1, np.int64)
+def preorders(lower: I64, upper: I64, size: I64, width: I64) -> list[I64]:
+    """Ranks of storages by (width, area, load), (load, area, width), (load, width, area) and (load, neighbours), largest first.
+
+    `width`: length of the lifetimes on the clock that the storages were given with; area: width x size; load: most bytes alive at once in the
+    lifetime; neighbours: storages that share a moment with it.
+    """
+    load = _load(lower, upper, size)
+    neighbours = np.searchsorted(np.sort(lower), upper) - np.searchsorted(np.sort(upper), lower, side="right")
+    area = width * size
+    return [_ranks(keys) for keys in ((width, area, load), (load, area, width), (load, width, area), (load, neighbours))]
+
+
+def mixed_order(lower: I64, upper: I64, size: I64, width: I64, rng: np.random.Generator) -> I64:
+    """Ranks by a product of powers of width, size and load, drawn at random, with some noise: a search that is stuck under one order is not
+    under most others."""
+    powers = rng.dirichlet((1.0, 1.0, 1.0))
+    noise = rng.choice((0.0, 0.05, 0.2))
+    logs = [np.log(np.maximum(x, 1).astype(np.float64)) for x in (width, size, _load(lower, upper, size))]
+    key = powers[0] * logs[0] + powers[1] * logs[1] + 5 * powers[2] * logs[2] + rng.normal(0, 1, len(size)) * noise
+    return _ranks((np.round(key * 1e9).astype(np.int64),))
+
+
+def _load(lower: I64, upper: I64, size: I64) -> I64:
+    alive = np.zeros(int(upper.max(initial=0)) + 1, np.int64)
     np.add.at(alive, lower, size)
     np.subtract.at(alive, upper, size)
     alive = np.cumsum(alive)
-    load = np.array([alive[a:b].max() for a, b in zip(lower.tolist(), upper.tolist(), strict=True)], np.int64).reshape(-1)
-    span, area = upper - lower, (upper - lower) * size
-    ranks = []
-    for keys in ((span, area, load), (load, area, span), (load, span, area)):
-        order = np.lexsort((np.arange(n), *(-k for k in reversed(keys))))
-        rank = np.empty(n, np.int64)
-        rank[order] = np.arange(n)
-        ranks.append(rank)
-    return ranks
+    return np.array([alive[a:b].max() for a, b in zip(lower.tolist(), upper.tolist(), strict=True)], np.int64).reshape(-1)
+
+
+def _ranks(keys: Sequence[I64]) -> I64:
+    order = np.lexsort((np.arange(len(keys[0])), *(-k for k in reversed(keys))))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
 
 
 @njit(cache=True, nogil=True)
-def _tighten(list_, a, b, floor_of, lower, upper, size, lowest, floor, total, capacity, least):  # type: ignore[no-untyped-def]
-    """Raises the floors of the moments of the unplaced storages list_[a:b] to the lowest place of any of them there; False if some moment bursts.
+def _tighten(list_, k, floor_of, lower, upper, size, lowest, floor, total, capacity, least):  # type: ignore[no-untyped-def]
+    """Raises the floors of the moments of the unplaced storages list_[:k] to the lowest place of any of them there; False if some moment bursts.
 
     `floor_of`: no unplaced storage goes beneath. `least` is scratch, one a moment.
     """
     first, last = np.int64(2**62), np.int64(0)
-    for i in range(a, b):
+    for i in range(k):
         t = list_[i]
         first, last = min(first, lower[t]), max(last, upper[t])
     for s in range(first, last):
         least[s] = 2**62
-    for i in range(a, b):
+    for i in range(k):
         t = list_[i]
         at = max(lowest[t], floor_of)
         if at + size[t] > capacity:
@@ -71,136 +92,129 @@ def _tighten(list_, a, b, floor_of, lower, upper, size, lowest, floor, total, ca
 
 
 @njit(cache=True, nogil=True)
-def _candidates(list_, a, b, rank, size, lowest, base, base_rank, out):  # type: ignore[no-untyped-def]
+def _candidates(list_, k, rank, size, lowest, base, base_rank, out):  # type: ignore[no-untyped-def]
     """Members that may be placed next, by (lowest place, rank), into `out`; their number. None lies beneath `base`, the offset placed last."""
     ceiling = np.int64(2**62)
-    for i in range(a, b):
+    for i in range(k):
         t = list_[i]
         ceiling = min(ceiling, max(lowest[t], base) + size[t])
     count = 0
-    for i in range(a, b):
+    for i in range(k):
         t = list_[i]
         if lowest[t] < base or lowest[t] >= ceiling or (lowest[t] == base and rank[t] < base_rank):
             continue
-        k = count
-        while k > 0 and (lowest[out[k - 1]] > lowest[t] or (lowest[out[k - 1]] == lowest[t] and rank[out[k - 1]] > rank[t])):
-            out[k] = out[k - 1]
-            k -= 1
-        out[k] = t
+        at = count
+        while at > 0 and (lowest[out[at - 1]] > lowest[t] or (lowest[out[at - 1]] == lowest[t] and rank[out[at - 1]] > rank[t])):
+            out[at] = out[at - 1]
+            at -= 1
+        out[at] = t
         count += 1
     return count
+
+
+@njit(cache=True, nogil=True)
+def _next_part(rest, first, stop, lower, upper, part):  # type: ignore[no-untyped-def]
+    """The storages from rest[first] on that share moments with one another, into `part`: (how many, the first of the next part, their end)."""
+    i, k, reach = first, 0, np.int64(0)
+    while i < stop and (k == 0 or lower[rest[i]] < reach):
+        part[k] = rest[i]
+        reach = max(reach, upper[rest[i]])
+        k, i = k + 1, i + 1
+    return k, i, reach
+
+
+@njit(cache=True, nogil=True)
+def _put(t, members, k, lower, upper, size, lowest, floor, total, rest):  # type: ignore[no-untyped-def]
+    """Places `t` as low as it may lie. `rest`: the others; returns (how many, whether none of them shares a moment with it)."""
+    top, r, alone = lowest[t] + size[t], 0, True
+    for j in range(k):
+        m = members[j]
+        if m == t:
+            continue
+        rest[r] = m
+        r += 1
+        if lower[m] < upper[t] and lower[t] < upper[m]:
+            alone = False
+            lowest[m] = max(lowest[m], top)
+    for s in range(lower[t], upper[t]):
+        total[s] -= size[t]
+        floor[s] = max(floor[s], top)
+    return r, alone
+
+
+@njit(cache=True, nogil=True)
+def _keep(members, k, first, last, lowest, floor, total, kept_lowest, kept_floor, kept_total):  # type: ignore[no-untyped-def]
+    for j in range(k):
+        kept_lowest[j] = lowest[members[j]]
+    for s in range(first, last):
+        kept_floor[s], kept_total[s] = floor[s], total[s]
+
+
+@njit(cache=True, nogil=True)
+def _undo(members, k, first, last, lowest, floor, total, kept_lowest, kept_floor, kept_total):  # type: ignore[no-untyped-def]
+    for j in range(k):
+        lowest[members[j]] = kept_lowest[j]
+    for s in range(first, last):
+        floor[s], total[s] = kept_floor[s], kept_total[s]
 
 
 @njit(cache=True, nogil=True)
 def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ignore[no-untyped-def]
     """FITS with `offset`, NEVER, or STOPPED after `node_limit` nodes. `lower`, `upper`: moments from 0. Returns (verdict, nodes).
 
-    Frames: `begin[f]:end[f]` in `members` are its unplaced storages, by lower; `tried[f]` of its `found[f]` candidates were tried. The storage it has
-    placed leaves children, parts [`part[f]`, `parts[f]`) of `part_begin`, solved one by one: `part[f]` is the next.
+    Frame f has a part's unplaced storages (`members`, `count`), of whose `found` candidates `tried` were tried; the one it has `placed` leaves
+    `rest`, whose parts are solved one by one: the next begins at `next_`. Frame 0 places nothing; its rest is everything.
     """
-    n = len(size)
-    moments = np.int64(0)
+    n, moments = len(size), np.int64(0)
     for t in range(n):
         moments = max(moments, upper[t])
-    lowest, floor, total = np.zeros(n, np.int64), np.zeros(moments, np.int64), np.zeros(moments, np.int64)
-    least = np.zeros(moments, np.int64)
+    lowest, floor, total, least = np.zeros(n, np.int64), np.zeros(moments, np.int64), np.zeros(moments, np.int64), np.zeros(moments, np.int64)
     for t in range(n):
         for s in range(lower[t], upper[t]):
             total[s] += size[t]
-    depth_limit = n + 2
-    members, cands = np.zeros((depth_limit, n), np.int64), np.zeros((depth_limit, n), np.int64)
-    saved_lowest = np.zeros((depth_limit, n), np.int64)
-    saved_floor, saved_total = np.zeros((depth_limit, moments), np.int64), np.zeros((depth_limit, moments), np.int64)
-    count, found, tried = np.zeros(depth_limit, np.int64), np.zeros(depth_limit, np.int64), np.zeros(depth_limit, np.int64)
-    base, base_rank = np.zeros(depth_limit, np.int64), np.zeros(depth_limit, np.int64)
-    first, last = np.zeros(depth_limit, np.int64), np.zeros(depth_limit, np.int64)
-    rest, rest_count, next_ = np.zeros((depth_limit, n), np.int64), np.zeros(depth_limit, np.int64), np.zeros(depth_limit, np.int64)
-    placed, alone = np.full(depth_limit, -1, np.int64), np.zeros(depth_limit, np.int64)
-    nodes = np.int64(0)
-    # Frame 0 places nothing: its rest is everything, and its parts are the partitions of the whole problem.
-    order = np.argsort(lower, kind="mergesort")
-    for i in range(n):
-        rest[0, i] = order[i]
-    rest_count[0], base_rank[0] = n, -1
-    if n and not _tighten(rest[0], 0, n, np.int64(0), lower, upper, size, lowest, floor, total, capacity, least):
-        return NEVER, nodes
-    f = 0
+    depth = n + 2
+    members, cands, rest = np.zeros((depth, n), np.int64), np.zeros((depth, n), np.int64), np.zeros((depth, n), np.int64)
+    kept_lowest, kept_floor, kept_total = np.zeros((depth, n), np.int64), np.zeros((depth, moments), np.int64), np.zeros((depth, moments), np.int64)
+    count, found, tried, rest_count, next_ = np.zeros((5, depth), np.int64)
+    first, last = np.zeros((2, depth), np.int64)
+    placed, alone = np.full(depth, -1, np.int64), np.zeros(depth, np.bool_)
+    rest[0] = np.argsort(lower, kind="mergesort")
+    rest_count[0] = n
+    if n and not _tighten(rest[0], n, np.int64(0), lower, upper, size, lowest, floor, total, capacity, least):
+        return NEVER, np.int64(0)
+    nodes, f, stands = np.int64(0), 0, True
     while True:
-        # Frame f stands with a storage placed (or is frame 0): go into its next part, or if none is left, it is solved.
-        if next_[f] < rest_count[f]:
-            i = next_[f]
-            g = f + 1
-            k, reach = 0, upper[rest[f, i]]
-            while i < rest_count[f] and (k == 0 or lower[rest[f, i]] < reach):
-                members[g, k] = rest[f, i]
-                reach = max(reach, upper[rest[f, i]])
-                k, i = k + 1, i + 1
-            next_[f] = i
-            count[g], tried[g], placed[g] = k, 0, -1
-            base[g] = offset[placed[f]] if f else 0
-            base_rank[g] = rank[placed[f]] if f else -1
-            first[g], last[g] = lower[members[g, 0]], reach
-            for j in range(k):
-                saved_lowest[g, j] = lowest[members[g, j]]
-            for s in range(first[g], last[g]):
-                saved_floor[g, s], saved_total[g, s] = floor[s], total[s]
-            found[g] = _candidates(members[g], 0, k, rank, size, lowest, base[g], base_rank[g], cands[g])
-            f = g
-        else:
-            # Solved: so is the part its parent was in.
+        if stands and next_[f] == rest_count[f]:  # every part of its rest is solved, and so is the part that its parent was in
             if f == 0:
                 return FITS, nodes
             f -= 1
             continue
-        # Frame f is new or its candidate failed: try candidates until one stands.
-        while True:
-            stands = False
-            while tried[f] < found[f]:
-                t = cands[f, tried[f]]
-                tried[f] += 1
-                nodes += 1
-                if nodes > node_limit:
-                    return STOPPED, nodes
-                at = lowest[t]
-                offset[t], placed[f] = at, t
-                top = at + size[t]
-                free = True
-                r = 0
-                for j in range(count[f]):
-                    m = members[f, j]
-                    if m == t:
-                        continue
-                    rest[f, r] = m
-                    r += 1
-                    if lower[m] < upper[t] and lower[t] < upper[m]:
-                        free = False
-                        if lowest[m] < top:
-                            lowest[m] = top
-                rest_count[f], next_[f] = r, 0
-                alone[f] = free
-                for s in range(lower[t], upper[t]):
-                    total[s] -= size[t]
-                    if floor[s] < top:
-                        floor[s] = top
-                if top <= capacity and (r == 0 or _tighten(rest[f], 0, r, at, lower, upper, size, lowest, floor, total, capacity, least)):
-                    stands = True
-                    break
-                for j in range(count[f]):
-                    lowest[members[f, j]] = saved_lowest[f, j]
-                for s in range(first[f], last[f]):
-                    floor[s], total[s] = saved_floor[f, s], saved_total[f, s]
-                if free:
-                    tried[f] = found[f]
-            if stands:
-                break
-            # Frame f fails, and with it what its parent has placed.
+        if stands:  # go into its next part
+            g = f + 1
+            count[g], next_[f], last[g] = _next_part(rest[f], next_[f], rest_count[f], lower, upper, members[g])
+            first[g], tried[g] = lower[members[g, 0]], 0
+            base, base_rank = (offset[placed[f]], rank[placed[f]]) if f else (np.int64(0), np.int64(-1))
+            _keep(members[g], count[g], first[g], last[g], lowest, floor, total, kept_lowest[g], kept_floor[g], kept_total[g])
+            found[g] = _candidates(members[g], count[g], rank, size, lowest, base, base_rank, cands[g])
+            f = g
+        else:  # what it has placed cannot stay
+            _undo(members[f], count[f], first[f], last[f], lowest, floor, total, kept_lowest[f], kept_floor[f], kept_total[f])
+            if alone[f]:
+                tried[f] = found[f]
+        stands = False
+        if tried[f] == found[f]:
             f -= 1
             if f == 0:
                 return NEVER, nodes
-            for j in range(count[f]):
-                lowest[members[f, j]] = saved_lowest[f, j]
-            for s in range(first[f], last[f]):
-                floor[s], total[s] = saved_floor[f, s], saved_total[f, s]
-            if alone[f]:
-                tried[f] = found[f]
-    return STOPPED, nodes
+            continue
+        t = cands[f, tried[f]]
+        tried[f] += 1
+        nodes += 1
+        if nodes > node_limit:
+            return STOPPED, nodes
+        at = lowest[t]
+        offset[t], placed[f], next_[f] = at, t, 0
+        rest_count[f], alone[f] = _put(t, members[f], count[f], lower, upper, size, lowest, floor, total, rest[f])
+        stands = at + size[t] <= capacity and (
+            rest_count[f] == 0 or _tighten(rest[f], rest_count[f], at, lower, upper, size, lowest, floor, total, capacity, least)
+        )

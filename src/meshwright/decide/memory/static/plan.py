@@ -9,6 +9,7 @@ Invariant: a plan at its bound is optimal; every plan is safe in all interleavin
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -20,7 +21,7 @@ from ....cite import Cite
 from ....errors import Infeasible, UsageError
 from .antichain import heaviest_antichain
 from .improve import improve
-from .intervals import FITS, NEVER, TARGETS, preorders, search
+from .intervals import FITS, NEVER, TARGETS, mixed_order, preorders, search
 from .order import Lifetimes, conflicts, lifetimes
 from .place import Blocks, blocks_of, place
 
@@ -36,7 +37,9 @@ MINIMALLOC = Cite(
 
 I64 = NDArray[np.int64]
 VISITS = 500_000_000  # conflicts that one unit of effort looks at: some twenty seconds
-NODES = 2_000_000  # of the exact search per unit of effort and capacity
+NODES = 500_000  # of the exact search per unit of effort and capacity
+FIRST = 8_000_000  # and at the capacity that is asked for, or the bound
+SHORT = 32_000  # of a search under a random order
 FEW = 7  # blocks of which every order is tried
 STEPS = 12  # capacities that the exact search tries between the bound and the best arena
 
@@ -88,7 +91,7 @@ class StaticMemory:
                     best, best_offset, best_way = height, offset, (by, best_fit)
         never, unit = 0, 1  # capacities up to `never` are proved too small; every arena worth having is a multiple of `unit`
         if best > goal and self.effort and work.single and len(problem.size_bytes) <= TARGETS and not problem.runs:
-            found, offset, never, unit = _search(work, best, goal, self.effort, end)
+            found, offset, never, unit = _search(work, best, goal, self.effort, end, rng)
             tried.append(("search", found))
             if found < best:
                 best, best_offset = found, offset
@@ -125,18 +128,20 @@ def _refuse(problem: ArenaProblem, work: _Work, best: int, capacity: int, never:
     )  # fmt: skip
 
 
-def _search(work: _Work, best: int, goal: int, effort: int, end: float) -> tuple[int, I64, int, int]:
+def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.random.Generator) -> tuple[int, I64, int, int]:
     """Capacities from the goal upwards, by bisection: (height, offsets, largest capacity proved too small, what heights are multiples of)."""
     moments = np.unique(np.concatenate([work.life.opens[:, 0], work.life.closes[:, 0]]))
     lower, upper = np.searchsorted(moments, work.life.opens[:, 0]), np.searchsorted(moments, work.life.closes[:, 0])
     some = np.flatnonzero(work.life.size_bytes > 0)
     size = work.life.size_bytes[some]
     unit = int(np.gcd.reduce(size)) if len(size) else 1
-    ranks = preorders(lower[some], upper[some], size)
+    clock = work.problem.clock
+    width = clock[work.life.closes[some, 0]] - clock[work.life.opens[some, 0]] if len(clock) else upper[some] - lower[some]
+    lifetimes = [(lower[some], upper[some], size, w) for w in (width, upper[some] - lower[some])]
     found, offsets, never, stopped = best, np.zeros(0, np.int64), 0, goal - unit
     at = goal
-    for _ in range(STEPS):
-        verdict, offset = _under(lower[some], upper[some], size, ranks, at, effort * NODES, end)
+    for step in range(STEPS):
+        verdict, offset = _under(lifetimes, at, effort * (NODES if step else FIRST), end, rng)
         if verdict == FITS:
             found = int((offset + size).max())
             offsets = np.zeros(len(work.life.size_bytes), np.int64)
@@ -151,17 +156,32 @@ def _search(work: _Work, best: int, goal: int, effort: int, end: float) -> tuple
     return found, offsets, never, unit
 
 
-def _under(lower: I64, upper: I64, size: I64, ranks: list[I64], capacity: int, nodes: int, end: float) -> tuple[int, I64]:
-    """The orders in turns, with twice as many nodes each round."""
-    offset, limit = np.zeros(len(size), np.int64), 2 * len(size)
-    while nodes > 0 and time.monotonic() < end:
-        for rank in ranks:
-            verdict, used = search(lower, upper, size, rank, capacity, limit, offset)
-            nodes -= used
-            if verdict in (FITS, NEVER):
+def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes: int, end: float, rng: np.random.Generator) -> tuple[int, I64]:
+    """The orders in turns, with twice as many nodes each round; then three times as many nodes in short searches under random orders.
+
+    `lifetimes`: (lower, upper, size, width), once for each measure of width.
+    """
+    lower, upper, size, _ = lifetimes[0]
+    fixed = [rank for one in lifetimes for rank in preorders(*one)]
+    offset, limit, verdict = np.zeros(len(size), np.int64), 2 * len(size), -1
+
+    def under(rank: I64, most: int) -> bool:
+        nonlocal nodes, verdict
+        verdict, used = search(lower, upper, size, rank, capacity, most, offset)
+        nodes -= used
+        return verdict in (FITS, NEVER) or nodes <= 0 or time.monotonic() > end
+
+    while True:
+        spent = nodes
+        for rank in fixed:
+            if under(rank, limit):
+                return int(verdict), offset
+        spent -= nodes
+        stop = nodes - 3 * spent
+        while nodes > stop:
+            if under(mixed_order(*lifetimes[0], rng), min(limit, SHORT)):
                 return int(verdict), offset
         limit *= 2
-    return -1, offset
 
 
 def _label(by: str, best_fit: bool) -> str:
