@@ -64,6 +64,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("pipeline", "export"): ("pipeline_export", "hand a pipeline plan to torch.distributed.pipelining, or show it as a trace"),
     ("memory", "plan"): ("memory_plan", "which operators to compute again so that a training step fits"),
     ("memory", "compare"): ("memory_compare", "time beyond keeping everything, by budget, of all strategies and PyTorch's own"),
+    ("memory", "explain"): ("memory_explain", "the ten tensors alive at the peak of a training step, who made them and until when"),
     ("memory", "pack"): ("memory_pack", "place storages with lifetimes in one arena, as small as can be, beside a bound"),
     ("run", "doctor"): ("run_doctor", "read the flight recorders of all ranks and name the first divergence"),
     ("run", "ordered"): ("run_ordered", "start any program with the ranks of an order"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import step_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -17,16 +18,20 @@ HELP = "choose what a training step keeps for its backward pass and what it comp
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graph", type=Path, help="a captured graph (`train capture`)")
+    parser.add_argument("graph", type=Path, nargs="?", help="a captured graph (`train capture`): plan its repeated layer; or else --model")
     parser.add_argument("--layer", help="module path of the layer, e.g. blocks.0 (default: the one that repeats most)")
     parser.add_argument("--batch", type=int, help="micro-batch size (default: that of the graph)")
-    parser.add_argument("--budget", required=True, help="bytes for activations of a stage, e.g. 4GB, or one per stage by commas")
+    parser.add_argument("--budget", help="bytes, e.g. 4GB: with a graph those for activations of a stage, or one per stage by commas; see --model")
     parser.add_argument("--layers", help="layers of every stage, by commas (default: all that repeat, spread evenly)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default 1)")
     parser.add_argument("--microbatches", type=int, default=1, help="micro-batches per step (default 1); stage i of p keeps min(N, p - i)")
-    parser.add_argument("--strategy", default="optimal", help="optimal (default), none, selective, uniform, block, or all: a table")
+    parser.add_argument("--strategy", help="optimal (default), none, selective, uniform, block, or all: a table; with --model see there")
     parser.add_argument("--every", type=int, default=1, help="uniform: layers per checkpoint; block: layers computed again")
     parser.add_argument("--device", default="a100", help="the GPU whose roofline prices operators (default a100)")
+    step_arguments.arguments(parser)
+    parser.add_argument("--max-batch", action="store_true", help="with --model: the largest batch that fits in --budget, and why one more does not")
+    parser.add_argument("--measure", action="store_true", help="with --model: run the plan here and print the measured peak beside the predicted one")
+    parser.add_argument("-o", "--out", type=Path, help="with --model: write the plan as JSON")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -34,7 +39,15 @@ def run(args: argparse.Namespace) -> Result:
     import numpy as np
 
     from ..decide.memory import CITES, NAMES
-    from ..errors import Infeasible, UnknownName, Unsupported
+    from ..errors import Infeasible, UnknownName, Unsupported, UsageError
+
+    if args.model:
+        from .step_plan import run as run_step
+
+        return run_step(args)
+    if args.graph is None or args.budget is None:
+        raise UsageError("wants a captured graph and --budget, or --model and --budget", where="memory plan", hint="see memory plan --help")
+    args.strategy = args.strategy or "optimal"
     from ..report.recompute_text import plan_lines, table_lines
 
     if args.strategy != "all" and args.strategy not in NAMES:

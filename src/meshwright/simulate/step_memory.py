@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..step_graph import StepAction, StepGraph
 
-__all__ = ["StepRun", "simulate_step"]
+__all__ = ["AliveStorage", "StepRun", "alive_at", "simulate_step"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,39 @@ def simulate_step(graph: StepGraph, actions: Sequence[StepAction], *, held_befor
         held[len(actions)] = state.holds()
     peak = max(bytes_at, default=state.live)
     return StepRun(bytes_at=tuple(bytes_at), peak_bytes=peak, peak_at=bytes_at.index(peak) if bytes_at else 0, time_s=time_s, held=held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliveStorage:
+    """A storage that the step made and that exists while an action runs. `holders`: nodes whose held results lie in it; `since`, `until`: actions of
+    its making and of its end (the number of actions: it stays)."""
+
+    size_bytes: int
+    made_by: int
+    holders: tuple[int, ...]
+    since: int
+    until: int
+
+
+def alive_at(graph: StepGraph, actions: Sequence[StepAction], position: int) -> tuple[AliveStorage, ...]:
+    """What the step has made that exists while action `position` runs, largest first. Raises: UsageError as `simulate_step`."""
+    state = _State(graph)
+    there: dict[int, tuple[int, int, tuple[int, ...]]] = {}  # instance -> (maker, since, holders)
+    maker: list[tuple[int, int]] = []
+    until: dict[int, int] = {}
+    for i, action in enumerate(actions):
+        before = {x for x, h in enumerate(state.holders) if h}
+        state.run(action)
+        maker += [(action.node, i)] * (len(state.size) - len(maker))
+        if i == position:
+            there = {x: (*maker[x], tuple(sorted(state.holders[x]))) for x in {*before, *(x for x, m in enumerate(maker) if m[1] == i)}}
+        if i >= position:
+            until |= {x: i for x in there if x not in until and not state.holders[x]}
+    found = [
+        AliveStorage(size_bytes=state.size[x], made_by=m, holders=h or (m,), since=since, until=until.get(x, len(actions)))
+        for x, (m, since, h) in there.items()
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda a: (-a.size_bytes, a.since)))
 
 
 class _State:

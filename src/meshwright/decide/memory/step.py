@@ -6,18 +6,21 @@ Most only decide what runs when; `finished` adds when results are let go (after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import Infeasible
+from ...errors import Infeasible, MeshwrightError
 from ...simulate.step_memory import simulate_step
 from ...step_graph import StepAction, StepGraph, StepPlan
 
-__all__ = ["STEP_NAMES", "KeepEverything", "StepStrategy", "dropped_at_last_use", "finished", "keep_everything", "size_text"]
+__all__ = [
+    "STEP_NAMES", "KeepEverything", "StepStrategy", "best_plan", "dropped_at_last_use", "finished", "keep_everything", "least_bound_bytes",
+    "size_text",
+]  # fmt: skip
 
 Runs = Sequence[tuple[int, int]]  # (node, alternative or -1), in the order they run
 
@@ -79,7 +82,9 @@ def keep_everything(graph: StepGraph) -> StepPlan:
             wanted.update(graph.nodes[i].inputs)
     runs = [(i, -1) for i, n in enumerate(graph.nodes) if i in wanted and n.phase != "input"]
     boundary = sum(graph.nodes[i].phase == "forward" for i, _ in runs)
-    return finished(graph, runs, boundary, strategy="keep", floor_s=sum(graph.nodes[i].time_s for i, _ in runs), optimal=True)
+    plain = not any(n.alternatives for n in graph.nodes)  # else another implementation may be faster, or make a node needless
+    floor = sum(graph.nodes[i].time_s for i, _ in runs) if plain else None
+    return finished(graph, runs, boundary, strategy="keep", floor_s=floor, optimal=plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,56 @@ class KeepEverything:
                 hint="a strategy that computes again needs less", data={"least_bytes": plan.peak_bytes, "budget_bytes": budget_bytes},
             )  # fmt: skip
         return plan
+
+
+def least_bound_bytes(graph: StepGraph) -> int:
+    """A peak that no plan of this graph is below: what must exist beside what always does while one node runs, or at the end.
+
+    For every node that the results need however they are made: its operands' and its own storages and its workspace, the least over its
+    implementations. At the end: the storages of all results. Weak, but it holds for every strategy; alternatives may spare operands, so nodes that
+    only some implementations read are not counted as needed.
+    """
+    def own(nodes: Iterable[int]) -> int:
+        return sum(graph.storages[s].size_bytes for s in {s for x in nodes for s in graph.nodes[x].storages} if graph.storages[s].kind == "made")
+
+    fixed, needed = graph.fixed_bytes(), {*graph.results, *(i for i, n in enumerate(graph.nodes) if n.writes)}
+    most = own(graph.results)
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[i]
+        if i not in needed or node.phase == "input":
+            continue
+        ways = [(node.inputs, node.workspace_bytes, -1), *((a.inputs, a.workspace_bytes, a.over) for a in node.alternatives)]
+        needed |= set[int].intersection(*({*inputs} for inputs, _, _ in ways))
+        most = max(most, min(own(inputs) + workspace if over >= 0 else own((*inputs, i)) + workspace for inputs, workspace, over in ways))
+    return fixed + most
+
+
+def best_plan(
+    graph: StepGraph, budget_bytes: int | None, names: Sequence[str] | None = None, *, rng: np.random.Generator
+) -> tuple[StepPlan, dict[str, str]]:
+    """(the plan of least time within the budget, of least peak among equals; the other strategies with what they give). None: the least peak.
+
+    Raises: Infeasible when no strategy fits, with the least peak any of them knows and the bound that holds for all.
+    """
+    plans, said, least = dict[str, StepPlan](), dict[str, str](), list[int]()
+    for name in STEP_NAMES if names is None else names:
+        try:
+            plans[name] = STEP_NAMES[name]().plan(graph, budget_bytes, rng=rng)
+            said[name] = f"{plans[name].time_s * 1e3:.4g} ms, peak {size_text(plans[name].peak_bytes)}"
+        except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
+            said[name] = error.message
+            least += [int(error.data["least_bytes"])] if "least_bytes" in error.data else []
+    if not plans:
+        bound = least_bound_bytes(graph)
+        known = min(least, default=None)
+        reached = f"; the least that a strategy reaches is {size_text(known)}" if known is not None else ""
+        raise Infeasible(
+            f"nothing fits in {size_text(budget_bytes or 0)}: no plan at all needs less than {size_text(bound)}{reached}", where=graph.name,
+            data={"least_bytes": known, "bound_bytes": bound, "budget_bytes": budget_bytes, "strategies": said},
+        )  # fmt: skip
+    name = min(plans, key=lambda n: (plans[n].peak_bytes, plans[n].time_s) if budget_bytes is None else (plans[n].time_s, plans[n].peak_bytes))
+    said.pop(name)
+    return plans[name], said
 
 
 def size_text(size_bytes: int) -> str:

@@ -1,0 +1,37 @@
+"""Flags of every command that plans the training step of a model function."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..run.step_fit import MeasuredStep
+
+__all__ = ["arguments", "measured", "strategy"]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """`--model` and what belongs to it. `--batch`, `--budget` and `--strategy` are the command's own."""
+    group = parser.add_argument_group(
+        "a model's whole step", "--budget counts everything on the device: parameters, gradients, optimizer state, activations, workspaces; "
+        "60%% or 0.6 is that share of the peak without recomputation. --strategy: auto (default) or a name, see docs/memory.md",
+    )  # fmt: skip
+    group.add_argument("--model", help="the model function, FILE.py:function or module:function")
+    group.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
+    group.add_argument("--optimizer", default="none", help="whose state is counted: none (default), sgd, momentum, adam")
+    group.add_argument("--costs", type=Path, help="file that keeps measured operator costs (default: the user's cache folder)")
+    group.add_argument("--seed", type=int, default=0, help="of the model's construction and the planner (default 0)")
+
+
+def measured(args: argparse.Namespace, *, batch: int | None = None, device: str = "fake") -> MeasuredStep:
+    from ..run.step_fit import measured_step
+
+    return measured_step(
+        args.model, loss=args.loss, batch_size=batch or args.batch, optimizer=args.optimizer, costs=args.costs, seed=args.seed, device=device
+    )
+
+
+def strategy(args: argparse.Namespace) -> str:
+    return args.strategy or "auto"

@@ -1,0 +1,124 @@
+"""`meshwright memory plan --model`: the whole training step of a model in a budget, or the largest batch."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+from .step_arguments import measured, strategy
+
+if TYPE_CHECKING:
+    from ..run.step_fit import MeasuredStep
+    from ..step_graph import StepPlan
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..check.step_memory import check_step_plan
+    from ..decide.memory.step import keep_everything
+    from ..errors import CaptureError, UsageError
+    from ..io.atomic import write_bytes
+    from ..run.step_fit import budget_bytes, largest_batch, planned
+
+    if args.max_batch:
+        if args.budget is None:
+            raise UsageError("wants --budget", where="--max-batch", hint="the bytes of the device, e.g. --budget 12GiB")
+        budget = budget_bytes(args.budget, 0)
+        if not budget:
+            raise UsageError("a share has no meaning here: the whole depends on the batch", where="--budget", hint="bytes, e.g. 12GiB")
+        best = largest_batch(lambda b: measured(args, batch=b), budget, strategy(args), seed=args.seed)
+        step, plan, others = best.measured, best.plan, dict[str, str]()
+        lines = [f"largest batch: {best.batch_size}" + (f" (one more does not fit, proved: {best.why})" if best.proved else f" ({best.why})")]
+        more: dict[str, Any] = {"max_batch": best.batch_size, "proved": best.proved, "why": best.why, "refuted": best.refuted, "tried": best.tried}
+    else:
+        try:
+            step = measured(args)
+        except CaptureError as error:
+            return _whole_modules(args, error)
+        full = keep_everything(step.graph)
+        limit = None if args.budget is None else budget_bytes(args.budget, full.peak_bytes)
+        plan, others = planned(step, limit, strategy(args), seed=args.seed)
+        lines, more = [], {}
+    verdict = check_step_plan(step.graph, plan)
+    verdict.raise_if_wrong()
+    full = keep_everything(step.graph)
+    document = _document(step, plan, full, others) | more | {"check": verdict.to_json()["status"]}
+    lines += _lines(step, plan, full, others)
+    if args.measure:
+        document["measured_peak_bytes"] = _measure(args, step, plan)
+        share = document["measured_peak_bytes"] / plan.peak_bytes - 1
+        lines.append(f"measured peak: {document['measured_peak_bytes']:,} B, {100 * share:+.2f} % of the prediction")
+    if args.out:
+        import msgspec
+
+        write_bytes(args.out, msgspec.json.encode(document | {"plan": plan, "graph": step.graph}))
+        lines.append(f"wrote {args.out}")
+    return Result(document, "\n".join(lines))
+
+
+def _document(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str, str]) -> dict[str, Any]:
+    from ..decide.memory.step import least_bound_bytes
+
+    nodes = step.graph.nodes
+    again = [nodes[n].name for n in _again(plan)]
+    return {
+        "schema": "meshwright.memory.step", "version": 1, "model": step.graph.name, "batch_size": step.batch_size, "strategy": plan.strategy,
+        "budget_bytes": plan.budget_bytes, "peak_bytes": plan.peak_bytes, "bound_bytes": plan.least_bytes or least_bound_bytes(step.graph),
+        "time_s": plan.time_s, "floor_s": plan.floor_s, "optimal": plan.optimal, "keep_peak_bytes": full.peak_bytes, "keep_time_s": full.time_s,
+        "bytes_by_kind": step.bytes_by_kind(), "recomputed": again, "saved": [nodes[n].name for n in plan.saved], "others": others,
+        "evidence": step.graph.evidence, "notes": [*step.graph.notes, *plan.notes],
+    }  # fmt: skip
+
+
+def _again(plan: StepPlan) -> list[int]:
+    seen, again = set[int](), list[int]()
+    for a in plan.actions:
+        if a.node in seen:
+            again.append(a.node)
+        seen.add(a.node)
+    return again
+
+
+def _lines(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str, str]) -> list[str]:
+    from ..decide.memory.step import least_bound_bytes
+    from ..io.quantity import show_size
+
+    fixed = ", ".join(f"{k} {show_size(v)}" for k, v in step.bytes_by_kind().items())
+    again = [n for n in _again(plan) if step.graph.nodes[n].makes]
+    extra = 100 * (plan.time_s / full.time_s - 1) if full.time_s else 0.0
+    share = 100 * plan.peak_bytes / full.peak_bytes
+    lines = [
+        f"{step.graph.name}, batch {step.batch_size}: {plan.strategy}",
+        f"  peak {show_size(plan.peak_bytes)}, {share:.1f} % of the {show_size(full.peak_bytes)} that keeping everything takes",
+        f"  always there: {fixed}",
+        f"  time {plan.time_s * 1e3:.4g} ms, {extra:+.1f} % ({len(again)} operators computed again)",
+    ]
+    if plan.budget_bytes is not None:
+        lines.insert(1, f"  budget {show_size(plan.budget_bytes)}")
+    if plan.floor_s:
+        above = 100 * (plan.time_s / plan.floor_s - 1)
+        far = "proved the fastest" if plan.optimal else f"at most {above:.1f} % above the fastest there can be"
+        lines.append(f"  {far} within the budget")
+    lines.append(f"  no plan needs less than {show_size(plan.least_bytes or least_bound_bytes(step.graph))}")
+    lines += [f"  {name}: {said}" for name, said in others.items()]
+    return lines + [f"  note: {note}" for note in (*step.graph.notes, *plan.notes)]
+
+
+def _measure(args: argparse.Namespace, step: MeasuredStep, plan: StepPlan) -> int:
+    """Built and run for real, once to warm up and once watched."""
+    from ..capture.step import capture_step_of
+    from ..run.step import measured_peak_bytes, runner_of, step_tensors
+
+    real = capture_step_of(args.model, loss=args.loss, batch_size=step.batch_size, seed=args.seed, device="cpu")
+    runner, tensors = runner_of(real, plan, graph=step.graph), step_tensors(real)
+    runner.run([*tensors])
+    return measured_peak_bytes(runner, tensors)
+
+
+def _whole_modules(args: argparse.Namespace, error: Any) -> Result:
+    """What export refuses is planned by whole modules: which of them to run under a checkpoint."""
+    from ..run.module_checkpoints import plan_modules
+
+    return Result(*plan_modules(args.model, loss=args.loss, batch_size=args.batch, budget=args.budget, refusal=error.message, seed=args.seed))

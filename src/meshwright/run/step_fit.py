@@ -1,0 +1,165 @@
+"""Making a model's training step fit: its measured step graph, what a budget means, the largest batch, what would lower a minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..capture.step import CapturedStep, capture_step_of
+from ..decide.memory.step import best_plan, keep_everything, least_bound_bytes, size_text
+from ..errors import Infeasible, UnknownName, UsageError
+from ..io.quantity import parse_size_bytes
+from ..probe.step_costs import StepCosts, costs_file, measure_step
+from ..step_graph import StepGraph, StepPlan
+
+__all__ = ["OPTIMIZER_STATE", "LargestBatch", "MeasuredStep", "budget_bytes", "largest_batch", "measured_step", "planned", "what_would_help"]
+
+OPTIMIZER_STATE = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2}  # tensors of a parameter's size that the optimizer keeps for it
+BATCH_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """A captured step and its graph with measured costs; `state_bytes`: the optimizer's, counted as resident."""
+
+    step: CapturedStep
+    graph: StepGraph
+    batch_size: int
+    state_bytes: int
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """What lives through the whole step, and the gradients at its end."""
+        found = {"optimizer state": self.graph.resident_bytes}
+        for s in self.graph.storages:
+            if s.kind != "made":
+                found[f"{s.kind}s"] = found.get(f"{s.kind}s", 0) + s.size_bytes
+        made = {s for r in self.graph.results for s in self.graph.nodes[r].storages if self.graph.storages[s].kind == "made"}
+        return {k: v for k, v in found.items() if v} | {"gradients": sum(self.graph.storages[s].size_bytes for s in made)}
+
+
+def measured_step(
+    model: str, *, loss: str = "cross-entropy", batch_size: int | None = None, optimizer: str = "none", costs: Path | None = None, seed: int = 0,
+    device: str = "fake",
+) -> MeasuredStep:  # fmt: skip
+    """Captures and measures the step of a model function; `costs`: file of measured costs (default: the user's cache).
+
+    Raises: UnknownName, UsageError, CaptureError, Unsupported (dynamic shapes, sparse gradients), RunError.
+    """
+    if optimizer not in OPTIMIZER_STATE:
+        raise UnknownName(f"there is no optimizer {optimizer[:64]!r}", where="--optimizer", hint=f"there are: {', '.join(OPTIMIZER_STATE)}")
+    step = capture_step_of(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
+    named = dict(zip(step.values, step.graph_module.graph.find_nodes(op="placeholder"), strict=True))
+    trained = [named[f"param:{o.partition(':')[2]}"] for o in step.outputs if o.startswith("gradient:")]
+    state = OPTIMIZER_STATE[optimizer] * sum(n.meta["val"].untyped_storage().nbytes() for n in trained)
+    kind = "cpu" if device == "fake" else device.partition(":")[0]
+    graph = measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs or costs_file(), device=kind), device=kind)
+    graph = msgspec.structs.replace(graph, resident_bytes=graph.resident_bytes + state)
+    return MeasuredStep(step=step, graph=graph, batch_size=step.source.batch_size, state_bytes=state)
+
+
+def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
+    """`"400MB"`, or a share of `full_bytes` as `"60%"` or `"0.6"`. Raises: UsageError."""
+    share: Fraction | None = None
+    try:
+        share = Fraction(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except (ValueError, ZeroDivisionError):
+        pass
+    if share is not None and len(text) <= 32 and (text.strip().endswith("%") or 0 <= share <= 1):
+        if not 0 <= share <= 1:
+            raise UsageError(f"{text[:32]} is no share of the whole", where=where, hint="0 to 1, 0% to 100%, or bytes such as 4GB")
+        return int(share * full_bytes)
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=where, hint="bytes such as 4GB, or a share of the peak without recomputation such as 60%") from None
+
+
+def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", *, seed: int = 0) -> tuple[StepPlan, dict[str, str]]:
+    """(plan, what the other strategies give). Raises: Infeasible with the minimum and what would lower it; UnknownName."""
+    from ..decide.memory.step import STEP_NAMES
+
+    if strategy != "auto" and strategy not in STEP_NAMES:
+        raise UnknownName(f"there is no strategy {strategy[:64]!r}", where="--strategy", hint=f"there are: {', '.join(STEP_NAMES)}, auto")
+    rng = np.random.default_rng(seed)
+    try:
+        if strategy != "auto":
+            return STEP_NAMES[strategy]().plan(measured.graph, budget, rng=rng), {}
+        full = keep_everything(measured.graph)
+        if budget is not None and full.peak_bytes <= budget and not any(n.alternatives for n in measured.graph.nodes):
+            return full, {}  # nothing is faster than computing nothing again
+        return best_plan(measured.graph, budget, rng=rng)
+    except Infeasible as error:
+        data = {**error.data, "bound_bytes": least_bound_bytes(measured.graph), "bytes_by_kind": measured.bytes_by_kind()}
+        raise Infeasible(error.message, where=error.where, hint=what_would_help(measured), data=data) from None
+
+
+def what_would_help(measured: MeasuredStep) -> str:
+    """What makes up the minimum, largest first, and what lowers each."""
+    by_kind = measured.bytes_by_kind()
+    advice = []
+    if measured.state_bytes:
+        advice.append(f"an optimizer without state saves {size_text(measured.state_bytes)}")
+    if measured.batch_size > 1:
+        advice.append(f"a batch below {measured.batch_size} makes activations and workspaces smaller")
+    least = ", ".join(f"{k} {size_text(v)}" for k, v in sorted(by_kind.items(), key=lambda i: -i[1])[:4])
+    advice.append("parameters split over more devices (train plan)")
+    return f"of the minimum: {least}; " + "; ".join(advice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """`batch_size` fits by `plan`; no batch of `refuted` rows or more fits any plan (None: not found). `proved`: one more row does not fit.
+
+    `why`: how one more row failed, in words. Steps of more rows are taken to need no less memory.
+    """
+
+    batch_size: int
+    measured: MeasuredStep
+    plan: StepPlan
+    refuted: int | None
+    proved: bool
+    why: str
+    tried: tuple[int, ...]
+
+
+def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str = "auto", *, seed: int = 0) -> LargestBatch:
+    """The largest batch whose step fits, by doubling and halving. `at`: the measured step of a batch.
+
+    One more row is proved not to fit when `least_bound_bytes` of its step exceeds the budget, or the strategy that refused it proved its least peak.
+    Raises: Infeasible when one row does not fit.
+    """
+    fits: dict[int, tuple[MeasuredStep, StepPlan]] = {}
+    fails: dict[int, Infeasible] = {}
+
+    def ok(batch: int) -> bool:
+        if batch not in fits and batch not in fails:
+            step = at(batch)
+            try:
+                fits[batch] = (step, planned(step, budget, strategy, seed=seed)[0])
+            except Infeasible as error:
+                fails[batch] = error
+        return batch in fits
+
+    if not ok(1):
+        raise fails[1]
+    low, high = 1, 2
+    while ok(high):
+        low, high = high, 2 * high
+        if high > BATCH_LIMIT:
+            raise UsageError(f"a batch of {low} fits easily: the budget does not bind", where="--budget")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if ok(middle) else (low, middle)
+    error = fails[high]
+    bound = int(error.data.get("bound_bytes", 0))
+    proved = bound > budget or bool(error.data.get("proved"))
+    reason = f"no plan of {high} rows needs less than {size_text(bound)}" if bound > budget else error.message
+    why = reason if proved else f"unproven: no strategy fits {high} rows ({reason}), but the bound is {size_text(bound)}"
+    refuted = min((b for b, e in fails.items() if int(e.data.get("bound_bytes", 0)) > budget or e.data.get("proved")), default=None)
+    step, plan = fits[low]
+    return LargestBatch(batch_size=low, measured=step, plan=plan, refuted=refuted, proved=proved, why=why, tried=tuple(sorted({*fits, *fails})))
