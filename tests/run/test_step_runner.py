@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,15 @@ class Net(nn.Module):
         y = self.drop(torch.relu(self.norm(self.conv(x))))
         y = nn.functional.max_pool2d(nn.functional.gelu(self.second(y)), 2)
         return self.head(self.drop(self.up(y.mean((2, 3)))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on busy cores wait for each other, and workspaces depend on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", 
             return STEP_NAMES[strategy]().plan(measured.graph, budget, rng=rng), {}
         full = keep_everything(measured.graph)
         if budget is not None and full.peak_bytes <= budget and not any(n.alternatives for n in measured.graph.nodes):
-            return full, {}  # nothing is faster than computing nothing again
+            return msgspec.structs.replace(full, budget_bytes=budget), {}  # nothing is faster than computing nothing again
         return best_plan(measured.graph, budget, rng=rng)
     except Infeasible as error:
         data = {**error.data, "bound_bytes": least_bound_bytes(measured.graph), "bytes_by_kind": measured.bytes_by_kind()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from ...errors import Infeasible, MeshwrightError
@@ -99,7 +100,7 @@ class KeepEverything:
                 f"keeping everything needs {size_text(plan.peak_bytes)}, the budget is {size_text(budget_bytes)}", where=graph.name,
                 hint="a strategy that computes again needs less", data={"least_bytes": plan.peak_bytes, "budget_bytes": budget_bytes},
             )  # fmt: skip
-        return plan
+        return msgspec.structs.replace(plan, budget_bytes=budget_bytes)
 
 
 def least_bound_bytes(graph: StepGraph) -> int:

@@ -1,0 +1,148 @@
+"""Predicted against measured peak of training steps, at every budget, for every strategy, on five nets, in eager mode.
+
+Run: `python benchmarks/memory_model.py [--nets unet,swiglu] [--budgets 21] [--strategies keep,...] [--quick]`. Each row is one plan run for real:
+predicted peak, the allocator's own peak (running sum of its events), and once per net the growth of the process's resident peak (VmHWM) in a process
+of its own. Gradients are compared with the plain step's, bit by bit. `--quick`: two small nets, three budgets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import machine
+import memory_nets
+
+HERE = Path(__file__).parent
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def captured(net: str) -> tuple[Any, Any]:
+    """(real step, its measured graph)."""
+    from meshwright.capture.step import capture_step_of
+    from meshwright.probe.step_costs import StepCosts, costs_file, measure_step
+
+    step = capture_step_of(f"{HERE / 'memory_nets.py'}:{net}", loss=memory_nets.NETS[net], device="cpu")
+    return step, measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs_file()))
+
+
+def bit_equal(step: Any, graph: Any, plan: Any, reference: list[Any]) -> bool:
+    import torch
+
+    from meshwright.run.step import runner_of, step_tensors
+
+    torch.manual_seed(7)
+    found = runner_of(step, plan, graph=graph).run(step_tensors(step))
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, reference, strict=True))
+
+
+def rows_of(net: str, strategies: list[str], budgets: int) -> list[dict[str, Any]]:
+    import numpy as np
+    import torch
+
+    from meshwright.check.step_memory import check_step_plan
+    from meshwright.decide.memory.step import STEP_NAMES, keep_everything
+    from meshwright.errors import MeshwrightError
+    from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
+
+    step, graph = captured(net)
+    full, tensors = keep_everything(graph), step_tensors(step)
+    torch.manual_seed(7)
+    reference = runner_of(step, full, graph=graph).run([*tensors])
+    rows = []
+    for share in [1 - i / max(1, budgets - 1) for i in range(budgets)]:
+        for strategy in strategies:
+            row: dict[str, Any] = {"net": net, "strategy": strategy, "share": round(share, 4), "budget_bytes": int(share * full.peak_bytes)}
+            try:
+                start = time.process_time()
+                plan = STEP_NAMES[strategy]().plan(graph, row["budget_bytes"], rng=np.random.default_rng(0))
+                row["plan_s"] = round(time.process_time() - start, 2)
+            except MeshwrightError as error:
+                rows.append(row | {"refused": error.message})
+                continue
+            check_step_plan(graph, plan).raise_if_wrong()
+            row["bit_equal"] = bit_equal(step, graph, plan, reference)
+            measured = measured_peak_bytes(runner_of(step, plan, graph=graph), tensors)
+            row |= {"predicted_bytes": plan.peak_bytes, "measured_bytes": measured, "time_s": plan.time_s, "keep_time_s": full.time_s}
+            row["error"] = round(plan.peak_bytes / measured - 1, 5)
+            rows.append(row)
+            sizes = f"predicted {plan.peak_bytes:>12,} measured {measured:>12,}"
+            print(f"{net:<9} {strategy:<12} {share:6.2f} {sizes} {100 * row['error']:+.2f} %", flush=True)
+    return rows
+
+
+def resident_growth(net: str) -> dict[str, int]:
+    """In a process of its own: growth of VmHWM over one run of the plain step, beside the events' growth. Allocations go straight to the system."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__)), "--resident", net], capture_output=True, text=True, timeout=900, check=True
+    )  # fmt: skip
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def resident(net: str) -> None:
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(M_MMAP_THRESHOLD, 64 * 1024)
+    libc.mallopt(M_TRIM_THRESHOLD, 0)
+    from meshwright.decide.memory.step import keep_everything
+    from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
+    from meshwright.run.storage_peak import storage_bytes
+
+    step, graph = captured(net)
+    runner, tensors = runner_of(step, keep_everything(graph), graph=graph), step_tensors(step)
+    runner.run([*tensors])
+    events = measured_peak_bytes(runner, tensors) - storage_bytes(tensors)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    runner.run([*tensors])
+    print(json.dumps({"events_bytes": events, "resident_bytes": status("VmHWM") - before}))
+
+
+def status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nets", default=",".join(memory_nets.NETS))
+    parser.add_argument("--budgets", type=int, default=21)
+    parser.add_argument("--strategies", default="", help="default: all")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resident", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.resident:
+        return resident(args.resident)
+    from meshwright.decide.memory.step import STEP_NAMES
+
+    nets = ["swiglu", "unet"] if args.quick else args.nets.split(",")
+    strategies = args.strategies.split(",") if args.strategies else list(STEP_NAMES)
+    rows, growth = [], {}
+    for net in nets:
+        rows += rows_of(net, strategies, 3 if args.quick else args.budgets)
+        growth[net] = resident_growth(net)
+        share = growth[net]["resident_bytes"] / growth[net]["events_bytes"] - 1
+        print(f"{net:<9} resident growth {growth[net]['resident_bytes']:,} B, by events {growth[net]['events_bytes']:,} B ({100 * share:+.2f} %)")
+    ran = [r for r in rows if "error" in r]
+    worst = max((abs(r["error"]) for r in ran), default=0.0)
+    print(f"{len(ran)} plans run, {len(rows) - len(ran)} refused; worst error {100 * worst:.2f} %; bit-equal {sum(r['bit_equal'] for r in ran)}")
+    apart = max(abs(g["resident_bytes"] / g["events_bytes"] - 1) for g in growth.values())
+    summary = [
+        {"what": "predicted against measured peak, worst", "value": worst, "unit": "share", "limit": 0.02},
+        {"what": "events against resident growth, worst", "value": round(apart, 5), "unit": "share", "limit": 0.01},
+        {"what": "plans whose gradients are not bit-equal", "value": sum(not r["bit_equal"] for r in ran), "unit": "plans"},
+    ]
+    if not args.quick:
+        machine.record("memory_model", summary, plans=rows, resident=growth)
+    return None
+
+
+if __name__ == "__main__":
+    main()

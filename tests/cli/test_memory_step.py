@@ -1,0 +1,170 @@
+"""`memory plan --model` and `memory explain`: a whole step in a budget, the largest batch, minima, and modules that cannot be captured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from meshwright.capture.forward import build_objective
+from meshwright.check.step_memory import check_step_plan
+from meshwright.cli import main
+from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
+from meshwright.errors import Infeasible, UnknownName, UsageError
+from meshwright.run.module_checkpoints import module_uses, plan_modules
+from meshwright.run.step_fit import budget_bytes, largest_batch, measured_step, planned
+from meshwright.step_graph import StepGraph, StepPlan
+
+MODEL = '''
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(16, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.head(torch.sigmoid(torch.tanh(self.second(torch.relu(torch.sin(self.first(x)))))))
+
+class Branching(Net):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        for block in self.blocks:
+            x = block(x) if x.sum().item() > -1e9 else x
+        return self.head(x)
+
+def small():
+    return Net(), (torch.randn(64, 16), torch.randint(0, 4, (64,)))
+
+def branching():
+    return Branching(), (torch.randn(64, 16), torch.randint(0, 4, (64,)))
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("step")
+    (path / "net.py").write_text(MODEL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> str:
+    return f"{folder / 'net.py'}:small"
+
+
+def asked(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    assert main(["memory", *words, "--costs", str(folder / "costs.json"), "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_plan_is_written_checked_and_measured(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    full = asked(folder, capsys, "plan", "--model", model, "--budget", "100%", "--strategy", "keep", "--measure", "--optimizer", "adam")
+    assert full["peak_bytes"] == full["keep_peak_bytes"] == full["budget_bytes"]
+    kinds = full["bytes_by_kind"]
+    assert isinstance(kinds, dict) and kinds["optimizer state"] == 2 * kinds["parameters"] == 8 * (16 * 64 + 64 + 64 * 64 + 64 + 64 * 4 + 4)
+    assert isinstance(full["measured_peak_bytes"], int) and isinstance(full["peak_bytes"], int)
+    assert abs(full["measured_peak_bytes"] - full["peak_bytes"]) <= 0.01 * full["peak_bytes"]
+    out = folder / "plan.json"
+    least = asked(folder, capsys, "plan", "--model", model, "-o", str(out))
+    document = json.loads(out.read_text())
+    graph, plan = msgspec.convert(document["graph"], StepGraph), msgspec.convert(document["plan"], StepPlan)
+    assert check_step_plan(graph, plan).ok and plan.peak_bytes == least["peak_bytes"] < keep_everything(graph).peak_bytes
+    assert least_bound_bytes(graph) <= plan.peak_bytes and least["check"] == "ok"
+    assert main(["memory", "plan", "--model", model, "--costs", str(folder / "costs.json"), "--strategy", "keep"]) == 0
+    said = capsys.readouterr().out
+    assert "100.0 % of the" in said and "proved the fastest" in said
+
+
+def test_below_the_minimum(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["memory", "plan", "--model", model, "--costs", str(folder / "costs.json"), "--optimizer", "adam", "--json"]
+    assert main([*words, "--budget", "1%"]) == 3
+    error = json.loads(capsys.readouterr().err)
+    assert error["data"]["bound_bytes"] > error["data"]["budget_bytes"] and "no plan at all needs less" in error["message"]
+    assert "an optimizer without state saves 44,064 B" in error["hint"] and "a batch below 64" in error["hint"]
+
+
+def test_the_largest_batch(folder: Path, model: str) -> None:
+    """Against trying every batch; what is proved follows from the bound of one more row."""
+    at = {b: measured_step(model, batch_size=b, costs=folder / "costs.json") for b in range(1, 9)}
+    full = keep_everything(at[3].graph).peak_bytes
+    found = largest_batch(at.__getitem__, full, "keep")
+    assert found.batch_size == max(b for b in at if keep_everything(at[b].graph).peak_bytes <= full) >= 3
+    assert found.plan.peak_bytes <= full and not found.proved and "unproven" in found.why
+    with pytest.raises(Infeasible):
+        largest_batch(at.__getitem__, least_bound_bytes(at[1].graph) - 1, "keep")
+    lean = largest_batch(at.__getitem__, planned(at[2], None)[0].peak_bytes)
+    assert lean.batch_size >= 2
+    if lean.proved:
+        assert lean.refuted == lean.batch_size + 1
+
+
+def test_max_batch_on_the_command_line(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document = asked(folder, capsys, "plan", "--model", model, "--max-batch", "--budget", "60kB", "--strategy", "keep")
+    assert isinstance(document["peak_bytes"], int) and document["peak_bytes"] <= 60_000 and document["batch_size"] == document["max_batch"]
+    for more, said in ((["--budget", "50%"], "a share has no meaning"), ([], "wants --budget")):
+        assert main(["memory", "plan", "--model", model, "--max-batch", *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_explain_names_the_tensors_at_the_peak(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document = asked(folder, capsys, "explain", "--model", model)
+    rows, always = document["alive"], document["always"]
+    assert isinstance(rows, list) and isinstance(always, dict) and len(rows) == min(10, document["alive_count"]) >= 7
+    assert document["alive_bytes"] + sum(always.values()) + document["workspace_bytes"] == document["peak_bytes"]  # type: ignore[operator]
+    sizes = [r["size_bytes"] for r in rows]
+    assert sizes == sorted(sizes, reverse=True) and {"first", "second", "loss"} & {r["module"] for r in rows}
+    asked(folder, capsys, "explain", "--model", model, "--budget", "90%")
+    assert main(["memory", "explain", "--model", model, "--costs", str(folder / "costs.json")]) == 0
+    assert "the largest:" in capsys.readouterr().out
+    assert main(["memory", "explain"]) == 2 and main(["memory", "plan"]) == 2
+
+
+def test_what_cannot_be_captured_is_planned_by_modules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = f"{folder / 'net.py'}:branching"
+    document = asked(folder, capsys, "plan", "--model", odd, "--budget", "90%")
+    assert document["schema"] == "meshwright.memory.modules" and "_local_scalar_dense" in str(document["refusal"])
+    assert document["checkpoint"] and isinstance(document["checkpoint"], list) and document["checkpoint"][0].startswith("blocks.")
+    objective, source, _ = build_objective(odd, loss="cross-entropy", batch_size=None, seed=0, device="cpu")
+    uses, outside = module_uses(objective, source.inputs)
+    kept = set[int]()
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        kept.add(x.untyped_storage().data_ptr())
+        alive.append(x)
+        return x
+
+    alive: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        objective(*source.inputs)
+    fixed = {t.untyped_storage().data_ptr() for t in (*objective.parameters(), *source.inputs)}
+    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}
+    assert outside + sum(u.kept_bytes for u in uses) == sum(v for k, v in sizes.items() if k not in fixed)
+    with pytest.raises(Infeasible, match="with a checkpoint around every child"):
+        plan_modules(odd, loss="cross-entropy", batch_size=None, budget="1kB", refusal="x", seed=0)
+
+
+def test_budgets_and_names() -> None:
+    assert [budget_bytes(t, 1000) for t in ("25%", "0.5", "1", "2kB")] == [250, 500, 1000, 2000]
+    for text in ("120%", "-3%", "4", "much"):
+        with pytest.raises(UsageError):
+            budget_bytes(text, 1000)
+
+
+def test_wrong_names(folder: Path, model: str) -> None:
+    with pytest.raises(UnknownName, match="no optimizer"):
+        measured_step(model, optimizer="lion")
+    with pytest.raises(UnknownName, match="no strategy"):
+        planned(measured_step(model, costs=folder / "costs.json"), None, "best")
+    with pytest.raises(Infeasible, match="nothing fits"):
+        best_plan(measured_step(model, costs=folder / "costs.json").graph, 1, ["keep"], rng=np.random.default_rng(0))
