@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     node = step.graph.nodes[plan.actions[plan.peak_at].node]
     way = plan.actions[plan.peak_at].alternative
     workspace = node.workspace_bytes if way < 0 else node.alternatives[way].workspace_bytes
-    fixed = {k: v for k, v in step.bytes_by_kind().items() if k != "gradients"}
+    fixed = {k: v for k, v in step.bytes_by_kind().items() if k != "gradients and loss"}
     document = {
         "schema": "meshwright.memory.explain", "version": 1, "model": step.graph.name, "batch_size": step.batch_size, "strategy": plan.strategy,
         "peak_bytes": plan.peak_bytes, "at": {"node": node.name, "target": node.target, "module": node.module, "phase": node.phase},

@@ -39,7 +39,7 @@ class MeasuredStep:
             if s.kind != "made":
                 found[f"{s.kind}s"] = found.get(f"{s.kind}s", 0) + s.size_bytes
         made = {s for r in self.graph.results for s in self.graph.nodes[r].storages if self.graph.storages[s].kind == "made"}
-        return {k: v for k, v in found.items() if v} | {"gradients": sum(self.graph.storages[s].size_bytes for s in made)}
+        return {k: v for k, v in found.items() if v} | {"gradients and loss": sum(self.graph.storages[s].size_bytes for s in made)}
 
 
 def measured_step(
