@@ -132,21 +132,25 @@ def best_plan(
 
     Raises: Infeasible when no strategy fits, with the least peak any of them knows and the bound that holds for all.
     """
-    plans, said, least = dict[str, StepPlan](), dict[str, str](), list[int]()
+    plans, said, least, proved = dict[str, StepPlan](), dict[str, str](), list[int](), False
     for name in STEP_NAMES if names is None else names:
         try:
             plans[name] = STEP_NAMES[name]().plan(graph, budget_bytes, rng=rng)
             said[name] = f"{plans[name].time_s * 1e3:.4g} ms, peak {size_text(plans[name].peak_bytes)}"
         except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
             said[name] = error.message
-            least += [int(error.data["least_bytes"])] if "least_bytes" in error.data else []
+            least += [int(error.data["least_bytes"])] if error.data.get("least_bytes") is not None else []
+            proved |= bool(error.data.get("proved"))
     if not plans:
         bound = least_bound_bytes(graph)
         known = min(least, default=None)
         reached = f"; the least that a strategy reaches is {size_text(known)}" if known is not None else ""
         raise Infeasible(
             f"nothing fits in {size_text(budget_bytes or 0)}: no plan at all needs less than {size_text(bound)}{reached}", where=graph.name,
-            data={"least_bytes": known, "bound_bytes": bound, "budget_bytes": budget_bytes, "strategies": said},
+            data={
+                "least_bytes": known, "bound_bytes": bound, "budget_bytes": budget_bytes, "proved": proved or bound > (budget_bytes or 0),
+                "strategies": said,
+            },
         )  # fmt: skip
     name = min(plans, key=lambda n: (plans[n].peak_bytes, plans[n].time_s) if budget_bytes is None else (plans[n].time_s, plans[n].peak_bytes))
     said.pop(name)
