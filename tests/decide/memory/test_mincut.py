@@ -115,3 +115,15 @@ def test_bans_are_switches():
     assert set(saved_set(graph).banned.values()) <= set(BANS)
     with pytest.raises(UnknownName, match="there is no ban 'moon'"):
         saved_set(graph, bans=("moon",))
+
+
+def test_what_must_be_saved_and_cannot_be_is_named():
+    """A tuple as a whole is not saved, its items are; backward here reads the tuple."""
+    b = Builder()
+    x, t = b.given(400), b.given(4, "tangent")
+    pair = b.op((x,), (400, 400), target="aten.mm.default")
+    loss = b.op((b.item(pair, 0),), (4,))
+    graph = b.graph((loss, b.op((t, pair), (400,), phase="backward")))
+    with pytest.raises(Infeasible, match="must be saved, and cannot be") as refused:
+        saved_set(graph)
+    assert refused.value.where == "n2"
