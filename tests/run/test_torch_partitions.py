@@ -46,6 +46,15 @@ def test_torchs_partitions_are_right_plans_and_less_budget_saves_less_and_runs_m
     assert len(none.actions) > len(half.actions) > len(default.actions)
 
 
+def test_a_batch_norm_that_runs_again_gives_its_statistics_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    step = capture_step(model, [torch.randn(4, 3, 8, 8), torch.randn(4, 8, 8, 8)], loss="mse")
+    for plan in torch_plans(step, budgets=(0.0,)):
+        assert not check_step_plan(step.step_graph, plan).findings
+    assert len(plan.actions) > len({a.node for a in plan.actions})
+
+
 def test_a_partition_of_another_graph_is_refused():
     step = capture_step(net(32, 1), [torch.randn(16, 32), torch.randn(16, 32)], loss="mse")
     other = capture_step(nn.Sequential(nn.Tanh()), [torch.randn(16, 32), torch.randn(16, 32)], loss="mse")

@@ -51,6 +51,7 @@ def plan_of_partition(
     for n in (*runs[0], *runs[1]):
         if n.name not in number:
             raise Unsupported(f"torch's partition holds {n.name} ({n.target}), which the captured step lacks", where=graph.name)
-    return finished(
-        graph, [(number[n.name], -1) for part in runs for n in part], len(runs[0]), strategy=strategy, options=dict(options or {})
-    )
+    given = {number[n.name] for n in runs[0]} & {*graph.results}  # torch's backward may make items of a batch norm again that the step has given
+    again = [number[n.name] for n in runs[1] if number[n.name] not in given]
+    order = [*(number[n.name] for n in runs[0]), *again]
+    return finished(graph, [(x, -1) for x in order], len(runs[0]), strategy=strategy, options=dict(options or {}))
