@@ -21,6 +21,7 @@ from .transport import TAG_WINDOW
 
 __all__ = ["Receive", "Schedule", "Send", "compile_schedule"]
 
+SHORT_BYTES = 1 << 16
 Range = tuple[int, int, int]  # (buffer, first chunk, end chunk)
 
 
@@ -61,8 +62,8 @@ def compile_schedule(
     """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`). `pair_order`: see `transport.TaglessTransport`.
 
     `sends_ahead`: messages out of buffers that may wait to be taken, where that is more than the channel's depth. A send costs no memory until its
-    receive is posted, and a walk that does not wait for it can take in what has come meanwhile. `sends_first`: of receives and sends that are due at
-    the same time the sends go first, since a neighbour may be waiting for them.
+    receive is posted, and a walk that does not wait for it can take in what has come meanwhile. `sends_first`: of receives and short sends that are
+    due at the same time the sends go first, since a neighbour may be waiting for them.
     """
     compiler = _Compiler(program, orders, rank, pair_order, sends_ahead)
     schedule = compiler.run()
@@ -163,17 +164,22 @@ class _Compiler:
                 self.schedule.direct_targets.add(self.dst[step][0])
 
     def post_after_sends(self) -> None:
-        """Receives are posted behind sends that follow at once. A send blocks nothing, unless an earlier one is waited for before the next step."""
+        """Receives are posted behind short sends that follow at once, which block nothing unless an earlier one is waited for before the next step.
+        Behind a long one the word that a receive is posted would wait on the connection for all of its bytes."""
         posts = self.schedule.posts
         for at in sorted(posts, reverse=True):
             behind = at
-            while behind < len(self.order) and self.only_sends(self.order[behind]) and not self.schedule.waits.get(behind + 1):
+            while behind < len(self.order) and self.sends_little(self.order[behind]) and not self.schedule.waits.get(behind + 1):
                 behind += 1
             if behind > at:
                 posts[behind] = posts.pop(at) + posts.get(behind, [])
 
-    def only_sends(self, step: int) -> bool:
-        return self.kind[step] == Kind.TRANSFER and bool(self.parts[step] & Part.SEND) and not self.parts[step] & Part.RECV
+    def sends_little(self, step: int) -> bool:
+        """The step only sends, and at most SHORT_BYTES."""
+        if self.kind[step] != Kind.TRANSFER or not self.parts[step] & Part.SEND or self.parts[step] & Part.RECV:
+            return False
+        buffer, _, count = self.src[step]
+        return count * int(self.program.buffers.chunk_bytes[buffer]) <= SHORT_BYTES
 
     def post_position(self, step: int, send: int, credit: int) -> int:
         """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""

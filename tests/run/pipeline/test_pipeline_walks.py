@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ def test_a_rank_refuses_stages_that_it_does_not_hold() -> None:
 
 def test_messages_leave_before_room_is_made_for_new_ones() -> None:
     """A neighbour may be waiting for what is sent; a receive that is posted a little later is still two messages ahead."""
-    from meshwright.drive_pipelines import problem_of_plan, schedule_of_plan
+    from meshwright.drive_pipelines import problem_of_plan, relowered, schedule_of_plan
     from meshwright.run.schedule import compile_schedule
 
     plan, _ = planned("interleaved", {"chunks": 2}, 4, 8)
@@ -168,3 +169,8 @@ def test_messages_leave_before_room_is_made_for_new_ones() -> None:
         assert all(rows == sorted(rows) for rows in by_tag.values())  # messages of one tag are told apart by their order
         moved += sum(after[s] > before[s] for s in before)
     assert moved
+    large = relowered(plan, replace(problem_of_plan(plan), message_bytes=(1 << 20,) * 4))
+    program = inline(large.main, large.programs).program
+    orders, _ = pipeline_orders(large, problem_of_plan(large), schedule_of_plan(large))
+    plain, first = (compile_schedule(program, orders, 1, sends_ahead=len(program.steps), sends_first=x) for x in (False, True))
+    assert plain.posts == first.posts  # word of a receive would wait behind a long message
