@@ -179,7 +179,7 @@ class _Compiler:
         if self.kind[step] != Kind.TRANSFER or not self.parts[step] & Part.SEND or self.parts[step] & Part.RECV:
             return False
         buffer, _, count = self.src[step]
-        return count * int(self.program.buffers.chunk_bytes[buffer]) <= SHORT_BYTES
+        return bool(count * int(self.program.buffers.chunk_bytes[buffer]) <= SHORT_BYTES)
 
     def post_position(self, step: int, send: int, credit: int) -> int:
         """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""
