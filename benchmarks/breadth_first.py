@@ -1,10 +1,10 @@
 """Breadth-first with sharded weights in the lab: how much of the gradients' reductions is left uncovered.
 
-Run: `python benchmarks/breadth_first.py [--steps 5]` (root or user namespaces, a quiet machine; under three minutes; prints and writes
+Run: `python benchmarks/breadth_first.py [--steps 5]` (root or user namespaces, a quiet machine; a minute; prints and writes
 benchmarks/results/breadth_first.json). Two replicas of two pipeline devices with four stages each, 4 MB of fp32 gradients per stage, links of
-200 Mbit/s, paced stages: a stage's backward over all micro-batches lasts 1.25 times its reduction. Four programs of one schedule take turns: without
-collectives, with the last reduction alone (nothing is left to cover it, so what it adds is a reduction's time), with all reductions, and with the
-gathers of weights too. Exposed is what a step gets longer.
+200 Mbit/s, paced stages: a stage's backward over all micro-batches lasts 1.5 times its reduction at the links' rate. Four programs of one
+schedule take turns: without collectives, with the last reduction alone (nothing is left to cover it, so what it adds is a reduction's time), with
+all reductions, and with the gathers of weights too. Exposed is what a step gets longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATE_BPS = 25_000_000  # 200 Mbit/s
 STAGES, MICROBATCHES, REPLICAS, DEVICES = 4, 4, 2, 2
 GRADIENT_BYTES = 4_000_000  # of one stage
 REDUCTION_S = GRADIENT_BYTES / REPLICAS / RATE_BPS
-COVER = 1.25
+COVER = 1.5  # of the reduction at full link rate; measured reductions are longer, and 1.2 of those is asked
 LIMIT = 1.3  # exposed reductions over one stage's
 
 
