@@ -9,14 +9,11 @@ largest entry. No times are taken.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests" / "run"
+from machine import record
+from real_ranks import quick_asked, rank_pool
+
 CASES = [("even", (2, 1, 1)), ("even", (3, 1, 1)), ("odd_tied", (2, 1, 2)), ("odd_tied", (2, 2, 1)), ("grouped_expand", (2, 2, 1))]
 BUCKET = 1500  # bytes: small models
 STEPS = 2
@@ -40,24 +37,12 @@ def measure(pool: Any, name: str, degrees: tuple[int, int, int], level: int, ove
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    args = parser.parse_args()
-    os.chdir(ROOT)
-    sys.path.insert(0, str(TESTS))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    from machine import record
-    from processes import RankPool
-
-    pool = RankPool(4)
-    try:
-        cases = CASES[:1] if args.quick else CASES
-        rows = [measure(pool, n, d, level, overlap) for n, d in cases for level in range(4) for overlap in (False, True)]
-    finally:
-        pool.close()
+    quick = quick_asked(__doc__)
+    with rank_pool() as pool:
+        rows = [measure(pool, n, d, level, overlap) for n, d in (CASES[:1] if quick else CASES) for level in range(4) for overlap in (False, True)]
     for r in rows:
         print(f"{r['what']:72} error {r['error']:.1e}  {r['bytes_sent']:>7} bytes, as planned  peak {r['peak_bytes']:>7} bytes")
-    if not args.quick:
+    if not quick:
         record("sharding_levels", [x for r in rows for x in _rows(r)])
 
 

@@ -12,14 +12,11 @@ the parts that wait to be gathered again are added. The plan's number is the one
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests" / "run"
+from machine import record
+from real_ranks import quick_asked, rank_pool
+
 CASES = [
     ("even", (1, 2, 1)), ("even", (1, 4, 1)), ("odd_tied", (1, 3, 1)), ("odd_tied", (1, 2, 2)), ("odd_tied", (2, 2, 1)),
     ("grouped_expand", (1, 4, 1)), ("grouped_repeat", (1, 4, 1)), ("grouped_packed", (1, 2, 1)), ("grouped_native", (1, 4, 1)),
@@ -84,22 +81,11 @@ def kept(pool: Any, name: str, tensor: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    args = parser.parse_args()
-    os.chdir(ROOT)
-    sys.path.insert(0, str(TESTS))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    from machine import record
-    from processes import RankPool
-
-    pool = RankPool(4)
-    try:
-        rows = [measure(pool, name, degrees) for name, degrees in (CASES[:3] if args.quick else CASES)]
-        rows += [measure(pool, name, degrees, sequence=True) for name, degrees in (ALONG[:3] if args.quick else ALONG)]
-        memory = [kept(pool, name, tensor) for name, tensor in (KEPT[:1] if args.quick else KEPT)]
-    finally:
-        pool.close()
+    quick = quick_asked(__doc__)
+    with rank_pool() as pool:
+        rows = [measure(pool, name, degrees) for name, degrees in (CASES[:3] if quick else CASES)]
+        rows += [measure(pool, name, degrees, sequence=True) for name, degrees in (ALONG[:3] if quick else ALONG)]
+        memory = [kept(pool, name, tensor) for name, tensor in (KEPT[:1] if quick else KEPT)]
     for r in rows:
         same = "equal" if r["bytes_sent"] == r["bytes_planned"] else f"PLANNED {r['bytes_planned']}"
         degrees = f"{r['data']}x{r['tensor']}x{r['pipeline']}" + (" sequence" if r["sequence"] else "")
@@ -107,7 +93,7 @@ def main() -> None:
     for r in memory:
         said = f"without {r['without']} (planned {r['planned without']}), with {r['with']} (planned {r['planned with']})"
         print(f"{r['model']:15} tensor {r['tensor']}: bytes kept for backward {said}")
-    if not args.quick:
+    if not quick:
         record("tensor_parallel", [x for r in rows for x in _rows(r)] + [x for r in memory for x in _kept_rows(r)])
 
 

@@ -7,12 +7,14 @@ independent of the devices, so it is planned once per operation, number of membe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from .breakdown import phase_seconds
 from .cost import Cost
 from .decide.collective import Ring
 from .decide.pipeline import one_f_one_b_order
@@ -23,13 +25,18 @@ from .lowering import lower_training
 from .lowering_folded import folded_works
 from .plan import TrainingLayout
 from .program import Program
-from .program_calls import Callee
-from .program_flat import represented_by
+from .program_calls import Callee, InlinedProgram, phases
+from .program_fewer import first_microbatches
+from .program_flat import flatten, represented_by
 from .timeline import Timeline
 
-__all__ = ["MAX_FOLDED_STEPS", "FoldedStep", "RankOrderRings", "folded_step", "with_microbatches", "worst_bytes"]
+__all__ = [
+    "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED", "RankOrderRings", "Steady", "folded_step", "steady_of",
+    "with_microbatches", "worst_bytes",
+]  # fmt: skip
 
 MAX_FOLDED_STEPS = 5_000_000  # of the representatives, calls written out
+SCOUTED = (4, 8)  # micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +94,44 @@ def worst_bytes(program: Program, callees: dict[str, Program]) -> tuple[int, ...
     worst = worst_order_memory(made.program, Order(made.program))
     needs: Any = np.array(worst.peak_bytes) + np.array(worst.staging_bytes) + made.staging_bytes + made.scratch_bytes
     return tuple(int(x) for x in needs[: program.ranks][represented_by(program)])
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Programs from which the step of a layout follows: the whole one, or those of two numbers of micro-batches, fewest first, in whose steady
+    state every further one takes as long as the one before."""
+
+    programs: tuple[tuple[int, InlinedProgram], ...]  # with their micro-batches
+    microbatches: int  # of a step
+
+    def time_s(self, fabric: Fabric, placement: tuple[str, ...], cost: Cost, works: Mapping[str, Work]) -> float:
+        from .simulate import simulate_stored
+
+        return self._follow(lambda p: simulate_stored(p.program, fabric, placement, cost, works=works, record=False).makespan_s)
+
+    def mean_phases_s(self, fabric: Fabric, placement: tuple[str, ...], cost: Cost, works: Mapping[str, Work]) -> dict[str, float]:
+        """Seconds in each phase, and idle ones, of a step: the mean over its ranks."""
+        from .simulate import simulate_stored
+
+        found: list[list[dict[str, float]]] = []
+        for _, p in self.programs:
+            t = simulate_stored(p.program, fabric, placement, cost, works=works, record=True)
+            found.append(phase_seconds(t.spans, phases(p), represented_by(p.program).tolist(), t.makespan_s))
+        rows = dict(zip((id(p) for _, p in self.programs), found, strict=True))
+        return {name: self._follow(lambda p, name=name: sum(r[name] for r in rows[id(p)]) / len(rows[id(p)])) for name in found[0][0]}  # type: ignore[misc]
+
+    def _follow(self, seconds: Callable[[InlinedProgram], float]) -> float:
+        last, program = self.programs[-1]
+        time_s = seconds(program)
+        if last == self.microbatches:
+            return time_s
+        first, fewer = self.programs[0]
+        return time_s + (self.microbatches - last) * (time_s - seconds(fewer)) / (last - first)
+
+
+def steady_of(program: Program, programs: Mapping[str, Program], layout: TrainingLayout, flat: InlinedProgram | None = None) -> Steady:
+    """`program` of all micro-batches of the layout, or of as many as are scouted; `flat`: it flattened, where that is at hand."""
+    few, more = (layout.pipeline + extra for extra in SCOUTED)
+    if program.fold is None or layout.microbatches <= more or layout.schedule != "1f1b":
+        return Steady(((layout.microbatches, flat or flatten(program, programs)),), layout.microbatches)
+    return Steady(tuple((n, flatten(first_microbatches(program, n), programs)) for n in (few, more)), layout.microbatches)

@@ -19,7 +19,7 @@ from .decide.layout.problem import Degrees
 from .decide.layout.tensor_shares import LEVEL, TensorOptions
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
-from .drive_folded import MAX_FOLDED_STEPS, folded_step, with_microbatches
+from .drive_folded import MAX_FOLDED_STEPS, SCOUTED, Steady, folded_step, steady_of, with_microbatches
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
 from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, with_recomputation
@@ -43,7 +43,6 @@ MAX_SIMULATED = 40
 MANY_DEVICES = 256  # with more, collectives are rings: planning those of every group costs minutes
 WORTH_FOLDING = 2  # degrees whose programs are too large to write out that are built, best by the layer table first
 LARGEST_FOLDED_MICROBATCH = 8
-SCOUTED = (4, 8)  # micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated
 HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
 MAX_PROGRAM_STEPS = 300_000  # of the inlined program, over all ranks; larger candidates cannot be simulated here
 
@@ -92,6 +91,12 @@ class Evaluated:
     def inlined(self) -> InlinedProgram:
         assert self.program is not None
         return flatten(self.program, self.callees)
+
+    @cached_property
+    def steady(self) -> Steady:
+        """What to simulate for its step at other rates."""
+        assert self.program is not None
+        return steady_of(self.program, self.callees, self.layout, None if self.program.fold is not None else self.inlined)
 
     def recorded(self) -> Timeline:
         """The timeline with all spans (the search keeps only totals)."""
@@ -294,9 +299,8 @@ class LayoutSearch:
             if whole or layout.microbatches <= (most := layout.pipeline + SCOUTED[1]):
                 step = run(layout)
             else:
-                step, fewer = run(with_microbatches(layout, most)), run(with_microbatches(layout, layout.pipeline + SCOUTED[0]))
-                each_s = (step.timeline.makespan_s - fewer.timeline.makespan_s) / (SCOUTED[1] - SCOUTED[0])
-                whole_s = step.timeline.makespan_s + (layout.microbatches - most) * each_s
+                step = run(with_microbatches(layout, most))
+                whole_s = steady_of(step.program, step.callees, layout).time_s(self.fabric, placement, self.cost, step.works)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=f"{error.message} ({name})")
         limits = [self.fabric.device(d).memory_bytes for d in placement]

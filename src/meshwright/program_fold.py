@@ -80,9 +80,12 @@ def require_folded(p: Program) -> Fold:
     if fold.buffer_shift.shape != expected:
         raise FormatError(f"shape {fold.buffer_shift.shape}, expected {expected}", where=f"{p.name}.fold.buffer_shift")
     for what, actors in (("lane", p.lanes.actor), ("buffer", p.buffers.actor), ("channel", p.channels.src)):
-        for number, actor in enumerate(actors.tolist()):
-            if not is_representative(fold, actor):
-                raise FormatError(f"{what} {number} is at rank {actor}, which is not a representative", where=f"{p.name}.fold")
+        first = np.ones(len(actors), bool)
+        for axis in folded_axes(fold):
+            first &= (actors // axis.stride) % axis.size == 0
+        if not first.all():
+            number = int(np.flatnonzero(~first)[0])
+            raise FormatError(f"{what} {number} is at rank {int(actors[number])}, which is not a representative", where=f"{p.name}.fold")
     return fold
 
 

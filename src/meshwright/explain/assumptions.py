@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..cost import Cost
+from ..drive_folded import Steady
 from ..fabric import Fabric
 from .breakdown import Simulated
 from .rivals import scaled_links
@@ -47,19 +48,18 @@ class _Number(NamedTuple):
     source: str
 
 
-def assumptions_of(run: Simulated, errors: Mapping[str, float]) -> tuple[Assumption, ...]:
-    """One per number that the plan's cost and fabric hold, in the order: prices, roofline, runtime, links."""
+def assumptions_of(run: Simulated, errors: Mapping[str, float], steady: Steady) -> tuple[Assumption, ...]:
+    """One per number that the plan's cost and fabric hold, in the order: prices, roofline, runtime, links. `steady`: of the plan."""
     from ..drive import works_of
-    from ..simulate import simulate_stored
 
-    works, found = works_of(run.plan), []
+    works, found, at = works_of(run.plan), [], run.plan.placement
+    now = 1.0 if len(steady.programs) == 1 else run.timeline.makespan_s / steady.time_s(run.fabric, at, run.cost, works)
     for number in _numbers(run):
         error = errors[number.evidence if number.evidence in errors else "links"]
         times = []
         for factor in (1 - error, 1 + error):
             cost, fabric = number.changed(factor)
-            timeline = simulate_stored(run.inlined.program, fabric, run.plan.placement, cost, works=works, record=False)
-            times.append(timeline.makespan_s)
+            times.append(now * steady.time_s(fabric, at, cost, works))
         found.append(
             Assumption(
                 what=number.what, value=number.value, evidence=number.evidence, error=error, low_s=min(times), high_s=max(times), source=number.source

@@ -157,17 +157,26 @@ def _path(run: Simulated) -> tuple[PathShare, ...]:
     layout, spans = run.plan.layout, run.timeline.spans
     assert layout is not None
     codes = phases(run.inlined)
-    ends: dict[tuple[int, int], tuple[float, int]] = {}
-    for step, iteration, end, rank in zip(spans.step.tolist(), spans.iteration.tolist(), spans.end_s.tolist(), spans.rank.tolist(), strict=True):
-        ends[step, iteration] = (end, rank)
+    path = np.array(run.timeline.critical_path, np.int64).reshape(-1, 2)
+    iterations = 1 + int(max(path[:, 1].max(initial=0), spans.iteration.max(initial=0)))
+    known = spans.step.astype(np.int64) * iterations + spans.iteration
+    order = np.argsort(known, kind="stable")
+    wanted = path[:, 0] * iterations + path[:, 1]
+    at = np.minimum(np.searchsorted(known[order], wanted, side="right") - 1, len(order) - 1)  # the last span of a step is its end
+    found = np.zeros(len(wanted), bool) if not len(order) else (at >= 0) & (known[order][at] == wanted)
+    span = order[at[found]]
+    reached = np.zeros(len(wanted))
+    reached[found] = spans.end_s[span]
+    reached = np.maximum.accumulate(reached)
+    rank = np.zeros(len(wanted), np.int64)
+    rank[found] = spans.rank[span]
+    stage = np.where(rank < layout.ranks, rank // (layout.data * layout.tensor), 0)
+    took = np.diff(reached, prepend=0.0)
     seconds: dict[tuple[int, str], float] = {}
-    before = 0.0
-    for step, iteration in run.timeline.critical_path:
-        end, rank = ends.get((step, iteration), (before, 0))
-        stage = layout.coordinates(rank)[0] if rank < layout.ranks else 0
-        key = (stage, PHASES[codes[step]] or "other")
-        seconds[key] = seconds.get(key, 0.0) + max(end - before, 0.0)
-        before = max(before, end)
+    for number, code in {*zip(stage.tolist(), codes[path[:, 0]].tolist(), strict=True)}:
+        chosen = (stage == number) & (codes[path[:, 0]] == code)
+        key = (number, PHASES[code] or "other")
+        seconds[key] = seconds.get(key, 0.0) + float(took[chosen].sum())
     whole = sum(seconds.values()) or 1.0
     shares = [PathShare(stage=stage, phase=phase, seconds=s, share=s / whole) for (stage, phase), s in seconds.items() if s > 0]
     return tuple(sorted(shares, key=lambda p: (-p.seconds, p.stage, p.phase)))

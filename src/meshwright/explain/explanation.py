@@ -29,6 +29,7 @@ from ..plan import Plan
 from .assumptions import ERRORS, Assumption, assumptions_of
 from .breakdown import Breakdown, Simulated, breakdown, simulated
 from .changes import WhatIf, what_ifs
+from .neighbours import among, neighbours
 from .recomputation import RecomputeAdvice, recompute_advice
 from .rivals import Crossing, Rival, Scenario, crossings, interval, name_of, rivals_of
 
@@ -86,8 +87,8 @@ def explain_plan(
     found = breakdown(run)
     bars = {**ERRORS, **(errors or {})}
     graph = None if quick else _graph(plan, graph_path, notes)
-    others = _others(plan, run, graph, time_limit_s / 2, notes) if graph is not None else None
     chosen = _chosen(plan, run, run.cost)
+    others = _others(plan, run, chosen, graph, time_limit_s / 2, notes) if graph is not None else None
     scenario = Scenario(run.fabric)
     share = {kind: s for kind, s in found.evidence.items() if s > 0}
     low, high = interval(scenario, chosen, compute=sum(bars[k] * s for k, s in share.items()), links=bars["links"])
@@ -97,7 +98,12 @@ def explain_plan(
         fitting = [e for e in kept if e.excess_bytes <= 0][:RIVALS]
         extra["rivals"] = rivals
         extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, until=until)
-        extra["what_ifs"] = what_ifs(run.fabric, others.chosen.time_s, _planner(others.search, schedule_asked(plan)), until=until)
+        if fitting and time.monotonic() > until:
+            notes.append("not all runners-up were tried at other rates: time is up (--time-limit)")
+        again, now_s = _planner(others.search, schedule_asked(plan)), others.chosen.time_s
+        if plan.main.fold is not None:
+            again, now_s = among([others.chosen, *kept], notes), Scenario(run.fabric).time_s(others.chosen, "links", 1.0)
+        extra["what_ifs"] = what_ifs(run.fabric, now_s, again, until=until)
         if plan.layout is not None and not any(s.recompute for s in plan.layout.segments):
             at = others.search.graph_at(plan.layout.microbatch_size)
             device = run.fabric.device(plan.placement[0])
@@ -106,7 +112,7 @@ def explain_plan(
             notes.append("no other layout fits or was simulated: nothing to compare with")
     return Explanation(
         breakdown=found, flops=_flops(plan, run, graph, step_time_s or found.time_s, step_time_s is not None, causal),
-        assumptions=assumptions_of(run, bars), low_s=low, high_s=high, notes=tuple(notes), **extra,  # type: ignore[arg-type]
+        assumptions=assumptions_of(run, bars, chosen.steady), low_s=low, high_s=high, notes=tuple(notes), **extra,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -142,7 +148,9 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
     schedule = str(plan.decisions.get("pipeline", {}).get("options", {}).get("schedule", ""))
     callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
     works = works_of(plan)
-    timeline = simulate_stored(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
+    timeline = run.timeline
+    if cost is not run.cost:
+        timeline = simulate_stored(run.inlined.program, run.fabric, plan.placement, cost, works=works, record=False)
     return Evaluated(
         candidate=LayoutCandidate(degrees=degrees, layout=layout, schedule=schedule), placement=plan.placement,
         placement_name=str(plan.decisions.get("placement", {}).get("strategy", "")), program=plan.main, callees=callees, works=works,
@@ -167,16 +175,19 @@ def _common_cost(plan: Plan, run: Simulated, notes: list[str]) -> Cost:
     )  # fmt: skip
 
 
-def _others(plan: Plan, run: Simulated, graph: OpGraph, limit_s: float, notes: list[str]) -> _Others | None:
+def _others(plan: Plan, run: Simulated, chosen: Evaluated, graph: OpGraph, limit_s: float, notes: list[str]) -> _Others | None:
     cost = _common_cost(plan, run, notes)
     search = _search(plan, run.fabric, cost, graph, limit_s)
     try:
-        best, judged = search.best(OPEN)
-        _, judged = choose_schedule(search, OPEN, best, judged, schedule_asked(plan))
+        if plan.main.fold is not None:
+            judged = neighbours(search, plan)
+        else:
+            best, judged = search.best(OPEN)
+            _, judged = choose_schedule(search, OPEN, best, judged, schedule_asked(plan))
     except MeshwrightError as error:
         notes.append(f"other layouts were not looked at: {error.message}")
         return None
-    return _Others(_chosen(plan, run, cost), judged, search)
+    return _Others(chosen if cost is run.cost else _chosen(plan, run, cost), judged, search)
 
 
 def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: float) -> LayoutSearch:

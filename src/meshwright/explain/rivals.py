@@ -73,14 +73,11 @@ class Scenario:
     known: dict[tuple[object, str, float], float] = field(default_factory=dict)
 
     def time_s(self, e: Evaluated, axis: Axis, factor: float) -> float:
-        from ..simulate import simulate_stored
-
         key = (e.identity, axis, factor)
         if key not in self.known:
             assert e.cost is not None
             fabric, cost = scaled_compute(self.fabric, e.cost, factor) if axis == "compute" else (scaled_links(self.fabric, factor), e.cost)
-            timeline = simulate_stored(e.inlined.program, fabric, e.placement, cost, works=e.works, record=False)
-            self.known[key] = timeline.makespan_s
+            self.known[key] = e.steady.time_s(fabric, e.placement, cost, e.works)
         return self.known[key]
 
 
@@ -118,11 +115,10 @@ def _crossing(wins: Callable[[float], bool], extreme: float) -> float | None:
 
 def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: float) -> tuple[float, float]:
     """Step times if compute and links are both faster, both slower, by their relative errors: the ends of the error bar."""
-    from ..simulate import simulate_stored
-
-    ends = []
+    assert chosen.cost is not None
+    ends, steady = [], chosen.steady
+    now = 1.0 if len(steady.programs) == 1 else chosen.time_s / steady.time_s(scenario.fabric, chosen.placement, chosen.cost, chosen.works)
     for sign in (1, -1):
-        assert chosen.cost is not None
         fabric, cost = scaled_compute(scenario.fabric, chosen.cost, 1 + sign * compute)
         fabric = scaled_links(fabric, 1 + sign * links)
         t = cost.transport
@@ -131,7 +127,7 @@ def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: fl
             t, per_message_s=t.per_message_s * scale, per_byte_s=t.per_byte_s * scale, per_step_s=t.per_step_s * scale
         )
         cost = msgspec.structs.replace(cost, transport=transport)
-        ends.append(simulate_stored(chosen.inlined.program, fabric, chosen.placement, cost, works=chosen.works, record=False).makespan_s)
+        ends.append(now * steady.time_s(fabric, chosen.placement, cost, chosen.works))
     return ends[0], ends[1]
 
 
@@ -155,8 +151,8 @@ def rivals_of(search: LayoutSearch, chosen: Evaluated, judged: Sequence[Evaluate
 
 def _means(e: Evaluated) -> dict[str, float]:
     """Mean over ranks of the seconds in each phase."""
-    rows = e.phases(e.recorded())
-    return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
+    assert e.fabric is not None and e.cost is not None
+    return e.steady.mean_phases_s(e.fabric, e.placement, e.cost, e.works)
 
 
 def _loses_in(theirs: dict[str, float], mine: dict[str, float]) -> str:

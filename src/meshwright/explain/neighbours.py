@@ -1,0 +1,80 @@
+"""What is beside a plan whose program is folded: layouts of nearby degrees, and what a changed fabric does to them.
+
+Planning thousands of devices anew for every question takes minutes. Here the layer table orders the degrees at most a factor of two from the plan's,
+and the best few of them are built, lowered folded and simulated. On a changed fabric the plan and these are simulated again; others are not
+tried, and the explanation says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..decide.layout import Grid, LayoutProblem
+from ..decide.layout.problem import Degrees
+from ..drive_layouts import Evaluated, LayoutSearch, placements_of
+from ..errors import Infeasible
+from ..fabric import Fabric
+from ..graph_liveness import segment_workspace
+from ..plan import Plan, TrainingLayout
+from .rivals import name_of
+
+__all__ = ["BUILT", "among", "neighbours"]
+
+BUILT = 2  # neighbouring degrees
+
+
+def neighbours(search: LayoutSearch, plan: Plan) -> list[Evaluated]:
+    """The neighbouring degrees that are best by the layer table, judged as the search does."""
+    layout = plan.layout
+    assert layout is not None
+    search.planner = replace(search.planner, strategy="ring")
+    problem = LayoutProblem(
+        graph_at=search.graph_at, fabric=search.fabric, cost=search.cost, global_batch=search.job.global_batch, fixed=(None, None, None, None),
+    )
+    own = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size)
+    small, large = search.sizes(problem)
+    near = [d for d in {**small, **large} if d != own and _near(d, layout)]
+    seconds = search.by_table(near)
+    found: list[Evaluated] = []
+    for d in sorted(seconds, key=lambda d: (seconds[d], d))[:BUILT]:
+        wanted = replace(search.tensor_options, sequence=layout.sequence and d.tensor > 1)
+        fixed = (d.data, d.tensor, d.pipeline, d.microbatch_size)
+        for candidate in Grid(workspace=segment_workspace, tensor_options=wanted).plan(replace(problem, fixed=fixed)):
+            if candidate.layout is None:
+                found.append(Evaluated(candidate=candidate, why=candidate.why))
+                continue
+            for name, placement in placements_of(candidate.layout, search.fabric):
+                judged = search.evaluate_with_recomputation(candidate, placement, name)
+                found += judged
+                if any(e.timeline is not None for e in judged):
+                    break
+    return found
+
+
+def _near(d: Degrees, layout: TrainingLayout) -> bool:
+    pairs = ((d.data, layout.data), (d.tensor, layout.tensor), (d.pipeline, layout.pipeline), (d.microbatch_size, layout.microbatch_size))
+    return all(a <= 2 * b and b <= 2 * a for a, b in pairs)
+
+
+def among(known: Sequence[Evaluated], notes: list[str]) -> Callable[[Fabric, float], tuple[float, str]]:
+    """The best of these layouts on another fabric (`changes.what_ifs`), each simulated again where it is."""
+    notes.append("what a changed fabric would bring: the plan and its runners-up simulated there, nothing planned anew")
+
+    def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
+        found: list[tuple[float, str]] = []
+        for e in known:
+            assert e.cost is not None
+            short = [r for r, over in enumerate(e.over_bytes) if over > fabric.device(e.placement[r]).memory_bytes - _memory(e, r)]
+            if not short:
+                found.append((e.steady.time_s(fabric, e.placement, e.cost, e.works), name_of(e)))
+        if not found:
+            raise Infeasible("none of the layouts known fits there", hint="plan the job on that fabric")
+        return min(found)
+
+    return best
+
+
+def _memory(e: Evaluated, rank: int) -> int:
+    assert e.fabric is not None
+    return e.fabric.device(e.placement[rank]).memory_bytes
