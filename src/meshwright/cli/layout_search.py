@@ -133,6 +133,8 @@ def _whole(text: str, where: str) -> tuple[int, ...]:
 def document_of(found: LayoutFindings, show: int) -> dict[str, Any]:
     import msgspec
 
+    from ..decide.layout.mixed.search import CITES
+
     f, best = found.found, found.found.best
     universal, family = f.bounds.gaps(best.time_s)
     kinds = [
@@ -149,6 +151,7 @@ def document_of(found: LayoutFindings, show: int) -> dict[str, Any]:
         },
         "runners_up": [_row(found, j) for j in f.ranked[1 : show + 1]],
         "refused": [{"layout": j.candidate.layout.name, "why": j.why} for j in f.others[:show]],
+        "cites": [cite.key for method, cite in CITES.items() if f.counts.get(method)],
         "assumptions": list(assumptions(found)), "notes": list(found.problem.table.notes), "runtime": msgspec.to_builtins(found.problem.runtime),
     }  # fmt: skip
 

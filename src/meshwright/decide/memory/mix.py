@@ -1,6 +1,6 @@
 """How many members of each class of layers follow which point of the class's frontier: the integer programme that mixes policies under a budget.
 
-Cite: Korthikanti et al., MLSys 2023, appendix C (a stage may keep some of its micro-batches whole).
+Cite: `selective.CITE`, appendix C (a stage may keep some of its micro-batches whole).
 Left open by the paper: more than two policies, and layers of several shapes in one stage. Our answer: counts per class and policy; every member
 keeps its policy's bytes, and the workspace is that of the largest policy that anybody follows, because one member's backward runs at a time.
 Invariant: the bytes of an integral answer are within the budget in whole numbers, not up to the solver's tolerance.

@@ -1,6 +1,6 @@
 """The classical rules: keep everything, recompute core attention, checkpoint whole layers (uniform, block).
 
-Cite: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (whole layers); Korthikanti et al., MLSys 2023 (core attention).
+Cite: CITE (whole layers); Korthikanti et al., MLSys 2023 (core attention).
 Left open by the papers: what a rule does where it does not fit. Our answer: it is refused with the stage and what is missing.
 Deviation: what nobody needs again is not computed again (the product of probabilities and V, the last projections of a layer); frameworks
 that re-run a region run it whole. Invariant: gradients are those of keeping everything. Cost: O(operators).
@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from ...cite import Cite
 from ...errors import Unsupported, UsageError
 from .problem import LayerPolicy, RecomputePlan, RecomputeProblem, StageChoice, policy_of, require_fit
 
-__all__ = ["FullBlock", "FullUniform", "KeepAll", "SelectiveAttention", "full_policy", "useful"]
+__all__ = ["CITE", "FullBlock", "FullUniform", "KeepAll", "SelectiveAttention", "full_policy", "useful"]
+
+CITE = Cite(key="chen2016training", title="Training Deep Nets with Sublinear Memory Cost", year=2016, venue="arXiv:1604.06174")
 
 
 def useful(problem: RecomputeProblem, names: set[str]) -> set[str]:

@@ -14,14 +14,21 @@ import heapq
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations, product
 
+from ....cite import Cite
 from ....layer_profile import Entry
 from ....layer_table import LayerChoice
 from ....profile_layout import MAX_PASSES, ProfiledLayout, ProfiledStage, Replica
 from .candidate import Candidate, Pool, Problem
 from .split import split_layers
 
-__all__ = ["fleet_candidates", "share_microbatches"]
+__all__ = ["CITE", "fleet_candidates", "share_microbatches"]
 
+CITE = Cite(
+    key="um2024metis",
+    title="Metis: Fast Automatic Distributed Training on Heterogeneous GPUs",
+    year=2024,
+    venue="USENIX ATC '24",
+)
 MOST_KINDS = 4  # in one sequence
 
 

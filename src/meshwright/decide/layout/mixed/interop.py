@@ -15,8 +15,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["inter_operator"]
+from ....cite import Cite
 
+__all__ = ["CITE", "inter_operator"]
+
+CITE = Cite(
+    key="zheng2022alpa",
+    title="Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning",
+    year=2022,
+    venue="OSDI '22, arXiv:2201.12023",
+)
 F64 = NDArray[np.float64]
 EPSILON = 1e-2  # values of t_max closer than this, relatively, are tried once
 

@@ -12,8 +12,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["best_choices"]
+from ....cite import Cite
 
+__all__ = ["CITE", "best_choices"]
+
+CITE = Cite(
+    key="miao2022galvatron",
+    title="Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism",
+    year=2022,
+    venue="PVLDB 16(3), arXiv:2211.13878",
+)
 F64 = NDArray[np.float64]
 
 

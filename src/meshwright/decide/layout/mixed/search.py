@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
+from ....cite import Cite
 from ....errors import Infeasible, UsageError
 from ....layer_profile import Entry
 from ....layer_table import LayerChoice
+from ..grid import CITE as GRID_CITE
 from ..profiled.predict import ProfilePrediction, predict
+from . import fleet, interop, perlayer
 from .bounds import LayoutBounds, layout_bounds
 from .candidate import Candidate, Estimate, Problem
 from .fleet import fleet_candidates
@@ -23,13 +26,14 @@ from .grid import grid_candidates
 from .proposals import alpa_candidates, with_best_choices
 from .refine import refined
 
-__all__ = ["Demands", "Found", "Judged", "METHODS", "search_mixed", "uniform_choices"]
+__all__ = ["CITES", "Demands", "Found", "Judged", "METHODS", "search_mixed", "uniform_choices"]
 
 SIMULATED = 50
 REFINED = 5
 CHOSEN = 24  # degrees and splits whose layers are chosen one by one
 WITH_TENSOR = 12  # candidates whose layers may also choose half the tensor degree
 METHODS = ("grid", "inter-operator", "per-layer", "mixed")
+CITES: dict[str, Cite] = {"grid": GRID_CITE, "inter-operator": interop.CITE, "per-layer": perlayer.CITE, "mixed": fleet.CITE}
 Objective = Literal["time", "cost", "energy"]
 
 
@@ -129,7 +133,12 @@ def search_mixed(
     fitting = [j for j in seen.values() if j.estimate.over_bytes <= 0]
     if not fitting:
         raise _too_small(problem, list(seen.values()))
-    fitting.sort(key=lambda j: (demands.value(j.candidate, j.estimate.time_s), j.candidate.layout.name))
+    # Those that keep the constraints by the closed form go before those that do not: these are for naming the nearest.
+    fitting.sort(
+        key=lambda j: (
+            bool(demands.broken(j.candidate, j.estimate.time_s)), demands.value(j.candidate, j.estimate.time_s), j.candidate.layout.name,
+        )
+    )  # fmt: skip
     ranked = _simulate(problem, fitting[:simulated])
     ranked += _refined(problem, demands, ranked[:], refine)
     kept = _keeping(demands, ranked)
@@ -143,15 +152,15 @@ def search_mixed(
 
 # ---- candidates --------------------------------------------------------------------------------------------------------
 def _proposed(problem: Problem, demands: Demands, methods: tuple[str, ...]) -> Iterable[Candidate]:
-    """Where time is not all that counts, fewer servers of a kind are tried too (halves)."""
+    """Where time is not all that counts, fewer devices of a kind are tried too (halves, down to one)."""
     found: list[Iterable[Candidate]] = []
     for pool in problem.pools:
-        sizes = [len(pool.kind.servers)]
+        sizes = [pool.kind.devices]
         while sizes[-1] > 1 and (demands.objective != "time" or demands.budget > 0):
             sizes.append(sizes[-1] // 2)
-        for servers in sizes:
+        for devices in sizes:
             if "grid" in methods:
-                found.append(grid_candidates(problem, pool, servers * pool.kind.gpus))
+                found.append(grid_candidates(problem, pool, devices))
         if "inter-operator" in methods:
             found.append(alpa_candidates(problem, pool, pool.kind.devices))
     if "mixed" in methods and len(problem.pools) > 1:
