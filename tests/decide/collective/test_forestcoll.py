@@ -20,7 +20,7 @@ from meshwright.io.fabric_name import load_fabric
 from meshwright.io.program_json import program_bytes
 from meshwright.program import Program
 
-SIZES = (256, 1 << 23, 12_345_676, 1 << 26)
+SIZES = (256, 1 << 23, 12_345_676)  # the last two share a way, the first has one of its own
 
 
 def planned(problem: CollectiveProblem, **options: object) -> CollectivePlan:
@@ -30,10 +30,10 @@ def planned(problem: CollectiveProblem, **options: object) -> CollectivePlan:
 @pytest.mark.parametrize("name", ["dgx-a100:2", "mi250:1", "two-islands", "dgx-h100:24"])
 def test_a_plan_remembered_from_another_size_is_the_one_built_afresh(name: str) -> None:
     shared = load_fabric(name)
-    ops = ("all-gather", "all-reduce") if name == "dgx-h100:24" else ("all-gather", "all-reduce", "broadcast", "gather")
-    for op in ops:
+    ops = {"dgx-h100:24": ("all-gather", "all-reduce"), "mi250:1": ("all-gather", "broadcast"), "two-islands": ("all-reduce", "gather")}
+    for op in ops.get(name, ("all-gather", "all-reduce", "broadcast")):
         for size in SIZES:
-            fresh = CollectiveProblem.on(replace(shared), op, size)
+            fresh = CollectiveProblem.on(replace(shared), op, size, time_limit_s=1e9)  # no deadline, so that a busy machine changes nothing
             one, two = planned(replace(fresh, fabric=shared)), planned(fresh)
             assert program_bytes(one.program) == program_bytes(two.program), (op, size)
             assert (one.options, one.notes, one.bound) == (two.options, two.notes, two.bound), (op, size)
@@ -49,10 +49,14 @@ def test_other_options_ranks_roots_and_shards_are_not_mixed_up() -> None:
         ({}, {"op": "scatter", "shard_bytes": (4096, 8192, 0, 4096, 0, 1 << 20)}), ({}, {"shard_bytes": (4096, 8192, 0, 4096, 4, 1 << 20)}),
         ({}, {"shard_bytes": (65536,) * 6}), ({}, {"element_bytes": 8}),
     ]  # fmt: skip
-    for options, change in [*cases, *cases]:
+    afresh: dict[int, CollectivePlan] = {}
+    for number, (options, change) in enumerate([*cases, *cases]):
         size = sum(change.get("shard_bytes", (1 << 15,)))  # type: ignore[arg-type]
         fields = {"op": "all-gather", "ranks": some, "size_bytes": size, **change}
-        one, two = (planned(CollectiveProblem(fabric=f, **fields), **options) for f in (shared, replace(shared)))  # type: ignore[arg-type]
+        one = planned(CollectiveProblem(fabric=shared, **fields), **options)  # type: ignore[arg-type]
+        if number < len(cases):
+            afresh[number] = planned(CollectiveProblem(fabric=replace(shared), **fields), **options)  # type: ignore[arg-type]
+        two = afresh[number % len(cases)]
         assert program_bytes(one.program) == program_bytes(two.program), (options, change)
         assert (one.options, one.notes, one.bound) == (two.options, two.notes, two.bound), (options, change)
 
@@ -128,14 +132,14 @@ def test_paced_programs_are_correct(op: str, unroll: bool) -> None:
 
 
 def test_pacing_lets_channels_of_unlike_shares_end_together() -> None:
-    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "all-gather", 1 << 30)
-    free, paced = (planned(problem, trees=14, quantum=4, pieces=256, pace=pace) for pace in (0, 16))
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "all-gather", 1 << 28)
+    free, paced = (planned(problem, trees=14, quantum=4, pieces=64, pace=pace) for pace in (0, 16))
     times = [simulated_time_s(p.program, problem.fabric, problem.ranks, None) for p in (paced, free)]
     assert times[0] < 0.95 * times[1]
 
 
 def test_the_way_taken_is_the_fastest_tried() -> None:
-    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 26)
     strategy = ForestColl(trees=14)
     ready = strategy._prepared(problem, float("inf"))
     ways = strategy._ways(problem, ready)

@@ -22,6 +22,7 @@ from ..rates import RateGraph, worst_cut
 from .balance import balanced_capacities, surpluses
 from .boxes import alike_forest
 from .pack import DEFECT, Tree, lowered, pack_capacities
+from .rotation import rotated_trees
 from .symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
 from .unlike import unlike_forest
 
@@ -31,6 +32,7 @@ FEW_TREES = 8
 NEARLY = Fraction(995, 1000)
 SMALL_FOREST = 4096  # trees in all
 MAX_UNITS = 1 << 20  # shares that a message may be cut into
+MANY_RANKS, MOST_ROTATED = 72, 512  # among more than so many, trees two hops high are looked for where entering servers once does not do
 MOST_WIDENED = 64  # steps by which capacities may grow until switches can be balanced
 
 
@@ -40,7 +42,7 @@ class Forest:
 
     So time = (data per weight / k) · stretch (per rate unit). `optimum` is the smallest possible stretch / k, exactly.
     With a `symmetry` only the trees of the first box's roots are kept: the others are their images. `method` is how it was made:
-    "general", "alike boxes" or "unlike boxes".
+    "general", "alike boxes", "rotated ranks" or "unlike boxes".
     """
 
     graph: RateGraph
@@ -267,7 +269,12 @@ def _structured(
         boxes = Boxes.of(graph)
         signatures = boxes.signature(graph, weight)
         if symmetric and len(set(signatures)) == 1:
-            trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
+            try:
+                trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
+            except Unsupported:
+                if not MANY_RANKS < graph.ranks <= MOST_ROTATED or k > FEW_TREES or set(weight) != {1}:
+                    raise
+                return Forest(graph, tuple(weight), k, stretch, optimum, rotated_trees(graph, boxes, k, capacities), None, "rotated ranks")
             require_automorphism(graph, shift.generator)
             return Forest(graph, tuple(weight), k, stretch, optimum, trees, shift, "alike boxes")
         trees = unlike_forest(graph, boxes, weight, k, capacities, signatures, deadline)

@@ -58,6 +58,7 @@ DEVIATIONS = (
     "splits are applied first and tested afterwards, whole matchings at a time",
     "one tree is finished before the next is begun",
     "packed trees exchange parents until they are low, and entries until the latest data arrives early",
+    "among many ranks, trees of two hops that enter a server several times, where ranks can be rotated",
     "for large messages, trees may leave links behind long latencies idle for so long, and load the others a little more",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )

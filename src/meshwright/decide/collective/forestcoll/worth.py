@@ -8,7 +8,7 @@ from .quick import HopTimes, arrival_s
 __all__ = ["SMALL_RANKS", "filled", "most_steps", "worth_of"]
 
 MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen ...
-FEW_RANKS, FEW_STEPS = 160, 1_300_000  # ... and for many roots among up to so many ranks at least so many
+FEW_RANKS, FEW_STEPS = 160, 2_600_000  # ... and for many roots among up to so many ranks at least so many
 MOST_WORK = 12_300_000_000  # steps times ranks squared up to which more pieces are chosen, within 1 and 8 times MOST_STEPS
 LARGE_BYTES = 1 << 30  # for which forests are compared
 MOST_COUNTED = 16384.0  # pieces
