@@ -76,7 +76,7 @@ def test_a_plan_is_written_checked_and_measured(folder: Path, model: str, capsys
     assert isinstance(full["measured_peak_bytes"], int) and isinstance(full["peak_bytes"], int)
     assert abs(full["measured_peak_bytes"] - full["peak_bytes"]) <= 0.01 * full["peak_bytes"]
     out = folder / "plan.json"
-    least = asked(folder, capsys, "plan", "--model", model, "-o", str(out))
+    least = asked(folder, capsys, "plan", "--model", model, "--strategy", "monet", "-o", str(out))
     document = json.loads(out.read_text())
     graph, plan = msgspec.convert(document["graph"], StepGraph), msgspec.convert(document["plan"], StepPlan)
     assert check_step_plan(graph, plan).ok and plan.peak_bytes == least["peak_bytes"] < keep_everything(graph).peak_bytes
@@ -96,14 +96,14 @@ def test_below_the_minimum(folder: Path, model: str, capsys: pytest.CaptureFixtu
 
 def test_the_largest_batch(folder: Path, model: str) -> None:
     """Against trying every batch; what is proved follows from the bound of one more row."""
-    at = {b: measured_step(model, batch_size=b, costs=folder / "costs.json") for b in range(1, 9)}
+    at = {b: measured_step(model, batch_size=b, costs=folder / "costs.json") for b in range(1, 6)}
     full = keep_everything(at[3].graph).peak_bytes
     found = largest_batch(at.__getitem__, full, "keep")
     assert found.batch_size == max(b for b in at if keep_everything(at[b].graph).peak_bytes <= full) >= 3
     assert found.plan.peak_bytes <= full and not found.proved and "unproven" in found.why
     with pytest.raises(Infeasible):
         largest_batch(at.__getitem__, least_bound_bytes(at[1].graph) - 1, "keep")
-    lean = largest_batch(at.__getitem__, planned(at[2], None)[0].peak_bytes)
+    lean = largest_batch(at.__getitem__, planned(at[2], None, "monet")[0].peak_bytes, "monet")
     assert lean.batch_size >= 2
     if lean.proved:
         assert lean.refuted == lean.batch_size + 1
