@@ -22,8 +22,8 @@ from .solving import infeasible
 __all__ = ["stitched"]
 
 TRIALS = 7  # limits tried between the budget and the least
-SIZES = (5, 8, 16)  # least operators per block that are tried
-CLOSE = 2e-3  # to the floor: near enough to stop
+SIZES = (8, 5, 16)  # least operators per block that are tried
+CLOSE = 5e-3  # to the floor: near enough to stop
 
 
 def stitched(m: Merged, budget_bytes: int | None, *, nodes: int, seed: int, options: dict[str, Any]) -> StepPlan:
@@ -35,9 +35,15 @@ def stitched(m: Merged, budget_bytes: int | None, *, nodes: int, seed: int, opti
         search.floor_s = closure(m, budget_bytes, nodes=nodes, seed=seed).floor_s
     except Infeasible:
         raise infeasible(m, budget_bytes, search.leanest().peak_bytes, proved=False) from None
-    found = [p for size in SIZES if (p := search.fastest(blocks(m, operators=size), budget_bytes)) is not None]
-    if found:
-        return min(found, key=lambda p: p.time_s)
+    best: StepPlan | None = None
+    for size in SIZES:
+        plan = search.fastest(blocks(m, operators=size), budget_bytes)
+        if plan is not None and (best is None or plan.time_s < best.time_s):
+            best = plan
+        if best is not None and search.close(best):
+            break
+    if best is not None:
+        return best
     lean = search.leanest()
     if lean.peak_bytes > budget_bytes:
         raise infeasible(m, budget_bytes, lean.peak_bytes, proved=False, floor_s=search.floor_s)
@@ -60,6 +66,9 @@ class _Search:
         fields = {"budget_bytes": self.budget, "floor_s": self.floor_s, "least_bytes": self.least}
         return finished(self.m.graph, runs, boundary, strategy="monet", options=self.options, **fields)
 
+    def close(self, plan: StepPlan) -> bool:
+        return self.floor_s is not None and plan.time_s <= self.floor_s * (1 + CLOSE)
+
     def fastest(self, block_of: tuple[int, ...], budget_bytes: int) -> StepPlan | None:
         """The fastest plan that fits, over limits between the least bytes and the budget."""
         best: StepPlan | None = None
@@ -72,7 +81,7 @@ class _Search:
                 low = limit
                 if best is None or plan.time_s < best.time_s:
                     best = plan
-                if self.floor_s is not None and plan.time_s <= self.floor_s * (1 + CLOSE):
+                if self.close(plan):
                     break
             else:
                 high = limit
