@@ -176,3 +176,20 @@ def test_a_wrong_plan_raises_with_the_node() -> None:
 def test_drops_follow_the_last_use() -> None:
     runs = [(1, -1), (2, -1), (1, -1), (3, -1), (4, -1)]
     assert [a.drops for a in dropped_at_last_use(chain(), runs)] == [(), (1,), (), (), (1, 3)]
+
+
+def test_writing_over_one_part_of_a_tuple_leaves_another_of_its_size_alone() -> None:
+    storages = tuple(StepStorage(size_bytes=8, owner=o, kind=k) for o, k in (("x", "input"), ("f", "made"), ("f", "made"), ("g", "made")))
+    nodes = (
+        StepNode(name="x", target="placeholder", phase="input", storages=(0,)),
+        StepNode(name="f", target="op", phase="forward", inputs=(0,), storages=(1, 2), makes=(1, 2), time_s=1.0),
+        StepNode(name="f.0", target="getitem", phase="forward", inputs=(1,), storages=(1,)),
+        StepNode(name="f.1", target="getitem", phase="forward", inputs=(1,), storages=(2,)),
+        StepNode(
+            name="g", target="op", phase="forward", inputs=(2,), storages=(3,), makes=(3,), time_s=1.0,
+            alternatives=(Alternative(name="over", inputs=(2,), time_s=1.0, over=2),),
+        ),
+    )  # fmt: skip
+    graph = StepGraph(name="parts", nodes=nodes, storages=storages, boundary=5, results=(3, 4))
+    plan = finished(graph, [(1, -1), (2, -1), (3, -1), (4, 0)], 4, strategy="over")
+    assert check_step_plan(graph, plan).ok and plan.peak_bytes == 24
