@@ -98,8 +98,9 @@ def test_the_partitioner_cuts_where_the_plan_says_and_refuses_what_cannot_be():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_compiled_step_keeps_within_the_predicted_peak_and_gives_the_same_gradients():
-    model, x = net(depth=1), torch.randn(512, 128)
+def test_a_compiled_step_keeps_within_the_predicted_peak_and_gives_the_same_gradients(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = net(), torch.randn(512, 128)
     model(x).square().mean().backward()
     wanted = [p.grad for p in model.parameters()]
 
@@ -108,7 +109,7 @@ def test_a_compiled_step_keeps_within_the_predicted_peak_and_gives_the_same_grad
             p.grad = None
         compiled(x).square().mean().backward()
 
-    with meshwright.torch.memory_budget(share=0.8) as partitions:
+    with meshwright.torch.memory_budget(share=0.75) as partitions:
         compiled = torch.compile(model, dynamic=False)
         step()
     (made,) = partitions.made
@@ -116,5 +117,5 @@ def test_a_compiled_step_keeps_within_the_predicted_peak_and_gives_the_same_grad
     for p in model.parameters():
         p.grad = None
     measured = peak_of(step, [x, *model.parameters()])
-    assert made.peak_bytes <= 0.8 * made.plain_bytes
+    assert made.peak_bytes <= 0.75 * made.plain_bytes
     assert measured == pytest.approx(made.peak_bytes, rel=0.05)
