@@ -6,10 +6,9 @@ step without the work; its makespan may not be larger. Beside that, a checker th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,9 +17,9 @@ from .check.fill import Actions, check_filling
 from .decide.pipeline import PipelineProblem, Schedule
 from .decide.pipeline.fill import CITE, Filling, fill_bubbles, idle_times
 from .decide.pipeline.fill_program import fill_prices, fill_step
-from .decide.pipeline.fill_work import Deferrable, FillWork
 from .decide.pipeline.judge import Judged, judge
 from .decide.pipeline.lower import fabric_of, lower_schedule, price_table
+from .deferrable import FillWork
 from .drive_pipelines import collective_planner, problem_of_plan, schedule_of_plan
 from .errors import CheckFailed, Infeasible, UsageError
 from .plan import CycleEntry, Plan
@@ -29,7 +28,7 @@ from .program_calls import inline
 from .program_hash import program_hash
 from .simulate import simulate_program
 
-__all__ = ["Filled", "fill_plan", "fill_work_of", "require_unfilled"]
+__all__ = ["Filled", "fill_plan", "require_unfilled"]
 
 ROUNDING = 1e-9  # of a step: what sums of floats may differ by
 WIDER = (0.0, 0.02, 0.05, 0.1, 0.2)  # added to the margin as long as messages make a step longer
@@ -45,14 +44,6 @@ class Filled:
     makespans_s: tuple[float, ...]
     margin: float
     memory_bytes: tuple[int, ...]
-
-
-def fill_work_of(document: Mapping[str, Any], where: str) -> FillWork:
-    """From `io.fill_file`. Raises: UsageError."""
-    items = tuple(Deferrable(**i) for i in document["items"])
-    if not items:
-        raise UsageError("there is no item", where=where)
-    return FillWork(items=items, resident_bytes=tuple(document["resident_bytes"]), exposed_s=tuple(document["exposed_s"]))
 
 
 def require_unfilled(plan: Plan) -> None:
@@ -124,7 +115,7 @@ def _filled(
     _require_memory(memory, caps)
     document = {
         "steps": filling.steps, "step_s": filling.idle.step_s, "makespans_s": makespans, "margin": margin, "order": filling.order,
-        "items": [asdict(i) for i in filling.work.items], "placements": [asdict(p) for p in filling.placements],
+        "items": msgspec.to_builtins(filling.work.items), "placements": [asdict(p) for p in filling.placements],
         "base_bytes": base, "resident_bytes": resident, "kept_bytes": list(filling.kept_bytes), "memory_bytes": list(memory), "cap_bytes": caps,
         "exposed_s": list(filling.work.exposed_s) or [0.0] * ranks, "busy_s": list(filling.idle.busy_s),
         "used_before": filling.used(filled=False), "used_after": filling.used(filled=True), "bound": msgspec.to_builtins(filling.bound),

@@ -13,7 +13,7 @@ from .pipeline_problem import EACH, numbers
 
 if TYPE_CHECKING:
     from ..decide.pipeline import PipelineProblem, Schedule
-    from ..decide.pipeline.fill_work import FillWork
+    from ..deferrable import FillWork
     from ..drive_fill import Filled
 
 __all__ = ["HELP", "arguments", "run"]
@@ -72,7 +72,6 @@ def run(args: argparse.Namespace) -> Result:
 
 def _work(args: argparse.Namespace, problem: PipelineProblem, schedule: Schedule) -> FillWork:
     from ..decide.pipeline.fill_work import joined
-    from ..drive_fill import fill_work_of
     from ..errors import UsageError
     from ..io.fill_file import read_fill_work
 
@@ -85,7 +84,7 @@ def _work(args: argparse.Namespace, problem: PipelineProblem, schedule: Schedule
                 raise UsageError(f"--work {kind} needs {flag}", where="--work", hint="see `meshwright pipeline fill --help`")
             parts.append(_made(args, kind, problem, schedule))
         elif Path(kind).suffix or "/" in kind:
-            parts.append(fill_work_of(read_fill_work(kind), kind))
+            parts.append(read_fill_work(kind))
         else:
             raise UsageError(f"there is no work {kind!r}", where="--work", hint=f"there is: {', '.join(KINDS)}, or a file such as work.json")
     return joined(parts, problem.devices * problem.data)

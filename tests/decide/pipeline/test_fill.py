@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright.check import check_plan
@@ -14,8 +15,6 @@ from meshwright.check.fill import check_filling, fill_time
 from meshwright.decide.pipeline import NAMES, Chimera, GPipe, OneFOneB, PipelineProblem, PipelineStrategy
 from meshwright.decide.pipeline.fill import Filling, Idle, fill_bubbles, idle_times, refresh_bound
 from meshwright.decide.pipeline.fill_work import (
-    Deferrable,
-    FillWork,
     KFACCosts,
     checkpoint_work,
     evaluation_work,
@@ -25,6 +24,7 @@ from meshwright.decide.pipeline.fill_work import (
     require_sound,
 )  # fmt: skip
 from meshwright.decide.pipeline.judge import judge
+from meshwright.deferrable import Deferrable, FillWork
 from meshwright.drive import citations, simulate
 from meshwright.drive_fill import Filled, fill_plan
 from meshwright.drive_pipelines import plan_pipeline
@@ -164,7 +164,7 @@ def test_pieces_fill_everything() -> None:
     found = fill_bubbles(problem, idle, work)
     assert found.steps == found.bound_steps == 3 and found.work_s(0) == pytest.approx(seconds)
     with pytest.raises(Infeasible, match="at a stretch"):
-        fill_bubbles(problem, idle, FillWork(items=(replace(work.items[0], piece_s=0.0),)))
+        fill_bubbles(problem, idle, FillWork(items=(msgspec.structs.replace(work.items[0], piece_s=0.0),)))
 
 
 # ---- other work ----------------------------------------------------------------------------------------------------

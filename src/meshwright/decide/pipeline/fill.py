@@ -21,11 +21,12 @@ import numpy as np
 
 from ...bound import Bound, Certificate
 from ...cite import Cite
+from ...deferrable import Deferrable, FillWork
 from ...errors import Infeasible, UsageError
 from ...program import Program, Unit
 from ...timeline import Timeline
 from .fill_place import Attempt, Idle, Placement, Rule
-from .fill_work import Deferrable, FillWork, require_sound
+from .fill_work import require_sound
 from .problem import PipelineProblem
 
 __all__ = ["CITE", "Filling", "Idle", "Placement", "fill_bubbles", "idle_times", "refresh_bound"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
+
+from ...deferrable import Deferrable, FillWork
 from ...errors import Infeasible, UsageError
-from .fill_work import Deferrable, FillWork
 from .orders import message_s
+from .peaks import held_peaks
 from .problem import PipelineProblem
 
 __all__ = ["Attempt", "Idle", "Placement", "Rule"]
@@ -247,15 +250,8 @@ class Attempt:
             if item.keeps_bytes:
                 born = max([(item.ready_step, 0.0)] + [(0, self.idle.action_end_s[r][a]) for r, a in item.actions])
                 events[rank] += [(born, item.keeps_bytes), (end, -item.keeps_bytes)]
-        peaks = []
-        for rows in events:
-            held = peak = 0
-            for _, change in sorted(rows):
-                held += change
-                peak = max(peak, held)
-            peaks.append(peak)
-        return tuple(peaks)
+        return held_peaks(events)
 
 
 def _from(item: Deferrable, step: int) -> Deferrable:
-    return replace(item, ready_step=max(item.ready_step, step))
+    return msgspec.structs.replace(item, ready_step=max(item.ready_step, step))

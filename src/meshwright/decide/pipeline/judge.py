@@ -20,6 +20,7 @@ from ...timeline import Timeline
 from .bound import schedule_bound
 from .lower import PlanCollective, fabric_of, lower_schedule, price_table
 from .orders import activation_bytes, check_orders, in_flight_peaks, message_bytes, stage_share
+from .peaks import held_peaks
 from .problem import PipelineProblem, Schedule
 from .sync import synchronised
 
@@ -122,14 +123,7 @@ def _activation_peaks(
             size = min(message_bytes(problem, schedule, stage - 1), activation_bytes(problem, schedule, stage))
         death = max(last[s] for s in flat.buffers.last[b].tolist())
         events[device] += [(death, -size), (births[b], size)]
-    peaks = []
-    for rows in events:
-        held = peak = 0
-        for _, change in sorted(rows):
-            held += change
-            peak = max(peak, held)
-        peaks.append(peak)
-    return tuple(peaks)
+    return held_peaks(events)
 
 
 def _births(p: Program, first: dict[int, float], last: dict[int, float]) -> dict[int, float]:
