@@ -63,7 +63,7 @@ def test_a_file_of_work(plan: str, capsys: pytest.CaptureFixture[str], tmp_path:
     work.write_text(json.dumps({"schema": "meshwright.fill-work", "version": 1, "items": [item]}))
     assert "checksum" in output(capsys, "pipeline", "fill", plan, "--work", str(work), "-o", str(tmp_path / "f.json"))
     work.write_text(json.dumps({"schema": "meshwright.fill-work", "version": 1, "items": []}))
-    assert "no item" in output(capsys, "pipeline", "fill", plan, "--work", str(work), "-o", str(tmp_path / "f.json"), code=2)
+    assert "no item" in output(capsys, "pipeline", "fill", plan, "--work", str(work), "-o", str(tmp_path / "f.json"), code=1)
     for bad, says in (({**item, "name": ""}, "not be empty"), ({**item, "keeps_bytes": -1}, "must be >= 0"), ({**item, "x": 1}, "x")):
         work.write_text(json.dumps({"schema": "meshwright.fill-work", "version": 1, "items": [bad]}))
         with pytest.raises(FormatError, match=says):
