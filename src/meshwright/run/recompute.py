@@ -24,6 +24,7 @@ from ..capture.forward import TracedForward
 from ..capture.torch_private import DispatchRecorder, dispatch_mode, storage_key
 from ..capture.work import tensors_in
 from ..errors import PlanMismatch, UsageError
+from .calls_again import Piece, generator_state, makes_storage, random_state, restore_generator
 
 __all__ = ["Call", "Kept", "calls_of", "recomputing"]
 
@@ -69,19 +70,11 @@ class _Calls(fx.Interpreter):  # type: ignore[misc]
             return super().run_node(n)
 
         def seen(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-            if _counts(func, args, kwargs, result):
+            if makes_storage(func, args, kwargs, result):
                 self.calls.append(Call(str(func), n.name in self.again))
 
         with DispatchRecorder(seen):
             return super().run_node(n)
-
-
-def _counts(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-    """Whether a call makes or changes a storage; views and detaches do not."""
-    if func._schema.is_mutable:
-        return True
-    given = {storage_key(x) for x in tensors_in((args, kwargs))}
-    return any(storage_key(x) not in given for x in tensors_in(result))
 
 
 @contextlib.contextmanager
@@ -113,19 +106,8 @@ def recomputing(module: nn.Module, calls: Sequence[Call]) -> Iterator[Kept]:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A tensor as a place in a storage that is made again."""
-
-    number: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
 class _Again:
-    """A call to run again: arguments with `_Piece`s for what other such calls make, and the numbers of its results' storages."""
+    """A call to run again: arguments with `Piece`s for what other such calls make, and the numbers of its results' storages."""
 
     func: Callable[..., Any]
     args: Any
@@ -137,7 +119,7 @@ class _Again:
 @dataclass
 class _Handle:
     region: _Region
-    piece: _Piece
+    piece: Piece
 
 
 def _unpack(kept: Any) -> torch.Tensor:
@@ -164,9 +146,9 @@ class _Region(dispatch_mode()):  # type: ignore[misc]
         kwargs = kwargs or {}
         expected = self.calls[self.at] if self.at < len(self.calls) else None
         again = expected is not None and expected.again
-        random = _random_state(func, args, kwargs) if again else None
+        random = random_state(func, args, kwargs) if again else None
         result = func(*args, **kwargs)
-        if not _counts(func, args, kwargs, result):
+        if not makes_storage(func, args, kwargs, result):
             return result
         if expected is None or expected.target != str(func):
             raise PlanMismatch(
@@ -196,7 +178,7 @@ class _Region(dispatch_mode()):  # type: ignore[misc]
         if isinstance(tree, torch.Tensor):
             number = self.number(tree)
             if number in self.made_again:
-                return _Piece(number, tuple(tree.shape), tree.stride(), int(tree.storage_offset()), tree.dtype)
+                return Piece.of(number, tree)
             self.hold(number, tree)
             return tree.detach()
         if isinstance(tree, (list, tuple)):
@@ -213,7 +195,7 @@ class _Region(dispatch_mode()):  # type: ignore[misc]
             self.hold(number, x)
             return x
         self.waiting[number] = self.waiting.get(number, 0) + 1
-        return _Handle(self, _Piece(number, tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype))
+        return _Handle(self, Piece.of(number, x))
 
     def finish(self) -> None:
         """Closes the forward: what was held for counting only is let go; autograd and the calls to run again hold what they need."""
@@ -225,10 +207,10 @@ class _Region(dispatch_mode()):  # type: ignore[misc]
         self.numbers.clear()
 
     # ---- backward --------------------------------------------------------------------------------------------------------
-    def value(self, piece: _Piece) -> torch.Tensor:
+    def value(self, piece: Piece) -> torch.Tensor:
         if piece.number not in self.values:
             self.replay()
-        found = _at(self.values[piece.number], piece)
+        found = piece.within(self.values[piece.number])
         self.waiting[piece.number] -= 1
         if self.waiting[piece.number] <= 0:
             self.values.pop(piece.number)
@@ -241,27 +223,23 @@ class _Region(dispatch_mode()):  # type: ignore[misc]
             for call in self.again:
                 if call.random is not None:
                     device, state = call.random
-                    before.setdefault(device, _generator_state(device))
-                    _restore(device, state)
+                    before.setdefault(device, generator_state(device))
+                    restore_generator(device, state)
                 result = call.func(*self.thawed(call.args), **self.thawed(call.kwargs))
                 for number, x in zip(call.results, tensors_in(result), strict=True):
                     self.values.setdefault(number, x.detach())
             for device, state in before.items():
-                _restore(device, state)
+                restore_generator(device, state)
         self.account.recomputed += len(self.again)
         for number in [n for n in self.values if n not in self.waiting]:
             del self.values[number]
 
     def thawed(self, tree: Any) -> Any:
-        if isinstance(tree, _Piece):
-            return _at(self.values[tree.number], tree)
+        if isinstance(tree, Piece):
+            return tree.within(self.values[tree.number])
         if isinstance(tree, (list, tuple)):
             return type(tree)(self.thawed(x) for x in tree)
         return {k: self.thawed(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
-
-
-def _at(x: torch.Tensor, piece: _Piece) -> torch.Tensor:
-    return torch.empty(0, dtype=piece.dtype, device=x.device).set_(x.untyped_storage(), piece.offset, piece.size, piece.stride)
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
@@ -269,21 +247,3 @@ def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
-
-
-def _random_state(func: Any, args: Any, kwargs: Any) -> tuple[str, torch.Tensor] | None:
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
-    device = next((str(x.device) for x in tensors_in((args, kwargs))), str(kwargs.get("device") or "cpu"))
-    return device, _generator_state(device)
-
-
-def _generator_state(device: str) -> torch.Tensor:
-    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
-
-
-def _restore(device: str, state: torch.Tensor) -> None:
-    if device == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, device)

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..capture.torch_private import dispatch_mode, storage_key
 from ..capture.work import tensors_in
-from .recompute import _at, _counts, _generator_state, _Piece, _random_state, _restore
+from .calls_again import Piece, generator_state, makes_storage, random_state, restore_generator
 from .sharded_state import as_they_are, opened
 
 __all__ = ["ReplayedForward", "Replays"]
@@ -30,7 +30,7 @@ __all__ = ["ReplayedForward", "Replays"]
 
 @dataclass
 class _Call:
-    """A call to run again: arguments with `_Piece`s for what other such calls of its region make, and its results' storages."""
+    """A call to run again: arguments with `Piece`s for what other such calls of its region make, and its results' storages."""
 
     function: Callable[..., Any]
     args: Any
@@ -51,7 +51,7 @@ class _Region:
 class _Handle:
     forward: ReplayedForward
     region: int
-    piece: _Piece
+    piece: Piece
 
 
 def _open(kept: Any) -> torch.Tensor:
@@ -113,7 +113,7 @@ class ReplayedForward:
         if isinstance(tree, torch.Tensor):
             number = self.number(tree)
             if number in region.made:
-                return _Piece(number, tuple(tree.shape), tree.stride(), int(tree.storage_offset()), tree.dtype)
+                return Piece.of(number, tree)
             self.hold(tree)
             return self.refer(tree.detach())
         if isinstance(tree, (list, tuple)):
@@ -136,7 +136,7 @@ class ReplayedForward:
         for i, region in enumerate(self.regions):
             if number in region.made:
                 region.waiting[number] = region.waiting.get(number, 0) + 1
-                return _Handle(self, i, _Piece(number, tuple(x.shape), x.stride(), int(x.storage_offset()), x.dtype))
+                return _Handle(self, i, Piece.of(number, x))
         self.hold(x)
         return self.refer(x)
 
@@ -145,7 +145,7 @@ class ReplayedForward:
         region, number = self.regions[handle.region], handle.piece.number
         if number not in region.values:
             self._replay(region)
-        found = _at(region.values[number], handle.piece)
+        found = handle.piece.within(region.values[number])
         region.waiting[number] -= 1
         if region.waiting[number] <= 0:
             del region.values[number]
@@ -159,8 +159,8 @@ class ReplayedForward:
             for i, call in enumerate(region.calls):
                 if call.random is not None:
                     device, state = call.random
-                    before.setdefault(device, _generator_state(device))
-                    _restore(device, state)
+                    before.setdefault(device, generator_state(device))
+                    restore_generator(device, state)
                 result = call.function(*_thawed(call.args, values), **_thawed(call.kwargs, values))
                 for number, x in zip(call.results, tensors_in(result), strict=True):
                     if number in region.made:
@@ -169,7 +169,7 @@ class ReplayedForward:
                 for number in [n for n in values if last.get(n, -1) <= i and region.waiting.get(n, 0) <= 0]:
                     del values[number]
         for device, state in before.items():
-            _restore(device, state)
+            restore_generator(device, state)
         self.replayed += len(region.calls)
 
 
@@ -228,23 +228,23 @@ class _Noting(dispatch_mode()):  # type: ignore[misc]
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        random = _random_state(func, args, kwargs)
+        random = random_state(func, args, kwargs)
         result = func(*args, **kwargs)
-        if _counts(func, args, kwargs, result):
+        if makes_storage(func, args, kwargs, result):
             self.forward.note(self.region, func, args, kwargs, result, random)
         return result
 
 
-def _pieces(tree: Any) -> list[_Piece]:
-    if isinstance(tree, _Piece):
+def _pieces(tree: Any) -> list[Piece]:
+    if isinstance(tree, Piece):
         return [tree]
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
     return [p for part in parts for p in _pieces(part)]
 
 
 def _thawed(tree: Any, values: dict[int, torch.Tensor]) -> Any:
-    if isinstance(tree, _Piece):
-        return _at(values[tree.number], tree)
+    if isinstance(tree, Piece):
+        return tree.within(values[tree.number])
     if isinstance(tree, (list, tuple)):
         parts = [_thawed(x, values) for x in tree]
         return parts if isinstance(tree, list) else tuple(parts)

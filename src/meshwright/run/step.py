@@ -21,6 +21,7 @@ from ..capture.work import tensors_in
 from ..check.step_memory import check_step_plan
 from ..errors import RunError, UnknownName, UsageError
 from ..step_graph import StepGraph, StepPlan
+from .calls_again import generator_state, restore_generator
 from .storage_peak import peak_of
 
 __all__ = ["VARIANTS", "StepRunner", "Variants", "measured_peak_bytes", "runner_of", "step_tensors"]
@@ -98,16 +99,16 @@ class StepRunner:
 
     def _replayed(self, node: int, do: Action, values: list[Any], states: dict[int, Any]) -> Any:
         """The first run remembers the generator's state, later ones run from it and put the present one back."""
-        device = next((x.device for x in tensors_in([values[i] for i in self.graph.nodes[node].inputs])), torch.device("cpu"))
+        device = next((str(x.device) for x in tensors_in([values[i] for i in self.graph.nodes[node].inputs])), "cpu")
         if node not in states:
-            states[node] = _generator_state(device)
+            states[node] = generator_state(device)
             return do(values)
-        present = _generator_state(device)
-        _set_generator_state(device, states[node])
+        present = generator_state(device)
+        restore_generator(device, states[node])
         try:
             return do(values)
         finally:
-            _set_generator_state(device, present)
+            restore_generator(device, present)
 
     def _forget_views_of(self, node: int, values: list[Any]) -> None:
         """What was written over is gone: nobody may read it, or hold its storage under another name."""
@@ -166,17 +167,6 @@ def _attribute(module: fx.GraphModule, path: str) -> Any:
     for part in path.split("."):
         found = getattr(found, part)
     return found
-
-
-def _generator_state(device: torch.device) -> Any:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator_state(device: torch.device, state: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 def runner_of(step: CapturedStep, plan: StepPlan, *, graph: StepGraph | None = None, variants: Variants = VARIANTS) -> StepRunner:
