@@ -20,7 +20,7 @@ from .decide.layout.problem import Degrees, LayoutCandidate, LayoutProblem
 from .decide.pipeline import CITES, NAMES
 from .decide.pipeline.orders import kept_peak_bytes, times
 from .drive_layouts import Evaluated, LayoutSearch, placements_of
-from .drive_pipelines import _label, make_strategy
+from .drive_pipelines import make_strategy, schedule_label
 from .drive_schedules import actions_of, chunks_of, layout_problem, scheduled
 from .drive_sharding import ShardingWanted, as_wanted
 from .errors import Infeasible, MeshwrightError, Unsupported, UsageError
@@ -156,7 +156,7 @@ class _Chooser:
         """(candidate, most bytes that a device keeps) of the schedules that exist for the base, fastest by the planners' clock first."""
         found: list[tuple[LayoutCandidate, int]] = []
         for name, options in wanted:
-            label = _label(name, options)
+            label = schedule_label(name, options)
             try:
                 found.append(self.candidate(base, name, options, label))
             except (Unsupported, Infeasible) as refused:

@@ -26,7 +26,7 @@ from .program_hash import program_hash
 
 __all__ = [
     "Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "plan_schedule",
-    "problem_of_plan", "relowered", "schedule_of_plan",
+    "problem_of_plan", "relowered", "schedule_label", "schedule_of_plan",
 ]  # fmt: skip
 
 OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
@@ -127,21 +127,21 @@ def compare_pipelines(
     searched = [("search", {"seconds": search_s})] if search_s else []
     for name, options in [*(candidates if candidates is not None else default_candidates(problem)), *searched]:
         if rows and time.monotonic() > until:
-            rows.append(Row(name=_label(name, options), strategy=name, options=options, why="not judged: the time limit", hint="raise it"))
+            rows.append(Row(name=schedule_label(name, options), strategy=name, options=options, why="not judged: the time limit", hint="raise it"))
             continue
         try:
             schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(seed))
             judged = _checked(judge(problem, schedule, collectives))
-            rows.append(Row(name=_label(name, options), strategy=name, options=schedule.options, judged=judged))
+            rows.append(Row(name=schedule_label(name, options), strategy=name, options=schedule.options, judged=judged))
         except (Unsupported, Infeasible, TimeLimit) as refused:
-            rows.append(Row(name=_label(name, options), strategy=name, options=options, why=refused.message, hint=refused.hint))
+            rows.append(Row(name=schedule_label(name, options), strategy=name, options=options, why=refused.message, hint=refused.hint))
     if search_s:
         rows = [_bounded(problem, r, min(search_s, until - time.monotonic())) for r in rows]
     rows.sort(key=lambda r: (r.judged is None, r.judged.time_s if r.judged else 0.0, max(r.judged.memory_bytes) if r.judged else 0))
     return Comparison(problem=problem, rows=tuple(rows), bound=any_bound(problem))
 
 
-def _label(name: str, options: Mapping[str, Any]) -> str:
+def schedule_label(name: str, options: Mapping[str, Any]) -> str:
     """`chimera pipes=2 split` from the options that are given."""
     said = [k if v is True else f"{k}={v}" for k, v in options.items() if v is not False and not (k == "pipes" and v == 1 and len(options) == 1)]
     return " ".join([name, *(s.removeprefix("mode=") for s in said)])
@@ -212,7 +212,7 @@ def plan_pipeline(
         chosen = found.fitting[0]
     else:
         judged = judge(problem, make_strategy(strategy, options or {}).plan(problem, rng=np.random.default_rng(seed)), collective_planner(problem))
-        chosen = Row(name=_label(strategy, options or {}), strategy=strategy, options=judged.schedule.options, judged=judged)
+        chosen = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=judged.schedule.options, judged=judged)
         found = Comparison(problem=problem, rows=(chosen,), bound=any_bound(problem))
         if not chosen.fits:
             raise nothing_fits(compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s), chosen)
@@ -324,7 +324,7 @@ def problem_of_plan(plan: Plan) -> PipelineProblem:
 def plan_schedule(problem: PipelineProblem, schedule: Schedule, strategy: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Plan:
     """A plan of a given schedule, whoever made it; `strategy` says whose family it is of. Raises: as `judge`; Infeasible when it does not fit."""
     judged = _checked(judge(problem, schedule, collective_planner(problem)))
-    row = Row(name=_label(strategy, options or {}), strategy=strategy, options=options or {}, judged=judged)
+    row = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=options or {}, judged=judged)
     if not row.fits:
         raise nothing_fits(compare_pipelines(problem, seed=seed), row)
     return _plan(problem, row, Comparison(problem=problem, rows=(row,), bound=any_bound(problem)), seed)

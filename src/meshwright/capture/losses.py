@@ -11,7 +11,7 @@ from torch import nn
 
 from meshwright.errors import UnknownName, UsageError
 
-from .resolve import _match_hint, resolve_function
+from .resolve import match_hint, resolve_function
 
 __all__ = ["LOSSES", "Objective", "loss_function"]
 
@@ -36,7 +36,7 @@ def loss_function(name: str) -> Callable[[Any, torch.Tensor], torch.Tensor] | No
         return None
     if ":" in name:
         return resolve_function(name, what="loss")
-    raise UnknownName(f"there is no loss {name!r}", where=name, hint=_match_hint(name, [*LOSSES, "module:function"]))
+    raise UnknownName(f"there is no loss {name!r}", where=name, hint=match_hint(name, [*LOSSES, "module:function"]))
 
 
 class _Loss(nn.Module):  # type: ignore[misc]

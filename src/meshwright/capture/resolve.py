@@ -26,7 +26,7 @@ from torch import nn
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 
-__all__ = ["ModelSource", "build_model", "resolve_function", "user_code"]
+__all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "user_code"]
 
 NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/gpt.py:small"
 
@@ -58,9 +58,9 @@ def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
         module = _import_module(place, name, what)
     found = getattr(module, function, None)
     if found is None:
-        raise UnknownName(f"{place} has no function {function!r}", where=name, hint=_match_hint(function, _public_callables(module)))
+        raise UnknownName(f"{place} has no function {function!r}", where=name, hint=match_hint(function, _public_callables(module)))
     if not callable(found):
-        hint = _match_hint(function, _public_callables(module))
+        hint = match_hint(function, _public_callables(module))
         raise UsageError(f"{name} is a {type(found).__name__}, not a function", where=name, hint=hint)
     return found  # type: ignore[no-any-return]
 
@@ -153,7 +153,7 @@ def _import_file(place: str, name: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         siblings = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise UnknownName(f"there is no file {place!r}", where=name, hint=_match_hint(place, siblings) or NAME_HINT)
+        raise UnknownName(f"there is no file {place!r}", where=name, hint=match_hint(place, siblings) or NAME_HINT)
     path = path.resolve()
     # One module object per file content place: asking twice gives the same classes, two files of one name do not collide.
     key = f"meshwright_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
@@ -191,7 +191,7 @@ def _public_callables(module: ModuleType) -> list[str]:
     return sorted(k for k in own if not isinstance(vars(module)[k], type))
 
 
-def _match_hint(wanted: str, known: list[str]) -> str:
+def match_hint(wanted: str, known: list[str]) -> str:
     if not known:
         return ""
     close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)

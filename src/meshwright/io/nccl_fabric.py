@@ -22,7 +22,7 @@ from ..preset_boxes import GPUS, LIBRARY_NET_S, LIBRARY_NVLINK_S, NVLINK_S, NVSW
 from ..preset_parts import Chosen, Parts, network
 from .nccl_topology import NcclCpu, NcclLink, NcclNet, NcclPci, NcclSystem
 
-__all__ = ["Join", "nccl_fabric", "nvlink_rate_Bps", "safe_name"]
+__all__ = ["Join", "bus_id", "nccl_fabric", "nvlink_rate_Bps", "safe_name"]
 
 _NVLINK = ((100, 40_100, 50_000), (90, 20_600, 25_000), (86, 12_000, 14_000), (80, 20_000, 25_000), (70, 20_000, 25_000), (60, 18_000, 20_000))
 _XGMI = (("gfx95", 48_000, 64_000), ("gfx94", 48_000, 64_000), ("gfx90a", 36_000, 50_000), ("gfx908", 24_000, 25_000), ("gfx906", 24_000, 25_000))
@@ -200,7 +200,7 @@ class _Box:
 
     # ---- NVLink, xGMI, c2c ---------------------------------------------------------------------------------------------
     def _gpu_links(self) -> None:
-        by_bus = {_bus(pci.busid): device for device, pci, _ in self.gpus}
+        by_bus = {bus_id(pci.busid): device for device, pci, _ in self.gpus}
         ways: dict[tuple[str, str], tuple[int, str]] = {}  # (from, to) -> (rate, kind prefix with count)
         counts: dict[tuple[str, str], int] = {}
         to_switch: list[tuple[str, int, int]] = []
@@ -208,7 +208,7 @@ class _Box:
             through = 0
             for link in pci.gpu.links if pci.gpu is not None else ():
                 rate = self._link_rate(link, pci)
-                target = by_bus.get(_bus(link.target)) if link.target else cpu
+                target = by_bus.get(bus_id(link.target)) if link.target else cpu
                 if link.kind == "c2c" or link.target_class == "0x068001":
                     self.parts.cable(device, cpu, max(1, rate), NVLINK_S, "C2C" if link.kind == "c2c" else f"NV{link.count}", LIBRARY_NVLINK_S)
                 elif link.target_class == "0x068000" or link.target.lower().startswith("fffffff"):
@@ -254,7 +254,7 @@ class _Box:
         return link.count * nvlink_rate_Bps(pci.gpu.sm, nominal=nominal)
 
 
-def _bus(text: str) -> str:
+def bus_id(text: str) -> str:
     """A bus id that compares equal however it is written: 0000:07:00.0 and 00000000:07:00.0."""
     head, _, function = text.lower().partition(".")
     return ":".join(x.lstrip("0") or "0" for x in head.split(":")) + "." + (function.lstrip("0") or "0")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 
 from ..fabric_lint import MOST_OF_A_KIND, SEVERITIES, Finding
-from .nccl_fabric import _bus
+from .nccl_fabric import bus_id
 from .nccl_topology import NcclPci, NcclSystem
 
 __all__ = ["NCCL_RULES", "lint_nccl", "repaired_nccl"]
@@ -139,7 +139,7 @@ def _back_links(system: NcclSystem) -> Iterator[Finding]:
                 and link.target_class not in ("0x068000", "0x068001")
                 and not link.target.lower().startswith("fffffff")
             ):
-                pair = _bus(pci.busid), _bus(link.target)
+                pair = bus_id(pci.busid), bus_id(link.target)
                 counts[pair] = counts.get(pair, 0) + link.count
                 firsts.setdefault(pair, (link.line, pci.busid, link.target))
     for (a, b), count in counts.items():

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported, UsageError
 
-__all__ = ["CAPACITY_LIMIT", "FlowNetwork", "Sweep", "checked_capacities"]
+__all__ = ["CAPACITY_LIMIT", "FlowNetwork", "Sweep", "checked_capacities", "dinic"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -48,7 +48,7 @@ def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I6
 
 
 @njit(cache=True, nogil=True)
-def _dinic(  # type: ignore[no-untyped-def]
+def dinic(  # type: ignore[no-untyped-def]
     ptr, head, rev, residual, source, sink, limit, level, cursor, queue, path
 ):
     """Flow from source to sink, at most `limit`. Uses up `residual`. Below the limit, `level >= 0` marks a min cut's sink side."""
@@ -118,7 +118,7 @@ def _sweep(  # type: ignore[no-untyped-def]
     for i in range(len(sinks)):
         for a in range(len(head)):
             residual[a] = capacity[a]
-        flow = _dinic(ptr, head, rev, residual, source, sinks[i], need, level, cursor, queue, path)
+        flow = dinic(ptr, head, rev, residual, source, sinks[i], need, level, cursor, queue, path)
         if flow < need:
             return i, flow
     return -1, need
@@ -194,7 +194,7 @@ class FlowNetwork:
         if source == sink:
             raise UsageError(f"flow from node {source} to itself", hint="choose two different nodes")
         np.copyto(self._residual, self.capacity)
-        return int(_dinic(self.ptr, self.head, self.rev, self._residual, source, sink, limit, self._level, *self._work))
+        return int(dinic(self.ptr, self.head, self.rev, self._residual, source, sink, limit, self._level, *self._work))
 
     def sink_side(self) -> NDArray[np.bool_]:
         """Nodes from which the sink can still be reached after the last `max_flow`, if that met no limit: the sink's side of a minimum cut."""

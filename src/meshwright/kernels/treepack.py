@@ -20,7 +20,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, TimeLimit
-from .maxflow import CAPACITY_LIMIT, FlowNetwork, _dinic
+from .maxflow import CAPACITY_LIMIT, FlowNetwork, dinic
 
 __all__ = ["TreeBatch", "pack_trees"]
 
@@ -71,7 +71,7 @@ def _grow(  # type: ignore[no-untyped-def]
             for i in range(len(head)):
                 residual[i] = capacity[i]
             capacity[source_slot[x]] = pending[x]
-            room = _dinic(ptr, head, rev, residual, source, y, others + want, level, cursor, queue, path) - others
+            room = dinic(ptr, head, rev, residual, source, y, others + want, level, cursor, queue, path) - others
             if room <= 0:
                 scan[x] += 1
                 continue
