@@ -63,7 +63,7 @@ def candidates(devices: int, microbatches: int) -> list[Wanted]:
     for f in [f for f in range(1, half + 1) if devices % 2 == 0 and half % f == 0 and f <= 2]:
         found += [("chimera", {"pipes": f}), ("chimera", {"pipes": f, "split": True})]
         found += [("chimera", {"pipes": f, "mode": "double"})] if microbatches > devices else []
-    return found + [(name, {}) for name in ("zb1p", "zb2p", "zbv", "v-half", "v-min", "dualpipe-v")]
+    return found + [(name, {}) for name in ("zb1p", "zb2p", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipe-v")]
 
 
 def choose_schedule(

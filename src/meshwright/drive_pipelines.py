@@ -81,7 +81,7 @@ def default_candidates(problem: PipelineProblem, *, chunks: Sequence[int] = (2,)
         if n > d:
             found.append(("chimera", {"pipes": f, "mode": "double"}))
         found.append(("chimera", {"pipes": f, "mode": "halve"}))
-    return found + [(name, {}) for name in ("zb1p", "zb2p", "zbv", "v-half", "v-min", "dualpipe-v")]
+    return found + [(name, {}) for name in ("zb1p", "zb2p", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipe-v")]
 
 
 def make_strategy(name: str, options: Mapping[str, Any]) -> PipelineStrategy:

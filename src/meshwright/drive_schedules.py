@@ -29,9 +29,9 @@ def actions_of(schedule: Schedule) -> Orders:
 
 def chunks_of(name: str, options: Mapping[str, Any]) -> int:
     """Stages per device and copy of a schedule."""
-    if name in ("interleaved", "breadth-first"):
+    if name in ("interleaved", "interleaved-zb", "breadth-first"):
         return int(options.get("chunks", 2))
-    return 2 if name in VEE or (name == "search" and options.get("placement") == "vee") else 1
+    return 2 if name in VEE or (name == "search" and options.get("placement") in ("vee", "looped")) else 1
 
 
 def scheduled(layout: TrainingLayout, graph: OpGraph, schedule: Schedule) -> TrainingLayout:

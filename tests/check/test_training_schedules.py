@@ -38,7 +38,7 @@ SCHEDULES = [
     ("gpipe", {}), ("1f1b", {}), ("interleaved", {"chunks": 2}), ("interleaved", {"chunks": 3}), ("breadth-first", {"chunks": 2}),
     ("breadth-first", {"chunks": 2, "group": 2, "reverse": True}), ("chimera", {}), ("chimera", {"pipes": 2, "mode": "double"}),
     ("chimera", {"split": True}), ("zb1p", QUICK), ("zb2p", QUICK), ("zbv", QUICK), ("v-half", QUICK), ("v-min", QUICK), ("dualpipe-v", {}),
-    ("search", {"placement": "vee", **QUICK}),
+    ("search", {"placement": "vee", **QUICK}), ("interleaved-zb", QUICK), ("search", {"placement": "looped", **QUICK}),
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from meshwright.decide.pipeline import (
     DualPipeV,
     GPipe,
     Interleaved,
+    InterleavedZB,
     OneFOneB,
     PipelineProblem,
     PipelineStrategy,
@@ -111,6 +112,16 @@ def test_v_schedules_trade_memory_for_time() -> None:
     assert simulated(p, DualPipeV()) == 51
     assert simulated(of(4, 8), ZB2P()) <= simulated(of(4, 8), ZB1P()) < simulated(of(4, 8), OneFOneB())
     assert max(in_flight_peaks(ZB1P().plan(of(4, 8)))) <= 4 and max(in_flight_peaks(ZB2P().plan(of(4, 8)))) <= 7
+
+
+def test_interleaved_zero_bubble_fills_in_half_the_time() -> None:
+    p = of(4, 8, forward_s=2)  # one slot per half stage and kind
+    found = InterleavedZB().plan(p)
+    assert max(in_flight_peaks(found)) <= 11 and found.placement == ((0, 1, 2, 3, 0, 1, 2, 3),)
+    assert simulated(p, InterleavedZB()) <= 51 < simulated(p, ZB1P()) and simulated(p, InterleavedZB()) < simulated(p, Interleaved())
+    assert max(in_flight_peaks(InterleavedZB(cap=8).plan(p))) <= 8 and max(in_flight_peaks(InterleavedZB(chunks=3).plan(p))) <= 15
+    with pytest.raises(UsageError, match="must be >= 2"):
+        InterleavedZB(chunks=1).plan(p)
 
 
 def test_the_first_stage_has_no_input_gradient() -> None:

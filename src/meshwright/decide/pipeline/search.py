@@ -1,8 +1,8 @@
 """Search: the fastest orders that can be found under the memory cap, from every published schedule's orders, and how far from the best they can be.
 
 Cite: see CITE (the problem as a job shop, and its exact form as an integer programme).
-Left open there: everything but the problem. Our answer: on each placement (straight, V, both ways) the published schedules are improved by annealing
-    (`improve`), under the cap in bytes or in stage activations; with `seconds`, exact search (`exact`) goes on from the best one. What is proved
+Left open there: everything but the problem. Our answer: on each placement (straight, in rounds, V, both ways) the published schedules are improved by
+    annealing (`improve`), under the cap in bytes or in stage activations; with `seconds`, exact search (`exact`) goes on from the best one. What is proved
     stands in the schedule's notes.
 Invariant: never slower, by our clock, than the published schedules that fit and from which it starts.
 Cost: `tries` schedules per start.
@@ -21,12 +21,13 @@ from .bound import schedule_bound
 from .chimera import Chimera
 from .exact import exact_search
 from .improve import improved
+from .interleaved import Interleaved
 from .judge import judge
 from .onefoneb import OneFOneB
 from .orders import activation_bytes, kept_peak_bytes, times, weight_bytes
 from .problem import PipelineProblem, PipelineStrategy, Schedule
 from .vschedules import ZBV, VHalf, VMin
-from .zerobubble import ZB1P, ZB2P
+from .zerobubble import ZB1P, ZB2P, InterleavedZB
 
 __all__ = ["CITE", "PLACEMENTS", "Search"]
 
@@ -34,7 +35,7 @@ CITE = Cite(
     key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
     url="https://arxiv.org/abs/2401.10241",
 )  # fmt: skip
-PLACEMENTS = ("straight", "vee", "both-ways")
+PLACEMENTS = ("straight", "looped", "vee", "both-ways")
 FITTINGS = 3
 
 
@@ -81,6 +82,8 @@ class Search:
         kinds: list[PipelineStrategy] = []
         if self.placement in ("auto", "straight"):
             kinds += [ZB1P(cap=cap, tries=0), ZB2P(cap=cap, tries=0), *([] if cap else [OneFOneB()])]
+        if self.placement in ("auto", "looped"):
+            kinds += [InterleavedZB(cap=cap, tries=0), *([] if cap else [Interleaved()])]
         if self.placement in ("auto", "vee"):
             kinds += [ZBV(cap=cap, tries=0), VHalf(tries=0), VMin(tries=0)]
         if self.placement in ("auto", "both-ways") and d % 2 == 0:

@@ -1,9 +1,11 @@
-"""ZB1P and ZB2P: one stage per device, split backward, weight gradients put where the device would wait.
+"""ZB1P, ZB2P and the interleaved form: split backward, weight gradients put where the device would wait.
 
 Cite: see CITE.
 Left open by the paper: its orders come from an integer programme or a heuristic on profiled times. Our answer: list scheduling under the paper's caps
     on activations, several rules, the fastest by our clock, then annealed (`improve`).
-Caps in stage activations (F to the end of W) on every device: ZB1P the 1F1B peak `devices`, ZB2P 2·devices - 1; `cap` overrides.
+Beyond the paper: several stages per device in rounds (`InterleavedZB`), which fills in a fraction of the time.
+Caps in stage activations (F to the end of W) on every device: ZB1P the 1F1B peak `devices`, ZB2P 2·devices - 1, interleaved the peak of interleaved
+    1F1B; `cap` overrides.
 Invariant: no device keeps more than the cap. With F = I = W, free messages and a common start and end no schedule beats N·3·F + (devices-1)·F.
 Cost: O(rules · actions · log).
 """
@@ -16,13 +18,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ...cite import Cite
+from ...errors import UsageError
 from .bound import schedule_bound
 from .improve import improved
 from .listing import RULES, list_orders
 from .orders import looped, times
 from .problem import Action, PipelineProblem, Schedule
 
-__all__ = ["CITE", "ZB1P", "ZB2P", "fastest_listing", "split_base"]
+__all__ = ["CITE", "ZB1P", "ZB2P", "InterleavedZB", "fastest_listing", "split_base"]
 
 CITE = Cite(
     key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
@@ -50,6 +53,22 @@ class ZB2P:
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         return _straight(problem, "zb2p", self.cap or 2 * problem.devices - 1, self.tries, asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterleavedZB:
+    """`chunks`: stages per device. `cap`: stage activations per device; 0: 2·(devices - 1) + (chunks - 1)·devices + 1. `tries`: see `improve`."""
+
+    chunks: int = 2
+    cap: int = 0
+    tries: int = 1000
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        d, v = problem.devices, self.chunks
+        if v < 2:
+            raise UsageError(f"must be >= 2, got {v}", where="chunks", hint="with one stage per device use zb1p")
+        base = split_base(problem, "interleaved-zb", looped(d, v), asdict(self))
+        return fastest_listing(problem, base, [self.cap or 2 * (d - 1) + (v - 1) * d + 1] * d, self.tries)
 
 
 def _straight(problem: PipelineProblem, name: str, cap: int, tries: int, options: dict[str, object]) -> Schedule:
