@@ -2,8 +2,8 @@
 
 Cite: see CITE (the problem as a job shop, and its exact form as an integer programme).
 Left open there: everything but the problem. Our answer: on each placement (straight, in rounds, V, both ways) the published schedules are improved by
-    annealing (`improve`), under the cap in bytes or in stage activations; with `seconds`, exact search (`exact`) goes on from the best one. What is proved
-    stands in the schedule's notes.
+    annealing (`improve`), under the cap in bytes or in stage activations; with `seconds`, exact search (`exact`) goes on from the best one. What is
+    proved stands in the schedule's notes.
 Invariant: never slower, by our clock, than the published schedules that fit and from which it starts.
 Cost: `tries` schedules per start.
 """
