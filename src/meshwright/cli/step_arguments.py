@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """`--model` and what belongs to it. `--batch`, `--budget` and `--strategy` are the command's own."""
     group = parser.add_argument_group(
         "a model's whole step", "--budget counts everything on the device: parameters, gradients, optimizer state, activations, workspaces; "
-        "60%% or 0.6 is that share of the peak without recomputation. --strategy: auto (default) or a name, see docs/memory.md",
+        "60% or 0.6 is that share of the peak without recomputation. --strategy: auto (default) or a name, see docs/memory.md",
     )  # fmt: skip
     group.add_argument("--model", help="the model function, FILE.py:function or module:function")
     group.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
