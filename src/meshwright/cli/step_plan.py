@@ -97,11 +97,15 @@ def _lines(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str,
     ]
     if plan.budget_bytes is not None:
         lines.insert(1, f"  budget {show_size(plan.budget_bytes)}")
+    ordered = ", operators in the graph's order" if plan.floor_s or plan.least_bytes else ""  # what floors and proofs speak of
     if plan.floor_s:
         above = 100 * (plan.time_s / plan.floor_s - 1)
         far = "proved the fastest" if plan.optimal else f"at most {above:.1f} % above the fastest there can be"
-        lines.append(f"  {far} within the budget")
-    lines.append(f"  no plan needs less than {show_size(plan.least_bytes or least_bound_bytes(step.graph))}")
+        lines.append(f"  {far} within the budget{ordered}")
+    if plan.least_bytes:
+        lines.append(f"  no plan needs less than {show_size(plan.least_bytes)}{ordered}")
+    else:
+        lines.append(f"  no plan needs less than {show_size(least_bound_bytes(step.graph))}")
     lines += [f"  {name}: {said}" for name, said in others.items()]
     return lines + [f"  note: {note}" for note in (*step.graph.notes, *plan.notes)]
 
