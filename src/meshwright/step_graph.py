@@ -118,8 +118,9 @@ class StepAction(_Record, frozen=True, kw_only=True):
 class StepPlan(_Record, frozen=True, kw_only=True):
     """`actions[:boundary]` are the forward pass. `peak_bytes`: most bytes alive, fixed ones and workspaces included, while action `peak_at` runs.
 
-    Of plans that run forward nodes and backward nodes each in the graph's order: `floor_s`: none within `budget_bytes` takes less (None: not bounded),
-    `least_bytes`: none needs less (None: unknown), `optimal`: proved. `time_s`: all actions. `saved`: forward results (placeholders aside) that are held when the backward pass begins.
+    Of plans that run forward nodes and backward nodes each in the graph's order: `floor_s`: none within `budget_bytes` takes less (None: not
+    bounded), `least_bytes`: none needs less (None: unknown), `optimal`: proved. `time_s`: all actions. `saved`: forward results (placeholders aside)
+    that are held when the backward pass begins.
     """
 
     strategy: str
