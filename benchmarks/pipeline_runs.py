@@ -29,7 +29,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, int, float]] = {
     "1f1b": ("1f1b", {}, "Schedule1F1B", 1, -0.01),
     "interleaved": ("interleaved", {"chunks": 2}, "ScheduleInterleaved1F1B", 2, 0.02),
     "breadth-first": ("breadth-first", {"chunks": 2, "reverse": True}, "ScheduleLoopedBFS", 2, 0.10),
-    "interleaved-zb": ("interleaved-zb", {}, "ScheduleInterleavedZeroBubble", 2, 0.07),
+    "interleaved-zb": ("torch", {}, "ScheduleInterleavedZeroBubble", 2, 0.07),
+    "interleaved-zb, our order": ("interleaved-zb", {}, "ScheduleInterleavedZeroBubble", 2, 0.07),
     "zbv": ("zbv", {}, "ScheduleZBVZeroBubble", 2, 0.03),
     "dualpipe-v": ("dualpipe-v", {}, "ScheduleDualPipeV", 2, 0.0),
 }
@@ -114,6 +115,23 @@ def problem_of(microbatches: int, **more: Any) -> Any:
     return PipelineProblem.of(4, microbatches, message_bytes=4 * WIDTH, first_input_grad=False, **times)
 
 
+def torch_order_plan(schedule: Any, problem: Any) -> Any:
+    """PyTorch's own order of actions as a plan of ours: what differs is only how it is walked."""
+    from meshwright.decide.pipeline import Action, Schedule
+    from meshwright.decide.pipeline.orders import looped
+    from meshwright.drive_pipelines import plan_schedule
+
+    def action(text: str) -> Action:
+        at = next(i for i, c in enumerate(text) if c in "FIW")
+        return Action(text[at], int(text[:at]), int(text[at + 1 :]))  # type: ignore[arg-type]
+
+    orders = tuple(tuple(action(str(a)) for a in schedule.pipeline_order[r] if a is not None) for r in range(4))
+    made = Schedule(
+        name="interleaved zero-bubble", devices=4, stages=8, placement=(looped(4, 2),), copy_of=(0,) * problem.microbatches, orders=orders, split=True
+    )
+    return plan_schedule(problem, made, "zb1p")
+
+
 def torch_schedule(name: str, v: int, microbatches: int, rank: int, times: tuple[float, float, float]) -> tuple[Any, list[int]]:
     import torch
     from torch.distributed import pipelining
@@ -159,7 +177,8 @@ def paced(case: dict[str, Any], rank: int) -> dict[str, Any]:
     schedule, mine = torch_schedule(theirs, v, n, rank, (UNIT_S,) * 3)
     shared = torch.tensor(message_time(TaggedTransport(dist.group.WORLD), rank, 1, torch.empty(1, WIDTH)), dtype=torch.float64)
     dist.all_reduce(shared, dist.ReduceOp.MAX)
-    plan = plan_pipeline(problem_of(n, p2p_latency_s=float(shared)), ours, options)
+    problem = problem_of(n, p2p_latency_s=float(shared))
+    plan = torch_order_plan(schedule, problem) if ours == "torch" else plan_pipeline(problem, ours, options)
     walk = our_walk(plan, rank)
     expected = simulated(plan, walk, float(shared))
     bodies = {"ours": (walk.clear, walk.step), "torch": (lambda: None, torch_body(schedule, mine, 4 * v, n))}

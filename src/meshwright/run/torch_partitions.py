@@ -53,5 +53,7 @@ def plan_of_partition(
             raise Unsupported(f"torch's partition holds {n.name} ({n.target}), which the captured step lacks", where=graph.name)
     given = {number[n.name] for n in runs[0]} & {*graph.results}  # torch's backward may make items of a batch norm again that the step has given
     again = [number[n.name] for n in runs[1] if number[n.name] not in given]
-    order = [*(number[n.name] for n in runs[0]), *again]
-    return finished(graph, [(x, -1) for x in order], len(runs[0]), strategy=strategy, options=dict(options or {}))
+    first = [number[n.name] for n in runs[0]]
+    early = [x for x in first if graph.nodes[x].phase == "backward"]  # views for backward that need no gradient: they are taken when it begins
+    first = [x for x in first if graph.nodes[x].phase != "backward"]
+    return finished(graph, [(x, -1) for x in (*first, *early, *again)], len(first), strategy=strategy, options=dict(options or {}))

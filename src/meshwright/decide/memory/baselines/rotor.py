@@ -48,7 +48,6 @@ class RotorTable:
     cost: NDArray[np.float64]
     split: NDArray[np.int32]
     slot_bytes: int
-    input_slots: int
 
 
 def rotor_table(
@@ -90,7 +89,7 @@ def rotor_table(
             best[better], where[better] = c[better], s
             where[np.isinf(best)] = -1
             cost[s, t], split[s, t] = best, where
-    return RotorTable(cost=cost, split=split, slot_bytes=slot, input_slots=0)
+    return RotorTable(cost=cost, split=split, slot_bytes=slot)
 
 
 def _less(row: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
