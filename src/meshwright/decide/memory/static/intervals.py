@@ -6,7 +6,8 @@ exceeds the capacity. Among storages, candidates come by lowest offset, then by 
 that doubles. Skipped: places above one where another unplaced storage would fit whole; the same set in another order at one offset; and, where
 nothing unplaced lies over the storage just placed, all alternatives to it.
 Cite: CITE in `__init__` names MiniMalloc (Moffitt 2023). Beyond it: a fourth order and
-random ones in every turn, since where one order is stuck for hours another may be through at once.
+random ones in every turn, since where one order is stuck for hours another may be through at once; and a storage whose turn has passed will lie on
+another unplaced one, which raises its lowest place or shows that there is none.
 Invariant: `FITS` comes with offsets; `NEVER` only from a search that ended by itself. Cost: exponential; one node is O(storages · moments).
 """
 
@@ -63,11 +64,51 @@ def _ranks(keys: Sequence[I64]) -> I64:
 
 
 @njit(cache=True, nogil=True)
-def _tighten(list_, k, floor_of, lower, upper, size, lowest, floor, total, capacity, least):  # type: ignore[no-untyped-def]
+def _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, roof):  # type: ignore[no-untyped-def]
+    """`place[t]`: no solution puts the unplaced storage t beneath; False if some cannot be put at all.
+
+    One whose turn has passed (its lowest place comes before the last one placed) will lie on another unplaced one. `roof[:, s]`: the two lowest
+    tops of unplaced storages at moment s, and whose the lowest is.
+    """
+    first, last = np.int64(2**62), np.int64(0)
+    late = False
+    for i in range(k):
+        t = list_[i]
+        place[t] = max(lowest[t], base)
+        late = late or lowest[t] < base or (lowest[t] == base and rank[t] < base_rank)
+        first, last = min(first, lower[t]), max(last, upper[t])
+    if not late:
+        return True
+    for s in range(first, last):
+        roof[0, s], roof[1, s], roof[2, s] = 2**62, 2**62, -1
+    for i in range(k):
+        t = list_[i]
+        top = place[t] + size[t]
+        for s in range(lower[t], upper[t]):
+            if top < roof[0, s]:
+                roof[1, s], roof[0, s], roof[2, s] = roof[0, s], top, t
+            elif top < roof[1, s]:
+                roof[1, s] = top
+    for i in range(k):
+        t = list_[i]
+        if lowest[t] < base or (lowest[t] == base and rank[t] < base_rank):
+            under = np.int64(2**62)
+            for s in range(lower[t], upper[t]):
+                under = min(under, roof[1, s] if roof[2, s] == t else roof[0, s])
+            if under == 2**62:
+                return False
+            place[t] = max(place[t], under)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _tighten(list_, k, base, base_rank, rank, lower, upper, size, lowest, floor, total, capacity, least, place, roof):  # type: ignore[no-untyped-def]
     """Raises the floors of the moments of the unplaced storages list_[:k] to the lowest place of any of them there; False if some moment bursts.
 
-    `floor_of`: no unplaced storage goes beneath. `least` is scratch, one a moment.
+    `base`, `base_rank`: where and which the last one placed is. `least`, `place`, `roof` are scratch.
     """
+    if not _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, roof):
+        return False
     first, last = np.int64(2**62), np.int64(0)
     for i in range(k):
         t = list_[i]
@@ -76,7 +117,7 @@ def _tighten(list_, k, floor_of, lower, upper, size, lowest, floor, total, capac
         least[s] = 2**62
     for i in range(k):
         t = list_[i]
-        at = max(lowest[t], floor_of)
+        at = place[t]
         if at + size[t] > capacity:
             return False
         for s in range(lower[t], upper[t]):
@@ -172,6 +213,7 @@ def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ign
     for t in range(n):
         for s in range(lower[t], upper[t]):
             total[s] += size[t]
+    place, roof = np.zeros(n, np.int64), np.zeros((3, moments), np.int64)
     depth = n + 2
     members, cands, rest = np.zeros((depth, n), np.int64), np.zeros((depth, n), np.int64), np.zeros((depth, n), np.int64)
     kept_lowest, kept_floor, kept_total = np.zeros((depth, n), np.int64), np.zeros((depth, moments), np.int64), np.zeros((depth, moments), np.int64)
@@ -180,7 +222,9 @@ def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ign
     placed, alone = np.full(depth, -1, np.int64), np.zeros(depth, np.bool_)
     rest[0] = np.argsort(lower, kind="mergesort")
     rest_count[0] = n
-    if n and not _tighten(rest[0], n, np.int64(0), lower, upper, size, lowest, floor, total, capacity, least):
+    if n and not _tighten(
+        rest[0], n, np.int64(0), np.int64(-1), rank, lower, upper, size, lowest, floor, total, capacity, least, place, roof
+    ):
         return NEVER, np.int64(0)
     nodes, f, stands = np.int64(0), 0, True
     while True:
@@ -216,5 +260,7 @@ def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ign
         offset[t], placed[f], next_[f] = at, t, 0
         rest_count[f], alone[f] = _put(t, members[f], count[f], lower, upper, size, lowest, floor, total, rest[f])
         stands = at + size[t] <= capacity and (
-            rest_count[f] == 0 or _tighten(rest[f], rest_count[f], at, lower, upper, size, lowest, floor, total, capacity, least)
+            rest_count[f] == 0 or _tighten(
+                rest[f], rest_count[f], at, rank[t], rank, lower, upper, size, lowest, floor, total, capacity, least, place, roof
+            )
         )
