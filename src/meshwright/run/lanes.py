@@ -110,13 +110,21 @@ def _send_times(program: Program, end_s: Float) -> dict[int, float]:
 
 
 def _use_times(program: Program, start_s: Float) -> dict[int, float]:
-    """When the first compute step starts that waits for each receive; receives that no compute step waits for are left out."""
+    """When the first compute step starts that waits for each receive, or for one behind it in its lane: messages come in their order.
+
+    Receives that no compute step waits for are left out.
+    """
     s = program.steps
     found: dict[int, float] = {}
     for step in np.flatnonzero(s.kind == Kind.COMPUTE).tolist():
         for on in s.after_step[s.after_ptr[step] : s.after_ptr[step + 1]].tolist():
             if s.parts[on] & Part.RECV:
                 found[on] = min(found.get(on, float("inf")), float(start_s[step]))
+    for lo, hi in zip(program.lanes.start.tolist(), program.lanes.end.tolist(), strict=True):
+        soonest = float("inf")
+        for step in range(hi - 1, lo - 1, -1):
+            if step in found:
+                soonest = found[step] = min(found[step], soonest)
     return found
 
 
