@@ -20,7 +20,7 @@ from .decide.layout.problem import Degrees, LayoutCandidate, LayoutProblem
 from .decide.pipeline import CITES, NAMES
 from .decide.pipeline.orders import kept_peak_bytes, times
 from .drive_layouts import Evaluated, LayoutSearch, placements_of
-from .drive_pipelines import make_strategy, schedule_label
+from .drive_pipelines import SPLIT, make_strategy, schedule_label
 from .drive_schedules import actions_of, chunks_of, layout_problem, scheduled
 from .drive_sharding import ShardingWanted, as_wanted
 from .errors import Infeasible, MeshwrightError, Unsupported, UsageError
@@ -63,7 +63,7 @@ def candidates(devices: int, microbatches: int) -> list[Wanted]:
     for f in [f for f in range(1, half + 1) if devices % 2 == 0 and half % f == 0 and f <= 2]:
         found += [("chimera", {"pipes": f}), ("chimera", {"pipes": f, "split": True})]
         found += [("chimera", {"pipes": f, "mode": "double"})] if microbatches > devices else []
-    return found + [(name, {}) for name in ("zb1p", "zb2p", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipe-v")]
+    return found + [(name, {}) for name in SPLIT]
 
 
 def choose_schedule(

@@ -25,10 +25,11 @@ from .program_calls import Callee
 from .program_hash import program_hash
 
 __all__ = [
-    "Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline", "plan_schedule",
-    "problem_of_plan", "relowered", "schedule_label", "schedule_of_plan",
+    "SPLIT", "Comparison", "Row", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline",
+    "plan_schedule", "problem_of_plan", "relowered", "schedule_label", "schedule_of_plan",
 ]  # fmt: skip
 
+SPLIT = ("zb1p", "zb2p", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipe-v")  # without options, backward in two parts
 OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
 
 
@@ -81,7 +82,7 @@ def default_candidates(problem: PipelineProblem, *, chunks: Sequence[int] = (2,)
         if n > d:
             found.append(("chimera", {"pipes": f, "mode": "double"}))
         found.append(("chimera", {"pipes": f, "mode": "halve"}))
-    return found + [(name, {}) for name in ("zb1p", "zb2p", "interleaved-zb", "zbv", "v-half", "v-min", "dualpipe-v")]
+    return found + [(name, {}) for name in SPLIT]
 
 
 def make_strategy(name: str, options: Mapping[str, Any]) -> PipelineStrategy:

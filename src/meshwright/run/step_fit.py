@@ -64,11 +64,11 @@ def measured_step(
 
 def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
     """`"400MB"`, or a share of `full_bytes` as `"60%"` or `"0.6"`. Raises: UsageError."""
-    share: Fraction | None = None
+    share: Fraction | None
     try:
         share = Fraction(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except (ValueError, ZeroDivisionError):
-        pass
+        share = None  # not a share: bytes with a unit
     if share is not None and len(text) <= 32 and (text.strip().endswith("%") or 0 <= share <= 1):
         if not 0 <= share <= 1:
             raise UsageError(f"{text[:32]} is no share of the whole", where=where, hint="0 to 1, 0% to 100%, or bytes such as 4GB")
