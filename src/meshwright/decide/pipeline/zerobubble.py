@@ -21,6 +21,7 @@ from ...cite import Cite
 from ...errors import UsageError
 from .bound import schedule_bound
 from .improve import improved
+from .late import sturdiest
 from .listing import RULES, list_orders
 from .orders import looped, times
 from .problem import Action, PipelineProblem, Schedule
@@ -89,7 +90,13 @@ def split_base(problem: PipelineProblem, name: str, placement: tuple[int, ...], 
 
 
 def fastest_listing(problem: PipelineProblem, base: Schedule, cap: Sequence[int], tries: int = 0) -> Schedule:
-    """The fastest list schedule over the rules, the first of equals, then annealed for `tries` schedules."""
+    """The fastest list schedule over the rules, the first of equals, then annealed for `tries` schedules; of about equal ones the sturdiest."""
     rows = [[c] * base.copies for c in cap]
     best = min((list_orders(problem, base, rule, rows) for rule in RULES), key=lambda s: times(problem, s).makespan_s)
-    return improved(problem, best, rows, tries=tries, least_s=float(schedule_bound(problem, best))) if tries else best
+    if not tries:
+        return best
+
+    def improve(asked: PipelineProblem, given: Schedule) -> Schedule:
+        return improved(asked, given, rows, tries=tries, least_s=float(schedule_bound(asked, given)))
+
+    return sturdiest(problem, improve(problem, best), improve)
