@@ -1,0 +1,180 @@
+"""Reading a Chrome or Kineto trace (torch.profiler's, our own, any tool's): streamed, every complete event kept, damage counted.
+
+`.json` or gzip, told by content; an object with `traceEvents` or a bare list. Never raises for what an event says; see `Trace.warnings`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..kernels.nesting import parents
+from ..program import I32
+from ..trace import I64, Collectives, Trace, TraceWarning, Track
+from .trace_rows import COLLECTIVE_INTEGERS, COLLECTIVE_TEXTS, INTEGER_ARGS, EventRows, Flow, integers
+from .trace_scan import TraceScan
+
+__all__ = ["read_trace"]
+
+_RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
+_WORLD = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Every slice of the file. Raises: UsageError if it cannot be read, FormatError if it is no trace, or larger than the caps."""
+    scan = TraceScan(path)
+    rows = EventRows(scan.where)
+    for piece in scan:
+        rows.add_piece(piece)
+    for data in scan.swallowed:
+        rows.add(rows.decoded(data))
+    if scan.cut_short:
+        rows.problems.add("the file ends early", f"after {rows.count} slices")
+    rows.pair_begins()
+    return _assemble(rows, scan)
+
+
+def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
+    columns = {key: np.concatenate(parts) if parts else np.zeros(0, np.int64) for key, parts in rows.columns.items()}
+    rows.columns.clear()
+    start, duration = columns.pop("start"), columns.pop("duration")
+    order = np.lexsort((-duration, start, columns["track"]))
+    first = int(start.min()) if len(start) else 0
+    start, duration = start[order] - first, duration[order]
+    taken = {key: columns.pop(key)[order] for key in list(columns)}
+    track = taken["track"]
+    track_start = np.searchsorted(track, np.arange(len(rows.tracks) + 1)).astype(np.int64)
+    # Whole µs are rounded down by the writer: a child may seem to end up to 1 µs after its parent.
+    parent, overlaps = _nesting(start, duration, track_start, 1 if rows.fractions else 1000)
+    rows.problems.add("slices that overlap without nesting", f"{overlaps} on all tracks", overlaps)
+    info = _document_keys(scan, rows)
+    rank, world_size = _ranks(info, scan)
+    return Trace(
+        source=scan.where, names=tuple(rows.names), categories=tuple(rows.categories), tracks=_tracks(rows), track_start=track_start,
+        name=taken["name"].astype(np.int32), category=taken["category"].astype(np.int32), track=track.astype(np.int32),
+        start_ns=start, duration_ns=duration, parent=parent, **{key: taken[key] for key in INTEGER_ARGS},
+        collectives=_collectives(rows, order), flows=_flows(rows, start, duration, parent, track_start, first),
+        rank=rank, world_size=world_size, origin_ns=int(rows.origin_us or 0) * 1000 + first, base_time_ns=_base_time(info),
+        metadata={k: str(v)[:4096] for k, v in info.items() if isinstance(v, str | int | float)}, ignored=dict(rows.ignored),
+        warnings=tuple(TraceWarning(kind=k, count=c, first=rows.problems.first[k]) for k, c in sorted(rows.problems.counts.items())),
+    )  # fmt: skip
+
+
+def _nesting(start: I64, duration: I64, track_start: I64, tolerance: int) -> tuple[I32, int]:
+    end, parent = start + duration, np.full(len(start), -1, np.int32)
+    stack = np.zeros(int(np.diff(track_start).max(initial=0)), np.int64)
+    overlaps = 0
+    for low, high in zip(track_start[:-1].tolist(), track_start[1:].tolist(), strict=True):
+        part = parent[low:high]
+        overlaps += parents(start[low:high], end[low:high], tolerance, stack, part)
+        part[part >= 0] += low
+    return parent, overlaps
+
+
+def _tracks(rows: EventRows) -> tuple[Track, ...]:
+    process: dict[Any, str] = {}
+    labels: dict[Any, str] = {}
+    thread: dict[tuple[Any, Any], str] = {}
+    for kind, pid, tid, value in rows.metadata:
+        text = value if isinstance(value, str) else str(value)
+        if kind == "process_name":
+            process[pid] = text
+        elif kind == "process_labels":
+            labels[pid] = text
+        elif kind == "thread_name":
+            thread[pid, tid] = text
+    return tuple(
+        Track(pid=pid, tid=tid, process=process.get(pid, ""), thread=thread.get((pid, tid), ""), labels=labels.get(pid, ""))
+        for pid, tid in rows.tracks
+    )
+
+
+def _collectives(rows: EventRows, order: I64) -> Collectives:
+    if not rows.collectives:
+        return Collectives(slice=np.zeros(0, np.int32))
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    found = sorted(((int(place[row]), args) for row, args in rows.collectives), key=lambda item: item[0])
+    texts = [tuple(str(getattr(args, key))[:4096] for _, args in found) for key in COLLECTIVE_TEXTS]
+    numbers = {key: integers([getattr(args, key) for _, args in found]) for key in COLLECTIVE_INTEGERS}
+    return Collectives(
+        slice=np.array([row for row, _ in found], np.int32), operation=texts[0], group=texts[1], ranks=texts[2], dtype=texts[3],
+        sequence=numbers.pop("collective_sequence"), **numbers,
+    )  # fmt: skip
+
+
+def _flows(rows: EventRows, start: I64, duration: I64, parent: I32, track_start: I64, first: int) -> Mapping[str, tuple[I32, I32]]:
+    leaves: dict[tuple[str, str], Flow] = {}
+    pairs: dict[str, list[tuple[Flow, Flow]]] = {}
+    for flow in sorted(rows.flows, key=lambda f: (f.time_ns, f.enters)):
+        if not flow.enters:
+            leaves[flow.kind, flow.id] = flow
+        elif (flow.kind, flow.id) in leaves:
+            pairs.setdefault(flow.kind, []).append((leaves[flow.kind, flow.id], flow))
+        else:
+            rows.problems.add("arrow without a beginning", f"{flow.kind} {flow.id}")
+    out = {}
+    for kind, found in sorted(pairs.items()):
+        ends = []
+        for side in (0, 1):
+            track = np.array([pair[side].track for pair in found], np.int64)
+            time = np.array([pair[side].time_ns for pair in found]).astype(np.int64) - first
+            ends.append(_slice_at(track, time, start, duration, parent, track_start))
+        both = (ends[0] >= 0) & (ends[1] >= 0)
+        rows.problems.add("arrow that touches no slice", kind, int((~both).sum()))
+        out[kind] = (ends[0][both], ends[1][both])
+    return out
+
+
+def _slice_at(track: I64, time: I64, start: I64, duration: I64, parent: I32, track_start: I64) -> I32:
+    """The innermost slice of `track` under way at `time` (its ends included), or -1."""
+    row = np.full(len(track), -1, np.int64)
+    for t in np.unique(track).tolist():
+        low, high = int(track_start[t]), int(track_start[t + 1])
+        mine = track == t
+        at = np.searchsorted(start[low:high], time[mine], side="right") - 1
+        row[mine] = np.where(at >= 0, at + low, -1)
+    over = np.flatnonzero(row >= 0)
+    while len(over):
+        over = over[start[row[over]] + duration[row[over]] < time[over]]
+        row[over] = parent[row[over]]
+        over = over[row[over] >= 0]
+    return row.astype(np.int32)
+
+
+def _document_keys(scan: TraceScan, rows: EventRows) -> dict[str, Any]:
+    """What the document says beside its events."""
+    if scan.head.rstrip().removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[" or not scan.whole:
+        return {}
+    try:
+        found = msgspec.json.decode(scan.head.removeprefix(b"\xef\xbb\xbf") + b"]" + scan.tail.rstrip())
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        rows.problems.add("the document's other keys are not JSON", scan.head[:80].decode("utf-8", "replace"))
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ranks(info: Mapping[str, Any], scan: TraceScan) -> tuple[int | None, int | None]:
+    said = info.get("distributedInfo")
+    if isinstance(said, dict):
+        rank, world = (_natural(said.get(key)) for key in ("rank", "world_size"))
+        return rank, world
+    if info or b'"distributedInfo"' not in scan.head:
+        return None, None
+    after = scan.head[scan.head.index(b'"distributedInfo"') :]
+    found = [pattern.search(after) for pattern in (_RANK, _WORLD)]
+    return tuple(int(m[1]) if m else None for m in found)  # type: ignore[return-value]
+
+
+def _natural(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+
+
+def _base_time(info: Mapping[str, Any]) -> int:
+    value = info.get("baseTimeNanoseconds", 0)
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0

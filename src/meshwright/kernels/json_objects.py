@@ -1,0 +1,62 @@
+"""Where the objects of a JSON array begin and end, in bytes that arrive in pieces.
+
+A state machine over bytes that knows strings, escapes and brackets and nothing else: what it finds is decoded elsewhere. Cost: O(bytes).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compile import kernel
+
+__all__ = ["DEPTH", "DONE", "ESCAPE", "OPEN", "STATE", "TEXT", "scan_objects"]
+
+STATE = 5
+DEPTH, TEXT, ESCAPE, OPEN, DONE = range(STATE)  # nesting; inside a string; after a backslash; start of the open object or -1; array closed
+
+_QUOTE, _BACKSLASH, _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = (ord(c) for c in '"\\{}[]')
+
+
+@kernel  # type: ignore[untyped-decorator]
+def scan_objects(
+    data: NDArray[np.uint8], position: int, state: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[int, int]:
+    """Go on from `position`; fill `starts` and `ends` (exclusive) with objects of the outermost level. Returns (objects found, position).
+
+    Stops at the end of `data`, when `starts` is full, or behind the bracket that closes the array (`state[DONE]`). `state` is kept
+    between calls; its `OPEN` is a position in `data`, to be shifted by the caller when bytes before it are dropped.
+    """
+    found = 0
+    depth, text, escape, open_at = state[DEPTH], state[TEXT], state[ESCAPE], state[OPEN]
+    i = position
+    while i < len(data) and found < len(starts):
+        byte = data[i]
+        if text:
+            if escape:
+                escape = 0
+            elif byte == _BACKSLASH:
+                escape = 1
+            elif byte == _QUOTE:
+                text = 0
+        elif byte == _QUOTE:
+            text = 1 if depth > 0 else 0  # between objects there are no strings: a stray quote must not hide what follows
+        elif byte in (_OPEN_BRACE, _OPEN_BRACKET):
+            if depth == 0 and byte == _OPEN_BRACE:
+                open_at = i
+            if depth > 0 or byte == _OPEN_BRACE:
+                depth += 1
+        elif byte in (_CLOSE_BRACE, _CLOSE_BRACKET):
+            if depth > 0:
+                depth -= 1
+                if depth == 0:
+                    starts[found], ends[found] = open_at, i + 1
+                    found += 1
+                    open_at = -1
+            elif byte == _CLOSE_BRACKET:
+                state[DONE] = 1
+                i += 1
+                break
+        i += 1
+    state[DEPTH], state[TEXT], state[ESCAPE], state[OPEN] = depth, text, escape, open_at
+    return found, i
