@@ -34,6 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pacing", default="auto", help="auto (default), none, quota or paced: how ranks that outnumber the cores share them")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
     parser.add_argument("--max-ranks", type=int, help="refuse plans with more ranks")
+    parser.add_argument("--profile", action="store_true", help="also write a torch.profiler trace of three steps per rank (.json.gz) into --out")
+    parser.add_argument("--no-module-spans", action="store_true", help="do not record when which module runs")
     parser.add_argument(
         "--no-calibration", action="store_true", help="do not measure costs first; `train compare` then has no prediction for this machine"
     )
@@ -64,7 +66,7 @@ def _run(args: argparse.Namespace) -> Result:
     request = RunRequest(
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
-        local_shards=args.local_shards, also_shared=args.also_shared,
+        local_shards=args.local_shards, also_shared=args.also_shared, module_spans=not args.no_module_spans, profile=args.profile,
     )  # fmt: skip
     if args.dry_run:
         document, text = dry_run(plan, request)

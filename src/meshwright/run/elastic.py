@@ -37,7 +37,7 @@ from .process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport, blob_get
 from .rank import RankLink, RankOptions, fetch_setup, put_setup, run_rank
 from .restore import agree_on_shards, device_folder
 from .torchrun_worker import tell_torchrun
-from .train import RunRequest, RunResult, absolute, commit, forward_graph, make_document, walk_orders
+from .train import RunRequest, RunResult, absolute, commit, forward_graph, make_document, walk_orders, write_modules
 from .worker import TerminationWatch, report_of
 
 __all__ = ["run_as_torchrun_rank"]
@@ -109,13 +109,14 @@ class _ElasticRank:
         if self.rank == 0:
             request.out.mkdir(parents=True, exist_ok=True)
             put_setup(self.store, forward_graph(plan, layout), walk_orders(plan))
-        graph, self.orders = fetch_setup(self.store)
+        self.graph, self.orders = fetch_setup(self.store)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
         pacing = declared_pacing(os.environ) or choose_pacing(here, mode=request.pacing)  # type: ignore[arg-type]
         options = RankOptions(
             data=request.data, steps=request.steps, out=str(request.out), device=request.device, checkpoint_every=request.checkpoint_every,
             resume_from=resume_from, timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share, calibrate=request.calibrate,
             local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards), also_shared=request.also_shared,
+            module_spans=request.module_spans, traces=str(request.out.resolve()) if request.profile else "",
         )  # fmt: skip
         quota = CpuQuota(pacing.share) if pacing.mode == "quota" else None
         use = MachineUseRecorder(os.getppid())
@@ -127,7 +128,7 @@ class _ElasticRank:
             use.start()
 
         try:
-            recording = run_rank(plan, graph, self.orders, self.rank, options, RankLink(store=self.store, progress=self.progress, go=go))
+            recording = run_rank(plan, self.graph, self.orders, self.rank, options, RankLink(store=self.store, progress=self.progress, go=go))
         finally:
             if quota is not None:
                 quota.close()
@@ -145,6 +146,7 @@ class _ElasticRank:
             try:
                 for r, data in enumerate(recordings):
                     write_bytes(partial / f"rank-{r:03d}.json", data)
+                write_modules(partial, self.plan, self.graph)
                 write_bytes(partial / "run.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
                 document = commit(partial, self.request.out)
             finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from ..capture.forward import trace_forward
 from ..capture.resolve import build_model
@@ -28,6 +30,7 @@ from .data import Batches, open_data
 from .executor import Executor
 from .forward_graph import OPAQUE, ForwardGraph
 from .memory import RankMemory
+from .module_clock import ModuleClock
 from .optimizers import make_optimizer
 from .pacing import PacedClock, Pacing
 from .process import CALIBRATING, DONE, POSITION, READY, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
@@ -35,6 +38,7 @@ from .recording import RankRecording, RestartBytes, StepRecord
 from .restore import Restored, agree_on_shards, device_folder
 from .segments import RankModule, build_rank_module
 from .storage_peak import peak_of
+from .tracer import StepTracer
 from .transport import own_device, own_transport
 from .work import TrainingWork, gradient_bytes
 
@@ -59,6 +63,8 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pacing: str = "none"
     share: float = 1.0
     calibrate: bool = True
+    module_spans: bool = True  # record when which module runs
+    traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
 
 
 @dataclass
@@ -79,7 +85,8 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     device = own_device(options.device, rank)
     program = inline(plan.main, plan.programs).program
     made = _Maker(plan, job, layout, graph, program, rank, device)
-    module, optimizer = made.module()
+    marks = ModuleClock() if options.module_spans else None
+    module, optimizer = made.module(marks)
     first = 0
     losses_before: list[float] = []
     restart: RestartBytes | None = None
@@ -113,7 +120,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     if layout.ranks > 1:
         dist.barrier()
     link.progress[STATE] = TRAINING
-    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before)
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks)
     recording = trainer.train(first)
     recording.restart = restart
     link.progress[STATE] = DONE
@@ -153,11 +160,11 @@ class _Maker:
             )
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
 
-    def module(self) -> tuple[RankModule, Any]:
+    def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
         module = build_rank_module(
             self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
             gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque,
+            opaque=self.opaque, clock=clock,
         )  # fmt: skip
         if module.groups and ":" in self.job.optimizer:
             raise Unsupported(
@@ -173,12 +180,14 @@ class _Maker:
 class _Trainer:
     def __init__(
         self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
-        plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float],
+        plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
     ) -> None:  # fmt: skip
+        self.marks = marks
         self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
         self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
         self.losses_before = losses_before
-        self.recording = RankRecording(rank=rank, host=socket.gethostname(), order=list(executor.order), steps=[])
+        runs = marks.runs if marks else []
+        self.recording = RankRecording(rank=rank, host=socket.gethostname(), order=list(executor.order), steps=[], module_runs=runs)
         self.zero = self._common_zero()
 
     def _common_zero(self) -> float:
@@ -192,9 +201,13 @@ class _Trainer:
     def train(self, first: int) -> RankRecording:
         r, options = self.recording, self.options
         profiled = min(first + 1, options.steps - 1)  # optimizer state exists by then; not among the steps that are compared unless there is one only
+        tracer = StepTracer(options.traces, self.rank, self.executor.memory.device, first + 2, options.steps, self.marks) if options.traces else None
         for step in range(first, options.steps):
             self.link.progress[STEP], self.link.progress[POSITION] = step, 0
-            if step == profiled:
+            if tracer is not None and step in tracer.steps:
+                with tracer.step(step):
+                    self.one(step, traced=True)
+            elif step == profiled:
                 r.memory_peak_bytes = peak_of(lambda s=step: self.one(s, profiled=True), self.resident())  # type: ignore[misc]
             else:
                 self.one(step)
@@ -205,20 +218,24 @@ class _Trainer:
         r.parameters_bytes = sum(t.numel() * t.element_size() for _, t, _ in self.module.kept())
         return r
 
-    def one(self, step: int, *, profiled: bool = False) -> None:
+    def one(self, step: int, *, profiled: bool = False, traced: bool = False) -> None:
         executor, zero = self.executor, self.zero
         cpu, process, start = time.thread_time(), time.process_time(), time.perf_counter()
-        self.work.begin(step)
+        with record_function("load data") if traced else nullcontext():
+            self.work.begin(step)
+        loaded = time.perf_counter()
         executor.run()
         end = time.perf_counter()
         record = StepRecord(
             step=step, start_s=_rounded(start - zero), end_s=_rounded(end - zero), cpu_s=time.thread_time() - cpu,
-            process_cpu_s=time.process_time() - process, profiled=profiled,
+            process_cpu_s=time.process_time() - process, profiled=profiled, traced=traced, data_end_s=_rounded(loaded - zero),
         )  # fmt: skip
         loss = self.work.loss()
         if loss is not None:
             self.recording.losses.append(loss)
+        marks = self.marks.take(zero) if self.marks else ([], [])
         if len(self.recording.steps) < RECORDED_STEPS:
+            record.marks, record.marks_s = marks
             record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
             record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
         self.recording.steps.append(record)

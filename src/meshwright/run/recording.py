@@ -8,7 +8,7 @@ import msgspec
 
 from ..plan import Plan
 
-__all__ = ["RankRecording", "RestartBytes", "StepRecord", "plan_identity"]
+__all__ = ["ModuleRun", "RankRecording", "RestartBytes", "StepRecord", "plan_identity"]
 
 
 class RestartBytes(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -23,17 +23,32 @@ class RestartBytes(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verified_bytes: int = 0
 
 
+class ModuleRun(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive calls of one innermost module in a segment, or their backward. `module`: its path, "" at the root, "loss" for the loss."""
+
+    segment: str
+    module: str
+    backward: bool
+
+
 class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One training step on one rank; seconds on the run's clock. `starts_s`, `ends_s` by position in the recording's `order` (or empty)."""
+    """One training step on one rank; seconds on the run's clock. `starts_s`, `ends_s` by position in the recording's `order` (or empty).
+
+    Data is loaded from `start_s` to `data_end_s`. `marks`: numbers of the module runs in the order in which they began, at `marks_s`.
+    """
 
     step: int
     start_s: float
     end_s: float
     cpu_s: float  # of the thread that walks the program
     process_cpu_s: float  # of the process: the transport's threads too
-    profiled: bool = False
+    profiled: bool = False  # slowed by measuring memory
+    traced: bool = False  # slowed by torch.profiler
+    data_end_s: float | None = None
     starts_s: list[float] = []
     ends_s: list[float] = []
+    marks: list[int] = []
+    marks_s: list[float] = []
 
 
 class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -48,6 +63,7 @@ class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rss_peak_bytes: int = 0
     parameters_bytes: int = 0
     restart: RestartBytes | None = None
+    module_runs: list[ModuleRun] = []
 
 
 def plan_identity(plan: Plan) -> str:

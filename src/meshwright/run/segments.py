@@ -22,11 +22,13 @@ import torch
 from torch import fx
 
 from ..errors import Unsupported
+from ..graph_vocabulary import base_node
 from ..layout_sizes import gradient_names
 from ..plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ..plan_shards import sequence_values
 from .dropout import Draws, draw_function, draws_bits, keep_mask, random_places
 from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
+from .module_clock import ModuleClock
 from .replay import Replays
 from .segment_module import SegmentModule
 from .sharded_state import ParameterGroup, Piece, build_groups
@@ -90,12 +92,12 @@ class RankModule:
 
 def build_rank_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
-    device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None,
+    device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None, clock: ModuleClock | None = None,
 ) -> RankModule:  # fmt: skip
     """The segments, shards and gradient buffers of `rank`.
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
-    `opaque` is what the one node of an untraced model calls.
+    `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32.
     """
     pipeline, _, tensor = layout.coordinates(rank)
@@ -118,7 +120,7 @@ def build_rank_module(
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
     wanted = set(stage.segments)
-    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque)
+    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups)
 
@@ -153,8 +155,9 @@ def _shard(how: ParamShard | ValueSplit) -> Shard:
 class _Builder:
     def __init__(
         self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
-        buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None,
+        buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None, clock: ModuleClock | None,
     ) -> None:  # fmt: skip
+        self.clock = clock
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
         self.places = random_places(graph)
@@ -231,7 +234,9 @@ class _Builder:
             reader = next((n.name for n in nodes if n.name in replays.region and bias.value in n.inputs), None)
             add = replays.wrap(reader, torch.ops.aten.add.Tensor) if reader else torch.ops.aten.add.Tensor
             known[bias.value] = graph.call_function(add, (known[bias.value], known[f"param:{bias.bias}"]))
+        modules = _ModuleMarks(self.clock, self.graph.modules, segment.key, graph)
         for node in nodes:
+            modules.before(node)
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
@@ -245,6 +250,8 @@ class _Builder:
             args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
             known[node.name] = graph.call_function(target, args, kwargs)
+            modules.after(node, known[node.name])
+        modules.end()
         graph.output(tuple(known[w] for w in segment.writes))
         module = fx.GraphModule(torch.nn.Module(), graph)
         function: Callable[..., Any] = module.forward
@@ -323,6 +330,41 @@ class _Builder:
             return self.tensor(name).dtype
         info = self.graph.by_name[name].outputs[0]
         return getattr(torch, info.dtype) if info else torch.float32
+
+
+class _ModuleMarks:
+    """Adds the clock's marks to the graph of one segment: where a run of calls of one module begins, and at its last differentiable result."""
+
+    def __init__(self, clock: ModuleClock | None, modules: Mapping[str, str], segment: str, graph: fx.Graph) -> None:
+        self.clock, self.modules, self.segment, self.graph = clock, modules, segment, graph
+        self.module: str | None = None
+        self.last: fx.Node | None = None
+        self.leave: Callable[[Any], None] | None = None
+
+    def before(self, node: ForwardNode) -> None:
+        module = self.modules.get(base_node(node.name), self.module or "")
+        if self.clock is None or module == self.module:
+            return
+        self._leave()
+        enter, self.leave = self.clock.begins(self.segment, module)
+        self.module = module
+        self.graph.call_function(enter)
+
+    def after(self, node: ForwardNode, made: fx.Node) -> None:
+        info = node.outputs[0]
+        if not node.many and info is not None and getattr(torch, info.dtype).is_floating_point:
+            self.last = made
+
+    def _leave(self) -> None:
+        if self.leave is not None and self.last is not None:
+            with self.graph.inserting_after(self.last):
+                self.graph.call_function(self.leave, (self.last,))
+        self.last = None
+
+    def end(self) -> None:
+        self._leave()
+        if self.clock is not None:
+            self.graph.call_function(self.clock.close)
 
 
 def _is_random(node: ForwardNode) -> bool:

@@ -25,6 +25,7 @@ from ..errors import FormatError, MissingExtra, TooFewDevices, Unsupported, Usag
 from ..graph_vocabulary import base_node
 from ..io.atomic import write_bytes
 from ..io.fabric_document import fabric_document
+from ..io.run_names import MODULES, trace_name
 from ..job import Training
 from ..plan import Plan, TrainingLayout
 from ..program import I32
@@ -66,6 +67,8 @@ class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     launcher: str  # "local" | "torchrun"
     versions: dict[str, str]
     notes: list[str] = []
+    modules: str = ""  # file beside this one: the module tree and the calls of the model, with their modules
+    traces: list[str] = []  # torch.profiler's traces, a file per rank
     restart: dict[str, Any] = {}  # bytes by rank, of a run that resumed from a checkpoint of another layout or from local shards
 
 
@@ -89,6 +92,8 @@ class RunRequest:
     calibrate: bool = True
     local_shards: str = ""
     also_shared: bool = False
+    module_spans: bool = True
+    profile: bool = False  # also a torch.profiler trace of three steps, per rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,11 +273,13 @@ def _run_locally(
     if request.port:
         listen(request.port).close()  # say at once that it is taken
     orders: list[I32] = []
+    graphs: list[Any] = []
     program = inline(plan.main, plan.programs).program
 
     def prepare() -> tuple[Any, list[I32]]:
         orders.extend(walk_orders(plan))
-        return forward_graph(plan, layout), orders
+        graphs.append(forward_graph(plan, layout))
+        return graphs[0], orders
 
     def describe(rank: int, position: int) -> str:
         """The step at that position of the rank's walk, in words."""
@@ -285,7 +292,7 @@ def _run_locally(
         data=request.data, steps=request.steps, out=str(request.out.resolve()), device=request.device, checkpoint_every=request.checkpoint_every,
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
         calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
-        also_shared=request.also_shared,
+        also_shared=request.also_shared, module_spans=request.module_spans, traces=str(partial.resolve()) if request.profile else "",
     )  # fmt: skip
     ranks = LocalRanks(
         layout.ranks, partial.resolve(), (partial / "plan.json").resolve(), msgspec.to_builtins(options), pacing=pacing, port=request.port,
@@ -293,6 +300,7 @@ def _run_locally(
     )  # fmt: skip
     ranks.run(prepare)
     recordings = [(partial / f"rank-{r:03d}.json").read_bytes() for r in range(layout.ranks)]
+    write_modules(partial, plan, graphs[0])
     document = make_document(plan, request, pacing, recordings, ranks.costs, ranks.machine_use, first=first, before=before, launcher="local")
     write_bytes(partial / "run.json", msgspec.json.format(msgspec.json.encode(document), indent=1))
 
@@ -327,8 +335,17 @@ def make_document(
         pacing={"mode": pacing.mode, "share": pacing.share, "why": pacing.why}, machine_use=dict(use),
         machine={"cores": facts.cores, "cpu_model": facts.cpu_model, "memory_bytes": facts.memory_bytes},
         run_fabric=fabric_document(fabric), cost=msgspec.to_builtins(cost), calibration=calibration.to_json() if calibration else None,
-        launcher=launcher, versions=versions(), notes=notes, restart=restart_of(plan, ranks),
+        launcher=launcher, versions=versions(), notes=notes, restart=restart_of(plan, ranks), modules=MODULES,
+        traces=[trace_name(r.rank) for r in ranks] if request.profile else [],
     )  # fmt: skip
+
+
+def write_modules(folder: Path, plan: Plan, graph: Any) -> None:
+    """`modules.json`: the model's modules and its captured calls in order, each with the path of its innermost module."""
+    calls = [{"name": n.name, "op": n.target, "module": graph.modules.get(n.name, "")} for n in graph.nodes]
+    model = plan.job["training"]["model"]
+    document = {"schema": "meshwright.modules", "version": 1, "model": model, "modules": msgspec.to_builtins(graph.tree), "calls": calls}
+    write_bytes(folder / MODULES, msgspec.json.encode(document))
 
 
 def absolute(folder: str) -> str:
@@ -364,10 +381,12 @@ def commit(partial: Path, out: Path) -> RunDocument:
     """Move recordings, then run.json, into the run folder."""
     document = msgspec.json.decode((partial / "run.json").read_bytes(), type=RunDocument)
     (out / "run.json").unlink(missing_ok=True)  # of an earlier run; its recordings are about to be replaced
-    for old in out.glob("rank-*.json"):
+    here = [document.modules, *(t for t in document.traces if not (partial / t).exists())]  # ranks under torchrun write their traces themselves
+    for old in (*out.glob("rank-*.json"), *(t for t in out.glob("trace-rank-*.json.gz") if t.name not in here)):
         old.unlink()
-    for name in (*document.recordings, "run.json"):
-        (partial / name).replace(out / name)
+    for name in (*document.recordings, *document.traces, document.modules, "run.json"):
+        if name not in here or (partial / name).exists():
+            (partial / name).replace(out / name)
     return document
 
 

@@ -1,0 +1,11 @@
+"""Names of the files in a run folder that more than one module writes or reads."""
+
+from __future__ import annotations
+
+__all__ = ["MODULES", "trace_name"]
+
+MODULES = "modules.json"
+
+
+def trace_name(rank: int) -> str:
+    return f"trace-rank-{rank:03d}.json.gz"

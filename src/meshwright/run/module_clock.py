@@ -1,0 +1,70 @@
+"""Which module runs when, on one rank: marks between the calls of the compiled segments, forward and backward.
+
+A segment's calls are cut into runs of one innermost module. A mark is written where a run begins; the run lasts until the next mark or the end
+of the program step. Backward is exact without a hook per operator: autograd runs ready nodes in descending order of their creation, and whatever
+made a node ready was created later, so the nodes of one run come one after another; a hook on the run's last node is where its backward begins
+(parameters' gradients are added at once, inside it). Costs about 0.2 µs per forward mark and 3 µs per backward mark.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .recording import ModuleRun
+
+__all__ = ["ModuleClock"]
+
+
+class ModuleClock:
+    """`runs`: what marks refer to; `which`, `times_s`: the marks since `clear`, `perf_counter` seconds. `annotate`: also as profiler ranges."""
+
+    def __init__(self) -> None:
+        self.runs: list[ModuleRun] = []
+        self.which, self.times_s = array("i"), array("d")
+        self.annotate = False
+        self._open: Any = None
+
+    def begins(self, segment: str, module: str) -> tuple[Callable[[], None], Callable[[Any], None]]:
+        """A new run: what to call before its first call, and with the result of its last differentiable one."""
+        number = len(self.runs)
+        self.runs += [ModuleRun(segment, module, False), ModuleRun(segment, module, True)]
+        which, times, now = self.which, self.times_s, time.perf_counter
+
+        def enter() -> None:
+            which.append(number)
+            times.append(now())
+            if self.annotate:
+                self._range(f"module: {module}")
+
+        def backward(_: Any) -> None:
+            which.append(number + 1)
+            times.append(now())
+
+        def leave(result: Any) -> None:
+            made = result.grad_fn if isinstance(result, torch.Tensor) else None
+            if made is not None:
+                made.register_prehook(backward)
+
+        return enter, leave
+
+    def _range(self, name: str) -> None:
+        self.close()
+        self._open = torch.profiler.record_function(name)
+        self._open.__enter__()
+
+    def close(self) -> None:
+        """End the profiler range of the last run."""
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+    def take(self, zero: float) -> tuple[list[int], list[float]]:
+        """The marks so far, seconds from `zero`, and forget them."""
+        found = list(self.which), [round(t - zero, 7) for t in self.times_s]
+        del self.which[:], self.times_s[:]
+        return found
