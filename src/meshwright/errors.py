@@ -14,6 +14,7 @@ MeshwrightError
 ├── TimeLimit             exit 5   stopped at the limit; carries the best answer so far
 └── RunError              exit 1   a real run failed; names rank, step and peer
     ├── RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed
+    ├── NotFinite                  a gradient holds NaN or infinity and may not be sent
     ├── RunTimeout, PortInUse, TooFewDevices
     └── Interrupted       exit 130
 
@@ -162,6 +163,12 @@ class GroupFailed(RunError):
     """A collective was given up: `data` names the rank at fault, the step, the link and how it was found out. The group is unusable."""
 
     code = "group-failed"
+
+
+class NotFinite(RunError):
+    """A gradient holds NaN or infinity, and its codec was not told to let it pass."""
+
+    code = "not-finite"
 
 
 class Interrupted(RunError):

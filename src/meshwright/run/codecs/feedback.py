@@ -1,0 +1,65 @@
+"""Error feedback around any codec: what a step did not send is added to the next step's gradient.
+
+Cite: F. Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014); S. P. Karimireddy et al., Error Feedback Fixes SignSGD (ICML 2019).
+Left open by the papers: when the residual changes. Our answer: at the encoding, so that overlapping steps see it; if the exchange then fails and the
+process goes on, `take_back` returns the payload's content to the residual. A process that dies goes back to its checkpoint, which holds both.
+Invariant: decoded + new residual == x + old residual: bit for bit for codecs that send elements, to one rounding of the subtraction for others;
+a gradient that is not finite leaves the residual as it was.
+Cost: one more pass over memory, and n float32 of state.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import NotFinite
+from ...kernels.select import INFINITE, accumulate
+from .base import At, Codec, Payload, State, as_floats
+
+__all__ = ["RESIDUAL", "ErrorFeedback"]
+
+RESIDUAL = "residual"
+
+
+class ErrorFeedback(Codec):
+    """`codec` with a residual; used like any other codec."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec.spec, codec.shapes, name=codec.name, nonfinite=codec.nonfinite)
+        self.codec = codec
+
+    def new_state(self) -> State:
+        return {**self.codec.new_state(), RESIDUAL: torch.zeros(self.elements)}
+
+    def encode(self, x: torch.Tensor, state: State, at: At) -> Payload:
+        values = self.flat(x)
+        if not self.finite(values, at):
+            return self.codec.encode(values, state, at)
+        return self.pack(values, state, at)
+
+    def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
+        total = state[RESIDUAL]
+        if accumulate(as_floats(total), as_floats(x)) >= INFINITE:
+            raise NotFinite("residual and gradient add up to infinity", where=self.name, hint="the run has diverged: lower the learning rate")
+        payload = self.codec.pack(total, state, at)
+        self.codec.remove(payload, total, at)
+        return payload
+
+    def advance(self, payload: Payload, state: State, at: At) -> Payload | None:
+        following = self.codec.advance(payload, state, at)
+        if following is not None:
+            self.codec.remove(following, state[RESIDUAL], at)
+        return following
+
+    def take_back(self, payload: Payload, state: State) -> None:
+        """Return to the residual what an all-gather codec's payload was to send; for when its exchange failed."""
+        self.codec.expand(payload, state[RESIDUAL], True)
+
+    def unpack(self, wire: torch.Tensor) -> Payload:
+        return self.codec.unpack(wire)
+
+    def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
+        self.codec.expand(payload, out, accumulate)
+
+    def finish(self, out: torch.Tensor, world: int) -> None:
+        self.codec.finish(out, world)

@@ -1,0 +1,174 @@
+"""Every codec against what it states: bytes, bias, variance, contraction, determinism, input left alone, odd inputs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from meshwright.codec import CodecSpec, parse_codec
+from meshwright.codec_kinds import CODECS
+from meshwright.errors import NotFinite, RunError, Unsupported
+from meshwright.run.codecs import IMPLEMENTED, At, Codec, ErrorFeedback, Payload, State, make_codec
+
+SHAPES = [(40, 30), (30,), (7, 3, 5), ()]
+N = 40 * 30 + 30 + 105 + 1
+VARIANTS = ["none", "fp16", "bf16", "topk:density=0.05", "topk:density=0.3"]
+
+
+def inner(spec: CodecSpec) -> Codec:
+    codec = make_codec(spec, SHAPES, name="layer1")
+    return codec.codec if isinstance(codec, ErrorFeedback) else codec
+
+
+def gradient(seed: int, n: int = N) -> torch.Tensor:
+    """Skewed magnitudes, both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, generator=generator) * torch.exp(2 * torch.randn(n, generator=generator))
+
+
+def all_rounds(codec: Codec, x: torch.Tensor, state: State, at: At) -> tuple[list[Payload], torch.Tensor]:
+    """The payloads of a world of one, and what comes out."""
+    payloads = [codec.encode(x, state, at)]
+    sent = [payloads[0].wire.clone()]
+    while (following := codec.advance(payloads[-1], state, at)) is not None:
+        payloads.append(following)
+        sent.append(following.wire.clone())
+    out = torch.full_like(x, 7.0, dtype=torch.float32)
+    codec.decode(payloads[-1], out)
+    codec.finish(out, 1)
+    return [Payload(wire, ()) for wire in sent], out
+
+
+def test_every_kind_is_here() -> None:
+    assert [k.name for k in CODECS] == list(IMPLEMENTED) and {v.partition(":")[0] for v in VARIANTS} == set(IMPLEMENTED)
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_bytes_are_as_stated(text: str) -> None:
+    spec = parse_codec(text)
+    payloads, _ = all_rounds(inner(spec), gradient(1), inner(spec).new_state(), At(step=3))
+    stated = spec.rounds(SHAPES, step=3)
+    assert len(stated) == len(payloads)
+    for payload, round_ in zip(payloads, stated, strict=True):
+        assert round_.lower <= payload.size_bytes <= round_.upper and round_.lower <= round_.expected <= round_.upper
+        assert payload.wire.dtype == torch.uint8 and payload.wire.is_contiguous()
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_contraction_holds(text: str) -> None:
+    """Of every input for codecs without random numbers; of the mean over many draws for the others, with 4 % to spare."""
+    spec, codec = parse_codec(text), inner(parse_codec(text))
+    delta = spec.contraction(N)
+    if delta is None:
+        return
+    assert 0 < delta <= 1
+    for seed in range(10):
+        x = gradient(seed) * (10.0 ** (seed - 5))
+        left = []
+        for draw in range(1 if spec.bias != "unbiased" and not spec.kind.random else 60):
+            _, out = all_rounds(codec, x, codec.new_state(), At(step=draw))
+            left.append(float((x.double() - out.double()).square().sum()))
+        assert np.mean(left) <= (1 - delta) * float(x.double().square().sum()) * (1 + 1e-6 if len(left) == 1 else 1.04)
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_equal_input_gives_equal_bits_and_is_left_alone(text: str) -> None:
+    codec, x = make_codec(parse_codec(text), SHAPES), gradient(2)
+    kept, runs = x.clone(), []
+    for _ in range(2):
+        state = codec.new_state()
+        runs.append([all_rounds(codec, x, state, At(step=s))[0] for s in range(3)])
+    assert torch.equal(x, kept)
+    for a, b in zip(*runs, strict=True):
+        assert all(torch.equal(p.wire, q.wire) for p, q in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+@pytest.mark.parametrize("shapes", [[], [(0,)], [(1,)], [(1, 1)], [(3,), (0, 4)], [(17, 2)]], ids=str)
+def test_empty_and_tiny_groups(text: str, shapes: list[tuple[int, ...]]) -> None:
+    spec, n = parse_codec(text), sum(math.prod(s) for s in shapes)
+    codec, x = make_codec(spec, shapes), gradient(4, n)
+    state = codec.new_state()
+    total = torch.zeros(n)
+    for step in range(3):
+        payloads, out = all_rounds(codec, x, state, At(step=step))
+        assert [r.lower <= p.size_bytes <= r.upper for p, r in zip(payloads, spec.rounds(shapes, step=step), strict=True)]
+        assert torch.isfinite(out).all()
+        total += out
+    if isinstance(codec, ErrorFeedback):
+        assert torch.allclose(total + state["residual"], 3 * x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite(text: str, bad: float) -> None:
+    """Refused with the group's name; or passed so that somebody sees it, with the state as it was."""
+    x = gradient(5)
+    x[77] = bad
+    codec = make_codec(parse_codec(text), SHAPES, name="layer1")
+    with pytest.raises(NotFinite, match=r"layer1.*element 77"):
+        codec.encode(x, codec.new_state(), At(step=0))
+    codec = make_codec(parse_codec(text), SHAPES, nonfinite="pass")
+    state = codec.new_state()
+    all_rounds(codec, gradient(6), state, At(step=0))
+    before = {k: v.clone() for k, v in state.items()}
+    _, out = all_rounds(codec, x, state, At(step=1))
+    assert not torch.isfinite(out).all()
+    assert all(torch.equal(v, before[k]) for k, v in state.items())
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_types_and_strides(text: str, dtype: torch.dtype) -> None:
+    """As the float32 gradient of the same values; results in the type asked for."""
+    codec = make_codec(parse_codec(text), SHAPES)
+    x = gradient(7, 2 * N).clamp(-1000, 1000).to(dtype)[::2]
+    assert not x.is_contiguous()
+    first, second = codec.new_state(), codec.new_state()
+    _, plain = all_rounds(codec, x.float().contiguous(), first, At(step=0))
+    payload = codec.encode(x, second, At(step=0))
+    while (following := codec.advance(payload, second, At(step=0))) is not None:
+        payload = following
+    out = torch.ones(N, dtype=dtype)
+    codec.decode(payload, out, accumulate=True)
+    assert torch.allclose(out.double(), (plain.to(dtype) + 1).double(), rtol=torch.finfo(dtype).eps * 4, atol=1e-6)
+
+
+def test_what_no_codec_takes() -> None:
+    codec = make_codec(parse_codec("topk"), [(4,)], name="g")
+    for x in (torch.zeros(4, dtype=torch.int64), torch.zeros(3), torch.zeros(4).to_sparse(), torch.zeros(4, device="meta")):
+        with pytest.raises(Unsupported, match="g: codec topk"):
+            codec.encode(x, codec.new_state(), At(step=0))
+    with pytest.raises(Unsupported, match="decodes 4 elements"):
+        codec.decode(codec.encode(torch.ones(4), codec.new_state(), At(step=0)), torch.zeros(5))
+    with pytest.raises(Unsupported, match="never unpacks"):
+        make_codec(parse_codec("fp16"), [(4,)]).unpack(torch.zeros(8, dtype=torch.uint8))
+
+
+def test_half_precision_sums_to_the_mean() -> None:
+    x = gradient(8)
+    codec = make_codec(parse_codec("fp16"), SHAPES)
+    payload = codec.encode(x, {}, At(step=0, world=4))
+    assert torch.equal(payload.summand, (x / 4).half())
+    with pytest.raises(NotFinite, match="inf"):
+        codec.encode(torch.full_like(x, 70000.0), {}, At(step=0))
+
+
+def test_sparse_payloads_of_others_are_checked() -> None:
+    codec = make_codec(parse_codec("topk:density=0.5"), [(8,)])
+    wire = codec.encode(torch.arange(8.0), codec.new_state(), At(step=0)).wire
+    out = torch.zeros(8)
+    codec.decode(codec.unpack(wire), out)
+    assert out.tolist() == [0, 0, 0, 0, 4, 5, 6, 7]
+    shifted = torch.empty(wire.numel() + 1, dtype=torch.uint8)[1:]
+    shifted.copy_(wire)
+    codec.decode(codec.unpack(shifted), out)
+    assert out[7] == 7
+    with pytest.raises(RunError, match="no list of 8-byte entries"):
+        codec.unpack(wire[:-1])
+    codec.unpack(wire).parts[1][0] = 8
+    with pytest.raises(RunError, match="outside the 8 elements"):
+        codec.unpack(wire)
