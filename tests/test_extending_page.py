@@ -24,8 +24,11 @@ def code_after(words: str) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "src" / "meshwright", tmp_path / "src" / "meshwright", ignore=shutil.ignore_patterns("__pycache__"))
-    decision = tmp_path / "src" / "meshwright" / "decide" / "collective"
+    """A copy of what the page edits, laid over the rest of the package: kernels elsewhere would all be compiled anew."""
+    source, copy = ROOT / "src" / "meshwright", tmp_path / "src" / "meshwright"
+    shutil.copytree(source / "decide", copy / "decide", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "__init__.py").write_text((source / "__init__.py").read_text() + f"\n__path__.append({str(source)!r})\n")
+    decision = copy / "decide" / "collective"
     (decision / "hub.py").write_text(code_after("`src/meshwright/decide/collective/hub.py`:"))
     with (decision / "__init__.py").open("a") as file:
         file.write("\n\n" + code_after("In `src/meshwright/decide/collective/__init__.py`:"))
