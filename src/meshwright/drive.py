@@ -63,7 +63,7 @@ def write_plan(path: str | Path, plan: Plan) -> None:
     write(Path(path), plan)
 
 
-def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True) -> Timeline:
+def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False) -> Timeline:
     """Simulates the plan's main program, by default on the fabric it was made for; another fabric takes its devices in order."""
     from .simulate import simulate_stored
 
@@ -72,7 +72,9 @@ def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None,
     placement = plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks])
     if len(placement) < plan.main.ranks:
         raise UsageError(f"the plan needs {plan.main.ranks} devices, fabric {where.name!r} has {len(where.devices)}")
-    return simulate_stored(plan.main, where, placement, cost or cost_of(plan), works=works_of(plan), programs=plan.programs, record=record)
+    return simulate_stored(
+        plan.main, where, placement, cost or cost_of(plan), works=works_of(plan), programs=plan.programs, record=record, transfers=transfers
+    )
 
 
 def check(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Spans", "Timeline"]
+__all__ = ["Spans", "Timeline", "Transfers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,23 @@ class Spans:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Transfers:
+    """Which message was on which link when: one row per message and link it passed, by link, then start."""
+
+    links: Sequence[str]  # names
+    rate_Bps: NDArray[np.float64]  # per name
+    link: NDArray[np.int32]  # per row: index of the name
+    step: NDArray[np.int32]  # that sent it
+    iteration: NDArray[np.int32]
+    size_bytes: NDArray[np.int64]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.link)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """`origin` says whether it happened or would happen; `run_fabric` names the fabric whose times these are."""
 
@@ -43,6 +60,7 @@ class Timeline:
     makespan_s: float
     memory_peak_bytes: Sequence[int] = ()  # per rank
     link_busy_s: Mapping[str, float] = field(default_factory=dict)
+    transfers: Transfers | None = None  # where they were asked for
     counters: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)  # name -> (t, value)
     critical_path: Sequence[tuple[int, int]] = ()  # (step, iteration) from first to last
     slack_s: NDArray[np.float64] | None = None  # per step: how much later it may end without moving the makespan

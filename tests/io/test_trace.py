@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import struct
 from collections import defaultdict
 from dataclasses import replace
 from importlib.util import find_spec
@@ -184,7 +185,7 @@ def fields(data: bytes) -> dict[int, list[Any]]:
     return out
 
 
-def perfetto_slices(data: bytes) -> tuple[set[tuple[str, str, str, int, int]], set[tuple[Any, Any]], list[tuple[str, int, int]]]:
+def perfetto_slices(data: bytes) -> tuple[set[tuple[str, str, str, int, int]], set[tuple[Any, Any]], list[tuple[str, int, float]]]:
     """(process, track, slice name, start ns, end ns), flow pairs of (track, start), and counter samples."""
     names: dict[int, str] = {}
     processes: dict[int, str] = {}
@@ -194,7 +195,7 @@ def perfetto_slices(data: bytes) -> tuple[set[tuple[str, str, str, int, int]], s
     slices: set[tuple[str, str, str, int, int]] = set()
     leaving: dict[int, Any] = {}
     arriving: dict[int, Any] = {}
-    samples: list[tuple[str, int, int]] = []
+    samples: list[tuple[str, int, float]] = []
     for raw in fields(data)[1]:
         packet = fields(raw)
         assert packet[10] == [1]
@@ -222,7 +223,7 @@ def perfetto_slices(data: bytes) -> tuple[set[tuple[str, str, str, int, int]], s
                 name, start = opened.pop(uuid)
                 slices.add((*tracks[uuid], name, start, time_ns))
             else:
-                samples.append((counters[uuid], time_ns, e[30][0]))
+                samples.append((counters[uuid], time_ns, e[30][0] if e[30] else struct.unpack("<d", e[44][0].to_bytes(8, "little"))[0]))
     assert not opened
     assert leaving.keys() == arriving.keys()
     return slices, {(leaving[f], arriving[f]) for f in leaving}, samples

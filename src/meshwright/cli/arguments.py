@@ -52,9 +52,9 @@ def graph_given(args: argparse.Namespace) -> OpGraph | None:
     return read_graph(args.graph)
 
 
-def require_directory(out: Path) -> None:
-    """Raises: UsageError when a file cannot be written there because its directory is missing."""
+def require_directory(out: Path, *, where: str = "--out") -> None:
+    """Raises: UsageError, naming the option `where`, when a file cannot be written there because its directory is missing."""
     from ..errors import UsageError
 
     if not out.resolve().parent.is_dir():
-        raise UsageError(f"no directory {out.parent}", where="--out", hint="make it first")
+        raise UsageError(f"no directory {out.parent}", where=where, hint="make it first")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .arguments import require_directory
 from .collective_bound import count, problem_arguments, problem_of, seconds, seed
 from .frame import Result
+from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
@@ -30,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds for planning (default 60)")
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
+    picture_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None:
         require_directory(args.out)
+    check_pictures(args)
     listed: Sequence[CollectiveStrategy] = default_candidates(in_network=args.in_network) if args.strategy == "auto" else [strategy(args.strategy)()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
     if args.sketch is not None:
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> Result:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)
         text += f"\nwritten: {args.out}"
-    return Result(document, text)
+    return with_pictures(Result(document, text), args, plan)
 
 
 def _sketch(text: str, name: str) -> Sketch | str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .arguments import require_directory
 from .frame import Result
+from .pictures import write_plan_trace
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -22,13 +23,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import fabric_of, read_plan, simulate
+    from ..drive import read_plan
     from ..drive_pipelines import schedule_of_plan
     from ..errors import UsageError
     from ..io.atomic import write_bytes
     from ..io.pipeline_csv import pipeline_csv
-    from ..io.trace import write_trace
-    from ..program_calls import inline
 
     out = args.out or Path("schedule.csv" if args.format == "csv" else "trace.json")
     require_directory(out)
@@ -42,8 +41,7 @@ def run(args: argparse.Namespace) -> Result:
         if not 0 <= args.step < len(plan.cycle):
             raise UsageError(f"there is no step {args.step} in a cycle of {len(plan.cycle)}", where="--step")
         plan = replace(plan, cycle=plan.cycle[args.step : args.step + 1])
-        timeline = simulate(plan, fabric_of(plan))
-        write_trace(out, inline(plan.main, plan.programs).program, [timeline], title=f"{schedule.name}, simulated")
+        write_plan_trace(out, plan, title=f"{schedule.name}, simulated")
     document = {
         "schema": "meshwright.pipeline-export", "version": 1, "format": args.format, "schedule": schedule.name, "ranks": schedule.devices,
         "path": str(out),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .arguments import named_options, require_directory
 from .frame import Result
+from .pictures import check_pictures, picture_arguments, with_pictures
 from .pipeline_problem import problem_arguments, problem_of
 
 __all__ = ["HELP", "arguments", "run"]
@@ -19,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", default="auto", help="auto (default), or a schedule; see `meshwright pipeline compare`")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the schedule, e.g. chunks=4, pipes=2, mode=double")
     parser.add_argument("--out", "-o", type=Path, default=Path("pipeline.json"), help="where to write the plan (default pipeline.json)")
+    picture_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -27,6 +29,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..io.quantity import show_time
 
     require_directory(args.out)
+    check_pictures(args)
     options = named_options(args.option, where="--option")
     plan = plan_pipeline(problem_of(args), args.strategy, options, seed=args.seed, time_limit_s=args.time_limit)
     write_plan(args.out, plan)
@@ -48,4 +51,4 @@ def run(args: argparse.Namespace) -> Result:
     ]
     shown = 160
     lines += [f"  device {d}: {row if len(row) <= shown else row[:shown] + ' ...'}" for d, row in enumerate(plan.job["schedule"]["orders"])]
-    return Result(document, "\n".join([*lines, f"written: {args.out}"]))
+    return with_pictures(Result(document, "\n".join([*lines, f"written: {args.out}"])), args, plan)

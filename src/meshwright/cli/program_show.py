@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownName, UsageError
 from .frame import Result
+from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -22,6 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="R", help="only lanes of this rank")
     parser.add_argument("--lane", type=int, metavar="L", help="only this lane")
     parser.add_argument("--limit", type=int, default=200, metavar="N", help="print at most N steps (default 200; 0 = all)")
+    picture_arguments(parser)
 
 
 def read(path: str) -> tuple[Plan | None, Program]:
@@ -47,7 +49,10 @@ def choose(path: str, name: str | None) -> tuple[Plan | None, Program]:
 
 
 def run(args: argparse.Namespace) -> Result:
-    _, p = choose(args.file, args.program)
+    check_pictures(args)
+    plan, p = choose(args.file, args.program)
+    if args.trace is not None and (plan is None or args.program is not None):
+        raise UsageError("a program alone has no fabric and no times", where="--trace", hint="name a plan, without --program")
     if args.limit < 0:
         raise UsageError(f"--limit must be >= 0, got {args.limit}")
     if args.rank is not None and not 0 <= args.rank < p.ranks:
@@ -74,7 +79,8 @@ def run(args: argparse.Namespace) -> Result:
     if hidden:
         text.append(f"... {hidden} more steps; choose with --rank, --lane, or raise --limit")
     document = {"schema": "meshwright.program-show", "version": 1, "name": p.name, "ranks": p.ranks, "lanes": lanes, "hidden_steps": hidden}
-    return Result(document, "\n".join(text))
+    result = Result(document, "\n".join(text))
+    return with_pictures(result, args, plan) if plan is not None else result
 
 
 def _role(role: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .arguments import graph_given, require_directory, training_arguments
 from .frame import Result
+from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
     from ..drive_pipeline_choice import PipelineWanted
@@ -66,6 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
     parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
+    picture_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -77,6 +79,7 @@ def run(args: argparse.Namespace) -> Result:
 
     graph = graph_given(args)
     require_directory(args.out)
+    check_pictures(args)
     fabric = read_fabric(args.fabric, args.devices)
     fabric.require_connected()
     job = Training(
@@ -99,7 +102,8 @@ def run(args: argparse.Namespace) -> Result:
     notes = plan.layout.notes if plan.layout is not None else ()
     for note in notes:
         sys.stderr.write(f"warning: {note}\n")
-    return Result({**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}, plan_text(plan, written=str(args.out)))
+    document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
+    return with_pictures(Result(document, plan_text(plan, written=str(args.out))), args, plan)
 
 
 def _schedule(args: argparse.Namespace) -> PipelineWanted:

@@ -13,7 +13,7 @@ from .trace_chrome import chrome_bytes
 from .trace_events import build_trace
 from .trace_perfetto import perfetto_bytes
 
-__all__ = ["trace_bytes", "write_trace"]
+__all__ = ["require_ending", "trace_bytes", "write_trace"]
 
 _ENDINGS = (".json", ".pftrace", ".perfetto-trace")
 
@@ -31,8 +31,12 @@ def write_trace(path: str | os.PathLike[str], program: Program, timelines: Seque
 
 def trace_bytes(name: str, program: Program, timelines: Sequence[Timeline], *, title: str = "") -> bytes:
     """The trace, not yet packed, in the format that the ending of `name` says."""
-    stem = name.removesuffix(".gz")
-    if not stem.endswith(_ENDINGS):
-        raise UsageError(f"a trace ends in {', '.join(_ENDINGS)} (and .gz)", where=name, hint="e.g. trace.json.gz")
+    require_ending(name)
     trace = build_trace(program, timelines, title=title)
-    return chrome_bytes(trace) if stem.endswith(".json") else perfetto_bytes(trace)
+    return chrome_bytes(trace) if name.removesuffix(".gz").endswith(".json") else perfetto_bytes(trace)
+
+
+def require_ending(name: str) -> None:
+    """Raises: UsageError for a name whose ending says no format."""
+    if not name.removesuffix(".gz").endswith(_ENDINGS):
+        raise UsageError(f"a trace ends in {', '.join(_ENDINGS)} (and .gz)", where=name, hint="e.g. trace.json.gz")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .trace_events import Trace
+from .trace_slices import Trace, batched
 
 __all__ = ["chrome_bytes"]
 
@@ -21,7 +21,12 @@ _INSIDE = 0.01
 def chrome_bytes(trace: Trace) -> bytes:
     """The trace as one JSON document, an event per line."""
     head = b'{"displayTimeUnit":"ms","otherData":{"title":%s},"traceEvents":[\n' % msgspec.json.encode(trace.title)
-    return head + ",\n".join(_events(trace)).encode() + b"\n]}\n"
+    out, first = bytearray(head), True
+    for batch in batched(_events(trace)):  # millions of events are never there as objects at once
+        out += (b"" if first else b",\n") + ",\n".join(batch).encode()
+        first = False
+    out += b"\n]}\n"
+    return bytes(out)
 
 
 def _json(text: str) -> str:

@@ -1,8 +1,8 @@
 """A trace before it has a file format: processes, tracks, slices, flows and counters of one or two timelines of a program.
 
 One process per rank and timeline ("rank 3 · predicted", "rank 3 · measured", next to each other), one track per lane, one slice per
-executed step. A flow joins the slice of a send with the slice of the receive it matches. Times start at 0 in every timeline, so
-that prediction and measurement lie over each other. Slices of one track never overlap: where a lane has several operations under way
+executed step; one process for the links, one track per link. A flow joins the slice of a send with the slice of the receive it
+matches. Times start at 0 in every timeline, so that prediction and measurement lie over each other. Slices of one track never overlap: where a lane has several operations under way
 (receives posted ahead), the later ones get a track of their own beside it.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -19,64 +18,13 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..program import Kind, Part, Program, Role
 from ..timeline import Timeline
+from .trace_links import link_slices
+from .trace_slices import Counter, Slices, Trace, join, layers, take
 
-__all__ = ["Counter", "Slices", "Trace", "Track", "build_trace"]
+__all__ = ["build_trace"]
 
 _WORDS = {"simulated": "predicted", "measured": "measured"}
 _RANK = re.compile(r"\brank (\d+)$")
-
-
-@dataclass(frozen=True)
-class Track:
-    process: int
-    name: str
-
-
-@dataclass(frozen=True)
-class Counter:
-    process: int
-    name: str
-    unit: str
-    time_s: NDArray[np.float64]
-    value: NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slices:
-    """Columns; sorted by track, then start. `name` and `category` index `Trace.names` and `Trace.categories`; `step` may be -1."""
-
-    track: NDArray[np.int64]
-    start_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
-    name: NDArray[np.int64]
-    category: NDArray[np.int64]
-    step: NDArray[np.int64]
-    iteration: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.track)
-
-
-@dataclass
-class Trace:
-    title: str
-    processes: list[str] = field(default_factory=list)  # in the order to show them
-    tracks: list[Track] = field(default_factory=list)
-    names: dict[str, int] = field(default_factory=dict)
-    categories: dict[str, int] = field(default_factory=dict)
-    counters: list[Counter] = field(default_factory=list)
-    slices: Slices = field(default_factory=lambda: _join([]))
-    flows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # (slice of the send, slice of the receive)
-
-    def name_id(self, name: str) -> int:
-        return self.names.setdefault(name, len(self.names))
-
-    def category_id(self, name: str) -> int:
-        return self.categories.setdefault(name, len(self.categories))
-
-    def track_id(self, process: int, name: str) -> int:
-        self.tracks.append(Track(process, name))
-        return len(self.tracks) - 1
 
 
 def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str = "") -> Trace:
@@ -85,7 +33,7 @@ def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str =
     labels = _labels(timelines)
     step_names = _StepNames(program)
     ranks = sorted({int(r) for t in timelines for r in np.unique(t.spans.rank)})
-    process = {(rank, k): _process(trace, f"rank {rank} · {label}") for rank in ranks for k, label in enumerate(labels)}
+    process = {(rank, k): trace.process_id(f"rank {rank} · {label}") for rank in ranks for k, label in enumerate(labels)}
     phase_of_step = _phases(timelines)
     parts: list[Slices] = []
     for k, timeline in enumerate(timelines):
@@ -94,12 +42,12 @@ def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str =
             raise UsageError(f"a timeline has step {int(spans.step.max())}, the program has {len(program.steps)}", where=labels[k])
         zero = float(spans.start_s.min()) if len(spans) else 0.0
         lanes = _lane_slices(trace, program, timeline, {rank: process[rank, k] for rank in ranks}, step_names, phase_of_step, zero)
-        parts += [lanes, _critical_path(trace, timeline, lanes, labels[k]), _links(trace, timeline, labels[k])]
+        parts += [lanes, _critical_path(trace, timeline, lanes, labels[k]), link_slices(trace, timeline, labels[k], zero)]
         _counters(trace, timeline, {rank: process[rank, k] for rank in ranks}, labels[k])
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    joined = _join(parts)
+    joined = join(parts)
     order = np.lexsort((joined.start_s, joined.track))
-    trace.slices = _take(joined, order)
+    trace.slices = take(joined, order)
     trace.flows = _flows(program, trace.slices, owner[order], range(0, len(parts), 3))
     return trace
 
@@ -116,24 +64,6 @@ def _phases(timelines: Sequence[Timeline]) -> dict[int, str]:
     return {step: phase for t in timelines if t.spans.phase for step, phase in zip(t.spans.step.tolist(), t.spans.phase, strict=True)}
 
 
-def _process(trace: Trace, name: str) -> int:
-    trace.processes.append(name)
-    return len(trace.processes) - 1
-
-
-def _join(parts: Sequence[Slices]) -> Slices:
-    def column(name: str, dtype: type) -> NDArray[np.generic]:
-        return np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in parts)]).astype(dtype)
-
-    integers = {name: column(name, np.int64) for name in ("track", "name", "category", "step", "iteration")}
-    return Slices(start_s=column("start_s", np.float64), end_s=column("end_s", np.float64), **integers)  # type: ignore[arg-type]
-
-
-def _take(slices: Slices, chosen: NDArray[np.int64]) -> Slices:
-    columns = {name: getattr(slices, name)[chosen] for name in ("track", "start_s", "end_s", "name", "category", "step", "iteration")}
-    return Slices(**columns)
-
-
 # ---- slices ------------------------------------------------------------------------------------------------------------
 def _lane_slices(
     trace: Trace, program: Program, timeline: Timeline, process: dict[int, int], step_names: _StepNames, phase_of_step: dict[int, str], zero: float
@@ -147,7 +77,7 @@ def _lane_slices(
     bounds = [0, *change.tolist(), len(order)] if len(order) else [0]
     for low, high in pairwise(bounds):
         label = _lane_label(program, int(lane[low]))
-        for layer, members in enumerate(_layers(start[low:high], end[low:high])):
+        for layer, members in enumerate(layers(start[low:high], end[low:high])):
             name = label if layer == 0 else f"{label} (also under way, {layer})"
             track[low:high][members] = trace.track_id(process[int(rank[low])], name)
     steps = spans.step[order]
@@ -163,22 +93,6 @@ def _lane_slices(
         track=track, start_s=start, end_s=end, name=np.array(names, np.int64), category=np.array(categories, np.int64),
         step=steps.astype(np.int64), iteration=spans.iteration[order].astype(np.int64),
     )  # fmt: skip
-
-
-def _layers(start: NDArray[np.float64], end: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Splits intervals, sorted by start, into as few lists without overlaps as possible (first fit)."""
-    if not np.any(start[1:] < np.maximum.accumulate(end)[:-1]):
-        return [np.arange(len(start))]
-    layers: list[list[int]] = []
-    free: list[float] = []
-    for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        layer = next((j for j, at in enumerate(free) if at <= begin), len(free))
-        if layer == len(free):
-            layers.append([])
-            free.append(0.0)
-        layers[layer].append(i)
-        free[layer] = finish
-    return [np.array(layer) for layer in layers]
 
 
 def _lane_label(program: Program, lane: int) -> str:
@@ -208,11 +122,17 @@ class _StepNames:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.made: dict[int, str] = {-1: "outside the program"}
+        steps = program.steps
+        columns = (steps.kind, steps.parts, steps.op, steps.chan_in, steps.chan_out, steps.src_buffer, steps.src_chunk, steps.dst_buffer,
+                   steps.dst_chunk, steps.count)  # fmt: skip
+        _, first, alike = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+        self.like = first[alike.reshape(-1)].tolist()  # steps that say the same are named once
 
     def __getitem__(self, step: int) -> str:
-        if step not in self.made:
-            self.made[step] = self._make(step)
-        return self.made[step]
+        like = self.like[step] if step >= 0 else step
+        if like not in self.made:
+            self.made[like] = self._make(like)
+        return self.made[like]
 
     def _make(self, step: int) -> str:
         program = self.program
@@ -227,30 +147,14 @@ class _StepNames:
 def _critical_path(trace: Trace, timeline: Timeline, lanes: Slices, label: str) -> Slices:
     """The steps that decide the makespan, once more, on one track: each from the end of the one before it, so that they tile the step."""
     at = {key: i for i, key in enumerate(zip(lanes.step.tolist(), lanes.iteration.tolist(), strict=True))}
-    found = _take(lanes, np.array([at[key] for key in timeline.critical_path if key in at], np.int64))
+    found = take(lanes, np.array([at[key] for key in timeline.critical_path if key in at], np.int64))
     if not len(found):
         return found
     end = np.maximum.accumulate(found.end_s)
     start = np.minimum(np.maximum(found.start_s, np.concatenate([[0.0], end[:-1]])), end)
-    track = np.full(len(found), trace.track_id(_process(trace, f"critical path · {label}"), "what decides the step's time"))
+    track = np.full(len(found), trace.track_id(trace.process_id(f"critical path · {label}"), "what decides the step's time"))
     category = np.full(len(found), trace.category_id("critical path"))
     return Slices(track=track, start_s=start, end_s=end, name=found.name, category=category, step=found.step, iteration=found.iteration)
-
-
-def _links(trace: Trace, timeline: Timeline, label: str) -> Slices:
-    """A track per link with one slice over the whole step that says for how much of it the link was busy."""
-    if not timeline.link_busy_s or timeline.makespan_s <= 0:
-        return _join([])
-    process = _process(trace, f"links · {label}")
-    track, name = [], []
-    for link, busy_s in timeline.link_busy_s.items():
-        track.append(trace.track_id(process, link))
-        name.append(trace.name_id(f"{100 * busy_s / timeline.makespan_s:.0f} % busy, {busy_s * 1e3:.3f} ms"))
-    n = len(track)
-    return Slices(
-        track=np.array(track), start_s=np.zeros(n), end_s=np.full(n, timeline.makespan_s), name=np.array(name),
-        category=np.full(n, trace.category_id("link")), step=np.full(n, -1), iteration=np.zeros(n, np.int64),
-    )  # fmt: skip
 
 
 def _counters(trace: Trace, timeline: Timeline, process: dict[int, int], label: str) -> None:
@@ -262,7 +166,7 @@ def _counters(trace: Trace, timeline: Timeline, process: dict[int, int], label: 
         if found and home is not None:
             shown = name[: found.start()].rstrip().removesuffix(" of").rstrip() or name
         else:
-            overview = _process(trace, f"counters · {label}") if overview < 0 else overview
+            overview = trace.process_id(f"counters · {label}") if overview < 0 else overview
             home = overview
         unit = "bytes" if "memory" in name else ""
         trace.counters.append(Counter(home, shown, unit, np.asarray(time_s, np.float64), np.asarray(value, np.float64)))

@@ -6,9 +6,11 @@ TracePacket, TrackDescriptor, ProcessDescriptor, ThreadDescriptor, CounterDescri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from struct import pack
 
-from .trace_events import Trace
+from .trace_slices import Trace, batched
 
 __all__ = ["perfetto_bytes"]
 
@@ -18,14 +20,18 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2  # TracePacket.SequenceFlags
 _SIZE_BYTES = 3  # CounterDescriptor.Unit
 
 
+_LAST = [bytes([v]) if v < 0x80 else bytes([v & 0x7F | 0x80, v >> 7]) for v in range(1 << 14)]
+_MORE = [bytes([v & 0x7F | 0x80, v >> 7 | 0x80]) for v in range(1 << 14)]
+
+
 def _varint(value: int) -> bytes:
+    """Two bytes at a time: of a trace, this is what takes the time."""
     value &= (1 << 64) - 1  # negative int64 is written as its two's complement
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    out = b""
+    while value >= 1 << 14:
+        out += _MORE[value & 0x3FFF]
+        value >>= 14
+    return out + _LAST[value]
 
 
 def _number(field: int, value: int) -> bytes:
@@ -46,8 +52,10 @@ def _fixed64(field: int, values: Iterable[int]) -> bytes:
 
 def perfetto_bytes(trace: Trace) -> bytes:
     """The trace as a serialized `perfetto.protos.Trace`."""
-    packets = [_head(trace), *_descriptors(trace), *_slices(trace), *_counters(trace)]
-    return b"".join(_block(1, packet) for packet in packets)  # Trace.packet
+    out = bytearray()
+    for batch in batched(chain([_head(trace)], _descriptors(trace), _slices(trace), _counters(trace))):
+        out += b"".join(_block(1, packet) for packet in batch)  # Trace.packet
+    return bytes(out)
 
 
 def _head(trace: Trace) -> bytes:
@@ -80,18 +88,23 @@ def _descriptors(trace: Trace) -> list[bytes]:
         thread = _number(1, track.process + 1) + _number(2, number + 1) + _text(5, track.name)  # ThreadDescriptor: pid 1, tid 2, thread_name 5
         out.append(_number(1, _track_uuid(trace, number)) + _number(5, _process_uuid(track.process)) + _block(4, thread))
     for number, counter in enumerate(trace.counters):
-        unit = _number(3, _SIZE_BYTES) if counter.unit == "bytes" else b""  # CounterDescriptor.unit 3
+        # CounterDescriptor: unit 3, unit_name 6
+        unit = _number(3, _SIZE_BYTES) if counter.unit == "bytes" else _text(6, counter.unit) if counter.unit else b""
         parent = _number(5, _process_uuid(counter.process))
         out.append(_number(1, _counter_uuid(trace, number)) + _text(2, counter.name) + parent + _block(8, unit))
     return [_number(10, _SEQUENCE) + _block(60, descriptor) for descriptor in out]
 
 
+_TIME, _EVENT = _varint(8 << 3), _varint(11 << 3 | 2)
+_ON_SEQUENCE, _WITH_STATE = _number(10, _SEQUENCE), _number(13, _NEEDS_STATE)
+
+
 def _packet(time_ns: int, event: bytes) -> bytes:
     # TracePacket: timestamp 8, trusted_packet_sequence_id 10, track_event 11, sequence_flags 13
-    return _number(8, time_ns) + _number(10, _SEQUENCE) + _block(11, event) + _number(13, _NEEDS_STATE)
+    return b"".join((_TIME, _varint(time_ns), _ON_SEQUENCE, _EVENT, _varint(len(event)), event, _WITH_STATE))
 
 
-def _slices(trace: Trace) -> list[bytes]:
+def _slices(trace: Trace) -> Iterator[bytes]:
     """TrackEvent: category_iids 3, debug_annotations 4, type 9, name_iid 10, track_uuid 11, flow_ids 47, terminating_flow_ids 48."""
     s = trace.slices
     leaving: dict[int, list[int]] = {}
@@ -103,22 +116,23 @@ def _slices(trace: Trace) -> list[bytes]:
     names = [_number(10, i + 1) for i in range(len(trace.names))]
     categories = [_number(3, i + 1) for i in range(len(trace.categories))]
     columns = (s.track, (s.start_s * 1e9).round().astype("int64"), (s.end_s * 1e9).round().astype("int64"), s.name, s.category, s.step, s.iteration)
-    out = []
+    begins, ends = _number(9, _BEGIN), [_number(9, _END) + place for place in places]
+    step_field, iteration_field = (_text(10, word) + _varint(4 << 3) for word in ("step", "iteration"))  # DebugAnnotation: name 10, int_value 4
     for i, (track, start, end, name, category, step, iteration) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-        event = _number(9, _BEGIN) + places[track] + names[name] + categories[category]
-        if step >= 0:  # DebugAnnotation: name 10, int_value 4
-            event += _block(4, _text(10, "step") + _number(4, step)) + _block(4, _text(10, "iteration") + _number(4, iteration))
-        event += _fixed64(47, leaving.get(i, ())) + _fixed64(48, arriving.get(i, ()))
-        out.append(_packet(start, event))
-        out.append(_packet(end, _number(9, _END) + places[track]))
-    return out
+        event = begins + places[track] + names[name] + categories[category]
+        if step >= 0:
+            event += _block(4, step_field + _varint(step)) + _block(4, iteration_field + _varint(iteration))
+        if i in leaving or i in arriving:
+            event += _fixed64(47, leaving.get(i, ())) + _fixed64(48, arriving.get(i, ()))
+        yield _packet(start, event)
+        yield _packet(end, ends[track])
 
 
-def _counters(trace: Trace) -> list[bytes]:
-    """TrackEvent: type 9, track_uuid 11, counter_value 30."""
-    out = []
+def _counters(trace: Trace) -> Iterator[bytes]:
+    """TrackEvent: type 9, track_uuid 11, counter_value 30 (whole numbers: bytes), double_counter_value 44 (others)."""
     for number, counter in enumerate(trace.counters):
         head = _number(9, _COUNTER) + _number(11, _counter_uuid(trace, number))
-        times, values = (counter.time_s * 1e9).round().astype("int64").tolist(), counter.value.round().astype("int64").tolist()
-        out += [_packet(time_ns, head + _number(30, value)) for time_ns, value in zip(times, values, strict=True)]
-    return out
+        times = (counter.time_s * 1e9).round().astype("int64").tolist()
+        for time_ns, value in zip(times, counter.value.tolist(), strict=True):
+            shown = _number(30, round(value)) if counter.unit == "bytes" else _varint(44 << 3 | 1) + pack("<d", value)
+            yield _packet(time_ns, head + shown)

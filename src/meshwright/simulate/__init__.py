@@ -8,6 +8,7 @@ Equal inputs give equal bits. See `engine` for the order of things at one instan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from .network import Mode, Network, compile_network
 from .pricing import EVIDENCE, durations
 from .results import make_timeline, refuse_unfinished
 from .tables import link_tables, make_state, program_tables
+from .transfers import link_transfers
 
 __all__ = ["EVIDENCE", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program", "simulate_stored"]
 
@@ -35,6 +37,7 @@ def simulate_program(
     durations_s: NDArray[np.float64] | Sequence[float] | None = None, works: Mapping[str, Work] | None = None,
     programs: Mapping[str, Program] | None = None, network: Mode = "auto", segment_bytes: int | None = None,
     depth: Mapping[int, int] | int | None = None, sizes: Mapping[str, int] | None = None, record: bool = True, staging: bool = False,
+    transfers: bool = False,
 ) -> Timeline:  # fmt: skip
     """Run `program` in virtual time.
 
@@ -48,6 +51,7 @@ def simulate_program(
         depth: of all channels, or by channel, instead of the program's own.
         sizes: bytes per symbol name, instead of the expected ones.
         record: also spans, memory curves, the critical path and slack; else only makespan, link busy seconds and memory peaks.
+        transfers: with `record`, also which message was on which link when.
         staging: count `depth` messages of staging at the receiver of every channel whose messages cannot go straight into their place.
 
     Returns: a `Timeline`; step ids are those of the inlined program, `slack_s` is per step.
@@ -68,20 +72,21 @@ def simulate_program(
     makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
     attributes: dict[str, Any] = {"network": links.mode, "segment_bytes": segment_bytes, "program": program.name}
     attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew: what such a simulation costs
-    return make_timeline(
+    timeline = make_timeline(
         inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, staging=staging, evidence=evidence,
         attributes=attributes,
     )  # fmt: skip
+    return replace(timeline, transfers=link_transfers(tables, state, links)) if record and transfers else timeline
 
 
 def simulate_stored(
     program: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None = None, *, works: Mapping[str, Work] | None = None,
-    programs: Mapping[str, Program] | None = None, record: bool = True,
+    programs: Mapping[str, Program] | None = None, record: bool = True, transfers: bool = False,
 ) -> Timeline:  # fmt: skip
-    """`simulate_program`, or `simulate_folded` of a folded program, whose spans are those of its representatives."""
+    """`simulate_program`, or `simulate_folded` of a folded program, whose spans are those of its representatives (without transfers)."""
     if program.fold is not None:
         return simulate_folded(program, fabric, placement, cost, works=works, programs=programs, record=record)
-    return simulate_program(program, fabric, placement, cost, works=works, programs=programs, record=record)
+    return simulate_program(program, fabric, placement, cost, works=works, programs=programs, record=record, transfers=transfers)
 
 
 def _durations(
