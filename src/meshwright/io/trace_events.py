@@ -2,8 +2,8 @@
 
 One process per rank and timeline ("rank 3 · predicted", "rank 3 · measured", next to each other), one track per lane, one slice per
 executed step; one process for the links, one track per link. A flow joins the slice of a send with the slice of the receive it
-matches. Times start at 0 in every timeline, so that prediction and measurement lie over each other. Slices of one track never overlap: where a lane has several operations under way
-(receives posted ahead), the later ones get a track of their own beside it.
+matches. Times start at 0 in every timeline, so that prediction and measurement lie over each other. Slices of one track
+never overlap: where a lane has several operations under way (receives posted ahead), the later ones get a track of their own beside it.
 """
 
 from __future__ import annotations
