@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.capture.graph import capture
 from meshwright.drive import check, fabric_of, plan_training, read_fabric
+from meshwright.drive_pipeline_choice import PipelineWanted
 from meshwright.drive_train_replan import OldShards, old_shards, replan_training
 from meshwright.errors import Disconnected, Infeasible, UnknownName, UsageError
 from meshwright.io.plan_file import plan_bytes, plan_from_bytes
@@ -25,9 +26,11 @@ def graph():
 
 
 @cache
-def old(fabric="laptop:4", data=None, tensor=None, pipeline=None, optimizer="adamw"):
+def old(fabric="laptop:4", data=None, tensor=None, pipeline=None, optimizer="adamw", schedule="1f1b"):
     job = Training(model=MODEL, global_batch=8, optimizer=optimizer)
-    return plan_training(job, read_fabric(fabric), graph=graph(), data=data, tensor=tensor, pipeline=pipeline, collective="ring")
+    return plan_training(
+        job, read_fabric(fabric), graph=graph(), data=data, tensor=tensor, pipeline=pipeline, collective="ring", schedule=PipelineWanted(name=schedule)
+    )
 
 
 def test_replicas_leave_nothing_to_move():
@@ -112,6 +115,32 @@ def test_a_device_more():
     assert replaced.plan.layout.data == 2
     assert set(replaced.plan.placement) == {before.placement[0], f"{before.placement[1]}.1"}
     assert sum(replaced.chosen.transfers.received_bytes) == sum(replaced.chosen.transfers.reused_bytes) > 0
+
+
+def stored_shards(before):
+    shards = old_shards(before, training_tensors(graph(), "adamw"))
+    return OldShards(tensors=shards.tensors, files=shards.files, stored=frozenset(shards.files), step=7)
+
+
+def test_the_schedule_asked_for_stays():
+    before = old(pipeline=4, schedule="zb1p")
+    found = replan_training(before, lost=[before.placement[1]], graph=graph(), shards=stored_shards(before))
+    assert found.plan.decisions["pipeline"]["strategy"] == "zb1p"
+    assert found.plan.layout.pipeline > 1 and found.plan.layout.split_backward
+    assert all("zb1p" in c.name for c in found.candidates)
+    again = replan_training(
+        before, lost=[before.placement[1]], graph=graph(), shards=stored_shards(before), schedule=PipelineWanted(name="gpipe")
+    )
+    assert again.plan.decisions["pipeline"]["strategy"] == "gpipe"
+
+
+def test_where_the_old_schedule_exists_for_nothing_1f1b_takes_its_place_and_an_asked_one_is_refused():
+    before = old("laptop:2", pipeline=2, schedule="chimera")
+    lost = [before.placement[1]]
+    found = replan_training(before, lost=lost, graph=graph(), shards=stored_shards(before))
+    assert found.plan.layout.pipeline == 1 and found.plan.decisions["pipeline"]["options"]["asked"] == "1f1b"
+    with pytest.raises(Infeasible, match="chimera orders the stages of a pipeline"):
+        replan_training(before, lost=lost, graph=graph(), shards=stored_shards(before), schedule=PipelineWanted(name="chimera"))
 
 
 def test_refusals():

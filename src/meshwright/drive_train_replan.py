@@ -31,8 +31,9 @@ from .decide.restart import (
 from .drive import check, cost_of, fabric_of, nothing_fits, plan_of
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
+from .drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from .drive_sharding import ShardingWanted, choose_sharding
-from .errors import UsageError
+from .errors import Infeasible, UsageError
 from .explain.changes import one_more_device
 from .fabric import Fabric
 from .fabric_edit import without as taken_out
@@ -76,7 +77,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.evaluated.candidate.degrees}, {self.evaluated.placement_name}"
+        schedule = self.evaluated.candidate.schedule
+        return f"{self.evaluated.candidate.degrees}, {schedule + ', ' if schedule else ''}{self.evaluated.placement_name}"
 
     def total_s(self, steps: int) -> float:
         return self.restart.time_s + steps * self.step_s
@@ -118,6 +120,7 @@ def replan_training(
     global_batch: int | None = None,
     steps_left: int | None = None,
     storage_Bps: int = 1_000_000_000,
+    schedule: PipelineWanted | None = None,
     time_limit_s: float = 120.0,
 ) -> TrainReplan:
     """Plans the old plan's job on its own fabric without the parts `lost` and with a copy of each device in `added`.
@@ -126,6 +129,7 @@ def replan_training(
         shards: what a checkpoint's index says the old ranks' files hold; None: by the old layout.
         keep: decisions of the old layout that stay: some of KEEP.
         steps_left: decide by restart plus that many steps; None: by the step alone.
+        schedule: of the pipeline; None: what the old plan was asked for, and 1F1B where that exists on none of the devices left.
 
     Raises: as `plan_training`; UsageError where nothing changes or the model is another one; Infeasible naming the shards that are lost with the
     parts and that no checkpoint in `shards.stored` has.
@@ -152,9 +156,12 @@ def replan_training(
     fabric.require_connected()
     cost = _layout_free(cost_of(old), old)
     wanted = ShardingWanted(overlap=None if old.layout.overlap or old.layout.zero_level else False)
+    asked = schedule or schedule_asked(old)
     judged: list[Evaluated] = []
     found: list[Candidate] = []
+    plain: list[tuple[LayoutSearch, list[Evaluated]]] = []  # where the asked schedule exists for nothing
     refused: UsageError | None = None
+    unscheduled: Infeasible | None = None
     for part in _parts(fabric, job.global_batch):
         planner = CollectivePlanner(fabric=part, transport=cost.transport, strategy="auto", seed=job.seed)
         search = LayoutSearch(job=job, fabric=part, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s / (1 + FEWER))
@@ -164,8 +171,21 @@ def replan_training(
         except UsageError as error:  # the kept degrees do not divide this many devices
             refused = refused or error
             continue
+        try:
+            best, here = choose_schedule(search, fixed, best, here, asked, wanted)
+        except Infeasible as error:
+            unscheduled = unscheduled or error
+            plain.append((search, here))
+            continue
         judged += here
         if best is not None:
+            found += _candidates(old, search, [e for e in here if asked.name in ("1f1b", "auto") or e.candidate.schedule], shards, storage_Bps)
+    if not found and schedule is not None and unscheduled is not None:
+        raise unscheduled
+    if not found and plain:
+        asked = PipelineWanted()
+        for search, here in plain:
+            judged += here
             found += _candidates(old, search, here, shards, storage_Bps)
     if not found:
         if refused is not None and not judged:
@@ -176,7 +196,7 @@ def replan_training(
     better = chosen.search.refine_collectives(chosen.evaluated)
     chosen = replace(chosen, evaluated=better)
     quickest = min(ranked, key=lambda c: (c.restart.time_s, c.step_s))
-    plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged, wanted)
+    plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged, wanted, asked)
     restart = _decision(old, chosen, quickest, shards, lost, added, keep, steps_left, storage_Bps)
     plan = replace(plan, decisions={**plan.decisions, "restart": restart})
     check(plan)
@@ -237,14 +257,14 @@ def _candidates(old: Plan, search: LayoutSearch, judged: Sequence[Evaluated], sh
     fitting = sorted((e for e in judged if e.timeline is not None and e.excess_bytes <= 0), key=lambda e: (e.time_s, e.placement_name))
     firsts: dict[object, Evaluated] = {}
     for e in fitting:
-        firsts.setdefault(e.candidate.degrees, e)
+        firsts.setdefault((e.candidate.degrees, e.candidate.schedule), e)
     found: dict[tuple[object, ...], Candidate] = {}
     for e in fitting:
-        if e.candidate.degrees in list(firsts)[:LAYOUTS]:
+        if (e.candidate.degrees, e.candidate.schedule) in list(firsts)[:LAYOUTS]:
             found[e.identity] = _candidate(old, search, e, shards, storage_Bps)
     for e in list(firsts.values())[:LAYOUTS]:
         for name, placement in _reusing(old, search.fabric, e, shards):
-            if (e.candidate.degrees, placement) not in found:
+            if all(c.evaluated.candidate is not e.candidate or c.evaluated.placement != placement for c in found.values()):
                 moved = search.evaluate(e.candidate, placement, name, search.planner)
                 if moved.timeline is not None and moved.excess_bytes <= 0:
                     found[moved.identity] = _candidate(old, search, moved, shards, storage_Bps)

@@ -28,6 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints on storage that every rank can read")
     parser.add_argument("--keep", metavar="dp,tp,pp,microbatch", help="decisions of the old layout that stay")
     parser.add_argument("--global-batch", type=int, help="samples per step (default: as before)")
+    parser.add_argument(
+        "--pipeline", metavar="NAME", help="order of micro-batches (default: as the old plan was asked, 1f1b where that exists for no layout)"
+    )
     parser.add_argument("--steps-left", type=int, metavar="N", help="decide by restart plus N steps (default: by the step alone)")
     parser.add_argument(
         "--storage-rate", default="1GB/s", help="what the checkpoint's storage gives to all ranks together (default 1GB/s: assumed)"
@@ -39,6 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..drive import read_plan, write_plan
+    from ..drive_pipeline_choice import PipelineWanted
     from ..drive_train_replan import replan_training
     from ..errors import UsageError
     from ..io.graph_file import read_graph
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> Result:
     found = replan_training(
         old, lost=_names(args.without), added=_names(args.added), graph=read_graph(args.graph) if args.graph else None,
         shards=_shards(old, args.checkpoint), keep=_names(args.keep), global_batch=args.global_batch, steps_left=args.steps_left,
-        storage_Bps=rate, time_limit_s=args.time_limit,
+        storage_Bps=rate, schedule=PipelineWanted(name=args.pipeline) if args.pipeline else None, time_limit_s=args.time_limit,
     )  # fmt: skip
     write_plan(args.out, found.plan)
     return Result(replan_document(found, path=str(args.out)), replan_text(found, written=str(args.out)))
