@@ -28,8 +28,9 @@ def graph():
 @cache
 def old(fabric="laptop:4", data=None, tensor=None, pipeline=None, optimizer="adamw", schedule="1f1b"):
     job = Training(model=MODEL, global_batch=8, optimizer=optimizer)
+    wanted = PipelineWanted(name=schedule)
     return plan_training(
-        job, read_fabric(fabric), graph=graph(), data=data, tensor=tensor, pipeline=pipeline, collective="ring", schedule=PipelineWanted(name=schedule)
+        job, read_fabric(fabric), graph=graph(), data=data, tensor=tensor, pipeline=pipeline, collective="ring", schedule=wanted
     )
 
 
