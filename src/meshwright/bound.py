@@ -36,9 +36,11 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         and reasons in `check.pipeline` and `decide.pipeline.bound`
     fill: `{"ranks", "work_s", "idle_s", "step_s", "rounding"}`: work that only those ranks can do in the idle time of their steps: cycle time >=
         step_s · ceil(work_s (1 - rounding) / idle_s); `rounding` allows for sums of floats (`check.fill`)
+    fusion: `{"codecs": […], "labels": [[position, compute, network, chain, decodes in ns], …]}`: states of a step's gradient traffic, closed under
+        one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
     """
 
-    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "sum"]
+    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "sum"]
     data: dict[str, Any]
 
 

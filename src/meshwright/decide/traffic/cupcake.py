@@ -1,0 +1,131 @@
+"""Which gradients are sent together, and with which codec, so that the step is as short as it can be.
+
+Cite: Wang, Wu, Xu, Ng, "Cupcake: A Compression Scheduler for Scalable Communication-Efficient Distributed Training", MLSys 2023.
+Left open by the paper: a choice of codec per group, times that are not linear in the size, interference of the communication threads, and a
+    proof for one given instance. Our answer: the search keeps every state that no other covers (`kernels.fusion`), so any integer
+    times are allowed; "no compression" is a codec like the others.
+Invariant: no fusion with the problem's codecs has a step shorter than `least_ns`; the states kept prove it, and `check.traffic` goes through them
+    again. With one codec and no interference the proof reaches the answer on every instance tried; a choice of codecs contains the partition of
+    numbers, so there the proof may stop short, and `least_ns` says where.
+Cost: O(n^2 codecs) for the bounds, then per position (kept states before it) * codecs candidates, each compared with the states kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cite import Cite
+from ...errors import UsageError
+from ...kernels.fusion import WEIGHTS, extend, suffix_bounds
+from ...traffic import TrafficGroup
+from .problem import Fusion, TrafficProblem, groups_of, timeline
+
+__all__ = ["CITE", "Cupcake"]
+
+CITE = Cite(
+    key="wang2023cupcake", title="Cupcake: A Compression Scheduler for Scalable Communication-Efficient Distributed Training", year=2023,
+    venue="MLSys", authors="Wang, Wu, Xu, Ng",
+)  # fmt: skip
+
+I64 = NDArray[np.int64]
+Groups = tuple[TrafficGroup, ...]
+Labels = tuple[tuple[int, int, int, int, int], ...]
+_BEAMS = (4, 32)
+_GAPS = (0.05, 0.02, 0.01, 0.005, 0.002)
+_NO_LIMIT = 1 << 57
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cupcake:
+    """gap: proof wanted, as a share of the answer: 0 = that nothing is shorter.
+
+    states: kept at most over all positions, time_limit_s: of the search; beyond either the best found is returned with the bound proved so far.
+    """
+
+    gap: float = 0.0
+    states: int = 20_000
+    time_limit_s: float = 60.0
+
+    def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
+        """Raises: UsageError for a gap that is no share."""
+        if not 0 <= self.gap < 1 or self.states < 1 or not self.time_limit_s > 0:
+            raise UsageError(f"gap {self.gap}, {self.states} states, {self.time_limit_s} s", where="cupcake", hint="0 <= gap < 1, the others positive")
+        deadline = monotonic() + self.time_limit_s
+        search = _Search(problem)
+        best, groups = self._one_codec(problem, rng)
+        for beam in _BEAMS:
+            best, groups, _ = search.run(best, groups, best, beam=beam)
+        least, labels = min(best, search.root_bound()), ()
+        for gap in (*(g for g in _GAPS if g > self.gap), self.gap):
+            cutoff = best - int(gap * best)
+            if cutoff <= least:
+                continue
+            best, groups, kept = search.run(best, groups, cutoff, states=self.states, deadline=deadline)
+            if kept is None:
+                break
+            least, labels = min(cutoff, best), kept
+        options = (("gap", self.gap), ("states", self.states), ("time_limit_s", self.time_limit_s))
+        return Fusion(groups=groups, step_ns=best, least_ns=least, labels=labels or ((0, 0, 0, 0, 0),), options=options)
+
+    def _one_codec(self, problem: TrafficProblem, rng: np.random.Generator | None) -> tuple[int, Groups]:
+        """Where the search begins: the best fusion with one codec for all groups, or one group."""
+        if len(problem.codecs) > 1:
+            found = [self.plan(replace(problem, codecs=(c,)), rng=rng) for c in problem.codecs]
+            best = min(found, key=lambda f: f.step_ns)
+            return best.step_ns, best.groups
+        groups = groups_of([problem.count], problem.profile.codecs[problem.codecs[0]].codec)
+        return timeline(problem, groups)[0], groups
+
+
+class _Search:
+    def __init__(self, problem: TrafficProblem) -> None:
+        self.problem, n = problem, problem.count
+        self.network = np.zeros((WEIGHTS + 1, n + 1), np.int64)
+        self.stream = np.zeros((WEIGHTS + 1, n + 1), np.int64)
+        self.decodes = np.zeros(n + 1, np.int64)
+        for k in range(n - 1, -1, -1):
+            suffix_bounds(k, problem.ready_ns - problem.ready_ns[k], *problem.starting_at(k), self.network, self.stream, self.decodes)
+
+    def root_bound(self) -> int:
+        """What holds for every fusion without any search, rounded up."""
+        every = [*np.maximum(self.network[:, 0], self.stream[:, 0]).tolist(), int(self.decodes[0]) * WEIGHTS]
+        return -(-max(every) // WEIGHTS)
+
+    def run(
+        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = _NO_LIMIT, deadline: float = float("inf")
+    ) -> tuple[int, Groups, Labels | None]:
+        """(step, its groups, the states kept): what was given unless a fusion below `limit` is found; no states when a limit was met first."""
+        p, n = self.problem, self.problem.count
+        kept = np.zeros((1, 6), np.int64)
+        first = np.zeros(n + 2, np.int64)
+        first[1] = 1
+        for i in range(1, n + 1):
+            found = extend(
+                i, p.ready_ns[i] - p.ready_ns[:i], *p.ending_at(i), first, np.ascontiguousarray(kept[:, :4]), p.profile.interference_permille,
+                self.network, self.stream, self.decodes, limit * WEIGHTS, beam,
+            )  # fmt: skip
+            kept = np.concatenate([kept, found])
+            first[i + 1] = len(kept)
+            if len(kept) > states or monotonic() > deadline:
+                return best, groups, None
+        ends = kept[first[n] :]
+        if len(ends):
+            steps = np.maximum(ends[:, 0] + ends[:, 3], ends[:, 2])
+            groups = self._walk(kept, first, int(first[n] + np.argmin(steps)))
+            best = timeline(p, groups)[0]
+        at = np.repeat(np.arange(n), np.diff(first[: n + 1]))
+        rows = np.concatenate([at[:, None], kept[: first[n], :4]], 1).tolist()
+        return best, groups, tuple(map(tuple, rows))
+
+    def _walk(self, kept: I64, first: I64, state: int) -> Groups:
+        ends: list[int] = []
+        names: list[str] = []
+        while state:
+            ends.append(int(np.searchsorted(first, state, side="right")) - 1)
+            names.append(self.problem.profile.codecs[self.problem.codecs[int(kept[state, 5])]].codec)
+            state = int(kept[state, 4])
+        return groups_of(ends[::-1], names[::-1])

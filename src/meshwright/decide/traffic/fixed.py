@@ -1,0 +1,80 @@
+"""Fusions by fixed rules: every tensor alone, PyTorch DDP's buckets, everything at once, and the best single cut.
+
+Cite: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Wang, Wu, Ng, "MergeComp", 2021 (two groups).
+Left open by the papers: which codec. Our answer: one codec for all groups, each of the problem's tried, the shortest step taken. MergeComp searches
+    its cut by timing real steps; here every cut is priced by the cost model.
+Invariant: groups cover the tensors in ready order; DDP's bucket is closed by the tensor that reaches its cap, as in torch's reducer.
+Cost: one timeline per codec (and cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cite import Cite
+from ...errors import UsageError
+from .problem import Fusion, TrafficProblem, best_of, groups_of, timeline
+
+__all__ = ["DDP_CITE", "MERGECOMP_CITE", "DdpBuckets", "LayerWise", "MergeComp", "OneGroup"]
+
+DDP_CITE = Cite(
+    key="li2020ddp", title="PyTorch Distributed: Experiences on Accelerating Data Parallel Training", year=2020, venue="VLDB", authors="Li et al.",
+    doi="10.14778/3415478.3415530",
+)  # fmt: skip
+MERGECOMP_CITE = Cite(
+    key="wang2021mergecomp", title="MergeComp: A Compression Scheduler for Scalable Communication-Efficient Distributed Training", year=2021,
+    venue="arXiv", authors="Wang, Wu, Ng", url="https://arxiv.org/abs/2103.15195",
+)  # fmt: skip
+
+
+def _best(problem: TrafficProblem, ends: Iterable[list[int]], **options: float) -> Fusion:
+    names = [problem.profile.codecs[c].codec for c in problem.codecs]
+    groups = best_of(problem, [groups_of(e, name) for e in ends for name in names])
+    return Fusion(groups=groups, step_ns=timeline(problem, groups)[0], options=tuple(options.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWise:
+    """No options."""
+
+    def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
+        return _best(problem, [list(range(1, problem.count + 1))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneGroup:
+    """No options."""
+
+    def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
+        return _best(problem, [[problem.count]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DdpBuckets:
+    """Caps of the first bucket and of the others, in MiB, as torch's DDP has them."""
+
+    first_MiB: float = 1.0
+    others_MiB: float = 25.0
+
+    def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
+        """Raises: UsageError for a cap that is not positive."""
+        if not (self.first_MiB > 0 and self.others_MiB > 0):
+            raise UsageError("bucket caps must be positive", where="ddp-buckets")
+        ends, held, cap = [], 0.0, self.first_MiB
+        for i, tensor in enumerate(problem.profile.tensors, 1):
+            held += tensor.elements * problem.profile.element_bytes / 2**20
+            if held >= cap or i == problem.count:
+                ends.append(i)
+                held, cap = 0.0, self.others_MiB
+        return _best(problem, [ends], first_MiB=self.first_MiB, others_MiB=self.others_MiB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeComp:
+    """No options."""
+
+    def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
+        return _best(problem, [[problem.count], *([i, problem.count] for i in range(1, problem.count))])

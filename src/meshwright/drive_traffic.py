@@ -1,0 +1,125 @@
+"""Gradient traffic from a profile: one checked plan, or every candidate beside each other and beside the best step without compression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from . import __version__
+from .bound import Bound, Certificate
+from .check.traffic import check_traffic
+from .codec import CodecSpec, parse_codec
+from .decide.traffic import NAMES, Fusion, TrafficProblem
+from .errors import CheckFailed, UnknownName, UsageError
+from .traffic import TrafficPlan, TrafficProfile
+
+__all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "plan_traffic", "risk_of", "risks_of"]
+
+UNCOMPRESSED = "none"
+_BASELINES = ("mergecomp", "ddp-buckets", "one-group", "layer-wise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """What a codec states about its error on the largest group of a plan; None where no bound holds for every input.
+
+    delay_steps: with error feedback, steps until what was not sent has been sent, at most and on average: (1 - contraction) / contraction.
+    """
+
+    codec: str
+    bias: str
+    feedback: bool
+    variance: float | None
+    contraction: float | None
+    delay_steps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficRow:
+    """A candidate: `strategy` and the codecs it chose from, as a plan."""
+
+    strategy: str
+    codecs: tuple[str, ...]
+    plan: TrafficPlan
+    risks: tuple[Risk, ...]
+
+
+def plan_traffic(
+    profile: TrafficProfile, *, strategy: str = "cupcake", codecs: Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
+    bounds: tuple[Bound, Bound] | None = None,
+) -> TrafficPlan:  # fmt: skip
+    """A plan that chooses among `codecs` (default: all of the profile), checked. `bounds`: of these codecs and uncompressed, where known already.
+
+    Raises: UnknownName (strategy), UsageError (options, a codec without costs), CheckFailed.
+    """
+    if strategy not in NAMES:
+        raise UnknownName(f"no strategy {strategy!r}", where="--strategy", hint=f"one of {', '.join(NAMES)}")
+    problem = TrafficProblem.of(profile, codecs)
+    names = tuple(profile.codecs[c].codec for c in problem.codecs)
+    try:
+        kind = NAMES[strategy](**(options or {}))
+    except TypeError as error:
+        raise UsageError(f"{strategy}: {str(error).partition('() ')[2] or error}", where="options") from None
+    found = kind.plan(problem)
+    least, uncompressed = bounds or (None, None)
+    if least is None:
+        least = _bound(found if found.least_ns else NAMES["cupcake"]().plan(problem), names)
+    if uncompressed is None:
+        uncompressed = least if names == (UNCOMPRESSED,) else _uncompressed(profile)
+    plan = TrafficPlan(
+        profile=profile, groups=found.groups, strategy=strategy, options=dict(found.options), codecs=names, step_ns=found.step_ns,
+        payload_bytes=_payload(profile, found), bound=least, uncompressed=uncompressed, version=__version__,
+    )  # fmt: skip
+    if findings := check_traffic(plan):
+        raise CheckFailed(findings[0].message, where=f"traffic plan by {strategy}", data={"witness": dict(findings[0].witness)})
+    return plan
+
+
+def compare_traffic(profile: TrafficProfile, *, options: Mapping[str, Any] | None = None) -> list[TrafficRow]:
+    """All candidates by predicted step: the choice among all codecs, and for each codec its best fusion and the fixed ones.
+
+    Raises: UsageError when the profile lacks the codec `none`, what `plan_traffic` raises.
+    """
+    every = plan_traffic(profile, options=options)
+    found = [("cupcake", every)]
+    for cost in profile.codecs:
+        alone = plan_traffic(profile, codecs=[cost.codec], options=options)
+        found += [("cupcake", alone)] if len(profile.codecs) > 1 else []
+        known = (alone.bound, alone.uncompressed)
+        found += [(name, plan_traffic(profile, strategy=name, codecs=[cost.codec], bounds=known)) for name in _BASELINES]
+    rows = [TrafficRow(strategy=name, codecs=p.codecs, plan=p, risks=risks_of(p)) for name, p in found]
+    return sorted(rows, key=lambda r: r.plan.step_ns)
+
+
+def risks_of(plan: TrafficPlan) -> tuple[Risk, ...]:
+    """Of every codec that the plan uses, on its largest group with it."""
+    largest: dict[str, int] = {}
+    for g in plan.groups:
+        size = sum(t.elements for t in plan.profile.tensors[g.first : g.last])
+        largest[g.codec] = max(size, largest.get(g.codec, 0))
+    return tuple(risk_of(parse_codec(codec), elements) for codec, elements in largest.items())
+
+
+def risk_of(spec: CodecSpec, elements: int) -> Risk:
+    """What the codec states for one group of so many elements."""
+    contraction = spec.contraction(elements)
+    delay = 0.0 if not spec.feedback or spec.bias == "exact" else (1 - contraction) / contraction if contraction else None
+    return Risk(
+        codec=spec.text, bias=spec.bias, feedback=spec.feedback, variance=spec.variance(elements), contraction=contraction, delay_steps=delay,
+    )  # fmt: skip
+
+
+def _payload(profile: TrafficProfile, fusion: Fusion) -> int:
+    return sum(sum(profile.codecs[profile.position(g.codec)].payload_bytes[g.first : g.last]) for g in fusion.groups)
+
+
+def _uncompressed(profile: TrafficProfile) -> Bound:
+    return _bound(NAMES["cupcake"]().plan(TrafficProblem.of(profile, [UNCOMPRESSED])), (UNCOMPRESSED,))
+
+
+def _bound(fusion: Fusion, codecs: tuple[str, ...]) -> Bound:
+    data = {"codecs": list(codecs), "labels": [list(row) for row in fusion.labels]}
+    quantity = "step time without compression" if codecs == (UNCOMPRESSED,) else "step time"
+    return Bound(quantity=quantity, value=str(Fraction(fusion.least_ns, 10**9)), unit="s", certificate=Certificate(kind="fusion", data=data))
