@@ -31,7 +31,8 @@ def traffic_profile(rng: random.Random, tensors: int, codecs: int = 1, interfere
             CodecCost(
                 codec=name, encode=curve(busy * rng.uniform(1e4, 1e6), busy * rng.uniform(0, 0.3) * per_element),
                 exchange=curve(rng.uniform(1e5, 2e6), per_element * rng.uniform(0.1, 1.0)),
-                decode=curve(busy * rng.uniform(1e4, 1e6), busy * rng.uniform(0, 0.3) * per_element), payload_bytes=tuple(int(4 * s * ratio) for s in sizes),
+                decode=curve(busy * rng.uniform(1e4, 1e6), busy * rng.uniform(0, 0.3) * per_element),
+                payload_bytes=tuple(int(4 * s * ratio) for s in sizes),
             )
         )  # fmt: skip
     named = tuple(GradientTensor(name=f"w{i}", shape=(s,), ready_ns=r) for i, (s, r) in enumerate(zip(sizes, ready, strict=True)))

@@ -13,6 +13,7 @@ communication threads take processor time. The step ends with the last decode.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -39,9 +40,9 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         if not self.sizes or len(self.sizes) != len(self.times_ns):
             raise UsageError(f"{len(self.sizes)} sizes for {len(self.times_ns)} times", where="curve", hint="give a time for every size")
-        if any(a >= b for a, b in zip(self.sizes, self.sizes[1:], strict=False)) or self.sizes[0] < 0:
+        if any(a >= b for a, b in pairwise(self.sizes)) or self.sizes[0] < 0:
             raise UsageError("sizes must rise from 0 or more", where="curve.sizes")
-        if any(a > b for a, b in zip(self.times_ns, self.times_ns[1:], strict=False)) or not 0 <= self.times_ns[0] <= self.times_ns[-1] <= _LONGEST_NS:
+        if any(a > b for a, b in pairwise(self.times_ns)) or not 0 <= self.times_ns[0] <= self.times_ns[-1] <= _LONGEST_NS:
             raise UsageError("times must be 0 or more, below eleven days, and not fall with the size", where="curve.times_ns")
 
 
@@ -98,7 +99,7 @@ class TrafficProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if self.ranks < 1 or not 0 <= self.interference_permille <= 100_000:
             raise UsageError("ranks >= 1, interference from 0 to 100000 per mille", where="profile")
         ready = [0, *(t.ready_ns for t in self.tensors)]
-        if any(a > b for a, b in zip(ready, ready[1:], strict=False)) or max(ready[-1], self.backward_ns) > _LONGEST_NS or self.backward_ns < 0:
+        if any(a > b for a, b in pairwise(ready)) or max(ready[-1], self.backward_ns) > _LONGEST_NS or self.backward_ns < 0:
             raise UsageError("tensors must stand in the order in which they become ready, within eleven days", where="tensors.ready_ns")
         for t in self.tensors:
             if any(extent < 0 for extent in t.shape) or t.elements > 1 << 40:

@@ -5,8 +5,8 @@ decodes): end of its encode; end of its exchange; end of all decodes so far if t
 over; sum of the decodes. The step ends at max(compute + decodes, chain) of the last state. Every transition is non-decreasing in every
 component, so a state that is nowhere smaller than another can be dropped.
 
-Bounds: for a weight l of `weights`, weights * step >= l * (compute stream's work) + (weights - l) * (a chain of exchanges), and the least of the right
-side over all suffixes is additive: `network[l, k]` where the chain begins with the network's present end, `stream[l, k]` where it begins with
+Bounds: for each weight l, WEIGHTS * step >= l * (work of the compute stream) + (WEIGHTS - l) * (a chain of exchanges), and the least of the
+right side over all suffixes is additive: `network[l, k]` where the chain begins with the network's present end, `stream[l, k]` where it begins with
 a group that is not ready yet. They make the search exact in little time; they hold for any times >= 0.
 Cost: per position, candidates = sum of kept states before it * codecs; each is compared with the kept states of its position.
 """

@@ -53,13 +53,14 @@ class Cupcake:
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
         """Raises: UsageError for a gap that is no share."""
         if not 0 <= self.gap < 1 or self.states < 1 or not self.time_limit_s > 0:
-            raise UsageError(f"gap {self.gap}, {self.states} states, {self.time_limit_s} s", where="cupcake", hint="0 <= gap < 1, the others positive")
+            raise UsageError(f"gap {self.gap}, states {self.states}, {self.time_limit_s} s", where="cupcake", hint="gap from 0 to below 1")
         deadline = monotonic() + self.time_limit_s
         search = _Search(problem)
         best, groups = self._one_codec(problem, rng)
         for beam in _BEAMS:
             best, groups, _ = search.run(best, groups, best, beam=beam)
-        least, labels = min(best, search.root_bound()), ()
+        least = min(best, search.root_bound())
+        labels: Labels = ()
         for gap in (*(g for g in _GAPS if g > self.gap), self.gap):
             cutoff = best - int(gap * best)
             if cutoff <= least:
@@ -92,7 +93,7 @@ class _Search:
 
     def root_bound(self) -> int:
         """What holds for every fusion without any search, rounded up."""
-        every = [*np.maximum(self.network[:, 0], self.stream[:, 0]).tolist(), int(self.decodes[0]) * WEIGHTS]
+        every: list[int] = [*np.maximum(self.network[:, 0], self.stream[:, 0]).tolist(), int(self.decodes[0]) * WEIGHTS]
         return -(-max(every) // WEIGHTS)
 
     def run(
