@@ -15,7 +15,8 @@ def test_texts_are_read_back(kind) -> None:  # type: ignore[no-untyped-def]
     assert plain.text == kind.name and plain == CodecSpec.of(kind.name) and plain.kind is kind
     for option in kind.options:
         value = option.choices[-1] if option.choices else not option.default if isinstance(option.default, bool) else option.default
-        changed = CodecSpec.of(kind.name, **{option.name: value})
+        others = {"feedback": False} if option.name == "scaled" else {}
+        changed = CodecSpec.of(kind.name, **{option.name: value}, **others)
         assert parse_codec(changed.text) == changed and changed[option.name] == value
 
 
@@ -31,7 +32,9 @@ def test_spaces_and_defaults_do_not_matter() -> None:
         ("topk:density", UsageError, "not option=value"),
         ("topk:density=1,density=1", UsageError, "twice"), ("topk:,", UsageError, "not option=value"),
         ("topk:density=0", UsageError, "outside 1e-09 to 1"), ("topk:density=nan", UsageError, "outside"), ("topk:density=x", UsageError, "no float"),
-        ("topk:feedback=maybe", UsageError, "no bool"),
+        ("topk:feedback=maybe", UsageError, "no bool"), ("dgc:feedback=true", UnknownName, "no option 'feedback'"),
+        ("randomk:scaled=true", UsageError, "cannot go with error feedback"), ("qsgd:bits=3", UsageError, "none of 2, 4, 8"),
+        ("efsign:block=12", UsageError, "no multiple of 8"), ("powersgd:rank=1.5", UsageError, "no int"),
     ],
 )  # fmt: skip
 def test_wrong_texts(text: str, error: type[Exception], match: str) -> None:
@@ -45,3 +48,9 @@ def test_sizes() -> None:
     assert spec.payload_bytes(1) == PayloadBytes.exactly(8) and spec.payload_bytes(0) == PayloadBytes.exactly(0)
     assert spec.payload_bytes(1 << 31) == PayloadBytes.exactly(12 * 21_474_836)
     assert parse_codec("none").payload_bytes(3, element_bytes=8).upper == 24
+    assert parse_codec("threshold:density=0.1").payload_bytes(100) == PayloadBytes(lower=0, expected=80, upper=160)
+    sent = [parse_codec("dgc:warmup=40").payload_bytes(4096, step=s).upper // 8 for s in (0, 10, 29, 30, 39, 40, None)]
+    assert sent == [1024, 256, 64, 40, 40, 40, 40]
+    assert parse_codec("powersgd:rank=2").rounds([(100, 50), (100,), (4, 4)]) == (
+        PayloadBytes.exactly(4 * (200 + 100 + 16)), PayloadBytes.exactly(4 * 100),
+    )  # fmt: skip

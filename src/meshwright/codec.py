@@ -49,14 +49,15 @@ class PayloadBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option of a codec; its type is that of `default`. Numbers lie in `low`..`high`, texts in `choices`."""
+    """One option of a codec; its type is that of `default`. Numbers lie in `low`..`high` and are multiples of `multiple`; or one of `choices`."""
 
     name: str
     default: Value
     what: str
     low: float = -inf
     high: float = inf
-    choices: tuple[str, ...] = ()
+    choices: tuple[Value, ...] = ()
+    multiple: int = 1
 
     def read(self, value: Value, where: str) -> Value:
         """`value`, or the text of one, as this option's type. Raises: UsageError."""
@@ -72,9 +73,11 @@ class Option:
         except (ValueError, KeyError, OverflowError):
             raise UsageError(f"{self.name}={value!r} is no {kind.__name__}", where=where, hint=self.what) from None
         if self.choices and found not in self.choices:
-            raise UsageError(f"{self.name}={value!r} is none of {', '.join(self.choices)}", where=where, hint=self.what)
+            raise UsageError(f"{self.name}={value!r} is none of {', '.join(map(str, self.choices))}", where=where, hint=self.what)
         if not isinstance(found, str) and not (isfinite(found) and self.low <= found <= self.high):
             raise UsageError(f"{self.name}={value!r} is outside {self.low:g} to {self.high:g}", where=where, hint=self.what)
+        if isinstance(found, int) and found % self.multiple:
+            raise UsageError(f"{self.name}={value!r} is no multiple of {self.multiple}", where=where, hint=self.what)
         return found
 
 
@@ -93,6 +96,7 @@ class CodecKind:
     options: tuple[Option, ...] = ()
     variance: Callable[[CodecSpec, int], float | None] = lambda spec, n: None
     contraction: Callable[[CodecSpec, int], float | None] = lambda spec, n: None
+    refusal: Callable[[CodecSpec], str] = lambda spec: ""  # why options do not go together
     random: bool = False  # draws random numbers, from seed and step
     own_memory: bool = False  # keeps what it did not send in a state of its own: never wrapped into error feedback
     keeps_loss: bool = True  # promises the dense loss within 1 % after the same number of steps (benchmarks/codec_convergence.py)
@@ -114,7 +118,10 @@ class CodecSpec:
             if key not in known:
                 raise UnknownName(f"no option {key!r}", where=f"codec {name}", hint=f"it has {', '.join(known) or 'none'}")
         values = {key: o.read(options.get(key, o.default), f"codec {name}") for key, o in known.items()}
-        return cls(name=name, options=tuple(values.items()))
+        spec = cls(name=name, options=tuple(values.items()))
+        if reason := kind.refusal(spec):
+            raise UsageError(reason, where=f"codec {spec.text}")
+        return spec
 
     def __getitem__(self, key: str) -> Value:
         return dict(self.options)[key]

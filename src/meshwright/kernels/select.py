@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from .compile import kernel
 
 __all__ = [
-    "INFINITE", "Floats", "Indices", "Magnitudes", "accumulate", "index_type", "kth_magnitude", "magnitude_bits", "magnitude_of", "select_above",
-    "top_k",
+    "INFINITE", "Floats", "Indices", "Magnitudes", "Positions", "accumulate", "index_type", "kth_magnitude", "magnitude_bits",
+    "magnitude_of", "select_above", "top_k",
 ]  # fmt: skip
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int32] | NDArray[np.int64]
 Magnitudes = NDArray[np.int32]
+Positions = NDArray[np.int64]
 
 MASK = 0x7FFFFFFF
 INFINITE = 0x7F800000  # magnitudes from here on are infinity and NaN
@@ -52,13 +53,12 @@ def _largest(bits: NDArray[np.int32]) -> int:
 @kernel  # type: ignore[untyped-decorator]
 def _accumulate(into: Floats, bits: NDArray[np.int32], values: Floats) -> int:
     largest = np.int32(0)
-    n = into.shape[0]
-    for start in range(0, n, ROOM):
-        stop = min(n, start + ROOM)
-        for i in range(start, stop):
-            into[i] += values[i]
-        for i in range(start, stop):
-            largest = max(largest, bits[i] & np.int32(MASK))
+    for start in range(0, into.shape[0], ROOM):  # slices from 0: numba's guards against negative indices would keep LLVM from vectorising
+        part, added, made = into[start : start + ROOM], values[start : start + ROOM], bits[start : start + ROOM]
+        for i in range(part.shape[0]):
+            part[i] += added[i]
+        for i in range(made.shape[0]):
+            largest = max(largest, made[i] & np.int32(MASK))
     return int(largest)
 
 
@@ -77,14 +77,15 @@ def _select(bits: NDArray[np.int32], threshold: int, out: NDArray[np.int64]) -> 
     t = np.int32(threshold)
     whole = n - n % BLOCK
     for start in range(0, whole, BLOCK):
+        part = bits[start : start + BLOCK]
         largest = np.int32(0)
         for i in range(BLOCK):
-            largest = max(largest, bits[start + i] & np.int32(MASK))
+            largest = max(largest, part[i] & np.int32(MASK))
         if largest > t:
-            for i in range(start, start + BLOCK):
-                if bits[i] & np.int32(MASK) > t:
+            for i in range(BLOCK):
+                if part[i] & np.int32(MASK) > t:
                     if count < room:
-                        out[count] = i
+                        out[count] = start + i
                     count += 1
     for i in range(whole, n):
         if bits[i] & np.int32(MASK) > t:
@@ -99,10 +100,9 @@ def _sample(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
     n, m = bits.shape[0], out.shape[0]
     for i in range(m):
         low, high = i * n // m, (i + 1) * n // m
-        h = (np.uint32(i) + np.uint32(1)) * np.uint32(0x9E3779B1)  # jitter: a fixed stride could meet a matrix's columns
-        h = (h ^ (h >> np.uint32(15))) * np.uint32(0x85EBCA6B)
-        h = h ^ (h >> np.uint32(13))
-        out[i] = bits[low + np.int64(h) % (high - low)] & np.int32(MASK)
+        h = np.uint32(np.uint32(i + 1) * np.uint32(0x9E3779B1))  # jitter: a fixed stride could meet a matrix's columns
+        h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x85EBCA6B))
+        out[i] = bits[low + np.int64(h >> np.uint32(8)) % (high - low)] & np.int32(MASK)
 
 
 def index_type(elements: int) -> type[np.int32] | type[np.int64]:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compile import kernel
-from .select import Floats, Indices
+from .select import MASK, ROOM, Floats, Indices
 
-__all__ = ["add_at", "gather", "put_at"]
+__all__ = ["add_at", "add_momentum", "gather", "put_at"]
 
 
 @kernel  # type: ignore[untyped-decorator]
@@ -31,3 +31,18 @@ def put_at(x: Floats, indices: Indices, value: np.float32) -> None:
     """x[indices[i]] = value."""
     for i in range(indices.shape[0]):
         x[indices[i]] = value
+
+
+@kernel  # type: ignore[untyped-decorator]
+def add_momentum(velocity: Floats, residual: Floats, x: Floats, momentum: np.float32, factor: np.float32) -> int:
+    """velocity = momentum * velocity + factor * x; residual += velocity. The largest magnitude of the residual, as the integer of its bits."""
+    largest = np.int32(0)
+    bits = residual.view(np.int32)
+    for start in range(0, x.shape[0], ROOM):
+        u, v, g, made = velocity[start : start + ROOM], residual[start : start + ROOM], x[start : start + ROOM], bits[start : start + ROOM]
+        for i in range(u.shape[0]):
+            u[i] = momentum * u[i] + factor * g[i]
+            v[i] += u[i]
+        for i in range(made.shape[0]):
+            largest = max(largest, made[i] & np.int32(MASK))
+    return int(largest)

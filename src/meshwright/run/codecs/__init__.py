@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from ...codec import CodecSpec, Shapes
 from .base import At, Codec, NonFinite, Payload, State
 from .casts import Half, Plain
+from .dgc import DGC
 from .feedback import ErrorFeedback
-from .sparse import TopK
+from .float8 import BlockFloat8
+from .levels import QSGD, BlockInt8, TernGrad
+from .powersgd import PowerSGD
+from .randomk import RandomK
+from .signs import EFSign, OneBit, SignSGD, Signum
+from .threshold import Threshold
+from .topk import TopK
 
 __all__ = ["IMPLEMENTED", "At", "Codec", "ErrorFeedback", "Payload", "State", "make_codec"]
 
-IMPLEMENTED: Mapping[str, type[Codec]] = {"none": Plain, "fp16": Half, "bf16": Half, "topk": TopK}
+IMPLEMENTED: Mapping[str, type[Codec]] = {
+    "none": Plain, "fp16": Half, "bf16": Half, "fp8": BlockFloat8, "int8": BlockInt8, "topk": TopK, "threshold": Threshold, "randomk": RandomK,
+    "dgc": DGC,
+    "efsign": EFSign, "onebit": OneBit, "signsgd": SignSGD, "signum": Signum, "terngrad": TernGrad, "qsgd": QSGD, "powersgd": PowerSGD,
+}  # fmt: skip
 
 
 def make_codec(spec: CodecSpec, shapes: Shapes, *, name: str = "", nonfinite: NonFinite = "refuse") -> Codec:

@@ -18,10 +18,11 @@ element, without touching the state: every rank then sees the NaN and skips its 
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -29,12 +30,14 @@ from numpy.typing import NDArray
 
 from ...codec import CodecSpec, Shapes, elements_of
 from ...errors import NotFinite, RunError, Unsupported
+from ...kernels.counter_random import key_of
 from ...kernels.select import INFINITE, largest_magnitude
 
-__all__ = ["At", "Codec", "Payload", "State", "as_floats"]
+__all__ = ["RESIDUAL", "At", "Codec", "NonFinite", "Payload", "State", "as_floats"]
 
 State = dict[str, torch.Tensor]
 NonFinite = Literal["refuse", "pass"]
+RESIDUAL = "residual"  # in a state: what was not sent yet, one number per element
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -121,13 +124,25 @@ class Codec(ABC):
         if largest_magnitude(as_floats(x)) < INFINITE:
             return True
         if self.nonfinite == "refuse":
-            first = int(torch.nonzero(~torch.isfinite(x))[0])
-            raise NotFinite(
-                f"the gradient is not finite: element {first} is {float(x[first])}", where=self.name,
-                hint="lower the learning rate or the loss scale, clip, or let it pass to a loss scaler with nonfinite='pass'",
-                data={"group": self.name, "element": first, "step": at.step, "rank": at.rank},
-            )  # fmt: skip
+            self.refuse(x, at)
         return False
+
+    def refuse(self, x: torch.Tensor, at: At) -> NoReturn:
+        """Raises: NotFinite, naming the group and the first element that is not."""
+        first = int(torch.nonzero(~torch.isfinite(x))[0])
+        raise NotFinite(
+            f"the gradient is not finite: element {first} is {float(x[first])}", where=self.name,
+            hint="lower the learning rate or the loss scale, clip, or let it pass to a loss scaler with nonfinite='pass'",
+            data={"group": self.name, "element": first, "step": at.step, "rank": at.rank},
+        )  # fmt: skip
+
+    def overflow(self) -> NoReturn:
+        """Raises: NotFinite, for finite gradients that add up to infinity with what was kept."""
+        raise NotFinite("residual and gradient add up to infinity", where=self.name, hint="the run has diverged: lower the learning rate")
+
+    def key(self, *numbers: int) -> tuple[np.uint32, np.uint32]:
+        """The key of this group's random numbers at these numbers (step; rank where ranks must differ)."""
+        return key_of(self.spec.integer("seed"), zlib.crc32(self.name.encode()), *numbers)
 
     def poisoned(self, x: torch.Tensor) -> torch.Tensor:
         """What is packed instead of a gradient that is not finite and may pass."""
@@ -168,6 +183,9 @@ class Codec(ABC):
         decoded = torch.empty_like(x)
         self.expand(payload, decoded, False)
         x -= decoded
+
+    def take_back(self, payload: Payload, state: State) -> None:  # noqa: B027
+        """Return to the memory what this payload was to send, after its exchange failed; without a memory there is nothing to do."""
 
     def finish(self, out: torch.Tensor, world: int) -> None:
         """The mean over ranks from their sum, in place."""

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import NotFinite
+from ...errors import Unsupported
 from ...kernels.select import INFINITE, accumulate
-from .base import At, Codec, Payload, State, as_floats
+from .base import RESIDUAL, At, Codec, Payload, State, as_floats
 
-__all__ = ["RESIDUAL", "ErrorFeedback"]
-
-RESIDUAL = "residual"
+__all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback(Codec):
@@ -40,7 +38,7 @@ class ErrorFeedback(Codec):
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         total = state[RESIDUAL]
         if accumulate(as_floats(total), as_floats(x)) >= INFINITE:
-            raise NotFinite("residual and gradient add up to infinity", where=self.name, hint="the run has diverged: lower the learning rate")
+            self.overflow()
         payload = self.codec.pack(total, state, at)
         self.codec.remove(payload, total, at)
         return payload
@@ -52,7 +50,12 @@ class ErrorFeedback(Codec):
         return following
 
     def take_back(self, payload: Payload, state: State) -> None:
-        """Return to the residual what an all-gather codec's payload was to send; for when its exchange failed."""
+        """Return to the residual what the payload was to send. Raises: Unsupported for codecs whose payloads are summed in place: they are gone."""
+        if self.spec.aggregation == "all-reduce":
+            raise Unsupported(
+                f"codec {self.spec.name} sums its payloads in place: what was to be sent cannot be told from the sum", where=self.name,
+                hint="go on from a checkpoint, which holds the residual",
+            )  # fmt: skip
         self.codec.expand(payload, state[RESIDUAL], True)
 
     def unpack(self, wire: torch.Tensor) -> Payload:

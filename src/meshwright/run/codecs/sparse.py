@@ -10,13 +10,13 @@ from abc import abstractmethod
 import numpy as np
 import torch
 
-from ...codec_kinds import index_bytes, kept_elements
+from ...codec_kinds import index_bytes
 from ...errors import RunError
-from ...kernels.select import top_k
+from ...kernels.select import Positions
 from ...kernels.sparse import add_at, gather, put_at
 from .base import At, Codec, Payload, State, as_floats
 
-__all__ = ["Sparse", "TopK"]
+__all__ = ["Sparse"]
 
 
 class Sparse(Codec):
@@ -34,13 +34,13 @@ class Sparse(Codec):
         return next(p for p in payload.parts if p.dtype.is_floating_point)
 
     @abstractmethod
-    def select(self, x: torch.Tensor, state: State, at: At) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
         """Ascending indices of what is sent."""
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         return self.chosen(x, self.select(x, state, at))
 
-    def chosen(self, x: torch.Tensor, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Payload:
+    def chosen(self, x: torch.Tensor, indices: Positions) -> Payload:
         """The payload of these elements of `x`."""
         payload = Payload.of(self.layout(indices.size))
         gather(as_floats(x), indices, self.values(payload).numpy(), self.indices(payload).numpy())
@@ -67,17 +67,3 @@ class Sparse(Codec):
 
     def remove(self, payload: Payload, x: torch.Tensor, at: At) -> None:
         put_at(as_floats(x), self.indices(payload).numpy(), np.float32(0))
-
-
-class TopK(Sparse):
-    """The k = max(1, floor(density n)) largest magnitudes of the whole group, exactly; of equal ones the first.
-
-    Cite: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory (NeurIPS 2018).
-    Left open by the paper: fused tensors. Our answer: one selection over the group: tensors with small gradients may wait long; the residual keeps
-    what they have.
-    Invariant: |x - decoded|^2 <= (1 - k/n) |x|^2; what is sent and what is left add up to x, bit for bit.
-    Cost: one pass over memory (`kernels.select`), O(k) to decode.
-    """
-
-    def select(self, x: torch.Tensor, state: State, at: At) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return top_k(as_floats(x), kept_elements(self.spec.number("density"), self.elements))

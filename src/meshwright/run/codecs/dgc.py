@@ -1,0 +1,54 @@
+"""Deep gradient compression: momentum before sparsification, with its own memory, and a warm-up of the density.
+
+Cite: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression (ICLR 2018). Per step: clip the gradient to `clip` / sqrt(ranks)
+(section 3.2); momentum correction u = m u + g, v = v + u (3.1); send the k largest of v; factor masking: u and v are zeroed where v was sent (3.3);
+in warm-up the density is 1/4, 1/16, 1/64, 1/256 (3.3).
+Left open by the paper: what happens when the sampled threshold yields too few or too many elements. Our answer: the sample only speeds up
+the search, exactly k are sent (`kernels.select`); never random ones. Clipping is of the group's norm, since a group does not see the others.
+The optimizer must have no momentum of its own. Weight decay belongs to the optimizer, after the exchange.
+Invariant: sent + v_new == v_old + u, bit for bit; velocity is zero wherever something was sent.
+Cost: one pass over three vectors and one over v; 2n float32 of state.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...codec_kinds import kept_elements, warm_density
+from ...kernels.select import INFINITE, Positions, top_k
+from ...kernels.sparse import add_momentum, put_at
+from .base import RESIDUAL, At, Payload, State, as_floats
+from .sparse import Sparse
+
+__all__ = ["DGC"]
+
+VELOCITY = "velocity"
+
+
+class DGC(Sparse):
+    """State: `velocity` (u) and `residual` (v)."""
+
+    def new_state(self) -> State:
+        return {VELOCITY: torch.zeros(self.elements), RESIDUAL: torch.zeros(self.elements)}
+
+    def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
+        return top_k(as_floats(x), kept_elements(warm_density(self.spec, at.step), self.elements))
+
+    def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
+        velocity, residual = as_floats(state[VELOCITY]), as_floats(state[RESIDUAL])
+        factor, clip = 1.0, self.spec.number("clip")
+        if clip:
+            norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
+            factor = min(1.0, clip / at.world**0.5 / norm) if norm else 1.0
+        largest = add_momentum(velocity, residual, as_floats(x), np.float32(self.spec.number("momentum")), np.float32(factor))
+        if largest >= INFINITE and torch.isfinite(x).all():
+            self.overflow()
+        payload = self.chosen(state[RESIDUAL], self.select(state[RESIDUAL], state, at))
+        for memory in (velocity, residual):
+            put_at(memory, self.indices(payload).numpy(), np.float32(0))
+        return payload
+
+    def take_back(self, payload: Payload, state: State) -> None:
+        """Return what was to be sent to the residual; its momentum is not restored."""
+        self.expand(payload, state[RESIDUAL], True)
