@@ -352,7 +352,7 @@ class _ModuleMarks:
 
     def after(self, node: ForwardNode, made: fx.Node) -> None:
         info = node.outputs[0]
-        if not node.many and info is not None and getattr(torch, info.dtype).is_floating_point:
+        if not node.many and info is not None and not info.dtype.startswith(("int", "uint", "bool")):
             self.last = made
 
     def _leave(self) -> None:
