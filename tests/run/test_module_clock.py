@@ -101,7 +101,7 @@ def test_run_leaves_module_spans_tree_and_traces(tmp_path):
     assert {c["module"] for c in tree["calls"]} == {r.module for r in recording.module_runs}
     trace = msgspec.json.decode(gzip.decompress((tmp_path / "run" / "trace-rank-000.json.gz").read_bytes()))
     names = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation"}
-    assert {"ProfilerStep#1", "ProfilerStep#3", "load data", "module: blocks.0.attention.qkv", "module: loss"} <= names
+    assert {"ProfilerStep#1", "ProfilerStep#3", "load data", "module:blocks.0.attention.qkv", "module:loss"} <= names
     train_run(plan, RunRequest(out=tmp_path / "run", steps=2, data="synthetic", calibrate=False, module_spans=False))
     assert not list((tmp_path / "run").glob("trace-*")), "traces of an earlier run"
     assert not read_run(tmp_path / "run", plan).recordings[0].module_runs

@@ -39,7 +39,7 @@ class ModuleClock:
             which.append(number)
             times.append(now())
             if self.annotate:
-                self._range(f"module: {module}")
+                self._range(f"module:{module}")
 
         def backward(_: Any) -> None:
             which.append(number + 1)

@@ -1,6 +1,6 @@
 """`train run --profile`: torch.profiler's own trace of a few steps of one rank, written as .json.gz.
 
-Ranges added: `ProfilerStep#k` around each step, `load data`, and `module: <path>` around each run of calls of one module in forward.
+Ranges added: `ProfilerStep#k` around each step, `load data`, and `module:<path>` around each run of calls of one module in forward.
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""One clock for all ranks, from the collectives they share.
+
+A collective ends on no rank before it has begun on all: for ranks i, j the shift x of each clock obeys x_i - x_j <= end_j - start_i, over all
+shared collectives. These bounds close under shortest paths; what is left for a rank is an interval, and a rank whose interval is empty was not
+part of the same run. Within it the estimate is the median difference of ends, since the last message of a collective reaches all ranks at about the
+same time. The half width of the interval is what the data proves about the error.
+Cost: O(ranks^2 x collectives) for ranks up to `CLOSED`, beyond that each rank is bounded against the reference alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError, UsageError
+from .lanes import RankView
+
+__all__ = ["Clocks", "Shared", "align", "shared_meetings"]
+
+CLOSED = 64
+FAR_NS = 60 * 10**9
+I64 = NDArray[np.int64]
+_FAR = np.int64(1) << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Meetings that more than one rank took part in: `row[m, r]` is the meeting's row in view r's `meetings`, or -1."""
+
+    keys: tuple[str, ...]
+    row: NDArray[np.int32]
+
+    def times(self, views: Sequence[RankView]) -> tuple[I64, I64]:
+        """(arrivals, ends), a column per rank; where a rank took no part, the arrival is far in the past and the end far in the future."""
+        arrives, leaves = np.full(self.row.shape, -_FAR), np.full(self.row.shape, _FAR)
+        for r, view in enumerate(views):
+            here = self.row[:, r] >= 0
+            arrives[here, r], leaves[here, r] = view.meetings.arrives[self.row[here, r]], view.meetings.leaves[self.row[here, r]]
+        return arrives, leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """Per rank (in the order of the views): what was added to its clock, and the most that may be wrong (-1: nothing bounds it)."""
+
+    shift_ns: tuple[int, ...]
+    uncertain_ns: tuple[int, ...]
+    collectives: int
+    warnings: tuple[str, ...] = ()
+
+
+def shared_meetings(views: Sequence[RankView]) -> Shared:
+    """Meetings by key, in the order of the rank that has most of them."""
+    places = [{key: i for i, key in enumerate(v.meetings.key)} for v in views]
+    count: dict[str, int] = {}
+    for view in sorted(views, key=lambda v: -len(v.meetings)):
+        for key in view.meetings.key:
+            count[key] = count.get(key, 0) + 1
+    keys = [k for k, n in count.items() if n > 1]
+    return Shared(keys=tuple(keys), row=np.array([[p.get(k, -1) for p in places] for k in keys], np.int32).reshape(len(keys), len(views)))
+
+
+def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
+    """The views on the first one's clock.
+
+    Raises: UsageError for two traces of one rank, or ranks that share no collective; FormatError where no shift of clocks fits.
+    """
+    ranks = [v.rank for v in views]
+    twice = next((r for r in ranks if ranks.count(r) > 1), None)
+    if twice is not None:
+        given = ", ".join(v.source for v in views if v.rank == twice)
+        raise UsageError(f"rank {twice} is there more than once: {given}", hint="give one trace per rank, of one run")
+    shared = shared_meetings(views)
+    if len(views) == 1:
+        return list(views), Clocks(shift_ns=(0,), uncertain_ns=(0,), collectives=0), shared
+    for r, view in enumerate(views):
+        if not (shared.row[:, r] >= 0).any():
+            hint = "give traces of one run, profiled over the same steps"
+            raise UsageError(f"rank {view.rank} has no collective in common with the other ranks", where=view.source, hint=hint)
+    everyone = np.array([any(_everyone(v, row) for v, row in zip(views, rows, strict=True)) for rows in shared.row], bool)
+    arrives, leaves = shared.times(views)
+    limit = _limits(arrives, leaves, everyone)
+    if len(views) <= CLOSED:
+        for k in range(len(views)):
+            limit = np.minimum(limit, limit[:, k : k + 1] + limit[k : k + 1, :])
+    shift, uncertain = [0], [0]
+    for r in range(1, len(views)):
+        high, low = int(limit[r, 0]), -int(limit[0, r])
+        if low > high:
+            raise FormatError(
+                f"no shift of rank {views[r].rank}'s clock fits: some collective would end before it had begun on all ranks "
+                f"(by {(low - high) / 1e3:.0f} us)",
+                where=views[r].source, hint="are the traces of one run and the same steps?",
+            )  # fmt: skip
+        both = (shared.row[:, 0] >= 0) & (shared.row[:, r] >= 0)
+        middle = int(np.median(leaves[both, 0] - leaves[both, r])) if both.any() else (low + high) // 2
+        value = min(max(middle, low), high)
+        if abs(value) > FAR_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
+            raise UsageError(
+                f"the clocks of ranks {views[0].rank} and {views[r].rank} differ by {abs(value) / 1e9:.0f} s: these are not of one run",
+                where=views[r].source,
+            )  # fmt: skip
+        shift.append(value)
+        uncertain.append(max(high - value, value - low) if high < _FAR // 4 and low > -(_FAR // 4) else -1)
+    moved = [v.aligned(s) for v, s in zip(views, shift, strict=True)]
+    return moved, Clocks(shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), collectives=len(shared.keys), warnings=_missing(views, shared)), shared
+
+
+def _everyone(view: RankView, row: int) -> bool:
+    return row >= 0 and bool(view.meetings.everyone[row])
+
+
+def _limits(arrives: I64, leaves: I64, everyone: NDArray[np.bool_]) -> I64:
+    """limit[i, j]: x_i - x_j is at most this."""
+    ranks = arrives.shape[1]
+    limit = np.full((ranks, ranks), _FAR // 2)
+    arrives, leaves = arrives[everyone], leaves[everyone]
+    for i in range(ranks):
+        for j in range(ranks) if ranks <= CLOSED else {0, i} if i else range(ranks):
+            both = (arrives[:, i] > -_FAR) & (leaves[:, j] < _FAR)
+            if i != j and both.any():
+                limit[i, j] = (leaves[both, j] - arrives[both, i]).min()
+    np.fill_diagonal(limit, 0)
+    return limit
+
+
+def _missing(views: Sequence[RankView], shared: Shared) -> tuple[str, ...]:
+    """Ranks whose trace ends before the others' do."""
+    most = max(len(v.steps) for v in views)
+    found = [f"rank {v.rank} has {len(v.steps)} of {most} steps" for v in views if len(v.steps) < most]
+    short = [int((shared.row[:, r] < 0).sum()) for r in range(len(views))]
+    found += [f"rank {v.rank} lacks {n} of {len(shared.keys)} shared collectives" for v, n in zip(views, short, strict=True) if n]
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""Slices of one track flattened into pieces that do not overlap. Cost: O(slices)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compile import kernel
+
+__all__ = ["flatten", "inherit"]
+
+
+@kernel  # type: ignore[untyped-decorator]
+def flatten(
+    start: NDArray[np.int64], end: NDArray[np.int64], stack: NDArray[np.int64], piece_start: NDArray[np.int64], piece_end: NDArray[np.int64],
+    piece_row: NDArray[np.int64],
+) -> int:  # fmt: skip
+    """Pieces of time, each with the latest started slice under way in it; returns how many there are (at most 2 per slice).
+
+    Rows are sorted by start, then longest first. Time in which nothing is under way is left out.
+    """
+    top, made, clock = 0, 0, np.int64(0)
+    last = np.iinfo(np.int64).max
+    i = 0
+    while i < len(start) or top > 0:
+        arrives = start[i] if i < len(start) else last
+        while top > 0 and end[stack[top - 1]] <= clock:
+            top -= 1
+        if top > 0 and clock < arrives:
+            row = stack[top - 1]
+            until = min(end[row], arrives)
+            if made > 0 and piece_row[made - 1] == row and piece_end[made - 1] == clock:
+                piece_end[made - 1] = until
+            else:
+                piece_start[made], piece_end[made], piece_row[made] = clock, until, row
+                made += 1
+            clock = until
+        elif i < len(start):
+            clock = max(clock, np.int64(arrives))
+            stack[top] = i
+            top += 1
+            i += 1
+    return made
+
+
+@kernel  # type: ignore[untyped-decorator]
+def inherit(parent: NDArray[np.int32], value: NDArray[np.int32]) -> None:
+    """Every row with a negative value takes its parent's; parents come before their children."""
+    for i in range(len(parent)):
+        if value[i] < 0 and parent[i] >= 0:
+            value[i] = value[parent[i]]
