@@ -12,6 +12,7 @@ from rig import TINY, forward_of, lowered, make_plan, whole_model
 
 from meshwright.capture.resolve import build_model
 from meshwright.graph_vocabulary import base_node
+from meshwright.io.module_tree_file import read_module_tree
 from meshwright.plan_shards import local_values
 from meshwright.program_calls import inline
 from meshwright.run.data import Batches, open_data
@@ -96,9 +97,10 @@ def test_run_leaves_module_spans_tree_and_traces(tmp_path):
     assert [s.traced for s in recording.steps] == [False, True, True, True]
     for step in recording.steps:
         assert step.start_s <= step.data_end_s <= step.marks_s[0] and len(step.marks) == len(step.marks_s) > 100
-    tree = msgspec.json.decode((tmp_path / "run" / "modules.json").read_bytes())
-    assert {m["path"]: m["kind"] for m in tree["modules"]}["blocks.0.attention.qkv"] == "Linear"
-    assert {c["module"] for c in tree["calls"]} == {r.module for r in recording.module_runs}
+    tree = read_module_tree(tmp_path / "run" / "modules.json")
+    assert {m.path: m.kind for m in tree.modules}["blocks.0.attention.qkv"] == "Linear"
+    assert {tree.modules[c.module].path for c in tree.operators} == {r.module for r in recording.module_runs} - {"loss"}
+    assert "aten::linear" in {c.name for c in tree.operators}
     trace = msgspec.json.decode(gzip.decompress((tmp_path / "run" / "trace-rank-000.json.gz").read_bytes()))
     names = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation"}
     assert {"ProfilerStep#1", "ProfilerStep#3", "load data", "module:blocks.0.attention.qkv", "module:loss"} <= names

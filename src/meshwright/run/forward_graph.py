@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 import torch
 
+from ..capture.modules import module_tree
 from ..errors import FormatError, Unsupported
+from ..module_tree import ModuleNode
 
-__all__ = ["OPAQUE", "Constant", "ForwardGraph", "ForwardNode", "ModuleNode", "TensorInfo", "decode_argument", "from_traced", "resolve"]
+__all__ = ["OPAQUE", "Constant", "ForwardGraph", "ForwardNode", "TensorInfo", "decode_argument", "from_traced", "resolve"]
 
 MAX_CONSTANT_NUMEL = 1 << 16
 OPAQUE = "opaque"  # target of the one node of a model that could not be traced
@@ -54,17 +56,9 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
     data: list[Any]
 
 
-class ModuleNode(msgspec.Struct, frozen=True):
-    """A module of the user's model. `path` "" is the model itself; `parameters` are its own, not its children's."""
-
-    path: str
-    kind: str  # the class's name
-    parameters: tuple[str, ...] = ()
-
-
 class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     """`outputs[0]` is the loss. `modules`: path of the innermost module of each node, "" at the root, "loss" for the loss.
-    `tree`: the model's modules, parents first, in definition order."""
+    `tree`: the model's modules."""
 
     nodes: tuple[ForwardNode, ...]
     inputs: tuple[TensorInfo, ...]
@@ -132,12 +126,7 @@ def from_traced(traced: Any) -> ForwardGraph:
         else:
             raise Unsupported(f"node {node.name!r} is a {node.op} of {node.target}", hint="control flow cannot be cut into segments")
     inputs = tuple(TensorInfo(tuple(x.shape), _dtype_name(x.dtype)) for x in traced.inputs)
-    return ForwardGraph(tuple(nodes), inputs, outputs, constants, dict(traced.module_paths), _tree(traced.objective.model))
-
-
-def _tree(model: torch.nn.Module) -> tuple[ModuleNode, ...]:
-    own = [(path, type(m).__name__, [n for n, _ in m.named_parameters(recurse=False)]) for path, m in model.named_modules()]
-    return tuple(ModuleNode(path, kind, tuple(f"{path}.{n}" if path else n for n in names)) for path, kind, names in own)
+    return ForwardGraph(tuple(nodes), inputs, outputs, constants, dict(traced.module_paths), module_tree(traced.objective.model).modules)
 
 
 def _constant(name: str, value: torch.Tensor) -> Constant:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..module_tree import MODULE_SPAN
 from .recording import ModuleRun
 
 __all__ = ["ModuleClock"]
@@ -39,7 +40,7 @@ class ModuleClock:
             which.append(number)
             times.append(now())
             if self.annotate:
-                self._range(f"module:{module}")
+                self._range(MODULE_SPAN + module)
 
         def backward(_: Any) -> None:
             which.append(number + 1)

@@ -25,8 +25,10 @@ from ..errors import FormatError, MissingExtra, TooFewDevices, Unsupported, Usag
 from ..graph_vocabulary import base_node
 from ..io.atomic import write_bytes
 from ..io.fabric_document import fabric_document
+from ..io.module_tree_file import write_module_tree
 from ..io.run_names import MODULES, trace_name
 from ..job import Training
+from ..module_tree import CapturedOperator, ModuleTree
 from ..plan import Plan, TrainingLayout
 from ..program import I32
 from ..program_calls import inline
@@ -341,11 +343,12 @@ def make_document(
 
 
 def write_modules(folder: Path, plan: Plan, graph: Any) -> None:
-    """`modules.json`: the model's modules and its captured calls in order, each with the path of its innermost module."""
-    calls = [{"name": n.name, "op": n.target, "module": graph.modules.get(n.name, "")} for n in graph.nodes]
-    model = plan.job["training"]["model"]
-    document = {"schema": "meshwright.modules", "version": 1, "model": model, "modules": msgspec.to_builtins(graph.tree), "calls": calls}
-    write_bytes(folder / MODULES, msgspec.json.encode(document))
+    """`modules.json`: the model's modules, and its captured calls in order by the names that a trace gives them. Calls of the loss are left out."""
+    number = {m.path: i for i, m in enumerate(graph.tree)}
+    calls = ((n.target.split("."), number.get(graph.modules.get(n.name, ""))) for n in graph.nodes)
+    operators = (CapturedOperator(name="::".join(t[:2]), module=module) for t, module in calls if len(t) == 3 and module is not None)
+    tree = ModuleTree(model=plan.job["training"]["model"], modules=tuple(graph.tree), operators=tuple(operators))
+    write_module_tree(folder / MODULES, tree)
 
 
 def absolute(folder: str) -> str:
