@@ -99,9 +99,13 @@ class Codec(ABC):
         self.spec, self.shapes, self.name, self.nonfinite = spec, tuple(tuple(s) for s in shapes), name, nonfinite
         self.elements = elements_of(self.shapes)
 
-    def new_state(self) -> State:
-        """What it remembers between steps; empty for most."""
+    def state_sizes(self) -> dict[str, int]:
+        """What it remembers between steps: names and numbers of float32; nothing for most."""
         return {}
+
+    def new_state(self) -> State:
+        """The memory before the first step."""
+        return {name: torch.zeros(size) for name, size in self.state_sizes().items()}
 
     def encode(self, x: torch.Tensor, state: State, at: At) -> Payload:
         """The first (or only) round's payload. Raises: NotFinite; Unsupported (type, size, device)."""

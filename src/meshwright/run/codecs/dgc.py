@@ -29,8 +29,8 @@ VELOCITY = "velocity"
 class DGC(Sparse):
     """State: `velocity` (u) and `residual` (v)."""
 
-    def new_state(self) -> State:
-        return {VELOCITY: torch.zeros(self.elements), RESIDUAL: torch.zeros(self.elements)}
+    def state_sizes(self) -> dict[str, int]:
+        return {VELOCITY: self.elements, RESIDUAL: self.elements}
 
     def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
         return top_k(as_floats(x), kept_elements(warm_density(self.spec, at.step), self.elements))

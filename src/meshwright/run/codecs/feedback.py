@@ -26,6 +26,9 @@ class ErrorFeedback(Codec):
         super().__init__(codec.spec, codec.shapes, name=codec.name, nonfinite=codec.nonfinite)
         self.codec = codec
 
+    def state_sizes(self) -> dict[str, int]:
+        return {**self.codec.state_sizes(), RESIDUAL: self.elements}
+
     def new_state(self) -> State:
         return {**self.codec.new_state(), RESIDUAL: torch.zeros(self.elements)}
 

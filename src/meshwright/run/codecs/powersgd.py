@@ -43,13 +43,16 @@ class PowerSGD(Codec):
         self.matrices, self.plain = low_rank_parts(self.shapes, spec.integer("rank"))
         self.plain_elements = sum(b - a for a, b in self.plain)
 
+    def state_sizes(self) -> dict[str, int]:
+        return {START: sum(m.columns * m.rank for m in self.matrices)}
+
     def new_state(self) -> State:
         return {START: self.drawn(0)}
 
     def drawn(self, step: int) -> torch.Tensor:
         """Random starts of all matrices, the same on every rank."""
         generator = torch.Generator().manual_seed(int.from_bytes(b"".join(k.tobytes() for k in self.key(step)), "little") >> 1)
-        return torch.randn(sum(m.columns * m.rank for m in self.matrices), generator=generator)
+        return torch.randn(self.state_sizes()[START], generator=generator)
 
     def of(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The matrices of a flat group, as views."""

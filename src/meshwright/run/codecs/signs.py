@@ -87,10 +87,10 @@ class SignSGD(Codec):
 
 
 class Signum(SignSGD):
-    """State: `velocity`, m = momentum m + (1 - momentum) g, whose signs are sent."""
+    """State: `momentum`, m = momentum m + (1 - momentum) g, whose signs are sent."""
 
-    def new_state(self) -> State:
-        return {"velocity": torch.zeros(self.elements)}
+    def state_sizes(self) -> dict[str, int]:
+        return {"momentum": self.elements}
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        return super().pack(state["velocity"].lerp_(x, 1 - self.spec.number("momentum")), state, at)
+        return super().pack(state["momentum"].lerp_(x, 1 - self.spec.number("momentum")), state, at)

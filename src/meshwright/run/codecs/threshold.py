@@ -26,6 +26,9 @@ UP, DOWN, MOST_RISES = 1.03, 1.012, 5
 class Threshold(Sparse):
     """State: `threshold`, one float32; negative before the first step."""
 
+    def state_sizes(self) -> dict[str, int]:
+        return {"threshold": 1}
+
     def new_state(self) -> State:
         return {"threshold": torch.full((1,), -1.0)}
 
