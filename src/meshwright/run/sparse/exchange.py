@@ -1,0 +1,164 @@
+"""Parts that the sparse all-reduces share: the header, sums by region, the gathering of blocks of unlike size, exact thresholds over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import MessageDamaged, NotFinite, PlanMismatch
+from ...kernels.entries import LEVELS, add_entries, descend, entry_values, histogram
+from .protocol import AllGather, AllReduce, Message, Post, Protocol, Wait
+from .state import Entries, RankState, StepStats
+
+__all__ = ["FIXED", "THROTTLE", "gather_blocks", "global_threshold", "greet", "sum_regions"]
+
+THROTTLE = 4  # messages of a bucket: as many sends and receives are under way at once
+FIELDS = ("elements", "k", "method", "step", "index bytes")  # which must be equal on all ranks
+FIXED = len(FIELDS) + 4  # words of the header before the counts
+MASS_TOLERANCE = 2.0**-22  # of the sum of magnitudes, per addition in float32
+
+
+def greet(
+    state: RankState, method: int, wrong: int, counts: NDArray[np.int64], stats: StepStats
+) -> Protocol[NDArray[np.int64]]:
+    """Exchange headers: all ranks learn what each will send to each, and refuse together what cannot be right.
+
+    wrong: index of an element that is not finite, or -1. counts: rows for every rank. Returns row counts, [sender, receiver].
+    Raises on all ranks alike: PlanMismatch (ranks that differ in what they reduce), NotFinite, MessageDamaged (mass was lost in the last step).
+    """
+    mass = np.array([state.given, state.given_size]).view(np.int64)
+    fields = [state.elements, state.k, method, state.step, 8 if state.wide else 4, state.rank, wrong]
+    row = np.concatenate([np.array(fields, np.int64), mass, counts])
+    stats.control_words += 2 * len(row) * (state.ranks - 1)
+    rows: NDArray[np.int64] = yield AllGather("headers", row)
+    for column, name in enumerate(FIELDS):
+        differ = np.flatnonzero(rows[:, column] != rows[0, column])
+        if len(differ):
+            text = ", ".join(f"rank {r} has {int(rows[r, column])}" for r in differ[:8])
+            raise PlanMismatch(
+                f"ranks differ in {name}: rank 0 has {int(rows[0, column])}, {text}", where=f"sparse all-reduce, step {state.step}",
+                hint="give every rank the same size, k, method and number of steps", data={"field": name, "ranks": differ.tolist()},
+            )  # fmt: skip
+    bad = np.flatnonzero(rows[:, 6] >= 0)
+    if len(bad):
+        at = int(rows[bad[0], 6])
+        raise NotFinite(
+            f"the gradient (with its residual) of rank {', '.join(map(str, bad[:8]))} is not finite, at element {at} of rank {bad[0]}",
+            where=f"sparse all-reduce, step {state.step}", hint="nothing was sent, residuals are as before: skip the step or lower the loss scale",
+            data={"ranks": bad.tolist(), "element": at},
+        )  # fmt: skip
+    given, size = rows[:, 7].view(np.float64).sum(), rows[:, 8].view(np.float64).sum()
+    if abs(given - state.total) > MASS_TOLERANCE * state.ranks * size:
+        raise MessageDamaged(
+            f"ranks gave {given:.9g} in step {state.step - 1}, its result sums up to {state.total:.9g}", where="sparse all-reduce",
+            hint="a message was damaged on the way: start again from the last checkpoint", data={"given": float(given), "result": state.total},
+        )  # fmt: skip
+    return rows[:, FIXED:]
+
+
+def buckets(ranks: int) -> Iterator[range]:
+    """Distances 1..ranks-1 in groups of THROTTLE."""
+    for first in range(1, ranks, THROTTLE):
+        yield range(first, min(ranks, first + THROTTLE))
+
+
+def sum_regions(
+    state: RankState, entries: Entries, counts: NDArray[np.int64], dense: NDArray[np.float32], base: int, stats: StepStats,
+    places: Any = None,
+) -> Protocol[None]:  # fmt: skip
+    """Send every rank the entries of its region and add up what comes for this one's, in `dense`, whose element 0 is index `base`.
+
+    entries: in the order of their owners, as `counts[rank]` says. At distance i a rank sends to rank + i and receives from rank - i, so that nobody
+    hears two at once; a bucket's entries are added while the next bucket is under way. `places(entries)` turns indices into places first.
+    """
+    me, n = state.rank, state.ranks
+    first = [0, *accumulate(counts[me].tolist())]
+    arriving = [0, *accumulate(int(counts[(me - i) % n, me]) for i in range(1, n))]
+    room = state.entries("arriving", arriving[-1])
+
+    def parts(distances: range) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        to = [(me + i) % n for i in distances]
+        sends = tuple(Message(p, entries[first[p] : first[p + 1]].reshape(-1)) for p in to)
+        receives = tuple(Message((me - i) % n, room[arriving[i - 1] : arriving[i]].reshape(-1)) for i in distances)
+        return sends, receives
+
+    def add(found: Entries) -> None:
+        if places is not None:
+            places(found)
+        row = add_entries(dense, base, found, entry_values(found))
+        if row >= 0:
+            raise MessageDamaged(
+                f"an entry for element {int(found[row, 0])} reached rank {me}, whose region is {base}..{base + len(dense) - 1}",
+                where="sparse all-reduce", hint="start again from the last checkpoint", data={"rank": me, "element": int(found[row, 0])},
+            )  # fmt: skip
+
+    dense[:] = 0
+    own = entries[first[me] : first[me + 1]]
+    previous: range | None = None
+    ticket: Any = None
+    for bucket in buckets(n):
+        if ticket is not None:
+            yield Wait(ticket)
+        ticket = yield Post("regions", *parts(bucket))
+        if previous is None:
+            add(own if places is None else own.copy())
+        else:
+            add(room[arriving[previous[0] - 1] : arriving[previous[-1]]])
+        previous = bucket
+    if previous is None:
+        add(own if places is None else own.copy())
+    else:
+        yield Wait(ticket)
+        add(room[arriving[previous[0] - 1] : arriving[previous[-1]]])
+    stats.words_sent += (first[-1] - len(own)) * state.entry_words
+    stats.words_received += arriving[-1] * state.entry_words
+    stats.words_to_regions = (counts.sum(0) - np.diag(counts)) * state.entry_words
+
+
+def gather_blocks(state: RankState, own: NDArray[Any], sizes: Sequence[int], stats: StepStats) -> Protocol[NDArray[Any]]:
+    """All ranks' blocks, one after the other by rank; `sizes`: their lengths, `own` this rank's. ceil(log2 P) rounds (Bruck's all-gather)."""
+    me, n = state.rank, state.ranks
+    turned = [sizes[(me + i) % n] for i in range(n)]
+    at = [0, *accumulate(turned)]
+    room = state.room("gathering", at[-1], own.dtype)
+    room[: at[1]] = own
+    have = 1
+    while have < n:
+        more = min(have, n - have)
+        sends = (Message((me - have) % n, room[: at[more]]),)
+        receives = (Message((me + have) % n, room[at[have] : at[have + more]]),)
+        ticket = yield Post("gather", sends, receives)
+        yield Wait(ticket)
+        stats.words_sent += at[more] * own.itemsize // 4
+        stats.words_received += (at[have + more] - at[have]) * own.itemsize // 4
+        have += more
+    start = at[n - me] if me else 0  # rank 0's block lies at position n - me
+    out = state.room("gathered", at[-1], own.dtype)
+    out[: at[-1] - start] = room[start:]
+    out[at[-1] - start :] = room[:start]
+    return out
+
+
+def global_threshold(state: RankState, bits: NDArray[np.int32], k: int, stats: StepStats) -> Protocol[tuple[int, int]]:
+    """(k-th largest magnitude of all ranks' vectors together, how many lie above it), exactly; (1, all) where fewer than k are not zero."""
+    prefix, above = 0, 0
+    done = False
+    for low, high in LEVELS:
+        counts = np.zeros(1 << (high - low), np.int64)
+        if not done:
+            histogram(bits, low, high, prefix, counts)
+        stats.control_words += 4 * len(counts) * (state.ranks - 1) // state.ranks
+        yield AllReduce("histogram", counts)
+        if done:
+            continue
+        found, higher = descend(counts, k - above)
+        above += higher
+        if found < 0:
+            prefix, done = 1, True
+        else:
+            prefix = prefix << (high - low) | found
+    return prefix, above

@@ -1,0 +1,155 @@
+"""Ok-Topk: sums by balanced regions, a global threshold, and a balanced gathering of what is above it.
+
+Cite, deviations: `decide.collective.sparse.oktopk`. A step: select locally; (every `region_period` steps) average everybody's proposals for the
+regions' boundaries; headers; sums by region; (every `period` steps, and when a reused threshold fails) the exact global threshold; sizes; blocks of
+equal length where the largest is `balance` times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.entries import clear_chosen, entry_values, move_tail, select_from
+from .exchange import gather_blocks, global_threshold, greet, sum_regions
+from .protocol import AllGather, AllReduce, Message, Post, Protocol, Wait
+from .selection import LEAST, MOST, LocalSelection, ThresholdKind, followed, value_of
+from .state import Entries, RankState, StepStats, Update
+
+__all__ = ["OkTopk", "equal_regions", "proposals"]
+
+UNEVEN = 1.25  # the busiest rank over the mean
+
+
+def equal_regions(elements: int, ranks: int) -> NDArray[np.int64]:
+    """ranks + 1 boundaries."""
+    return np.arange(ranks + 1, dtype=np.int64) * elements // ranks
+
+
+def proposals(entries: Entries, elements: int, ranks: int) -> NDArray[np.int64]:
+    """The ranks - 1 inner boundaries that would give each region as many of this rank's entries."""
+    if len(entries) == 0:
+        return equal_regions(elements, ranks)[1:-1]
+    rows = np.arange(1, ranks, dtype=np.int64) * len(entries) // ranks
+    found: NDArray[np.int64] = entries[rows, 0].astype(np.int64)
+    return found
+
+
+@dataclass(kw_only=True)
+class OkTopk:
+    """Options as `decide.collective.sparse.OkTopk`; the rest is state that lives as long as the reducer."""
+
+    code = 1
+    period: int = 32
+    region_period: int = 64
+    balance: float = 4.0
+    threshold: ThresholdKind = "reuse"
+
+    def start(self, state: RankState) -> None:
+        self.local = LocalSelection(self.threshold, state.k)
+        self.low = 0  # global threshold
+        self.regions = equal_regions(state.elements, state.ranks)
+        self.hot = False  # somebody received too much in the last step
+
+    def kind(self, sparse_step: int) -> str:
+        """The program of the cycle for the `sparse_step`-th step after the warm-up."""
+        parts = []
+        if sparse_step % self.period == 0 or not self.low:
+            parts.append("thresholds")
+        if sparse_step % self.region_period == 0 or self.hot:
+            parts.append("regions")
+        return "+".join(parts) or "steady"
+
+    def step(self, state: RankState, gradient: Any, stats: StepStats) -> Protocol[Update]:
+        anew = "thresholds" in stats.kind
+        picked = self.local.select(state, gradient, anew=anew)
+        entries = picked.entries
+        regions = self.regions
+        if "regions" in stats.kind:
+            regions = yield from self._regions(state, entries, stats)
+        rows = np.diff(np.searchsorted(entries[:, 0], regions))
+        counts = yield from greet(state, self.code, picked.wrong, rows, stats)
+        base, end = int(regions[state.rank]), int(regions[state.rank + 1])
+        dense = state.room("region", end - base, np.float32)
+        yield from sum_regions(state, entries, counts, dense, base, stats)
+        chosen, low, sizes = yield from self._choose(state, dense, base, anew, stats)
+        block, lengths = yield from self._blocks(state, chosen, sizes, stats)
+        result = (yield from gather_blocks(state, block.reshape(-1), [2 * x for x in lengths], stats)).reshape(-1, 2)
+        own = entry_values(entries)
+        state.given, state.given_size = clear_chosen(state.sums, entries, own, result)
+        state.total = float(entry_values(result).sum(dtype=np.float64))
+        self.local.commit()
+        self.low, self.regions = low, regions
+        busiest = stats.words_to_regions
+        if busiest is not None:  # half of the promised volume is for the other phases; new regions mend no more than what is uneven
+            self.hot = 2 * int(busiest.max()) > state.limit_words and float(busiest.max()) > UNEVEN * float(busiest.mean())
+        state.commit()
+        stats.selected, stats.result = len(entries), len(result)
+        stats.local_threshold, stats.global_threshold = value_of(self.local.low), value_of(low)
+        return Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
+
+    def _regions(self, state: RankState, entries: Entries, stats: StepStats) -> Protocol[NDArray[np.int64]]:
+        """Boundaries at the mean of all ranks' proposals, rising, each region at least empty."""
+        inner = proposals(entries, state.elements, state.ranks)
+        stats.control_words += 4 * len(inner) * (state.ranks - 1) // state.ranks
+        yield AllReduce("boundaries", inner)
+        inner = np.sort(inner // state.ranks).clip(0, state.elements)
+        return np.concatenate([[0], inner, [state.elements]]).astype(np.int64)
+
+    def _choose(
+        self, state: RankState, dense: NDArray[np.float32], base: int, anew: bool, stats: StepStats
+    ) -> Protocol[tuple[Entries, int, NDArray[np.int64]]]:
+        """Entries of this rank's region above the global threshold, the threshold for the next step, and how many every rank has."""
+        bits = dense.view(np.int32)
+        limit = int(MOST * state.k)
+        low, ties = self.low, limit
+        for exact in ((True,) if anew else (False, True)):
+            if exact:
+                low, above = yield from global_threshold(state, bits, state.k, stats)
+                ties = max(0, state.k - above)
+            room = state.entries("chosen", int(MOST * state.k) + 1)
+            found = select_from(bits, base, np.int32(low), ties if exact else len(room), room)
+            stats.control_words += 4 * (state.ranks - 1)
+            rows: NDArray[np.int64] = yield AllGather("sizes", np.array(found, np.int64))
+            count = int(rows.sum())
+            if exact:
+                shares = np.clip(ties - np.concatenate([[0], np.cumsum(rows[:-1, 1])]), 0, rows[:, 1])  # equal ones, rank by rank until there are k
+                stored = found[0] + min(found[1], ties)
+                kept, _ = move_tail(room[:stored], low, int(shares[state.rank]), state.entries("dropped", stored))
+                return room[:kept], low, rows[:, 0] + shares
+            if count <= limit and (count >= LEAST * state.k or low == 1):
+                return room[: sum(found)], followed(low, count, state.k), rows.sum(1)
+        raise AssertionError("an exact threshold is always taken")
+
+    def _blocks(self, state: RankState, chosen: Entries, sizes: NDArray[np.int64], stats: StepStats) -> Protocol[tuple[Entries, list[int]]]:
+        """The entries that this rank brings to the gathering, and everybody's number of them: its own, or an equal block of all in order."""
+        total = int(sizes.sum())
+        if state.ranks == 1 or int(sizes.max()) * state.ranks <= self.balance * total:
+            return chosen, sizes.tolist()
+        stats.balanced = True
+        size = -(-total // state.ranks)
+        edges = [min(total, i * size) for i in range(state.ranks + 1)]
+        starts = [0, *accumulate(sizes.tolist())]
+        me = state.rank
+        room = state.entries("balanced", edges[me + 1] - edges[me])
+        sends, receives = [], []
+        for i in range(1, state.ranks):
+            to, source = (me + i) % state.ranks, (me - i) % state.ranks
+            low, high = max(starts[me], edges[to]), min(starts[me + 1], edges[to + 1])
+            if low < high:
+                sends.append(Message(to, chosen[low - starts[me] : high - starts[me]].reshape(-1)))
+            low, high = max(starts[source], edges[me]), min(starts[source + 1], edges[me + 1])
+            if low < high:
+                receives.append(Message(source, room[low - edges[me] : high - edges[me]].reshape(-1)))
+        ticket = yield Post("balance", tuple(sends), tuple(receives))
+        low, high = max(starts[me], edges[me]), min(starts[me + 1], edges[me + 1])
+        if low < high:
+            room[low - edges[me] : high - edges[me]] = chosen[low - starts[me] : high - starts[me]]
+        yield Wait(ticket)
+        stats.words_sent += sum(m.data.nbytes for m in sends) // 4
+        stats.words_received += sum(m.data.nbytes for m in receives) // 4
+        return room, [b - a for a, b in pairwise(edges)]

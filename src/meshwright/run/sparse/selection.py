@@ -1,0 +1,138 @@
+"""Which entries a rank sends: those above a threshold that is found exactly, estimated, or reused from earlier steps.
+
+exact: the k-th largest magnitude, every step. reuse: exact every `period` steps, in between as it was, with Ok-Topk's safeties against drift.
+gaussian: from a normal distribution fitted to the vector, corrected until the count fits (Gaussiank). sampled: exact in a sample (DGC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...kernels.entries import add_select, count_from, moments, move_tail, select_from
+from ...kernels.select import INFINITE, kth_magnitude, magnitude_of
+from .state import Entries, RankState
+
+__all__ = ["LocalSelection", "Selected", "ThresholdKind", "bits_of", "followed", "scaled", "take_largest", "value_of"]
+
+ThresholdKind = Literal["exact", "reuse", "gaussian", "sampled"]
+RAISE, RAISES = 1.03, 5  # while more than 4/3 k are above a reused threshold
+FOLLOW = 1.012  # after a step with fewer than 2/3 k, or more than 5/4 k
+MOST, LEAST = 1.5, 1 / 3  # of k: beyond, a threshold is found anew
+GAUSSIAN_STEP, GAUSSIAN_TRIES = 1.02, 20
+SAMPLE = 0.01
+
+
+def bits_of(value: float) -> int:
+    """Magnitude of a value as bits, at least 1."""
+    return max(1, magnitude_of(value))
+
+
+def value_of(bits: int) -> float:
+    return float(np.int32(bits).view(np.float32))
+
+
+def scaled(bits: int, factor: float) -> int:
+    """A threshold times a factor; it changes even where it is too small to be multiplied, and stays finite."""
+    moved = bits_of(value_of(bits) * factor)
+    moved = max(moved, bits + 1) if factor > 1 else min(moved, bits - 1)
+    return max(1, min(moved, INFINITE - 1))
+
+
+@dataclass
+class Selected:
+    """`entries` in order of index. `wrong`: index of an element that is not finite, or -1; then nothing was selected."""
+
+    entries: Entries
+    wrong: int = -1
+
+
+class LocalSelection:
+    """Adds the gradient to the residual and selects; `low` is the threshold in force (0: none yet)."""
+
+    def __init__(self, kind: ThresholdKind, k: int) -> None:
+        if kind not in get_args(ThresholdKind):
+            raise UsageError(f"no threshold {kind!r}", where="threshold", hint=f"one of {', '.join(get_args(ThresholdKind))}")
+        self.kind, self.k, self.low = kind, k, 0
+        self._next = 0  # takes the place of `low` when the step is complete
+
+    def select(self, state: RankState, gradient: Any, *, anew: bool) -> Selected:
+        """Writes `state.sums`. `anew`: find the threshold exactly, whatever the kind."""
+        most = int(MOST * self.k) + 1
+        room = state.entries("selected", max(most, min(2 * self.k, state.elements)))
+        if self.kind == "reuse" and self.low and not anew:
+            found, wrong, where = add_select(state.residual, gradient, state.sums, state.bits, np.int32(self.low), room)
+            if wrong:
+                return Selected(room[:0], where)
+            return self._reused(state, room, found)
+        _, wrong, where = add_select(state.residual, gradient, state.sums, state.bits, np.int32(INFINITE), room)
+        if wrong:
+            return Selected(room[:0], where)
+        if anew or self.kind in ("exact", "reuse"):
+            return self._exact(state, room)
+        low = self._gaussian(state) if self.kind == "gaussian" else self._sampled(state)
+        above, equal = select_from(state.bits, 0, np.int32(low), len(room), room)
+        if above + equal > len(room):
+            return self._exact(state, room)
+        self._next = low
+        return Selected(room[: above + equal])
+
+    def commit(self) -> None:
+        self.low = self._next
+
+    def _exact(self, state: RankState, room: Entries) -> Selected:
+        low = self._next = max(1, kth_magnitude(state.sums, self.k))
+        return Selected(take_largest(state.bits, low, self.k, room, state.entries("dropped", len(room))))
+
+    def _reused(self, state: RankState, room: Entries, found: int) -> Selected:
+        low = self.low
+        dropped = state.entries("dropped", len(room))
+        for _ in range(RAISES):
+            if 3 * found <= 4 * self.k or found > len(room):
+                break
+            low = scaled(low, RAISE)
+            found, _ = move_tail(room[:found], low, found, dropped)
+        if found > MOST * self.k or (found < LEAST * self.k and low > 1):
+            return self._exact(state, room)
+        self._next = followed(low, found, self.k)
+        return Selected(room[:found])
+
+    def _gaussian(self, state: RankState) -> int:
+        n = state.elements
+        total, squares = moments(state.sums)
+        spread = max(0.0, squares / n - (total / n) ** 2) ** 0.5
+        low = bits_of(spread * NormalDist().inv_cdf(1 - min(0.999, self.k / n) / 2))
+        for _ in range(GAUSSIAN_TRIES):
+            count = count_from(state.bits, np.int32(low))
+            if 4 * count < 3 * self.k and low > 1:
+                low = scaled(low, 1 / GAUSSIAN_STEP)
+            elif 4 * count > 5 * self.k:
+                low = scaled(low, GAUSSIAN_STEP)
+            else:
+                break
+        return low
+
+    def _sampled(self, state: RankState) -> int:
+        rng = np.random.default_rng((state.rank, state.step))
+        size = max(min(state.elements, 1024), int(SAMPLE * state.elements))
+        sample = state.sums[rng.integers(0, state.elements, size)]
+        return max(1, kth_magnitude(sample, max(1, round(self.k * size / state.elements))))
+
+
+def take_largest(bits: NDArray[np.int32], low: int, k: int, room: Entries, dropped: Entries) -> Entries:
+    """The k largest, given the k-th largest magnitude `low`; of those equal to it the first. `room`, `dropped`: 2k rows, or as many as bits."""
+    above, equal = select_from(bits, 0, np.int32(low), k, room)
+    kept, _ = move_tail(room[: above + min(equal, k)], low, k - above, dropped)
+    return room[:kept]
+
+
+def followed(low: int, count: int, k: int) -> int:
+    """The threshold for the next step, after `count` entries were above this one."""
+    if 3 * count < 2 * k:
+        return scaled(low, 1 / FOLLOW)
+    return scaled(low, FOLLOW) if 4 * count > 5 * k else low
