@@ -14,7 +14,7 @@ from ...kernels.entries import LEVELS, add_entries, descend, entry_values, histo
 from .protocol import AllGather, AllReduce, Message, Post, Protocol, Wait
 from .state import Entries, RankState, StepStats
 
-__all__ = ["FIXED", "THROTTLE", "gather_blocks", "global_threshold", "greet", "sum_regions"]
+__all__ = ["FIXED", "THROTTLE", "gather_blocks", "gather_words", "global_threshold", "greet", "sum_regions"]
 
 THROTTLE = 4  # messages of a bucket: as many sends and receives are under way at once
 FIELDS = ("elements", "k", "method", "step", "index bytes")  # which must be equal on all ranks
@@ -23,16 +23,18 @@ MASS_TOLERANCE = 2.0**-22  # of the sum of magnitudes, per addition in float32
 
 
 def greet(
-    state: RankState, method: int, wrong: int, counts: NDArray[np.int64], stats: StepStats
-) -> Protocol[NDArray[np.int64]]:
-    """Exchange headers: all ranks learn what each will send to each, and refuse together what cannot be right.
+    state: RankState, method: int, wrong: int, counts: NDArray[np.int64], stats: StepStats, proposed: NDArray[np.int64] | None = None
+) -> Protocol[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Exchange headers, always the first thing in a step: all ranks learn what each will send to each, and refuse together what cannot be right.
 
-    wrong: index of an element that is not finite, or -1. counts: rows for every rank. Returns row counts, [sender, receiver].
+    wrong: index of an element that is not finite, or -1. counts: rows for every rank. proposed: inner boundaries of regions, where a method has some.
+    Returns row counts, [sender, receiver], and everybody's proposals.
     Raises on all ranks alike: PlanMismatch (ranks that differ in what they reduce), NotFinite, MessageDamaged (mass was lost in the last step).
     """
     mass = np.array([state.given, state.given_size]).view(np.int64)
     fields = [state.elements, state.k, method, state.step, 8 if state.wide else 4, state.rank, wrong]
-    row = np.concatenate([np.array(fields, np.int64), mass, counts])
+    inner = np.zeros(state.ranks - 1, np.int64) if proposed is None else proposed
+    row = np.concatenate([np.array(fields, np.int64), mass, counts, inner])
     stats.control_words += 2 * len(row) * (state.ranks - 1)
     rows: NDArray[np.int64] = yield AllGather("headers", row)
     for column, name in enumerate(FIELDS):
@@ -57,7 +59,7 @@ def greet(
             f"ranks gave {given:.9g} in step {state.step - 1}, its result sums up to {state.total:.9g}", where="sparse all-reduce",
             hint="a message was damaged on the way: start again from the last checkpoint", data={"given": float(given), "result": state.total},
         )  # fmt: skip
-    return rows[:, FIXED:]
+    return rows[:, FIXED : FIXED + state.ranks], rows[:, FIXED + state.ranks :]
 
 
 def buckets(ranks: int) -> Iterator[range]:
@@ -141,6 +143,18 @@ def gather_blocks(state: RankState, own: NDArray[Any], sizes: Sequence[int], sta
     out[: at[-1] - start] = room[start:]
     out[at[-1] - start :] = room[:start]
     return out
+
+
+def gather_words(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Words that every rank sends and receives in `gather_blocks` of blocks of so many words."""
+    n = len(sizes)
+    sent, at = np.zeros(n, np.int64), np.concatenate([[0], np.cumsum(np.concatenate([sizes, sizes]))])
+    have = 1
+    while have < n:
+        more = min(have, n - have)
+        sent += at[more : more + n] - at[:n]
+        have += more
+    return sent, sizes.sum() - sizes
 
 
 def global_threshold(state: RankState, bits: NDArray[np.int32], k: int, stats: StepStats) -> Protocol[tuple[int, int]]:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.entries import clear_chosen, entry_values, move_tail, select_from
-from .exchange import gather_blocks, global_threshold, greet, sum_regions
-from .protocol import AllGather, AllReduce, Message, Post, Protocol, Wait
+from .exchange import gather_blocks, gather_words, global_threshold, greet, sum_regions
+from .protocol import AllGather, Message, Post, Protocol, Wait
 from .selection import LEAST, MOST, LocalSelection, ThresholdKind, followed, value_of
 from .state import Entries, RankState, StepStats, Update
 
@@ -39,6 +39,12 @@ def proposals(entries: Entries, elements: int, ranks: int) -> NDArray[np.int64]:
     return found
 
 
+def agreed_regions(proposed: NDArray[np.int64], elements: int) -> NDArray[np.int64]:
+    """Boundaries at the mean of all ranks' proposals, rising; a region may be empty."""
+    inner = np.sort(proposed.sum(0) // len(proposed)).clip(0, elements)
+    return np.concatenate([[0], inner, [elements]]).astype(np.int64)
+
+
 @dataclass(kw_only=True)
 class OkTopk:
     """Options as `decide.collective.sparse.OkTopk`; the rest is state that lives as long as the reducer."""
@@ -53,14 +59,14 @@ class OkTopk:
         self.local = LocalSelection(self.threshold, state.k)
         self.low = 0  # global threshold
         self.regions = equal_regions(state.elements, state.ranks)
-        self.hot = False  # somebody received too much in the last step
+        self.agreed = False  # whether the regions are anybody's proposals
 
     def kind(self, sparse_step: int) -> str:
         """The program of the cycle for the `sparse_step`-th step after the warm-up."""
         parts = []
         if sparse_step % self.period == 0 or not self.low:
             parts.append("thresholds")
-        if sparse_step % self.region_period == 0 or self.hot:
+        if sparse_step % self.region_period == 0 or not self.agreed:
             parts.append("regions")
         return "+".join(parts) or "steady"
 
@@ -68,37 +74,47 @@ class OkTopk:
         anew = "thresholds" in stats.kind
         picked = self.local.select(state, gradient, anew=anew)
         entries = picked.entries
+        rows = np.diff(np.searchsorted(entries[:, 0], self.regions))
+        proposed = proposals(entries, state.elements, state.ranks)
+        counts, inner = yield from greet(state, self.code, picked.wrong, rows, stats, proposed)
         regions = self.regions
-        if "regions" in stats.kind:
-            regions = yield from self._regions(state, entries, stats)
-        rows = np.diff(np.searchsorted(entries[:, 0], regions))
-        counts = yield from greet(state, self.code, picked.wrong, rows, stats)
+        if "regions" in stats.kind or self._uneven(state, counts):
+            stats.kind = "thresholds+regions" if anew else "regions"
+            regions = agreed_regions(inner, state.elements)
+            rows = np.diff(np.searchsorted(entries[:, 0], regions))
+            stats.control_words += 2 * len(rows) * (state.ranks - 1)
+            counts = yield AllGather("counts", rows)
         base, end = int(regions[state.rank]), int(regions[state.rank + 1])
         dense = state.room("region", end - base, np.float32)
         yield from sum_regions(state, entries, counts, dense, base, stats)
         chosen, low, sizes = yield from self._choose(state, dense, base, anew, stats)
-        block, lengths = yield from self._blocks(state, chosen, sizes, stats)
+        block, lengths = chosen, sizes.tolist()
+        if self._lopsided(state, counts, sizes):
+            block, lengths = yield from self._blocks(state, chosen, sizes, stats)
         result = (yield from gather_blocks(state, block.reshape(-1), [2 * x for x in lengths], stats)).reshape(-1, 2)
         own = entry_values(entries)
         state.given, state.given_size = clear_chosen(state.sums, entries, own, result)
         state.total = float(entry_values(result).sum(dtype=np.float64))
         self.local.commit()
-        self.low, self.regions = low, regions
-        busiest = stats.words_to_regions
-        if busiest is not None:  # half of the promised volume is for the other phases; new regions mend no more than what is uneven
-            self.hot = 2 * int(busiest.max()) > state.limit_words and float(busiest.max()) > UNEVEN * float(busiest.mean())
+        self.low, self.regions, self.agreed = low, regions, True
         state.commit()
         stats.selected, stats.result = len(entries), len(result)
         stats.local_threshold, stats.global_threshold = value_of(self.local.low), value_of(low)
         return Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
 
-    def _regions(self, state: RankState, entries: Entries, stats: StepStats) -> Protocol[NDArray[np.int64]]:
-        """Boundaries at the mean of all ranks' proposals, rising, each region at least empty."""
-        inner = proposals(entries, state.elements, state.ranks)
-        stats.control_words += 4 * len(inner) * (state.ranks - 1) // state.ranks
-        yield AllReduce("boundaries", inner)
-        inner = np.sort(inner // state.ranks).clip(0, state.elements)
-        return np.concatenate([[0], inner, [state.elements]]).astype(np.int64)
+    def _uneven(self, state: RankState, counts: NDArray[np.int64]) -> bool:
+        """Somebody would receive more than half of the promised volume, and new regions would change that: the other half is for the gathering."""
+        received = (counts.sum(0) - np.diag(counts)) * state.entry_words
+        return bool(2 * received.max() > state.limit_words and received.max() > UNEVEN * received.mean())
+
+    def _lopsided(self, state: RankState, counts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+        """One rank has far more of the result than the mean, or would miss the promised volume by it."""
+        if state.ranks == 1:
+            return False
+        sent, received = gather_words(sizes)
+        own = np.diag(counts)
+        busiest = max(int((sent + counts.sum(1) - own).max()), int((received + counts.sum(0) - own).max()))
+        return bool(int(sizes.max()) * state.ranks > self.balance * int(sizes.sum()) or busiest * state.entry_words > state.limit_words)
 
     def _choose(
         self, state: RankState, dense: NDArray[np.float32], base: int, anew: bool, stats: StepStats
@@ -126,10 +142,8 @@ class OkTopk:
         raise AssertionError("an exact threshold is always taken")
 
     def _blocks(self, state: RankState, chosen: Entries, sizes: NDArray[np.int64], stats: StepStats) -> Protocol[tuple[Entries, list[int]]]:
-        """The entries that this rank brings to the gathering, and everybody's number of them: its own, or an equal block of all in order."""
+        """Equal blocks of all entries in order: the one that this rank brings to the gathering, and everybody's lengths."""
         total = int(sizes.sum())
-        if state.ranks == 1 or int(sizes.max()) * state.ranks <= self.balance * total:
-            return chosen, sizes.tolist()
         stats.balanced = True
         size = -(-total // state.ranks)
         edges = [min(total, i * size) for i in range(state.ranks + 1)]

@@ -26,6 +26,7 @@ FOLLOW = 1.012  # after a step with fewer than 2/3 k, or more than 5/4 k
 MOST, LEAST = 1.5, 1 / 3  # of k: beyond, a threshold is found anew
 GAUSSIAN_STEP, GAUSSIAN_TRIES = 1.02, 20
 SAMPLE = 0.01
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def bits_of(value: float) -> int:
@@ -39,7 +40,7 @@ def value_of(bits: int) -> float:
 
 def scaled(bits: int, factor: float) -> int:
     """A threshold times a factor; it changes even where it is too small to be multiplied, and stays finite."""
-    moved = bits_of(value_of(bits) * factor)
+    moved = bits_of(min(value_of(bits) * factor, LARGEST))
     moved = max(moved, bits + 1) if factor > 1 else min(moved, bits - 1)
     return max(1, min(moved, INFINITE - 1))
 

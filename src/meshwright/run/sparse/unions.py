@@ -59,7 +59,7 @@ class TopkA(_Union):
         picked = self.select(state, gradient, stats)
         rows = np.zeros(state.ranks, np.int64)
         rows[state.rank] = len(picked.entries)
-        counts = yield from greet(state, self.code, picked.wrong, rows, stats)
+        counts, _ = yield from greet(state, self.code, picked.wrong, rows, stats)
         sizes = np.diag(counts).tolist()
         gathered = (yield from gather_blocks(state, picked.entries.reshape(-1), [2 * x for x in sizes], stats)).reshape(-1, 2)
         at = [0, *accumulate(sizes)]
@@ -95,7 +95,7 @@ class TopkDsa(_Union):
         picked = self.select(state, gradient, stats)
         regions = equal_regions(state.elements, state.ranks)
         rows = np.diff(np.searchsorted(picked.entries[:, 0], regions))
-        counts = yield from greet(state, self.code, picked.wrong, rows, stats)
+        counts, _ = yield from greet(state, self.code, picked.wrong, rows, stats)
         base, end = int(regions[state.rank]), int(regions[state.rank + 1])
         dense = state.room("region", end - base, np.float32)
         yield from sum_regions(state, picked.entries, counts, dense, base, stats)
@@ -143,7 +143,7 @@ class Zen(_Union):
         grouped = state.entries("grouped", len(picked.entries))
         starts = np.zeros(state.ranks + 1, np.int64)
         scatter_hashed(picked.entries, self.factor, 0, n, length, starts, grouped)
-        counts = yield from greet(state, self.code, picked.wrong, np.diff(starts), stats)
+        counts, _ = yield from greet(state, self.code, picked.wrong, np.diff(starts), stats)
         base = state.rank * length
         dense = state.room("region", max(0, min(n, base + length) - base), np.float32)
 

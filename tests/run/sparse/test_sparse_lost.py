@@ -1,0 +1,79 @@
+"""A rank that is lost between selecting and sending: a typed error on the others within the deadline, and their residuals as they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import RankPool
+from virtual_reduce import decaying
+
+from meshwright.errors import MeshwrightError
+from meshwright.run.sparse import SparseAllReduce
+from meshwright.run.sparse.protocol import Post
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+LOST, DEADLINE_S = 1, 3.0
+
+
+def lose(rank: int, group: Any, how: str, backend: str, store: str) -> dict[str, Any]:
+    """What a rank says of a step in which rank LOST gets a signal between selecting and sending."""
+    import torch.distributed as dist
+
+    if backend == "meshwright":
+        import meshwright.torch
+
+        del meshwright
+        dist.init_process_group(backend, store=dist.FileStore(store, 3), rank=rank, world_size=3, timeout=timedelta(seconds=DEADLINE_S))
+        group = dist.group.WORLD
+    reducer = SparseAllReduce(group, 4000, k=40, timeout_s=DEADLINE_S)
+    source = decaying(rank, 4000)
+    for _ in range(2):
+        reducer.step(next(source))
+    before = reducer.residual.copy()
+    if rank == LOST:
+        do = reducer.runner._do
+
+        def signalled(request: Any, *more: Any) -> Any:
+            if isinstance(request, Post):
+                os.kill(os.getpid(), getattr(signal, how))
+            return do(request, *more)
+
+        reducer.runner._do = signalled  # type: ignore[method-assign]
+    start, found = time.monotonic(), []
+    for _ in range(2):
+        try:
+            reducer.step(next(source))
+        except MeshwrightError as error:
+            found.append(error)
+    kept = bool(np.array_equal(before, reducer.residual))
+    return {"codes": [e.code for e in found], "s": time.monotonic() - start, "kept": kept, "data": found[0].data}
+
+
+@pytest.mark.parametrize(("how", "backend"), [("SIGKILL", "gloo"), ("SIGSTOP", "gloo"), ("SIGKILL", "meshwright")])
+def test_a_rank_lost_between_selecting_and_sending_is_an_error_on_the_others(tmp_path: Path, how: str, backend: str) -> None:
+    pool = RankPool(3)
+    try:
+        for pipe in pool.pipes:
+            pipe.send((lose, 3, str(tmp_path / "gloo"), 60.0, (how, backend, str(tmp_path / "store"))))
+        assert all(pool.pipes[r].poll(90) for r in (0, 2))
+        said = [pool.pipes[r].recv() for r in (0, 2)]
+    finally:
+        pool.processes[LOST].kill()
+        pool.close()
+    for ok, facts in said:
+        assert ok, facts
+        assert facts["kept"] and facts["s"] < 3 * DEADLINE_S
+        assert len(facts["codes"]) == 2 and len(set(facts["codes"])) == 1
+        if backend == "meshwright":
+            assert facts["codes"][0] == "rank-died" and facts["data"]["rank"] == LOST
+        else:
+            assert facts["codes"][0] in ("group-failed", "run-timeout")
+    if how == "SIGSTOP":
+        assert "run-timeout" in {facts["codes"][0] for _, facts in said}

@@ -1,0 +1,355 @@
+"""Sparse all-reduces of all ranks in one thread: against the definition in numpy, for any number of ranks and any order of delivery."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_reduce import all_ranks, expected, mean, step, whole_numbers
+
+from meshwright.errors import CheckFailed, Deadlock, FormatError, MessageDamaged, NotFinite, PlanMismatch, Unsupported, UsageError
+from meshwright.run.sparse.assumption import measured_xi, top
+from meshwright.run.sparse.protocol import AllGather, AllReduce, Message, Post, Wait
+from meshwright.run.sparse.reducer import METHODS, RankReducer
+from meshwright.run.sparse.selection import ThresholdKind, bits_of, scaled, value_of
+from meshwright.run.sparse.twin import run_twin
+from meshwright.run.sparse.unions import Zen, hash_factor
+
+KINDS = ("any", "zeros", "few", "ties", "front", "decay")
+KIND = st.sampled_from(KINDS)
+MANY = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[int, int, int, str, int]:
+    """(ranks, elements, k, kind of vectors, seed)."""
+    elements = draw(st.integers(1, 400))
+    return draw(st.integers(1, 17)), elements, draw(st.integers(1, elements)), draw(KIND), draw(st.integers(0, 1 << 20))
+
+
+@MANY
+@given(case=cases())
+def test_with_exact_thresholds_ok_topk_is_the_top_k_of_the_sum_of_the_top_k(case: tuple[int, int, int, str, int]) -> None:
+    ranks, elements, k, kind, seed = case
+    rng = np.random.default_rng(seed)
+    reducers = all_ranks(ranks, elements, k=k, period=1, region_period=3, wide=bool(seed % 2))
+    for turn in range(3):
+        gradients = [whole_numbers(rng, elements, kind) for _ in range(ranks)]
+        sums = [r.residual + g for r, g in zip(reducers, gradients, strict=True)]
+        rows, values = expected(sums, k)
+        updates, _ = step(reducers, gradients, seed + turn)
+        for update in updates:
+            assert update.indices.tolist() == rows.tolist()
+            assert np.array_equal(update.values, (values * np.float32(1 / ranks)).astype(np.float32))
+
+
+@MANY
+@given(case=cases(), method=st.sampled_from(sorted(METHODS)), threshold=st.sampled_from(get_args(ThresholdKind)), warmup=st.integers(0, 2))
+def test_what_is_not_in_the_result_is_in_the_residuals(case: tuple[int, int, int, str, int], method: str, threshold: str, warmup: int) -> None:
+    ranks, elements, k, kind, seed = case
+    rng = np.random.default_rng(seed)
+    more = {} if method == "dense" else {"threshold": threshold, "period": 3}
+    reducers = all_ranks(ranks, elements, k=k, method=method, warmup=warmup, **more)
+    for turn in range(4):
+        gradients = [whole_numbers(rng, elements, kind) for _ in range(ranks)]
+        before = sum(r.residual.astype(np.float64) + g for r, g in zip(reducers, gradients, strict=True))
+        updates, _ = step(reducers, gradients, turn)
+        after = sum(r.residual.astype(np.float64) for r in reducers)
+        given_away = np.zeros(elements)
+        update = updates[0]
+        if update.dense is not None:
+            given_away[:] = update.dense
+        else:
+            sums = update.values.astype(np.float64) * ranks
+            given_away[update.indices] = sums
+        np.testing.assert_allclose(before - after, given_away, rtol=1e-6, atol=1e-4)
+        assert all(np.array_equal(mean(u), mean(update)) for u in updates[1:])
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_delivery_in_any_order_gives_the_same_bits(method: str) -> None:
+    found = []
+    for seed in (0, 1):
+        rng = np.random.default_rng(5)
+        reducers = all_ranks(6, 3000, k=60, method=method)
+        for _ in range(4):
+            updates, sent = step(reducers, [rng.standard_normal(3000).astype(np.float32) for _ in range(6)], seed)
+        found.append((mean(updates[0]).tobytes(), [r.residual.tobytes() for r in reducers], sorted(map(repr, sent))))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 13])
+def test_words_stay_below_six_k_between_re_evaluations_and_on_average(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    elements, k = 40_000, 800
+    reducers = all_ranks(ranks, elements, k=k)
+    scale = np.exp(-4 * np.linspace(0, 1, elements)).astype(np.float32)
+    common = rng.standard_normal(elements).astype(np.float32)
+    words = []
+    for turn in range(20):
+        own = [rng.standard_normal(elements).astype(np.float32) for _ in range(ranks)]
+        updates, sent = step(reducers, [scale * (common + x) for x in own], turn)
+        stats = [u.stats for u in updates]
+        for rank, s in enumerate(stats):
+            assert s.words_sent == sum(m.size_bytes for m in sent if m.source == rank) / 4
+            assert s.words_received == sum(m.size_bytes for m in sent if m.target == rank) / 4
+        if "regions" in stats[0].kind:
+            received = stats[0].words_to_regions
+            assert received is not None and received.max() <= 1.1 * received.mean() + 2 * ranks
+        if stats[0].kind in ("steady", "regions"):
+            assert all(s.within_limit for s in stats)
+        words += [max(s.words_sent, s.words_received) for s in stats]
+    assert np.mean(words) <= 6 * k * (ranks - 1) / ranks
+
+
+def test_a_result_that_lies_in_one_region_is_gathered_in_equal_blocks() -> None:
+    ranks, elements, k = 8, 800, 80
+    reducers = all_ranks(ranks, elements, k=k, period=1)
+    gradients = [np.zeros(elements, np.float32) for _ in range(ranks)]
+    for r, g in enumerate(gradients):
+        for region in range(ranks):
+            g[100 * region + 10 * r : 100 * region + 10 * r + 10] = 5 if region == 0 else 1
+    rows, _ = expected(gradients, k)
+    updates, sent = step(reducers, gradients)
+    assert updates[0].stats.balanced and any(m.phase == "balance" for m in sent)
+    assert updates[0].indices.tolist() == rows.tolist()
+
+
+def test_dsa_gathers_a_full_region_as_it_is() -> None:
+    rng = np.random.default_rng(1)
+    thin, full = all_ranks(4, 4000, k=40, method="topkdsa"), all_ranks(4, 4000, k=2000, method="topkdsa")
+    gradients = [rng.standard_normal(4000).astype(np.float32) for _ in range(4)]
+    few, _ = step(thin, gradients)
+    many, sent = step(full, gradients)
+    assert few[0].stats.result < 4 * 40 + 1
+    gathered = [m.size_bytes for m in sent if m.phase == "gather" and m.source == 0]
+    assert gathered == [4 * 1000, 4 * 2000]  # one region, then two, 4 bytes an element
+    assert len(many[0].entries) > 2000
+
+
+def test_hashed_regions_balance_what_lies_together() -> None:
+    elements, ranks = 10_000, 8
+    rng = np.random.default_rng(3)
+    front = np.zeros(elements, np.float32)
+    front[:900] = rng.standard_normal(900)
+    for method, most in (("zen", 1.1), ("topkdsa", 7.9)):
+        reducers = all_ranks(ranks, elements, k=900, method=method)
+        updates, _ = step(reducers, [front.copy() for _ in range(ranks)])
+        received = updates[0].stats.words_to_regions
+        assert received is not None
+        uneven = received.max() / received.mean()
+        assert uneven <= most if method == "zen" else uneven > most
+
+
+@given(n=st.integers(1, 5000))
+@settings(max_examples=50, deadline=None)
+def test_the_hash_is_a_permutation(n: int) -> None:
+    factor = hash_factor(n)
+    assert len({factor * i % n for i in range(n)}) == n
+
+
+def test_hashing_refuses_what_its_products_cannot_hold() -> None:
+    reducer = RankReducer(0, 2, 10, k=1)
+    reducer.state.elements = 1 << 31
+    with pytest.raises(Unsupported, match="hashed"):
+        Zen().start(reducer.state)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_by_all_and_changes_nothing(method: str, bad: float) -> None:
+    rng = np.random.default_rng(2)
+    reducers = all_ranks(3, 50, k=5, method=method)
+    for turn in range(2):
+        step(reducers, [rng.standard_normal(50).astype(np.float32) for _ in range(3)], turn)
+    before = [r.residual.copy() for r in reducers]
+    gradients = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
+    spoilt = [g.copy() for g in gradients]
+    spoilt[1][7] = bad
+    for r, g in zip(reducers, spoilt, strict=True):
+        protocol = r.protocol(g)
+        assert isinstance(next(protocol), AllGather | AllReduce)
+        protocol.close()
+    with pytest.raises(NotFinite, match="rank 1") as caught:
+        step(reducers, spoilt)
+    assert caught.value.data == {"ranks": [1], "element": 7}
+    assert all(np.array_equal(r.residual, b) for r, b in zip(reducers, before, strict=True))
+    step(reducers, gradients)
+
+
+def test_a_sum_that_overflows_is_refused() -> None:
+    reducers = all_ranks(2, 4, k=1)
+    huge = np.array([3e38, 2e38, 0, 0], np.float32)
+    step(reducers, [huge, huge * 0])
+    with pytest.raises(NotFinite):
+        step(reducers, [huge, huge])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "field"),
+    [({"k": 3}, {"k": 4}, "k"), ({"k": 3}, {"k": 3, "method": "topka"}, "method"), ({"k": 3}, {"k": 3, "wide": True}, "index bytes")],
+)
+def test_ranks_that_differ_are_named(first: dict[str, Any], second: dict[str, Any], field: str) -> None:
+    reducers = [RankReducer(0, 3, 20, **first), RankReducer(1, 3, 20, **first), RankReducer(2, 3, 20, **second)]
+    with pytest.raises(PlanMismatch, match="rank 2") as caught:
+        step(reducers, [np.ones(20, np.float32)] * 3)
+    assert caught.value.data == {"field": field, "ranks": [2]}
+
+
+def test_ranks_of_other_sizes_and_steps_are_named() -> None:
+    with pytest.raises(PlanMismatch, match="elements"):
+        step([RankReducer(0, 2, 20, k=2), RankReducer(1, 2, 21, k=2)], [np.ones(20, np.float32), np.ones(21, np.float32)])
+    reducers = all_ranks(2, 20, k=2)
+    reducers[1].state.step = 5
+    with pytest.raises(PlanMismatch, match="step"):
+        step(reducers, [np.ones(20, np.float32)] * 2)
+
+
+def test_mass_that_is_lost_on_the_way_is_noticed_in_the_next_step() -> None:
+    reducers = all_ranks(2, 20, k=2)
+    step(reducers, [np.ones(20, np.float32)] * 2)
+    for r in reducers:
+        r.state.total -= 0.5
+    with pytest.raises(MessageDamaged, match="step 0"):
+        step(reducers, [np.ones(20, np.float32)] * 2)
+
+
+def tampered(protocol: Any, phase: str, change: Any) -> Any:
+    """A rank whose first message of a phase is changed on the way out."""
+    answer = None
+    try:
+        while True:
+            request = protocol.send(answer)
+            if change is not None and isinstance(request, Post) and request.phase == phase and any(len(m.data) for m in request.sends):
+                copies = tuple(Message(m.peer, m.data.copy()) for m in request.sends)
+                change(copies[0].data)
+                request, change = Post(phase, copies, request.receives), None
+            answer = yield request
+    except StopIteration as end:
+        return end.value
+
+
+def test_an_entry_for_another_region_is_refused() -> None:
+    reducers = all_ranks(2, 20, k=10)
+
+    def elsewhere(words: Any) -> None:
+        words[0] = 0
+
+    with pytest.raises(MessageDamaged, match="region is"):
+        rising, ones = np.arange(20, dtype=np.float32), np.ones(20, np.float32)
+        run_twin([tampered(reducers[0].protocol(rising), "regions", elsewhere), reducers[1].protocol(ones)])
+
+
+def test_a_count_beyond_k_is_refused() -> None:
+    reducers = all_ranks(2, 20, k=2, method="gtopk")
+
+    def many(words: Any) -> None:
+        words[0] = 99
+
+    ones = np.ones(20, np.float32)
+    with pytest.raises(MessageDamaged, match="99 entries"):
+        run_twin([reducers[0].protocol(ones), tampered(reducers[1].protocol(ones), "tree", many)])
+
+
+def test_saved_state_goes_on_with_the_same_mass() -> None:
+    rng = np.random.default_rng(4)
+    first = all_ranks(2, 200, k=5)
+    for turn in range(3):
+        step(first, [rng.standard_normal(200).astype(np.float32) for _ in range(2)], turn)
+    second = all_ranks(2, 200, k=5)
+    for a, b in zip(first, second, strict=True):
+        b.load_state_dict(a.state_dict())
+        assert np.array_equal(a.residual, b.residual) and b.kind == "thresholds+regions"
+    step(second, [np.ones(200, np.float32)] * 2)
+    with pytest.raises(FormatError, match="200 float32"):
+        first[0].load_state_dict({"residual": np.zeros(3, np.float32), "step": 0})
+    with pytest.raises(FormatError, match="finite"):
+        first[0].load_state_dict({"residual": np.full(200, np.nan, np.float32), "step": 0})
+
+
+def test_xi_is_assumption_1() -> None:
+    rng = np.random.default_rng(6)
+    reducers = all_ranks(3, 500, k=20)
+    gradients = [rng.standard_normal(500).astype(np.float32) for _ in range(3)]
+    found, _ = run_twin([measured_xi(r.state, g) for r, g in zip(reducers, gradients, strict=True)])
+    exact, picked = sum(gradients) / 3, sum(top(g, 20) for g in gradients) / 3
+    want = np.linalg.norm(top(exact.astype(np.float32), 20) - top(picked.astype(np.float32), 20)) / np.linalg.norm(exact)
+    assert found == pytest.approx([want] * 3, rel=1e-5)
+    alone = RankReducer(0, 1, 50, k=5)
+    assert run_twin([measured_xi(alone.state, np.ones(50, np.float32))])[0] == [0.0]
+    alone.residual[:] = 1
+    assert run_twin([measured_xi(alone.state, np.zeros(50, np.float32))])[0] == [0.0]
+
+
+def test_more_elements_than_a_float_can_count() -> None:
+    elements = (1 << 24) + 9
+    reducers = all_ranks(2, elements, k=3)
+    gradients = [np.zeros(elements, np.float32) for _ in range(2)]
+    gradients[0][elements - 2], gradients[1][elements - 1], gradients[1][1 << 24] = 3, 2, 1
+    updates, _ = step(reducers, gradients)
+    assert updates[0].indices.tolist() == [1 << 24, elements - 2, elements - 1]
+    assert updates[1].values.tolist() == [0.5, 1.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings_", "word"),
+    [
+        ({"k": 0}, "k"), ({"k": 21}, "k"), ({}, "either"), ({"k": 1, "density": 0.1}, "either"), ({"density": 0}, "density"),
+        ({"density": 2}, "density"), ({"k": 1, "method": "best"}, "no sparse"), ({"k": 1, "rounds": 3}, "no option"),
+        ({"k": 1, "period": 0}, "period"), ({"k": 1, "warmup": -1}, "warmup"), ({"k": 1, "threshold": "magic"}, "threshold"),
+    ],
+)  # fmt: skip
+def test_wrong_settings(settings_: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RankReducer(0, 2, 20, **settings_)
+    assert word in str(caught.value)
+
+
+def test_wrong_gradients() -> None:
+    reducer = RankReducer(0, 1, 20, k=2)
+    for wrong in (np.zeros(19, np.float32), np.zeros(20, np.float64), np.zeros((4, 5), np.float32)):
+        with pytest.raises(UsageError, match="20 float32"):
+            reducer.protocol(wrong)
+    with pytest.raises(UsageError, match="elements"):
+        RankReducer(0, 1, 0, k=1)
+
+
+def test_thresholds_move_and_stay_magnitudes() -> None:
+    assert value_of(bits_of(-2.5)) == 2.5 and bits_of(0.0) == 1
+    for bits in (1, 2, 1000, bits_of(1.0), bits_of(3e38)):
+        assert scaled(bits, 1.03) > bits or bits == bits_of(float("inf")) - 1
+        assert scaled(bits, 0.97) < bits or bits == 1
+    assert scaled(bits_of(3.4e38), 2.0) < bits_of(float("inf"))
+
+
+def test_the_twin_refuses_protocols_that_do_not_match() -> None:
+    data = np.zeros(2, np.int32)
+
+    def sends(to: int, length: int, phase: str = "tree") -> Any:
+        yield Wait((yield Post(phase, (Message(to, data[:length]),), ())))
+
+    def receives(source: int, length: int) -> Any:
+        yield Wait((yield Post("tree", (), (Message(source, data[:length].copy()),))))
+
+    def forgets(to: int) -> Any:
+        yield Post("tree", (Message(to, data),), ())
+
+    def nothing() -> Any:
+        yield from ()
+
+    def adds(phase: str) -> Any:
+        yield AllReduce(phase, data.copy())
+
+    with pytest.raises(Deadlock):
+        run_twin([receives(1, 1), receives(0, 1)])
+    with pytest.raises(CheckFailed, match="expects"):
+        run_twin([sends(1, 2), receives(0, 1)])
+    with pytest.raises(CheckFailed, match="expects"):
+        run_twin([sends(1, 1, "regions"), receives(0, 1)])
+    with pytest.raises(CheckFailed, match="nobody"):
+        run_twin([forgets(1), nothing()])
+    with pytest.raises(CheckFailed, match="different"):
+        run_twin([adds("a"), adds("b")])
