@@ -71,9 +71,11 @@ class StepNode(_Record, frozen=True, kw_only=True):
 class StepGraph(_Record, frozen=True, kw_only=True):
     """`nodes` in execution order, `boundary`: the first backward node. `results`: nodes whose results the step gives (loss and other outputs,
     gradients); they are never dropped. `resident_bytes`: what lives beside the graph's storages all the time (optimiser state, inputs held
-    elsewhere). `evidence`: where times and workspaces come from.
+    elsewhere). `evidence`: where times and workspaces come from. `in_flight`: micro-batches that are between their forward and their backward pass
+    while one of them runs, that one among them (a pipeline stage has several): each of the others holds, all the time, what a plan holds when
+    backward begins.
 
-    Raises: UsageError for a node that reads a later one, or a storage that does not exist or is made twice.
+    Raises: UsageError for a node that reads a later one, a storage that does not exist or is made twice, or fewer than one micro-batch.
     """
 
     name: str
@@ -84,6 +86,7 @@ class StepGraph(_Record, frozen=True, kw_only=True):
     resident_bytes: int = 0
     evidence: str = ""
     notes: tuple[str, ...] = ()
+    in_flight: int = 1
 
     def __post_init__(self) -> None:
         maker: dict[int, str] = {}
@@ -99,6 +102,8 @@ class StepGraph(_Record, frozen=True, kw_only=True):
                 if s in maker or s not in n.storages:
                     raise UsageError(f"makes storage {s}, which {maker.get(s, 'is not its result')} made", where=n.name)
                 maker[s] = n.name
+        if self.in_flight < 1:
+            raise UsageError(f"{self.in_flight} micro-batches in flight", where=self.name)
         if any(not 0 <= r < len(self.nodes) for r in self.results):
             raise UsageError("a result of the step is no node", where=self.name)
 

@@ -24,7 +24,7 @@ replace = msgspec.structs.replace
 @settings(max_examples=150, deadline=None)
 def test_checker_and_simulator_agree(seed: int, forward: int, keep: float) -> None:
     rng = random.Random(seed)
-    graph = random_step_graph(rng, forward=forward)
+    graph = replace(random_step_graph(rng, forward=forward), in_flight=rng.choice((1, 1, 2, 4)))
     runs, boundary = random_runs(graph, rng, keep=keep)
     plan = finished(graph, runs, boundary, strategy="random")
     verdict = check_step_plan(graph, plan)
@@ -158,6 +158,14 @@ def test_views_hold_their_storage() -> None:
 def test_the_simulator_refuses_what_cannot_run(actions: list[StepAction]) -> None:
     with pytest.raises(UsageError):
         simulate_step(chain(), actions)
+
+
+def test_several_micro_batches_need_to_know_where_backward_begins() -> None:
+    with pytest.raises(UsageError, match="where backward begins"):
+        simulate_step(replace(chain(), in_flight=2), [StepAction(node=1)])
+    assert simulate_step(replace(chain(), in_flight=3), [StepAction(node=1)], boundary=1).bytes_at == (8 + 16 + 2 * 16,)
+    with pytest.raises(UsageError, match="0 micro-batches in flight"):
+        replace(chain(), in_flight=0)
 
 
 def test_a_view_needs_what_it_views() -> None:

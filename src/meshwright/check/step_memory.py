@@ -218,7 +218,8 @@ class _Walk:
         for place in self.places:
             change[place.start] += place.size
             change[min(place.end + 1, len(plan.actions))] -= place.size
-        alive = np.cumsum(change)[:-1] + graph.fixed_bytes()
+        kept = sum(p.size for p in self.places if p.start < plan.boundary <= p.end)
+        alive = np.cumsum(change)[:-1] + graph.fixed_bytes() + (graph.in_flight - 1) * kept
         ways = [graph.nodes[a.node] if a.alternative < 0 else graph.nodes[a.node].alternatives[a.alternative] for a in plan.actions]
         alive = alive + np.array([w.workspace_bytes for w in ways], np.int64)
         time_s = math.fsum(w.time_s for w in ways)

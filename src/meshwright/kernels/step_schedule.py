@@ -32,6 +32,7 @@ class ScheduleArrays(NamedTuple):
     """A step graph in columns; `place*`: storages a node's result lies in, `make*`: those it makes (both only storages the step allocates).
 
     `rerun`: may run again. `wanted`: anything needs it. `forward_wanted`: must run in forward. `backward_reads`: a backward node reads it.
+    `in_flight`: micro-batches, of which all but one hold what is held at the end of the forward pass.
     """
 
     boundary: int
@@ -52,6 +53,7 @@ class ScheduleArrays(NamedTuple):
     wanted: Flags
     forward_wanted: Flags
     backward_reads: Flags
+    in_flight: int
 
 
 class Scratch(NamedTuple):
@@ -222,12 +224,16 @@ def evaluate(g, w, hold_from, hold_to, ahead):  # type: ignore[no-untyped-def]
             return IMPOSSIBLE, np.inf
     count = w.counts[0]
     w.live[: count + 1] = 0
+    others = 0
     for k in range(w.counts[2]):
         size = g.size[w.storage[k]]
+        if w.birth[k] < w.counts[1] <= w.last[k]:
+            others += size
         w.live[w.birth[k]] += size
         if w.last[k] < count:
             w.live[w.last[k] + 1] -= size
-    alive, peak, seconds = g.fixed_bytes, g.fixed_bytes, 0.0
+    alive = g.fixed_bytes + (g.in_flight - 1) * others
+    peak, seconds = alive, 0.0
     w.counts[3] = 0
     for c in range(count):
         alive += w.live[c]

@@ -78,9 +78,13 @@ def _candidates(g, w, movable, hold, groups_ptr, moves, values, once):  # type: 
     count = 0
     for k in range(w.counts[2]):
         s = w.storage[k]
-        if w.birth[k] <= at < w.last[k] and movable[s] and count < len(moves):
+        there = w.birth[k] <= at < w.last[k]
+        elsewhere = g.in_flight > 1 and w.birth[k] < w.counts[1] <= w.last[k]  # gone here, held for the other micro-batches
+        if (there or elsewhere) and movable[s] and count < len(moves):
             moves[count] = s
-            values[count] = (1 if once else now + 1) if w.born_in[k] < now or now == 0 else 0
+            values[count] = 1 if once or not there else now + 1
+            if there and w.born_in[k] == now and now > 0:
+                values[count] = 0
             if values[count] != hold[s]:
                 count += 1
     for i in range(len(groups_ptr) - 1):

@@ -27,24 +27,32 @@ class StepRun:
     held: dict[int, tuple[int, ...]]
 
 
-def simulate_step(graph: StepGraph, actions: Sequence[StepAction], *, held_before: Sequence[int] = ()) -> StepRun:
+def simulate_step(graph: StepGraph, actions: Sequence[StepAction], *, held_before: Sequence[int] = (), boundary: int | None = None) -> StepRun:
     """`held_before`: positions before which to report who is held (the number of actions: at the end); `StepRun.held` maps them to node numbers.
+    `boundary`: the action at which backward begins, needed where several micro-batches are in flight.
 
-    Raises: UsageError for an action that reads what is not held, runs what is held, or drops what is not held.
+    Raises: UsageError for an action that reads what is not held, runs what is held, or drops what is not held, or a boundary that is missing.
     """
+    if graph.in_flight > 1 and boundary is None:
+        raise UsageError("several micro-batches are in flight, and nothing says where backward begins", where=graph.name)
     state = _State(graph)
     wanted, held = {*held_before}, dict[int, tuple[int, ...]]()
     bytes_at: list[int] = []
-    time_s = 0.0
+    time_s, kept = 0.0, 0
     for i, action in enumerate(actions):
         if i in wanted:
             held[i] = state.holds()
+        if i == boundary:
+            kept = state.live - graph.fixed_bytes()
         node = graph.nodes[action.node]
         way = node if action.alternative < 0 else node.alternatives[action.alternative]
         bytes_at.append(state.run(action))
         time_s += way.time_s
     if len(actions) in wanted:
         held[len(actions)] = state.holds()
+    if boundary == len(actions):
+        kept = state.live - graph.fixed_bytes()
+    bytes_at = [b + (graph.in_flight - 1) * kept for b in bytes_at]
     peak = max(bytes_at, default=state.live)
     return StepRun(bytes_at=tuple(bytes_at), peak_bytes=peak, peak_at=bytes_at.index(peak) if bytes_at else 0, time_s=time_s, held=held)
 

@@ -41,9 +41,11 @@ class Builder:
         self.nodes.append(StepNode(name=f"n{len(self.nodes)}", target="getitem", phase=phase, inputs=(x,), storages=(s,)))  # type: ignore[arg-type]
         return len(self.nodes) - 1
 
-    def graph(self, results: tuple[int, ...]) -> StepGraph:
+    def graph(self, results: tuple[int, ...], in_flight: int = 1) -> StepGraph:
         boundary = next(i for i, n in enumerate(self.nodes) if n.phase == "backward")
-        return StepGraph(name="test", nodes=tuple(self.nodes), storages=tuple(self.storages), boundary=boundary, results=results)
+        return StepGraph(
+            name="test", nodes=tuple(self.nodes), storages=tuple(self.storages), boundary=boundary, results=results, in_flight=in_flight,
+        )  # fmt: skip
 
 
 def chain(sizes: list[int], times: list[float], *, fixed: int = 0, input_size: int = 1) -> StepGraph:
@@ -62,7 +64,7 @@ def chain(sizes: list[int], times: list[float], *, fixed: int = 0, input_size: i
 
 
 @st.composite
-def step_graphs(draw: st.DrawFn, most: int = 8) -> StepGraph:
+def step_graphs(draw: st.DrawFn, most: int = 8, flights: tuple[int, ...] = (1, 1, 2, 5)) -> StepGraph:
     b = Builder()
     inputs = [b.given(draw(st.integers(0, 20)), "parameter"), b.given(draw(st.integers(1, 20)))]
     forward: list[int] = list(inputs)
@@ -88,4 +90,4 @@ def step_graphs(draw: st.DrawFn, most: int = 8) -> StepGraph:
             gradient = b.op(read, (draw(st.integers(1, 20)),), phase="backward", time_s=draw(st.integers(1, 9)), workspace=draw(st.integers(0, 5)))
             if draw(st.booleans()):
                 results.append(gradient)
-    return b.graph((*dict.fromkeys([*results, gradient]),))
+    return b.graph((*dict.fromkeys([*results, gradient]),), draw(st.sampled_from(flights)))

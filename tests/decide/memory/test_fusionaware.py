@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations, product
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from random_steps import chain, step_graphs
 
 from meshwright.check.step_memory import check_step_plan
@@ -79,6 +81,32 @@ def test_plans_are_right_monotone_and_no_worse_than_the_published_ones(graph):
                 assert plan.time_s <= other.plan(graph, budget, rng=RNG).time_s + 1e-9
             except Infeasible:
                 continue
+
+
+@settings(deadline=None, max_examples=40)
+@given(step_graphs(), st.data())
+def test_no_schedule_is_below_the_floor_of_its_own_peak(graph, data):
+    frontier = frontier_of(graph, EFFORT)
+    lives = frontier.lives
+    held = lives.keep_all()
+    for s in np.flatnonzero(lives.movable):
+        held[s] = data.draw(st.sampled_from([0, 0, 1, lives.stages // 2 + 1, NEVER]))
+    peak, seconds = lives.measure(held)
+    if np.isfinite(seconds):
+        assert frontier.floor_s(peak) <= seconds + 1e-9 and frontier.least_bytes <= peak
+
+
+def test_several_micro_batches_in_flight_are_kept_beside_the_one_that_runs():
+    one = chain([8, 8, 8, 8], [1.0, 1.0, 1.0, 1.0])
+    three = msgspec.structs.replace(one, in_flight=3)
+    plain, more = keep_everything(one), keep_everything(three)
+    assert more.peak_bytes == plain.peak_bytes + 2 * 32  # 1 of the input is there once
+    budget = plain.peak_bytes + 20
+    plan = FusionAware(effort=EFFORT).plan(three, budget, rng=RNG)
+    assert plan.peak_bytes <= budget and not check_step_plan(three, plan).findings
+    held = sum(three.storages[s].size_bytes for s in {s for x in plan.saved for s in three.nodes[x].storages})
+    alone = msgspec.structs.replace(plan, peak_bytes=plan.peak_bytes - 2 * held)
+    assert not check_step_plan(one, msgspec.structs.replace(alone, floor_s=None, least_bytes=None)).findings
 
 
 @settings(deadline=None, max_examples=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from meshwright.decide.memory.monet.merging import merged
 from meshwright.decide.memory.monet.schedule import runs_of
 from meshwright.decide.memory.monet.solving import leanest
 from meshwright.decide.memory.step import finished, keep_everything
-from meshwright.errors import Infeasible
+from meshwright.errors import Infeasible, Unsupported
 from meshwright.step_graph import StepGraph
 from meshwright.testing_steps import random_step_graph
 
@@ -91,3 +92,9 @@ def test_a_budget_below_the_least_is_refused_with_the_least(graph: StepGraph) ->
     with pytest.raises(Infeasible) as caught:
         Monet().plan(graph, least - 1, rng=rng())
     assert caught.value.data["least_bytes"] == least and caught.value.data["proved"]
+
+
+def test_several_micro_batches_in_flight_are_refused() -> None:
+    graph = msgspec.structs.replace(random_step_graph(random.Random(0)), in_flight=2)
+    with pytest.raises(Unsupported, match="monet plans one micro-batch"):
+        Monet().plan(graph, None, rng=rng())

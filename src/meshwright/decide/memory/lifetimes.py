@@ -131,7 +131,7 @@ def lifetimes_of(graph: StepGraph, *, replay_random: bool = True) -> Lifetimes:
         time=np.array([n.time_s for n in nodes], np.float64),
         workspace=np.array([n.workspace_bytes for n in nodes], np.int64), given=np.array([n.phase == "input" for n in nodes], bool),
         result=_flags(results, len(nodes)), rerun=rerun, wanted=_flags(wanted, len(nodes)), forward_wanted=_flags(forward, len(nodes)),
-        backward_reads=backward_reads,
+        backward_reads=backward_reads, in_flight=graph.in_flight,
     )  # fmt: skip
     return Lifetimes(graph=graph, arrays=arrays, scratch=scratch_for(arrays), maker=maker, movable=movable, read_backward=read)
 

@@ -65,7 +65,7 @@ def dropped_at_last_use(graph: StepGraph, runs: Runs) -> tuple[StepAction, ...]:
 def finished(graph: StepGraph, runs: Runs, boundary: int, *, strategy: str, options: dict[str, Any] | None = None, **fields: Any) -> StepPlan:
     """The plan of these runs, the first `boundary` of them in the forward pass. `fields`: further fields of `StepPlan`."""
     actions = dropped_at_last_use(graph, runs)
-    run = simulate_step(graph, actions, held_before=(boundary,))
+    run = simulate_step(graph, actions, held_before=(boundary,), boundary=boundary)
     return StepPlan(
         strategy=strategy, options=options or {}, actions=actions, boundary=boundary, saved=run.held[boundary], peak_bytes=run.peak_bytes,
         peak_at=run.peak_at, time_s=run.time_s, **fields,

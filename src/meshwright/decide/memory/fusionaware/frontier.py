@@ -58,7 +58,7 @@ class Frontier:
 
     def floor_s(self, budget_bytes: int) -> float:
         """No plan within the budget takes less: everything once, and what must run again at the worst of some moments."""
-        again = max(floor_s(points, budget_bytes - moment.taken_bytes) for moment, points in self.hulls)
+        again = max(floor_s(points, moment.capacity_bytes(budget_bytes)) for moment, points in self.hulls)
         return self.plain_s + (again if np.isfinite(again) else 0.0)
 
 

@@ -32,12 +32,18 @@ MOST_POINTS = 48
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """`needed`: storages that backward reads after it. `present`: of the movable ones those that exist anyway. `taken_bytes`: all that must exist at
-    this moment, fixed storages included, movable ones not present left out. `position`: backward node, -1 at the end of the forward pass."""
+    this moment, fixed storages included, movable ones not present left out. `position`: backward node, -1 at the end of the forward pass.
+    `copies`: of a byte kept, one per micro-batch in flight."""
 
     position: int
     needed: frozenset[int]
     present: frozenset[int]
     taken_bytes: int
+    copies: int = 1
+
+    def capacity_bytes(self, budget_bytes: int) -> int:
+        """What may be kept of a micro-batch beside what must be."""
+        return (budget_bytes - self.taken_bytes) // self.copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +84,11 @@ def _moment(lives: Lifetimes, position: int) -> Moment:
         exist |= operands | {*node.makes}
         taken += node.workspace_bytes
     exist |= {s for s in needed if lives.maker[s] < start and not lives.movable[s] and lives.maker[s] >= 0}
-    taken += int(arrays.size[sorted(exist)].sum())
+    copies = graph.in_flight if position < 0 else 1  # later the others hold at least nothing
+    taken += copies * int(arrays.size[sorted(exist)].sum())
     return Moment(
         position=position, needed=frozenset(s for s in needed if lives.movable[s]), present=frozenset(present), taken_bytes=taken,
+        copies=copies,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from ....cite import Cite
-from ....errors import Infeasible
+from ....errors import Infeasible, Unsupported
 from ....step_graph import StepGraph, StepPlan
 from ..step import finished
 from .closure import floor_bytes
@@ -56,7 +56,9 @@ class Monet:
     solver_nodes: int = 20000
 
     def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
-        """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit."""
+        """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit; Unsupported for several micro-batches in flight."""
+        if graph.in_flight > 1:
+            raise Unsupported(f"monet plans one micro-batch, {graph.in_flight} are in flight", where=graph.name, hint="plan with fusionaware")
         m = merged(graph, alternatives=self.implementations)
         seed = int(rng.integers(2**31 - 1))
         if len(m.operators) <= self.exact_operators:
