@@ -34,6 +34,7 @@ from .drive_pipeline_choice import PipelineWanted, choose_schedule, pipeline_dec
 from .drive_recompute import recompute_decision
 from .drive_sequence import sequence_decision
 from .drive_sharding import ShardingWanted, choose_sharding, sharding_decision
+from .drive_stage_steps import StepSource
 from .errors import Infeasible, TimeLimit, UsageError
 from .fabric import Fabric
 from .graph import OpGraph
@@ -123,6 +124,7 @@ def plan_training(
     borders: tuple[str, ...] = (),
     recompute: str = "auto",
     sharding: ShardingWanted | None = None,
+    steps: StepSource | None = None,
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -134,7 +136,8 @@ def plan_training(
         unchecked: skip the final check (for debugging planners only).
         borders: the operators that begin the stages after the first; empty leaves the cuts to the search.
         recompute: `auto` (keep everything where it fits, else the cheapest choice per stage that fits), `none`, `selective` (core attention of
-            every layer), `full` (every layer), `optimal` (as auto, without another word).
+            every layer), `full` (every layer), `optimal` (as auto, without another word), `steps` (whole stages by their step graphs).
+        steps: step graphs of stages; with it, `auto` and `optimal` also try plans of whole stages, and take what is faster.
         sharding: level of data-parallel sharding, overlap of gradient sums, bucket size; None: the search chooses all three.
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
         schedule: of the pipeline: one by name, or `auto`; None: 1F1B.
@@ -152,7 +155,9 @@ def plan_training(
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
     search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s, prices=prices)
     search.borders = borders
-    search.recompute = recompute
+    search.recompute, search.steps = recompute, steps
+    if recompute == "steps" and steps is None:
+        raise UsageError("plans of whole stages need the stages' step graphs", where="recompute", hint="give steps, e.g. run.stage_steps.StageSource")
     if tensor_options is not None:
         search.tensor_options = tensor_options
     fixed = (data, tensor, pipeline, microbatch)
@@ -223,7 +228,7 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric, search: LayoutSearch |
         "rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees),
         "recompute": str(closest.policy),
     }  # fmt: skip
-    with_least = ", recomputing what keeps least" if closest.policy.name == "optimal" else ""
+    with_least = ", recomputing what keeps least" if closest.policy.name in ("optimal", "steps") else ""
     if search is not None and search.recompute == "none":
         least = _with_recomputation(search, closest)
         data["recomputing"] = {"needed_bytes": least.worst_bytes, "fits": least.excess_bytes <= 0, "time_s": least.time_s}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,9 @@ from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
 from .drive_folded import MAX_FOLDED_STEPS, SCOUTED, Steady, folded_step, steady_of, with_microbatches
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
+from .drive_placements import placements_of
 from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, with_recomputation
+from .drive_stage_steps import StageSteps, StepSource
 from .errors import TimeLimit, Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
@@ -36,7 +37,7 @@ from .program_calls import InlinedProgram, inline, phases
 from .program_flat import flatten, represented_by
 from .timeline import Timeline
 
-__all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps", "placements_of"]
+__all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps"]
 
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
@@ -132,6 +133,8 @@ class LayoutSearch:
     out_of_time: bool = False
     recompute: str = "auto"  # one of drive_recompute.POLICIES
     frontiers: dict[Any, Any] = field(default_factory=dict)
+    steps: StepSource | None = None  # step graphs of stages, for plans of whole stages beside those of regions
+    unplanned: str = ""  # why a layout's stages were not planned as steps
 
     def graph_at(self, batch: int) -> OpGraph:
         from .graph_scale import at_batch
@@ -238,15 +241,23 @@ class LayoutSearch:
     def evaluate_with_recomputation(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str) -> list[Evaluated]:
         """The candidate as it is and as the policy makes it; more than one where the first does not fit."""
         first = self.evaluate(candidate, placement, name, self.planner)
-        if self.recompute == "none" or first.timeline is None or (self.recompute in ("auto", "optimal") and first.excess_bytes <= 0):
+        if self.recompute == "none" or first.timeline is None or (self.recompute in ("auto", "optimal", "steps") and first.excess_bytes <= 0):
             return [first]
         device = self.fabric.device(placement[0])
-        stages = StageRecompute(self.graph_at(first.layout.microbatch_size), first.layout, self.cost, device, self.frontiers)
 
         def again(layout: TrainingLayout, policy: Policy) -> Evaluated:
             return self.evaluate(replace(candidate, layout=layout), placement, name, self.planner, policy)
 
-        return with_recomputation(self.recompute, first, stages, again)
+        found = [first]
+        if self.recompute != "steps":
+            stages = StageRecompute(self.graph_at(first.layout.microbatch_size), first.layout, self.cost, device, self.frontiers)
+            found = with_recomputation(self.recompute, first, stages, again)
+        if self.steps is not None and self.recompute in ("auto", "optimal", "steps"):
+            try:
+                found += with_recomputation("steps", first, StageSteps(first.layout, self.steps), again)[1:]
+            except Unsupported as error:
+                self.unplanned = str(error)
+        return found
 
     def evaluate(
         self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, planner: CollectivePlanner, policy: Policy = KEEP_ALL
@@ -361,31 +372,3 @@ def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
     if all(not limit or bound <= limit for bound, limit in zip(bounds, limits, strict=False)):
         return bounds[:ranks]
     return list(worst_order_peaks(program))
-
-
-def placements_of(layout: TrainingLayout, fabric: Fabric) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Ranks on devices: every nesting of the axes in device order, innermost first in the name; equal ones once."""
-    sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
-    axes = [a for a in ("tensor", "data", "pipeline") if sizes[a] > 1]
-    seen: set[tuple[str, ...]] = set()
-    for nesting in permutations(axes):
-        placement = _place(layout, fabric, nesting)
-        if placement not in seen:
-            seen.add(placement)
-            yield (" in ".join(nesting) or "single device"), placement
-
-
-def _place(layout: TrainingLayout, fabric: Fabric, nesting: Sequence[str]) -> tuple[str, ...]:
-    sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
-    names = []
-    for rank in range(layout.ranks):
-        pipeline, data, tensor = layout.coordinates(rank)
-        at = {"pipeline": pipeline, "data": data, "tensor": tensor}
-        index, stride = 0, 1
-        for axis in nesting:
-            index += at[axis] * stride
-            stride *= sizes[axis]
-        names.append(fabric.devices[index].name)
-    return tuple(names)
-
-

@@ -54,6 +54,7 @@ class _Planner:
             return None
         try:
             search = self.search_on(fabric, batch, min(left, 10.0))
+            search.steps = None  # planning whole stages costs seconds for each; what fits without them fits
             best, judged = search.best(fixed)
             return best or leanest_fitting(search, judged)
         except MeshwrightError:
@@ -130,7 +131,11 @@ def leanest(search: LayoutSearch, judged: list[Evaluated]) -> list[Evaluated]:
     found = []
     for e in sorted(first.values(), key=lambda e: (e.candidate.memory_floor_bytes, e.candidate.degrees))[:SMALLEST]:
         placement = tuple(d.name for d in search.fabric.devices[: e.layout.ranks])
-        found.append(search.evaluate(e.candidate, placement, "device order", search.planner))
+        if search.steps is None:
+            found.append(search.evaluate(e.candidate, placement, "device order", search.planner))
+        else:  # what it can do with less counts, too
+            tried = search.evaluate_with_recomputation(e.candidate, placement, "device order")
+            found.append(min(tried, key=lambda x: x.excess_bytes if x.timeline is not None else 1 << 62))
     return [e for e in found if e.timeline is not None]
 
 

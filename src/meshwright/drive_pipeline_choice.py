@@ -19,8 +19,9 @@ from .decide.layout.grid import Grid
 from .decide.layout.problem import Degrees, LayoutCandidate, LayoutProblem
 from .decide.pipeline import CITES, NAMES
 from .decide.pipeline.orders import kept_peak_bytes, times
-from .drive_layouts import Evaluated, LayoutSearch, placements_of
+from .drive_layouts import Evaluated, LayoutSearch
 from .drive_pipelines import SPLIT, make_strategy, schedule_label
+from .drive_placements import placements_of
 from .drive_schedules import actions_of, chunks_of, layout_problem, scheduled
 from .drive_sharding import ShardingWanted, as_wanted
 from .errors import Infeasible, MeshwrightError, Unsupported, UsageError

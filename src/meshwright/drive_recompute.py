@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .cost import Cost
 from .decide.memory.regions import Chosen, RegionChooser
 from .decide.pipeline import peak_in_flight
+from .drive_stage_steps import StageSteps
 from .errors import Infeasible, UsageError
 from .fabric import Device
 from .graph import OpGraph, OpNode
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEEP_ALL", "POLICIES", "Policy", "StageRecompute", "recompute_decision", "require_policy", "with_recomputation"]
 
-POLICIES = ("auto", "none", "selective", "full", "optimal")
+POLICIES = ("auto", "none", "selective", "full", "optimal", "steps")
 ROUNDS = 5  # of asking for more
 
 
@@ -48,7 +49,7 @@ class StageRecompute:
     """The choosers of a layout's stages. `frontiers` may be shared between layouts."""
 
     def __init__(self, graph: OpGraph, layout: TrainingLayout, cost: Cost, device: Device, frontiers: dict[Any, Any] | None = None) -> None:
-        self.layout = layout
+        self.layout, self.name = layout, "optimal"
         self.regions = LayoutRegions(graph, layout)
         stage_of = {s.key: s.stage for s in layout.segments}
 
@@ -83,12 +84,12 @@ class StageRecompute:
 
 
 def with_recomputation(
-    policy: str, first: Evaluated, stages: StageRecompute, evaluate: Callable[[TrainingLayout, Policy], Evaluated]
+    policy: str, first: Evaluated, stages: StageRecompute | StageSteps, evaluate: Callable[[TrainingLayout, Policy], Evaluated]
 ) -> list[Evaluated]:
     """`first` keeps everything; returns what the policy makes of it, all that count as candidates."""
-    if policy == "none" or first.timeline is None or (policy in ("auto", "optimal") and first.excess_bytes <= 0):
+    if policy == "none" or first.timeline is None or (policy in ("auto", "optimal", "steps") and first.excess_bytes <= 0):
         return [first]
-    if policy in ("selective", "full"):
+    if policy in ("selective", "full") and isinstance(stages, StageRecompute):
         chosen = stages.rule(policy)
         if not chosen:
             return [replace(first, why=f"nothing to recompute by the rule {policy}")]
@@ -105,7 +106,7 @@ def with_recomputation(
         chosen = stages.saving(need)
         if not chosen:
             break
-        made = Policy("optimal", chosen, "does not fit without; the cheapest choice per stage that does")
+        made = Policy(stages.name, chosen, "does not fit without; the cheapest choice per stage that does")
         tried = evaluate(stages.apply(chosen), made)
         if tried.timeline is None or tried.policy.stages == found.policy.stages:
             break

@@ -14,7 +14,8 @@ from typing import Any
 from .decide.layout.data_sharding import CITE, DataSharding
 from .decide.layout.grid import Grid
 from .decide.layout.problem import LayoutCandidate, LayoutProblem
-from .drive_layouts import Evaluated, LayoutSearch, placements_of
+from .drive_layouts import Evaluated, LayoutSearch
+from .drive_placements import placements_of
 from .errors import Infeasible, UsageError
 
 __all__ = ["ShardingWanted", "as_wanted", "choose_sharding", "sharding_decision"]

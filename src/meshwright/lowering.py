@@ -91,7 +91,7 @@ class _Lowering:
             [(phase, p, mb) for phase, mb in order(layout.pipeline, layout.microbatches, p)] for p in range(layout.pipeline)
         ]
         require_orders(layout, self.orders)
-        if layout.split_backward and any(s.recompute for s in layout.segments):
+        if layout.split_backward and any(s.recompute or s.step for s in layout.segments):
             raise Unsupported("calls that run again are needed in both parts of a split backward", hint="--recompute none, or whole backward")
         if folded:
             require_foldable(layout)
@@ -240,7 +240,8 @@ class _Lowering:
         ref: StepRef | None = None
         for key in reversed(stage.segments):
             s = self.segment[key]
-            own = (f"act:{v}:{mb}" for x in s.recompute for v in x.reads if v not in s.reads)  # written here, read by what runs again
+            read_again = [v for x in s.recompute for v in x.reads] + [*(s.step.kept if s.step is not None else ())]
+            own = (f"act:{v}:{mb}" for v in read_again if v not in s.reads)  # written here, read by what runs again
             reads, gradients, held = r.data.enter()
             reads += [self.whole(r, name) for name in dict.fromkeys((f"saved:{key}:{mb}", *own))]
             gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits)

@@ -24,4 +24,6 @@ def kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
     for s in layout.segments:
         found[s.key] |= {sums_of(x.node) for x in layout.losses if x.node in s.nodes}
         found[s.key] |= {v for x in s.recompute for v in x.reads}
+        if s.step is not None:
+            found[s.key] = {*s.step.kept}
     return found

@@ -15,10 +15,11 @@ import msgspec
 from .bound import Bound
 from .graph import Work
 from .program import Program
+from .step_graph import StepGraph, StepPlan
 
 __all__ = [
-    "Alternative", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment", "Stage",
-    "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "Alternative", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment",
+    "SegmentStep", "Stage", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -100,6 +101,23 @@ class Recompute(_Record, frozen=True, kw_only=True):
     reads: tuple[str, ...] = ()
 
 
+class SegmentStep(_Record, frozen=True, kw_only=True):
+    """A segment run as a planned step: its own forward-and-backward graph for one micro-batch, and the straight line of actions through it.
+
+    `reads`, `writes`: the nodes of the values that cross its border, in the segment's order; `gradients`: of each read the node of its gradient, -1
+    where it has none. Node `handed` ends the forward pass: it gives the writes away. Gradients of parameters are added to their buffers by nodes of
+    the graph. `kept`: border values that backward actions read, or in whose storage something lies that is held for them.
+    """
+
+    graph: StepGraph
+    plan: StepPlan
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    gradients: tuple[int, ...]
+    handed: int
+    kept: tuple[str, ...] = ()
+
+
 class Segment(_Record, frozen=True, kw_only=True):
     """A run of consecutive forward nodes executed as one compute step, forward (`F`) and backward (`B`).
 
@@ -134,6 +152,7 @@ class Segment(_Record, frozen=True, kw_only=True):
     forward_workspace_bytes: int = 0  # peak of temporaries during F beyond saved and written values
     backward_workspace_bytes: int = 0
     recompute: tuple[Recompute, ...] = ()
+    step: SegmentStep | None = None  # run so, and not by autograd; then `recompute` is empty
     again: Work = Work()  # of the calls that run again, part of every `B` beside `backward`
     weight_backward: Work = Work()  # where backward is split: the part of `backward` that is left for `W`
     left_bytes: int = 0  # gradients kept from `I` to `W` for one micro-batch, beside saved_bytes

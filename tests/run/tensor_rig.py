@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from meshwright.decide.pipeline import PipelineProblem, one_f_one_b_order
 from meshwright.drive_collectives import bindable
 from meshwright.drive_pipelines import make_strategy
 from meshwright.drive_schedules import actions_of, scheduled
+from meshwright.drive_stage_steps import StageSteps
 from meshwright.graph_liveness import segment_workspace
+from meshwright.job import Training
 from meshwright.layout_recompute import LayoutRegions
 from meshwright.lowering import lower_training
 from meshwright.plan import TrainingLayout
@@ -43,6 +46,7 @@ from meshwright.run.lanes import fuse_lanes
 from meshwright.run.memory import RankMemory
 from meshwright.run.segments import build_rank_module
 from meshwright.run.sharding import take_part
+from meshwright.run.stage_steps import StageSource
 from meshwright.run.transport import TAG_WINDOW, TaggedTransport
 from meshwright.run.work import TrainingWork, gradient_bytes
 
@@ -118,7 +122,9 @@ def _lowered(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
         kept=kept, sharding=sharding,
     )  # fmt: skip
-    if recompute != "none":
+    if recompute == "steps":
+        layout = planned_stages(model, layout, loss)
+    elif recompute != "none":
         layout = recomputed(graph, layout, recompute)
     if orders is not None:
         layout = scheduled(layout, graph, orders)
@@ -145,6 +151,14 @@ def recomputed(graph: Any, layout: TrainingLayout, rule: str) -> TrainingLayout:
     chooser = RegionChooser(regions.regions, lambda n, key: Cost().roofline(n.forward, device).time_s)
     chosen = chooser.most_saved() if rule == "least" else chooser.rule(rule)
     return regions.apply(chosen.again)
+
+
+def planned_stages(model: str, layout: TrainingLayout, loss: str = "cross-entropy") -> TrainingLayout:
+    """The layout with every stage run by the leanest plan of its step graph, priced by the roofline."""
+    device = dataclasses.replace(fabric_of(2).devices[0], kind="gpu")  # of which nothing can be measured here
+    source = StageSource(job=Training(model=model, global_batch=layout.global_batch, loss=loss), device=device, cost=Cost())
+    stages = StageSteps(layout, source, effort=200_000)
+    return stages.apply(stages.saving(dict.fromkeys(range(len(layout.stages)), 1 << 60)))
 
 
 def whole_case(name: str, global_batch: int, loss: str, models: str = MODELS) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

@@ -41,7 +41,8 @@ class _Run:
 
 
 def check_step_plan(graph: StepGraph, plan: StepPlan) -> Verdict:
-    """Findings name the node and the action. Facts: peak_bytes, peak_at, time_s as recomputed."""
+    """Findings name the node and the action. Facts, as recomputed: peak_bytes, peak_at, time_s; forward_bytes and backward_bytes, the most that
+    either pass of the micro-batch that runs has made and not let go, with workspaces (fixed bytes and other micro-batches left out)."""
     walk = _Walk(graph, plan)
     if not walk.actions_exist():
         return Verdict(findings=tuple(walk.found))
@@ -219,13 +220,16 @@ class _Walk:
             change[place.start] += place.size
             change[min(place.end + 1, len(plan.actions))] -= place.size
         kept = sum(p.size for p in self.places if p.start < plan.boundary <= p.end)
-        alive = np.cumsum(change)[:-1] + graph.fixed_bytes() + (graph.in_flight - 1) * kept
+        alive = np.cumsum(change)[:-1]
         ways = [graph.nodes[a.node] if a.alternative < 0 else graph.nodes[a.node].alternatives[a.alternative] for a in plan.actions]
         alive = alive + np.array([w.workspace_bytes for w in ways], np.int64)
+        halves = {"forward_bytes": alive[: plan.boundary], "backward_bytes": alive[plan.boundary :]}
+        passes = {name: int(part.max(initial=0)) for name, part in halves.items()}
+        alive = alive + graph.fixed_bytes() + (graph.in_flight - 1) * kept
         time_s = math.fsum(w.time_s for w in ways)
         peak, at = (int(alive.max()), int(alive.argmax())) if len(alive) else (graph.fixed_bytes(), 0)
         self._claims(peak, at, alive, time_s)
-        return {"peak_bytes": peak, "peak_at": at, "time_s": time_s}
+        return {"peak_bytes": peak, "peak_at": at, "time_s": time_s, **passes}
 
     def _claims(self, peak: int, at: int, alive: np.ndarray[tuple[int], np.dtype[np.int64]], time_s: float) -> None:
         plan = self.plan

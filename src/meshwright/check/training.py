@@ -229,7 +229,7 @@ class TrainingStep(WeightCells):
         else:
             summed = self.along & set(s.sum_writes)
             needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
-            again = {v for x in s.recompute for v in x.reads}  # what calls read that run again
+            again = {v for x in s.recompute for v in x.reads} | {*(s.step.kept if s.step is not None else ())}  # what calls read that run again
             needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in again}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")

@@ -28,7 +28,7 @@ def compute_steps(layout: TrainingLayout, pipeline: int) -> Iterator[tuple[str, 
 
 def too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
     """What a segment that recomputes keeps has room in its buffers."""
-    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute}
+    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute or s.step is not None}
     for b, name in enumerate(p.buffers.name or ()):
         kind, _, rest = name.partition(":")
         size = int(p.buffers.chunks[b]) * int(p.buffers.chunk_bytes[b])

@@ -27,6 +27,7 @@ from .order import Order
 from .placement import placement_faults
 from .races import check_races, turns_needed
 from .recompute import check_recompute, operands_of
+from .segment_step import check_segment_steps
 from .shadow import shadow
 from .training import check_training
 from .values import check_collective
@@ -209,7 +210,9 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
 
 def _recomputation(plan: Plan) -> list[Finding]:
     outline = plan.job.get("graph_outline")
-    return check_recompute(plan.layout, operands_of(map(str, outline)) if outline else None) if plan.layout is not None else []
+    if plan.layout is None:
+        return []
+    return check_recompute(plan.layout, operands_of(map(str, outline)) if outline else None) + check_segment_steps(plan.layout)
 
 
 def _fabric_of(plan: Plan) -> Fabric:

@@ -12,8 +12,10 @@ from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
+    from ..cost import Cost
     from ..drive_pipeline_choice import PipelineWanted
     from ..drive_sharding import ShardingWanted
+    from ..drive_stage_steps import StepSource
     from ..fabric import Fabric
     from ..graph import OpGraph
     from ..job import Training
@@ -41,9 +43,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="split what lies between tensor-parallel regions along the sequence: auto (default; judged by simulation and memory), on, off",
     )  # fmt: skip
     parser.add_argument(
-        "--recompute", choices=("auto", "none", "selective", "full", "optimal"), default="auto",
-        help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, optimal",
+        "--recompute", choices=("auto", "none", "selective", "full", "optimal", "steps"), default="auto",
+        help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, optimal, "
+        "steps (whole stages planned by their step graphs; with --memory, auto tries them too)",
     )  # fmt: skip
+    parser.add_argument("--memory", metavar="SIZE", help="bytes of every device, e.g. 12GiB (default: what the fabric says, never more than that)")
     parser.add_argument(
         "--zero", choices=("auto", "0", "1", "2", "3"), default="auto",
         help="what data-parallel replicas divide: auto (default; judged by simulation and memory), 0 nothing, 1 optimizer state, 2 also gradients, "
@@ -82,6 +86,8 @@ def run(args: argparse.Namespace) -> Result:
     check_pictures(args)
     fabric = read_fabric(args.fabric, args.devices)
     fabric.require_connected()
+    if args.memory is not None:
+        fabric = _limited(fabric, args.memory)
     job = Training(
         model=args.model or (graph.model if graph else ""), global_batch=args.global_batch,
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
@@ -96,7 +102,7 @@ def run(args: argparse.Namespace) -> Result:
         job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
         collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,
         tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
-        recompute=args.recompute, schedule=_schedule(args),
+        recompute=args.recompute, schedule=_schedule(args), steps=_steps(args, job, fabric, cost),
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
@@ -104,6 +110,37 @@ def run(args: argparse.Namespace) -> Result:
         sys.stderr.write(f"warning: {note}\n")
     document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
     return with_pictures(Result(document, plan_text(plan, written=str(args.out))), args, plan)
+
+
+def _limited(fabric: Fabric, text: str) -> Fabric:
+    """The fabric with at most so much memory per device."""
+    from dataclasses import replace
+
+    from ..errors import UsageError
+    from ..io.quantity import parse_size_bytes
+
+    try:
+        size = parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(str(error), where="--memory", hint="e.g. 12GiB") from None
+    if size < 1:
+        raise UsageError("a device has at least one byte", where="--memory", hint="e.g. 12GiB")
+    return replace(fabric, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d in fabric.devices))
+
+
+def _steps(args: argparse.Namespace, job: Training, fabric: Fabric, cost: Cost) -> StepSource | None:
+    """Step graphs of stages, where they are asked for."""
+    from ..errors import UsageError
+
+    if args.memory is None and args.recompute != "steps":
+        return None
+    if ":" not in job.model or args.model is None:
+        if args.recompute == "steps":
+            raise UsageError("plans of whole stages need --model", where="--recompute", hint="a captured graph has no step graphs")
+        return None
+    from ..run.stage_steps import StageSource
+
+    return StageSource(job=job, device=fabric.devices[0], cost=cost)
 
 
 def _schedule(args: argparse.Namespace) -> PipelineWanted:

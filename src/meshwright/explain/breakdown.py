@@ -143,7 +143,7 @@ def _recompute_s(run: Simulated, stage: int, rank: int) -> float:
     total = 0.0
     mine = {key: copy for k, copy in layout.hosted(stage) for key in layout.stages[k].segments}
     for s in layout.segments:
-        if s.key in mine and s.recompute:
+        if s.key in mine and (s.recompute or s.step is not None):
             whole = run.cost.roofline(s.backward + s.again, device).time_s
             extra = max(whole - run.cost.roofline(s.backward, device).time_s, 0.0)
             priced = run.cost.table.get(f"{s.key}|B")

@@ -104,7 +104,7 @@ def explain_plan(
         if plan.main.fold is not None:
             again, now_s = among([others.chosen, *kept], notes), Scenario(run.fabric).time_s(others.chosen, "links", 1.0)
         extra["what_ifs"] = what_ifs(run.fabric, now_s, again, until=until)
-        if plan.layout is not None and not any(s.recompute for s in plan.layout.segments):
+        if plan.layout is not None and not any(s.recompute or s.step is not None for s in plan.layout.segments):
             at = others.search.graph_at(plan.layout.microbatch_size)
             device = run.fabric.device(plan.placement[0])
             extra["recompute"] = recompute_advice(at, plan.layout, found.stages, run.cost, device)

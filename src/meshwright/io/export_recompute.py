@@ -25,11 +25,12 @@ _MEGATRON = {
 def with_recomputation(made: Exported, plan: Plan) -> Exported:
     """The export with the plan's recomputation; unchanged where it recomputes nothing."""
     layout = plan.layout
-    if layout is None or not any(s.recompute for s in layout.segments):
+    if layout is None or not any(s.recompute or s.step is not None for s in layout.segments):
         return made
     rule = str(plan.decisions.get("recompute", {}).get("strategy", "optimal"))
     text, missing, to_add = made.text, list(made.not_expressed), list(made.to_add)
     calls = sum(len(names) for s in layout.segments for names in s.computed_again())
+    calls += sum(len(s.step.plan.actions) - len({a.node for a in s.step.plan.actions}) for s in layout.segments if s.step is not None)
     own = f"which {calls} calls run again in backward, by stage"
     if made.target == "megatron":
         flags = _MEGATRON.get(rule, _MEGATRON["full"])

@@ -91,6 +91,7 @@ class SegmentModule:
     differentiable: tuple[bool, ...]
     random: bool
     split: bool
+    draws: bool = False  # dropout, whose bits come by place
     sum_grads: frozenset[str] = frozenset()
     sum_writes: frozenset[str] = frozenset()
     gathers: frozenset[str] = frozenset()

@@ -31,11 +31,12 @@ from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, r
 from .module_clock import ModuleClock
 from .replay import Replays
 from .segment_module import SegmentModule
+from .segment_step import planned_segment
 from .sharded_state import ParameterGroup, Piece, build_groups
 from .sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
 from .vocabulary import FUNCTIONS, expand_forward, function_of
 
-__all__ = ["ParameterShard", "RankModule", "SegmentModule", "build_rank_module", "random_seed"]
+__all__ = ["ParameterShard", "RankModule", "SegmentModule", "build_rank_module", "example_tensors", "random_seed"]
 
 
 @dataclass
@@ -125,6 +126,18 @@ def build_rank_module(
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups)
 
 
+def example_tensors(
+    graph: ForwardGraph, layout: TrainingLayout, segment: Segment, inputs: Sequence[int]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Tensors without data, as one micro-batch brings them: what a whole segment reads, and the example inputs it takes."""
+    value = {v.name: v for v in layout.values}
+
+    def empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    return [empty(value[v].shape, value[v].dtype) for v in segment.reads], [empty(graph.inputs[i].shape, graph.inputs[i].dtype) for i in inputs]
+
+
 def _gradient_buffers(
     layout: TrainingLayout, rank: int, held: Mapping[str, ParameterShard], device: torch.device, gradient_bytes: Mapping[str, int]
 ) -> dict[str, torch.Tensor]:
@@ -186,7 +199,7 @@ class _Builder:
         replays = Replays(segment.computed_again())
         function = self.compile(segment, nodes, fixed, states, member, replays)
         values = [self.tensor(v) for v in fixed if not v.startswith("input:")]
-        return SegmentModule(
+        made = SegmentModule(
             key=segment.key,
             function=function,
             reads=segment.reads,
@@ -195,12 +208,14 @@ class _Builder:
             constants=tuple(values),
             differentiable=tuple(self.differentiable.get(v, True) for v in segment.reads),
             random=any(_is_random(n) and n.name not in self.places for n in nodes),
+            draws=any(n.name in self.places for n in nodes),
             split=segment.split,
             sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
             sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
             gathers=frozenset(segment.gathers),
             replays=replays,
         )
+        return made if segment.step is None else planned_segment(made, segment, *example_tensors(self.graph, self.layout, segment, made.inputs))
 
     def member(self, segment: Segment) -> Member:
         return Member(self.tensor_index, segment.shares or (1,) * self.layout.tensor)

@@ -80,13 +80,16 @@ class StepRunner:
             values[i] = x
         x = None
         arguments.clear()
-        with torch.no_grad():
-            self._run(values)
+        self.run_actions(values, {}, 0, len(self.actions))
         return [None if i is None else values[i] for i in self.outputs]
 
-    def _run(self, values: list[Any]) -> None:
-        states: dict[int, Any] = {}
-        for a, do in zip(self.plan.actions, self.actions, strict=True):
+    def run_actions(self, values: list[Any], states: dict[int, Any], first: int, end: int) -> None:
+        """Runs actions `first` to `end` on `values`, one place per node of the graph. `states`: empty before the first action, the same for all."""
+        with torch.no_grad():
+            self._run(values, states, first, end)
+
+    def _run(self, values: list[Any], states: dict[int, Any], first: int, end: int) -> None:
+        for a, do in zip(self.plan.actions[first:end], self.actions[first:end], strict=True):
             try:
                 values[a.node] = self._replayed(a.node, do, values, states) if a.node in self.replayed else do(values)
             except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:

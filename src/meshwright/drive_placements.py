@@ -1,0 +1,39 @@
+"""Placements of a layout's ranks that are worth judging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+from .fabric import Fabric
+from .plan import TrainingLayout
+
+__all__ = ["placements_of"]
+
+
+def placements_of(layout: TrainingLayout, fabric: Fabric) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Ranks on devices: every nesting of the axes in device order, innermost first in the name; equal ones once."""
+    sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
+    axes = [a for a in ("tensor", "data", "pipeline") if sizes[a] > 1]
+    seen: set[tuple[str, ...]] = set()
+    for nesting in permutations(axes):
+        placement = _place(layout, fabric, nesting)
+        if placement not in seen:
+            seen.add(placement)
+            yield (" in ".join(nesting) or "single device"), placement
+
+
+def _place(layout: TrainingLayout, fabric: Fabric, nesting: Sequence[str]) -> tuple[str, ...]:
+    sizes = {"tensor": layout.tensor, "data": layout.data, "pipeline": layout.pipeline}
+    names = []
+    for rank in range(layout.ranks):
+        pipeline, data, tensor = layout.coordinates(rank)
+        at = {"pipeline": pipeline, "data": data, "tensor": tensor}
+        index, stride = 0, 1
+        for axis in nesting:
+            index += at[axis] * stride
+            stride *= sizes[axis]
+        names.append(fabric.devices[index].name)
+    return tuple(names)
+
+

@@ -1,0 +1,116 @@
+"""Stages run as planned steps: gradients bit-equal to autograd's, bytes kept and the measured peak those of the plan, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+import torch
+from rig import TINY, fabric_of, forward_of, make_plan, whole_model
+from tensor_rig import MODELS, compare, plan_case, planned_stages, run_case, serial_step
+
+from meshwright.cost import Cost
+from meshwright.drive_stage_steps import StageGraph, StageSteps, with_step
+from meshwright.errors import Unsupported
+from meshwright.job import Training
+from meshwright.plan import SegmentStep
+from meshwright.run.segments import build_rank_module
+from meshwright.run.stage_steps import StageSource
+from meshwright.run.storage_peak import peak_of
+
+ROWS = 2
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+def test_bits_and_bytes_on_processes(pool):
+    name, degrees = "even", (2, 1, 2)
+    whole = plan_case(name, degrees)
+    plain = pool.run(run_case, whole.layout.ranks, whole)
+    case = plan_case(name, degrees, recompute="steps")
+    outcomes = pool.run(run_case, case.layout.ranks, case)
+    compare(case, outcomes, serial_step(case, name))
+    for a, b in zip(plain, outcomes, strict=True):
+        assert a.loss == b.loss and all(torch.equal(g, b.gradients[n]) for n, g in a.gradients.items())
+    kept = {key: size for o in outcomes for key, size in o.saved_bytes.items()}
+    for s, old in zip(case.layout.segments, whole.layout.segments, strict=True):
+        assert s.step is not None and s.saved_bytes < old.saved_bytes
+        assert kept[s.key] == s.saved_bytes
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """A tiny GPT on two stages, four micro-batches, its step graphs measured here."""
+    layout = make_plan((1, 1, 2), microbatch=ROWS).layout
+    costs = tmp_path_factory.mktemp("costs") / "costs.json"
+    source = StageSource(job=Training(model=TINY, global_batch=8), device=fabric_of(2).devices[0], cost=Cost(), costs=costs)
+    return StageSteps(layout, source, effort=2_000_000)
+
+
+def rank_module(layout, rank):
+    _, parameters, buffers = whole_model(TINY)
+    return build_rank_module(forward_of(TINY, ROWS), layout, rank, parameters, buffers, device=torch.device("cpu"), gradient_bytes={})
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_the_measured_peak_of_two_micro_batches_in_flight_is_the_plan_s(stages, share):
+    """Stage 0: one passes forward, another forward and backward, as 1F1B does; in bytes beyond what is always there."""
+    graph = stages.graphs[0].graph
+    assert graph.in_flight == 2
+    full = StageSteps.fastest(stages, graph, 1 << 60)
+    plan = StageSteps.fastest(stages, graph, int(graph.fixed_bytes() + share * (full.peak_bytes - graph.fixed_bytes())))
+    assert plan.peak_bytes < full.peak_bytes
+    g = stages.graphs[0]
+    step = SegmentStep(
+        graph=graph, plan=plan, reads=g.reads, writes=g.writes, gradients=g.gradients, handed=g.handed,
+        kept=(),
+    )  # fmt: skip
+    (key,) = stages.layout.stages[0].segments
+    segments = tuple(with_step(s, step) if s.key == key else s for s in stages.layout.segments)
+    module = rank_module(msgspec.structs.replace(stages.layout, segments=segments), 0)
+    segment = module.segments[key]
+    tokens = [torch.randint(100, forward_of(TINY, ROWS).inputs[i].shape) for i in segment.inputs]
+    gradient = torch.randn(next(v.shape for v in stages.layout.values if v.name == segment.writes[0]))
+
+    def two() -> None:
+        segment.forward(0, [], tokens)
+        segment.forward(1, [], tokens)
+        segment.backward(0, [gradient])
+        segment.backward(1, [gradient])
+
+    two()
+    measured = peak_of(two, [])
+    assert measured == pytest.approx(plan.peak_bytes - graph.fixed_bytes(), rel=0.02)
+
+
+def test_a_model_that_changed_is_refused(stages):
+    found = stages.graphs[0]
+    nodes = list(found.graph.nodes)
+    nodes[-1] = msgspec.structs.replace(nodes[-1], target="aten.other.default")
+    odd = StageGraph(**{**vars(found), "graph": msgspec.structs.replace(found.graph, nodes=tuple(nodes))})
+    other = dataclasses.replace(stages, source=lambda layout, stage: odd if stage == 0 else stages.graphs[stage])
+    layout = other.apply(other.saving({0: 1 << 60}))
+    with pytest.raises(Unsupported, match="not the .* that were planned"):
+        rank_module(layout, 0)
+
+
+def test_what_is_left_out_says_so(stages):
+    layout = stages.layout
+    for change in ({"zero_level": 1}, {"split_backward": True}, {"tensor": 2}):
+        with pytest.raises(Unsupported, match="not planned as steps"):
+            dataclasses.replace(stages, layout=msgspec.structs.replace(layout, **change))
+    with pytest.raises(Unsupported, match="draws random numbers"):
+        planned_stages(MODELS + "odd_tied", plan_case("odd_tied", (1, 1, 1)).layout)
+    module = rank_module(stages.apply(stages.saving({0: 1 << 60})), 0)
+    with pytest.raises(Unsupported, match="its backward is split in two"):
+        next(iter(module.segments.values())).backward_input(0, [])
+
+
+def test_two_micro_batches_may_be_abandoned(stages):
+    module = rank_module(stages.apply(stages.saving({0: 1 << 60})), 0)
+    (segment,) = module.segments.values()
+    segment.forward(0, [], [torch.zeros(forward_of(TINY, ROWS).inputs[i].shape, dtype=torch.int64) for i in segment.inputs])
+    assert segment._held
+    segment.forget()
+    assert not segment._held

@@ -1,0 +1,141 @@
+"""Plans whose stages are planned as whole steps: they fit, are proved, beat rules by regions, and say what the least is; and what the checker refuses."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from meshwright import drive
+from meshwright.capture.graph import capture
+from meshwright.check import check_plan
+from meshwright.check.segment_step import check_segment_steps
+from meshwright.cli import main
+from meshwright.cost import Cost
+from meshwright.errors import Infeasible, UsageError
+from meshwright.explain.explanation import explain_plan
+from meshwright.fabric import Fabric
+from meshwright.graph import OpGraph
+from meshwright.io.export_layout import export_layout
+from meshwright.io.plan_file import plan_bytes, plan_from_bytes
+from meshwright.job import Training
+from meshwright.plan import Plan, SegmentStep, TrainingLayout
+from meshwright.report.plan_text import plan_text
+from meshwright.run.stage_steps import StageSource
+
+MODEL = str(Path(__file__).parent.parent / "examples" / "gpt.py:tiny")
+JOB = Training(model=MODEL, global_batch=32)
+DEGREES = {"data": 1, "tensor": 1, "pipeline": 2, "microbatch": 8}
+MEMORY = 4_400_000
+swap = msgspec.structs.replace
+
+
+@functools.cache
+def graph() -> OpGraph:
+    return capture(MODEL)
+
+
+@functools.cache
+def source() -> StageSource:
+    device = replace(fabric(0).devices[0], kind="gpu")  # priced by the roofline: nothing is measured
+    return StageSource(job=JOB, device=device, cost=Cost())
+
+
+def fabric(memory_bytes: int) -> Fabric:
+    plain = drive.read_fabric("laptop:2")
+    return replace(plain, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in plain.devices))
+
+
+@functools.cache
+def plan(recompute: str, memory_bytes: int = MEMORY, steps: bool = True) -> Plan:
+    return drive.plan_training(JOB, fabric(memory_bytes), graph=graph(), recompute=recompute, steps=source() if steps else None, **DEGREES)
+
+
+def test_stages_over_their_memory_run_planned_steps_and_fit():
+    made = plan("steps")
+    assert made.layout is not None and made.prediction is not None
+    assert all(s.step is not None for s in made.layout.segments)
+    assert [s.step.graph.in_flight for s in made.layout.segments if s.step] == [2, 1]
+    assert max(made.prediction.memory_worst_bytes) <= MEMORY and check_plan(made).ok
+    again = plan_from_bytes(plan_bytes(made))
+    assert again.layout == made.layout and plan_bytes(again) == plan_bytes(made)
+    assert made.decisions["recompute"]["strategy"] == "steps" and "steps: stage 0" in plan_text(made)
+    assert all(s.recompute_s > 0 for s in explain_plan(made, quick=True).breakdown.stages)
+    assert any("run again" in line for line in export_layout(made, "megatron").not_expressed)
+
+
+def test_auto_takes_the_faster_of_whole_stages_and_regions():
+    best = plan("auto").prediction.time_s
+    assert best <= min(plan("steps").prediction.time_s, plan("optimal", MEMORY, steps=False).prediction.time_s)
+
+
+def test_below_the_least_the_error_says_what_fits():
+    with pytest.raises(Infeasible) as caught:
+        plan("auto", 2_000_000)
+    least = caught.value.data["needed_bytes"]
+    assert caught.value.data["recompute"] == "recompute steps" and f"needs {least} bytes" in caught.value.message
+    said = [c for c in caught.value.data["changes"] if c["kind"] == "memory"]
+    assert said[0]["needed_bytes"] <= least and "changes" in caught.value.hint
+    made = plan("auto", least)
+    assert max(made.prediction.memory_worst_bytes) <= least
+
+
+def test_whole_stages_need_their_graphs(tmp_path, capsys):
+    with pytest.raises(UsageError, match="need the stages' step graphs"):
+        plan("steps", MEMORY, steps=False)
+    words = ["train", "plan", "--fabric", "laptop:2", "--global-batch", "8", "-o", str(tmp_path / "p.json")]
+    assert main([*words, "--model", MODEL, "--memory", "much"]) == 2
+    assert main([*words, "--model", MODEL, "--memory", "0B"]) == 2
+    assert "--memory" in capsys.readouterr().err
+    file = tmp_path / "graph.json"
+    assert main(["train", "capture", "--model", MODEL, "-o", str(file)]) == 0
+    assert main([*words, "--graph", str(file), "--recompute", "steps"]) == 2
+    assert "need --model" in capsys.readouterr().err
+
+
+# ---- the checker -------------------------------------------------------------------------------------------------------
+def changed(**fields: object) -> TrainingLayout:
+    """The planned layout with other fields in the first stage's step (or, of `segment_`, in its segment)."""
+    layout = plan("steps").layout
+    assert layout is not None
+    first = layout.segments[0]
+    own = {k.removeprefix("segment_"): v for k, v in fields.items() if k.startswith("segment_")}
+    first = swap(first, step=swap(first.step, **{k: v for k, v in fields.items() if not k.startswith("segment_")}), **own)
+    return swap(layout, segments=(first, *layout.segments[1:]))
+
+
+def step() -> SegmentStep:
+    found = plan("steps").layout.segments[0].step
+    assert found is not None
+    return found
+
+
+def test_every_claim_about_a_planned_step_is_checked():
+    assert not check_segment_steps(changed())
+    saved = plan("steps").layout.segments[0]
+    wrong = {
+        "is split": changed(segment_split=True),
+        "0 writes": changed(writes=()),
+        "node 99999": changed(handed=99999),
+        "the plan says": changed(plan=swap(step().plan, peak_bytes=1)),
+        "does not cross": changed(kept=("other",)),
+        "does not give away": changed(handed=0),
+        "saved_bytes are": changed(segment_saved_bytes=saved.saved_bytes - 1),
+        "backward_workspace_bytes are": changed(segment_backward_workspace_bytes=saved.backward_workspace_bytes - 1),
+    }
+    for said, layout in wrong.items():
+        found = check_segment_steps(layout)
+        assert found and said in found[0].message, said
+
+
+def test_kept_border_values_are_checked():
+    layout = plan("steps").layout
+    last = layout.segments[1]
+    assert last.step is not None and last.reads[0] in last.step.kept
+    for fields, said in (({"kept": ()}, "which is not kept"), ({"gradients": (0, 0)}, "is no result"), ({"reads": last.step.writes * 2}, "is no placeholder")):
+        bad = swap(layout, segments=(layout.segments[0], swap(last, step=swap(last.step, **fields))))
+        found = check_segment_steps(bad)
+        assert found and said in found[0].message, said
