@@ -1,4 +1,4 @@
-"""Plans whose stages are planned as whole steps: they fit, are proved, beat rules by regions, and say what the least is; and what the checker refuses."""
+"""Plans whose stages are planned as whole steps: they fit, are proved, beat rules by regions, say what the least is; what the checker refuses."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_kept_border_values_are_checked():
     layout = plan("steps").layout
     last = layout.segments[1]
     assert last.step is not None and last.reads[0] in last.step.kept
-    for fields, said in (({"kept": ()}, "which is not kept"), ({"gradients": (0, 0)}, "is no result"), ({"reads": last.step.writes * 2}, "is no placeholder")):
+    wrong = (({"kept": ()}, "which is not kept"), ({"gradients": (0, 0)}, "is no result"), ({"reads": last.step.writes * 2}, "is no placeholder"))
+    for fields, said in wrong:
         bad = swap(layout, segments=(layout.segments[0], swap(last, step=swap(last.step, **fields))))
         found = check_segment_steps(bad)
         assert found and said in found[0].message, said

@@ -91,7 +91,7 @@ def test_a_model_that_changed_is_refused(stages):
     odd = StageGraph(**{**vars(found), "graph": msgspec.structs.replace(found.graph, nodes=tuple(nodes))})
     other = dataclasses.replace(stages, source=lambda layout, stage: odd if stage == 0 else stages.graphs[stage])
     layout = other.apply(other.saving({0: 1 << 60}))
-    with pytest.raises(Unsupported, match="not the .* that were planned"):
+    with pytest.raises(Unsupported, match="that were planned"):
         rank_module(layout, 0)
 
 

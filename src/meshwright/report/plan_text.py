@@ -125,7 +125,8 @@ def _recompute(decision: Any) -> str:
     stages = decision["options"]["stages"] if decision else ()
     whole = bool(decision) and decision["strategy"] == "steps"
     parts = [
-        f"stage {s['stage']} {'whole' if whole else str(s['layers']) + ' layers'}, {bytes_text(s['saved_bytes'])} fewer kept and {seconds_text(s['time_s'])} more per micro-batch"
+        f"stage {s['stage']} {'whole' if whole else str(s['layers']) + ' layers'}, {bytes_text(s['saved_bytes'])} fewer kept and "
+        f"{seconds_text(s['time_s'])} more per micro-batch"
         for s in stages
     ]
     return f"{decision['strategy']}: " + "; ".join(parts) if parts else ""
