@@ -80,9 +80,8 @@ def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
         if not (shared.row[:, r] >= 0).any():
             hint = "give traces of one run, profiled over the same steps"
             raise UsageError(f"rank {view.rank} has no collective in common with the other ranks", where=view.source, hint=hint)
-    everyone = np.array([any(_everyone(v, row) for v, row in zip(views, rows, strict=True)) for rows in shared.row], bool)
     arrives, leaves = shared.times(views)
-    limit = _limits(arrives, leaves, everyone)
+    limit = _limits(views, shared, arrives, leaves)
     if len(views) <= CLOSED:
         for k in range(len(views)):
             limit = np.minimum(limit, limit[:, k : k + 1] + limit[k : k + 1, :])
@@ -109,18 +108,20 @@ def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
     return moved, Clocks(shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), collectives=len(shared.keys), warnings=_missing(views, shared)), shared
 
 
-def _everyone(view: RankView, row: int) -> bool:
-    return row >= 0 and bool(view.meetings.everyone[row])
-
-
-def _limits(arrives: I64, leaves: I64, everyone: NDArray[np.bool_]) -> I64:
-    """limit[i, j]: x_i - x_j is at most this."""
-    ranks = arrives.shape[1]
-    limit = np.full((ranks, ranks), _FAR // 2)
-    arrives, leaves = arrives[everyone], leaves[everyone]
+def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64) -> I64:
+    """limit[i, j]: x_i - x_j is at most this. A message bounds its receiver by its sender alone."""
+    ranks, far = len(views), _FAR // 2
+    everyone, source, destination = np.zeros(len(shared.keys), bool), np.full(len(shared.keys), -1), np.full(len(shared.keys), -1)
+    for r, view in enumerate(views):
+        here = np.flatnonzero(shared.row[:, r] >= 0)
+        rows = shared.row[here, r]
+        everyone[here] |= view.meetings.everyone[rows]
+        source[here], destination[here] = view.meetings.source[rows], view.meetings.destination[rows]
+    limit = np.full((ranks, ranks), far)
     for i in range(ranks):
-        for j in range(ranks) if ranks <= CLOSED else {0, i} if i else range(ranks):
-            both = (arrives[:, i] > -_FAR) & (leaves[:, j] < _FAR)
+        for j in range(ranks) if ranks <= CLOSED or i == 0 else (0,):
+            bound = everyone | ((source == views[i].rank) & (destination == views[j].rank))
+            both = bound & (arrives[:, i] > -_FAR) & (leaves[:, j] < _FAR)
             if i != j and both.any():
                 limit[i, j] = (leaves[both, j] - arrives[both, i]).min()
     np.fill_diagonal(limit, 0)

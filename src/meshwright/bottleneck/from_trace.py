@@ -266,9 +266,28 @@ def _meetings(trace: Trace, named: _Names, ranges: Mask, steps: list[Step]) -> t
     of_row = np.full(len(trace), -1, np.int32)
     of_row[rows] = np.arange(len(rows), dtype=np.int32)
     return Meetings(
-        key=tuple(keys), label=tuple(labels), queue=tuple(queues), arrives=trace.start_ns[rows], leaves=trace.end_ns[rows], source=columns[:, 0],
-        destination=columns[:, 1], size_bytes=columns[:, 2], everyone=np.array([not ONE_WAY.search(x) for x in labels], bool),
+        key=tuple(keys), label=tuple(labels), queue=tuple(queues), arrives=_entered(trace, rows), leaves=trace.end_ns[rows],
+        source=columns[:, 0], destination=columns[:, 1], size_bytes=columns[:, 2],
+        everyone=np.array([not ONE_WAY.search(x) for x in labels], bool),
     ), of_row  # fmt: skip
+
+
+_CALL = re.compile(r"^c10d::(send|recv)")
+
+
+def _entered(trace: Trace, rows: NDArray[np.int64]) -> I64:
+    """When the rank entered each meeting. gloo begins a message's range after it has sent: there it is when the operator around it began."""
+    entered = trace.start_ns[rows].copy()
+    calls = np.flatnonzero(trace.where_name(np.array([bool(_CALL.match(n)) for n in trace.names], bool)))
+    for track in np.unique(trace.track[rows]).tolist():
+        mine = calls[trace.track[calls] == track]
+        here = np.flatnonzero(trace.track[rows] == track)
+        if len(mine):
+            at = np.searchsorted(trace.start_ns[mine], entered[here], side="right") - 1
+            call = mine[np.maximum(at, 0)]
+            inside = (at >= 0) & (trace.end_ns[call] >= entered[here])
+            entered[here[inside]] = trace.start_ns[call[inside]]
+    return entered
 
 
 def _ends(trace: Trace, operation: str, source: int, destination: int) -> tuple[int, int]:

@@ -196,7 +196,8 @@ class _Walk:
             self._link(view, begun, t, own)
             return view, begun, ("meeting", before)
         self._link(view, begun, t, own)
-        if len(order) > 1:
+        waited = bool(meetings.everyone[own]) or int(meetings.source[own]) in (-1, self.views[last].rank)  # a sender waits for nobody
+        if len(order) > 1 and waited:
             self.late.append(Late(meeting=shared, rank=last, since=int(arrivals[order[-2]]), until=begun))
         if self.views[last].device is not None:
             theirs = int(self.lanes[last].kernel_of[self.shared.row[shared, last]])

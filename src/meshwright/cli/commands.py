@@ -21,6 +21,7 @@ NOUNS: dict[str, str] = {
     "pipeline": "in which order micro-batches run through stages",
     "memory": "what a training step keeps, what it computes again, and where it lies",
     "run": "any program, as it is",
+    "trace": "traces of real runs: which module, stage and rank the time went to",
     "lab": "rehearsal: a fabric as shaped network namespaces on this machine",
 }
 
@@ -68,6 +69,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("memory", "pack"): ("memory_pack", "place storages with lifetimes in one arena, as small as can be, beside a bound"),
     ("run", "doctor"): ("run_doctor", "read the flight recorders of all ranks and name the first divergence"),
     ("run", "ordered"): ("run_ordered", "start any program with the ranks of an order"),
+    ("trace", "breakdown"): ("trace_breakdown", "where the time of measured steps went, per rank and stage, and what to do about it"),
     ("lab", "up"): ("lab_up", "build a rehearsal lab after a fabric"),
     ("lab", "run"): ("lab_run", "run a command once per device of a lab"),
     ("lab", "show"): ("lab_show", "show a lab, its links and what went over them; or list the labs"),

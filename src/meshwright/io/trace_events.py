@@ -175,7 +175,7 @@ def _counters(trace: Trace, timeline: Timeline, process: dict[int, int], label: 
 # ---- flows -------------------------------------------------------------------------------------------------------------
 def _flows(program: Program, slices: Slices, owner: NDArray[np.int64], parts: Sequence[int]) -> NDArray[np.int64]:
     """(sending slice, receiving slice) pairs within each timeline: the j-th send on a channel matches the j-th receive."""
-    send, receive = _matched_steps(program)
+    send, receive = matched_steps(program)
     found = []
     width = int(slices.iteration.max(initial=0)) + 1
     for part in parts:
@@ -197,7 +197,7 @@ def _find(keys: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[n
     return at, keys[at] == wanted
 
 
-def _matched_steps(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def matched_steps(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Steps that send and the steps that receive the same message of an iteration."""
     s = program.steps
     ends = []

@@ -1,0 +1,242 @@
+"""What on the critical path could go away, ranked by how much, with what to do about it.
+
+Every cause gets an upper limit of what removing it gains per step: its time on the path where all of it can go (a data stall, a copy, the time
+before a rank that is always late, exposed communication), or what exceeds its like where some must stay (a module beside its siblings, a link
+beside the other links). Computing as such gains nothing by itself: the modules that take most of it come last. Removing one cause may bring
+another onto the path: limits do not add up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clocks import Shared
+from .lanes import STAGES, Kind, RankView, Stage
+from .path import CriticalPath
+
+__all__ = ["Cause", "rank_causes"]
+
+SIBLINGS = 3  # modules of one form from which one can stick out
+STICKS_OUT = 1.3  # times the median sibling
+SLOW_LINK = 0.6  # of the median rate of the other links
+LATE_SHARE = 0.6  # of all lateness, of one rank
+SMALL_NS = 20_000
+MODULES = 3
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """`where`: the module, stage, rank or link. `path_s`: on the critical path, per step; `gain_s`: at most gained by removing it."""
+
+    kind: str
+    where: str
+    path_s: float
+    gain_s: float
+    share: float  # of the step: gain_s / step
+    advice: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        return f"{self.where}: {self.kind}, {self.path_s * 1e3:.3f} ms of the path ({100 * self.share:.1f} % to gain): {self.advice}"
+
+
+def rank_causes(views: Sequence[RankView], shared: Shared, path: CriticalPath, *, least: float = 0.005) -> list[Cause]:
+    """Causes by gain; those below the share `least` of the step are left out, the largest computing modules come last."""
+    books = _Books(views, shared, path)
+    found = [*books.data(), *books.copies(), *books.links(), *books.exposed(), *books.late(), *books.siblings(), *books.host(), *books.idle()]
+    ranked = sorted((c for c in found if c.share >= least), key=lambda c: (-c.gain_s, c.kind, c.where))
+    return ranked + books.computing()
+
+
+class _Books:
+    """Sums over the path."""
+
+    def __init__(self, views: Sequence[RankView], shared: Shared, path: CriticalPath) -> None:
+        self.views, self.shared, self.path = views, shared, path
+        self.length: I64 = path.links.end - path.links.start
+        self.steps = max(max(len(v.steps) for v in views), 1)
+        self.step_s = (path.end - path.start) / 1e9 / self.steps
+        self.slow_meetings: set[int] = set()
+
+    def cause(self, kind: str, where: str, path_ns: float, gain_ns: float, advice: str, **facts: Any) -> Cause:
+        gain_s = gain_ns / 1e9 / self.steps
+        share = gain_s / self.step_s if self.step_s else 0.0
+        return Cause(kind=kind, where=where, path_s=path_ns / 1e9 / self.steps, gain_s=gain_s, share=share, advice=advice, facts=facts)
+
+    def by_module(self, chosen: NDArray[np.bool_]) -> dict[tuple[str, int], int]:
+        """(module path, stage) -> ns."""
+        sums: dict[tuple[str, int], int] = defaultdict(int)
+        links, view = self.path.links, self.path.view
+        for number, v in enumerate(self.views):
+            rows = np.flatnonzero(chosen & (view == number))
+            keys = links.module[rows].astype(np.int64) * len(STAGES) + links.stage[rows]
+            for key, total in enumerate(np.bincount(keys, weights=self.length[rows]).tolist() if len(rows) else ()):
+                if total:
+                    sums[v.modules[key // len(STAGES)], key % len(STAGES)] += int(total)
+        return sums
+
+    def ranks(self, chosen: NDArray[np.bool_]) -> str:
+        found = sorted({self.views[i].rank for i in np.unique(self.path.view[chosen]).tolist()})
+        return f"rank {found[0]}" if len(found) == 1 else f"ranks {', '.join(map(str, found))}"
+
+    # ---- causes
+    def data(self) -> list[Cause]:
+        chosen = self.path.links.kind == Kind.DATA
+        total = int(self.length[chosen].sum())
+        if not total:
+            return []
+        advice = "load ahead of the step (more DataLoader workers, prefetch, pinned memory) or make the dataset cheaper"
+        return [self.cause("data stall", f"load data on {self.ranks(chosen)}", total, total, advice)]
+
+    def copies(self) -> list[Cause]:
+        """Copies of tensors by module; those of the optimizer and of loading data are not a module's."""
+        links = self.path.links
+        chosen = np.isin(links.kind, (Kind.COPY, Kind.TRANSFER))
+        sums: dict[str, int] = defaultdict(int)
+        stages: dict[str, set[str]] = defaultdict(set)
+        for (module, stage), total in self.by_module(chosen).items():
+            where = f"module {module}" if module else f"stage {STAGES[stage]}"
+            sums[where] += total
+            stages[where].add(STAGES[stage])
+        advice = "copies tensors: keep one memory layout (drop transpose().contiguous(), .to(), .clone()), or let the producer write it that way"
+        return [self.cause("copies", where, total, total, advice, stages=sorted(stages[where])) for where, total in sums.items()]
+
+    def siblings(self) -> list[Cause]:
+        """Modules that take longer than others of the same form: their paths differ in a number only."""
+        groups: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+        for (module, stage), total in self.by_module(self.path.links.kind == Kind.COMPUTE).items():
+            if module:
+                groups[re.sub(r"\d+", "*", module), stage][module] = total
+        excess: dict[str, float] = defaultdict(float)
+        whole: dict[str, float] = defaultdict(float)
+        for members in groups.values():
+            middle = float(np.median(list(members.values())))
+            for module, total in members.items():
+                whole[module] += total
+                if len(members) >= SIBLINGS and total > STICKS_OUT * middle:
+                    excess[module] += total - middle
+        advice = "takes longer than its siblings: look for work only this one does (copies, another shape or dtype, a fallback kernel)"
+        return [self.cause("slow module", f"module {m}", whole[m], over, advice) for m, over in excess.items()]
+
+    def links(self) -> list[Cause]:
+        """Links whose messages are slower than the other links'; what exceeds the median rate could go."""
+        moved: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        arrives, leaves = self.shared.times(self.views)
+        free: dict[tuple[int, int], int] = {}
+        rank_of = {v.rank: i for i, v in enumerate(self.views)}
+        for i in np.argsort(leaves.min(axis=1), kind="stable").tolist() if len(self.shared.keys) else ():
+            some = int(np.flatnonzero(self.shared.row[i] >= 0)[0])
+            m, row = self.views[some].meetings, int(self.shared.row[i, some])
+            pair = (int(m.source[row]), int(m.destination[row]))
+            if pair[0] < 0 or pair[1] not in rank_of or int(m.size_bytes[row]) <= 0:
+                continue
+            end = int(leaves[i, rank_of[pair[1]]])
+            begun = max(int(arrives[i][self.shared.row[i] >= 0].max()), free.get(pair, 0))
+            free[pair] = max(end, free.get(pair, 0))
+            moved[pair].append((i, max(end - min(begun, end), 0), int(m.size_bytes[row])))
+        rate = {pair: sum(b for _, _, b in rows) / max(sum(d for _, d, _ in rows), 1) for pair, rows in moved.items()}  # bytes per ns
+        found = []
+        for pair, rows in moved.items():
+            others = [r for p, r in rate.items() if p != pair]
+            if not others or rate[pair] >= SLOW_LINK * float(np.median(others)):
+                continue
+            usual = float(np.median(others))
+            size = {i: b for i, _, b in rows}
+            on_path = np.flatnonzero(np.isin(self.path.meeting, list(size)))
+            self.slow_meetings |= set(size)
+            total = int(self.length[on_path].sum())
+            needed = sum(size[m] for m in np.unique(self.path.meeting[on_path]).tolist()) / usual
+            advice = f"carries {rate[pair]:.3g} GB/s where the other links carry {usual:.3g}: check this link, or plan around it"
+            name = f"link {pair[0]} -> {pair[1]}"
+            facts = {"rate_Bps": rate[pair] * 1e9, "others_Bps": usual * 1e9}
+            found.append(self.cause("slow link", name, total, max(total - needed, 0), advice, **facts))
+        return found
+
+    def exposed(self) -> list[Cause]:
+        """Communication on the path, by operation and group; what slow links explain is theirs."""
+        links = self.path.links
+        chosen = np.isin(links.kind, (Kind.COLLECTIVE, Kind.WAIT)) & (links.meeting >= 0)
+        chosen &= ~np.isin(self.path.meeting, list(self.slow_meetings)) if self.slow_meetings else True
+        sums: dict[str, int] = defaultdict(int)
+        for i in np.flatnonzero(chosen).tolist():
+            m, row = self.views[self.path.view[i]].meetings, int(links.meeting[i])
+            group = m.queue[row].partition("/")[0]
+            pair = f" {m.source[row]} -> {m.destination[row]}" if m.source[row] >= 0 and m.destination[row] >= 0 else ""
+            sums[("message" if pair else m.label[row]) + pair + (f" of group {group}" if group else "")] += int(self.length[i])
+        advice = "nothing computes meanwhile: start it earlier (smaller buckets, prefetch), overlap it, send less, or use a faster network"
+        return [self.cause("exposed communication", where, total, total, advice) for where, total in sums.items()]
+
+    def late(self) -> list[Cause]:
+        """A rank that is late again and again, by its own work; what it loads or copies meanwhile is counted there."""
+        lateness: dict[int, int] = defaultdict(int)
+        own = self._own_work()
+        for x in self.path.late:
+            lateness[x.rank] += own(x.since, x.until)
+        total = sum(lateness.values())
+        if len(self.views) < 2 or not total:
+            return []
+        worst = max(lateness, key=lambda r: (lateness[r], -r))
+        others = [lateness.get(r, 0) for r in range(len(self.views)) if r != worst]
+        gain = lateness[worst] - float(np.mean(others))
+        if lateness[worst] < LATE_SHARE * total or gain <= 0:
+            return []
+        rank = self.views[worst].rank
+        advice = "the others wait for it: give it less work or find what slows it (clock, other processes, memory)"
+        count = sum(x.rank == worst for x in self.path.late)
+        return [self.cause("slow rank", f"rank {rank}", lateness[worst], gain, advice, late_to=count, of=len(self.path.late))]
+
+    def _own_work(self) -> Callable[[int, int], int]:
+        """(since, until) -> time on the path in between that the rank which the path goes along until then spent on its own."""
+        links, view = self.path.links, self.path.view
+        own = np.isin(links.kind, (Kind.COMPUTE, Kind.LAUNCH, Kind.HOST, Kind.SYNC))
+        spent = np.concatenate([[0], np.cumsum(np.where(own, self.length, 0))])
+        breaks = np.concatenate([[True], (view[1:] != view[:-1]) | (links.kind[1:] == Kind.COLLECTIVE)])
+        first = np.maximum.accumulate(np.where(breaks, np.arange(len(view)), 0))
+
+        def between(since: int, until: int) -> int:
+            last = int(np.searchsorted(links.end, until))
+            if last >= len(links) or int(links.end[last]) != until:
+                return 0
+            low = max(int(np.searchsorted(links.start, since, side="right")) - 1, int(first[last]))
+            cut = max(since - int(links.start[low]), 0) if own[low] else 0
+            return max(int(spent[last + 1] - spent[low]) - cut, 0)
+
+        return between
+
+    def host(self) -> list[Cause]:
+        """Time in which the host starts work or runs Python between operators."""
+        links, found = self.path.links, []
+        for kind, word, advice in (
+            (Kind.LAUNCH, "launch-bound", "the device waits for the host to start kernels: torch.compile, CUDA graphs, larger batches, fewer syncs"),
+            (Kind.HOST, "host overhead", "Python runs between operators: torch.compile, fewer and larger operators, work out of the loop"),
+        ):
+            by_stage = self.by_stage(links.kind == kind)
+            found += [self.cause(word, f"stage {stage}", total, total, advice) for stage, total in by_stage.items()]
+        return found
+
+    def by_stage(self, chosen: NDArray[np.bool_]) -> dict[str, int]:
+        sums = np.bincount(self.path.links.stage[chosen], weights=self.length[chosen], minlength=len(STAGES))
+        return {name: int(x) for name, x in zip(STAGES, sums, strict=True) if x}
+
+    def idle(self) -> list[Cause]:
+        links = self.path.links
+        chosen = np.isin(links.kind, (Kind.IDLE, Kind.SYNC)) | ((links.kind == Kind.WAIT) & (links.meeting < 0))
+        advice = "nothing was recorded: look at what runs outside operators (logging, checkpoints, evaluation, other threads)"
+        by_stage = self.by_stage(chosen)
+        return [self.cause("idle", f"stage {s} on {self.ranks(chosen & (links.stage == STAGES.index(s)))}", t, t, advice) for s, t in by_stage.items()]
+
+    def computing(self) -> list[Cause]:
+        sums: dict[str, int] = defaultdict(int)
+        for (module, stage), total in self.by_module(self.path.links.kind == Kind.COMPUTE).items():
+            sums[f"module {module}" if module and stage != Stage.DATA else f"stage {STAGES[stage]}"] += total
+        largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MODULES]
+        advice = "computes, and nothing of it is known to be avoidable: faster kernels, lower precision, or a finer split"
+        return [self.cause("computing", where, total, 0.0, advice) for where, total in largest]

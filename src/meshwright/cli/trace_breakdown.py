@@ -1,0 +1,35 @@
+"""`meshwright trace breakdown TRACE...`: where the time of measured steps went, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .frame import Result
+
+HELP = "where the time of measured steps went, per rank and stage, and what to do about it"
+EPILOG = """\
+TRACE is a trace written by torch.profiler (.json or .json.gz), one per rank of one run, or the folder of a `meshwright train run`. Ranks are
+put on one clock by the collectives they share."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a trace per rank, or one run folder")
+    parser.add_argument("--plan", type=Path, help="with a run folder: the plan that was run")
+    parser.add_argument("--modules", type=Path, metavar="FILE", help="module tree of the model (`trace annotate` and `train run` write one)")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="capture the module tree from this function")
+    parser.add_argument("--without-last-step", action="store_true", help="device totals: leave out what the last profiler step launched")
+    parser.add_argument("--limit", type=int, default=10, metavar="N", help="print at most N bottlenecks (default 10)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..breakdown_run import breakdown_of
+    from ..errors import UsageError
+    from ..report.trace_breakdown import breakdown_document, breakdown_text
+
+    if args.limit < 1:
+        raise UsageError(f"must be at least 1, got {args.limit}", where="--limit")
+    if args.modules and args.model:
+        raise UsageError("give --modules or --model, not both", where="--modules")
+    found, devices = breakdown_of(args.traces, plan=args.plan, modules=args.modules, model=args.model, last_step=not args.without_last_step)
+    return Result(breakdown_document(found, devices), breakdown_text(found, limit=args.limit))
