@@ -39,6 +39,6 @@ def break_down(views: Sequence[RankView]) -> Breakdown:
     path = critical_path(moved, shared)
     warnings = [f"rank {v.rank}: {w}" for v in views for w in v.warnings] + list(clocks.warnings)
     return Breakdown(
-        views=moved, times=[rank_times(v) for v in moved], clocks=clocks, stragglers=stragglers(moved, shared, clocks.uncertain_ns), path=path,
+        views=moved, times=[rank_times(v) for v in moved], clocks=clocks, stragglers=stragglers(moved, shared, clocks.spread_ns), path=path,
         causes=rank_causes(moved, shared, path), warnings=warnings,
     )  # fmt: skip

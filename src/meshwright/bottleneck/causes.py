@@ -230,8 +230,11 @@ class _Books:
         links = self.path.links
         chosen = np.isin(links.kind, (Kind.IDLE, Kind.SYNC)) | ((links.kind == Kind.WAIT) & (links.meeting < 0))
         advice = "nothing was recorded: look at what runs outside operators (logging, checkpoints, evaluation, other threads)"
-        by_stage = self.by_stage(chosen)
-        return [self.cause("idle", f"stage {s} on {self.ranks(chosen & (links.stage == STAGES.index(s)))}", t, t, advice) for s, t in by_stage.items()]
+        found = []
+        for stage, total in self.by_stage(chosen).items():
+            where = f"stage {stage} on {self.ranks(chosen & (links.stage == STAGES.index(stage)))}"
+            found.append(self.cause("idle", where, total, total, advice))
+        return found
 
     def computing(self) -> list[Cause]:
         sums: dict[str, int] = defaultdict(int)

@@ -44,10 +44,14 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Clocks:
-    """Per rank (in the order of the views): what was added to its clock, and the most that may be wrong (-1: nothing bounds it)."""
+    """Per rank (in the order of the views): what was added to its clock, and the most that may be wrong (-1: nothing bounds it).
+
+    `spread_ns`: how far the ends of shared collectives still differ from the first rank's, in the median: what the estimate is likely to be wrong.
+    """
 
     shift_ns: tuple[int, ...]
     uncertain_ns: tuple[int, ...]
+    spread_ns: tuple[int, ...]
     collectives: int
     warnings: tuple[str, ...] = ()
 
@@ -75,7 +79,7 @@ def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
         raise UsageError(f"rank {twice} is there more than once: {given}", hint="give one trace per rank, of one run")
     shared = shared_meetings(views)
     if len(views) == 1:
-        return list(views), Clocks(shift_ns=(0,), uncertain_ns=(0,), collectives=0), shared
+        return list(views), Clocks(shift_ns=(0,), uncertain_ns=(0,), spread_ns=(0,), collectives=0), shared
     for r, view in enumerate(views):
         if not (shared.row[:, r] >= 0).any():
             hint = "give traces of one run, profiled over the same steps"
@@ -85,7 +89,7 @@ def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
     if len(views) <= CLOSED:
         for k in range(len(views)):
             limit = np.minimum(limit, limit[:, k : k + 1] + limit[k : k + 1, :])
-    shift, uncertain = [0], [0]
+    shift, uncertain, spread = [0], [0], [0]
     for r in range(1, len(views)):
         high, low = int(limit[r, 0]), -int(limit[0, r])
         if low > high:
@@ -103,9 +107,13 @@ def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
                 where=views[r].source,
             )  # fmt: skip
         shift.append(value)
+        spread.append(int(np.median(np.abs(leaves[both, 0] - leaves[both, r] - value))) if both.any() else -1)
         uncertain.append(max(high - value, value - low) if high < _FAR // 4 and low > -(_FAR // 4) else -1)
     moved = [v.aligned(s) for v, s in zip(views, shift, strict=True)]
-    return moved, Clocks(shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), collectives=len(shared.keys), warnings=_missing(views, shared)), shared
+    clocks = Clocks(
+        shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), spread_ns=tuple(spread), collectives=len(shared.keys), warnings=_missing(views)
+    )  # fmt: skip
+    return moved, clocks, shared
 
 
 def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64) -> I64:
@@ -128,10 +136,7 @@ def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64
     return limit
 
 
-def _missing(views: Sequence[RankView], shared: Shared) -> tuple[str, ...]:
-    """Ranks whose trace ends before the others' do."""
+def _missing(views: Sequence[RankView]) -> tuple[str, ...]:
+    """Ranks whose trace has fewer steps than the others'."""
     most = max(len(v.steps) for v in views)
-    found = [f"rank {v.rank} has {len(v.steps)} of {most} steps" for v in views if len(v.steps) < most]
-    short = [int((shared.row[:, r] < 0).sum()) for r in range(len(views))]
-    found += [f"rank {v.rank} lacks {n} of {len(shared.keys)} shared collectives" for v, n in zip(views, short, strict=True) if n]
-    return tuple(found)
+    return tuple(f"rank {v.rank} has {len(v.steps)} of {most} steps" for v in views if len(v.steps) < most)

@@ -30,7 +30,7 @@ def rank_view(trace: Trace, labels: Labels | None = None, *, rank: int | None = 
     Raises: FormatError for a trace without any operator or kernel.
     """
     labels = labels or own_labels(trace)
-    warnings = [f"{w.kind} ({w.count})" for w in trace.warnings]
+    warnings = [f"{w.kind} ({w.count})" for w in trace.warnings if "overlap" not in w.kind]  # gloo's ranges always do
     named = _Names(trace)
     ranges = trace.in_category("user_annotation", "gpu_user_annotation") & named.matches(MEETING_RANGE)
     host = trace.in_category(*HOST) & ~ranges

@@ -56,8 +56,8 @@ def rank_times(view: RankView) -> RankTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """The rank that came last to a meeting, by how much the next was earlier, and what all others waited for it together. `sure`: by more than
-    the clocks may be wrong. Of messages only those count whose sender came after the receiver."""
+    """The rank that came last to a meeting, by how much the next was earlier, and what all others waited for it together. `sure`: by
+    three times more than the clocks are likely to be wrong. Of messages only those count whose sender came after the receiver."""
 
     key: str
     operation: str
@@ -67,7 +67,7 @@ class Straggler:
     sure: bool
 
 
-def stragglers(views: Sequence[RankView], shared: Shared, uncertain_ns: Sequence[int]) -> list[Straggler]:
+def stragglers(views: Sequence[RankView], shared: Shared, spread_ns: Sequence[int]) -> list[Straggler]:
     """One per shared meeting, in time. Times are on one clock."""
     if not shared.keys:
         return []
@@ -85,8 +85,8 @@ def stragglers(views: Sequence[RankView], shared: Shared, uncertain_ns: Sequence
         meetings, row = views[first[i]].meetings, int(shared.row[i, first[i]])
         if not meetings.everyone[row] and int(meetings.source[row]) not in (-1, views[last[i]].rank):
             continue
-        known = all(uncertain_ns[r] >= 0 for r in (last[i], second[i]))
-        sure = known and int(gain[i]) > uncertain_ns[last[i]] + uncertain_ns[second[i]]
+        known = all(spread_ns[r] >= 0 for r in (last[i], second[i]))
+        sure = known and int(gain[i]) > 3 * (spread_ns[last[i]] + spread_ns[second[i]])
         straggler = Straggler(
             key=shared.keys[i], operation=meetings.label[row], rank=views[last[i]].rank, gain_s=int(gain[i]) / 1e9, waited_s=int(waited[i]) / 1e9,
             sure=sure,

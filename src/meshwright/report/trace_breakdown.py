@@ -22,17 +22,17 @@ _HEADS = {
 
 def breakdown_document(found: Breakdown, devices: Mapping[int, DeviceTimes] | None = None) -> dict[str, Any]:
     """Times are seconds per step unless the name says otherwise."""
-    waits = _by_rank(found)
+    waits, clocks = _by_rank(found), found.clocks
     return {
         "schema": "meshwright.trace-breakdown", "version": 1, "step_s": found.step_s, "steps": max(t.steps for t in found.times),
         "ranks": [
             {
                 "rank": t.rank, "source": v.source, "steps": t.steps, "step_s": t.step_s, **t.total, "communication_s": t.communication_s,
                 "overlap_s": t.overlap_s, "stages": t.stages, "clock_shift_s": shift / 1e9,
-                "clock_uncertain_s": uncertain / 1e9 if uncertain >= 0 else None,
+                "clock_uncertain_s": uncertain / 1e9 if uncertain >= 0 else None, "clock_spread_s": spread / 1e9 if spread >= 0 else None,
                 **({"device": _device(devices[t.rank])} if devices and t.rank in devices else {}),
             }
-            for t, v, shift, uncertain in zip(found.times, found.views, found.clocks.shift_ns, found.clocks.uncertain_ns, strict=True)
+            for t, v, shift, uncertain, spread in zip(found.times, found.views, clocks.shift_ns, clocks.uncertain_ns, clocks.spread_ns, strict=True)
         ],
         "bottlenecks": [
             {
@@ -106,10 +106,12 @@ def _clocks(found: Breakdown) -> list[str]:
     if len(found.times) < 2:
         return []
     lines = [""]
-    for t, shift, uncertain in zip(found.times, found.clocks.shift_ns, found.clocks.uncertain_ns, strict=True):
+    clocks = found.clocks
+    for t, shift, uncertain, spread in zip(found.times, clocks.shift_ns, clocks.uncertain_ns, clocks.spread_ns, strict=True):
         if t.rank != found.times[0].rank:
-            sure = f"at most {seconds_text(uncertain / 1e9)} wrong" if uncertain >= 0 else "nothing bounds it"
-            lines.append(f"rank {t.rank}: clock shifted by {seconds_text(shift / 1e9)}, {sure}")
+            sure = f"proven within {seconds_text(uncertain / 1e9)}" if uncertain >= 0 else "nothing bounds it"
+            ends = f"ends of collectives agree within {seconds_text(spread / 1e9)}"
+            lines.append(f"rank {t.rank}: clock shifted by {seconds_text(shift / 1e9)}; {ends}, {sure}")
     totals = sorted(_by_rank(found).items(), key=lambda item: -item[1]["waited_s"])
     count = len(found.stragglers)
     for rank, w in totals[:3]:
