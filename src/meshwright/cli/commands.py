@@ -77,6 +77,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("lab", "down"): ("lab_down", "end a lab with everything in it"),
     ("lab", "gc"): ("lab_gc", "remove what killed labs left behind"),
     ("program", "show"): ("program_show", "print the lanes and steps of a program"),
+    ("program", "export"): ("program_export", "hand a plan to a simulator: Chakra execution traces, one per rank"),
+    ("program", "import"): ("program_import", "read Chakra execution traces: what they say, and a checked plan of it on a fabric"),
     ("program", "stats"): ("program_stats", "critical path, smallest channel depth, worst-order memory of a program"),
     ("program", "diff"): ("program_diff", "compare two programs step by step"),
     ("cite",): ("cite", "the publications a plan rests on"),

@@ -6,10 +6,11 @@ TracePacket, TrackDescriptor, ProcessDescriptor, ThreadDescriptor, CounterDescri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from struct import pack
 
+from .protobuf import block, fixed64, number, text, varint
 from .trace_slices import Trace, batched
 
 __all__ = ["perfetto_bytes"]
@@ -20,50 +21,21 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2  # TracePacket.SequenceFlags
 _SIZE_BYTES = 3  # CounterDescriptor.Unit
 
 
-_LAST = [bytes([v]) if v < 0x80 else bytes([v & 0x7F | 0x80, v >> 7]) for v in range(1 << 14)]
-_MORE = [bytes([v & 0x7F | 0x80, v >> 7 | 0x80]) for v in range(1 << 14)]
-
-
-def _varint(value: int) -> bytes:
-    """Two bytes at a time: of a trace, this is what takes the time."""
-    value &= (1 << 64) - 1  # negative int64 is written as its two's complement
-    out = b""
-    while value >= 1 << 14:
-        out += _MORE[value & 0x3FFF]
-        value >>= 14
-    return out + _LAST[value]
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _block(field: int, data: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
-
-
-def _text(field: int, value: str) -> bytes:
-    return _block(field, value.encode())
-
-
-def _fixed64(field: int, values: Iterable[int]) -> bytes:
-    return b"".join(_varint(field << 3 | 1) + value.to_bytes(8, "little") for value in values)
-
 
 def perfetto_bytes(trace: Trace) -> bytes:
     """The trace as a serialized `perfetto.protos.Trace`."""
     out = bytearray()
     for batch in batched(chain([_head(trace)], _descriptors(trace), _slices(trace), _counters(trace))):
-        out += b"".join(_block(1, packet) for packet in batch)  # Trace.packet
+        out += b"".join(block(1, packet) for packet in batch)  # Trace.packet
     return bytes(out)
 
 
 def _head(trace: Trace) -> bytes:
     """Names and categories once, to be referred to by number. InternedData: event_categories 1, event_names 2; each iid 1, name 2."""
-    interned = b"".join(_block(1, _number(1, i + 1) + _text(2, name)) for name, i in trace.categories.items())
-    interned += b"".join(_block(2, _number(1, i + 1) + _text(2, name)) for name, i in trace.names.items())
+    interned = b"".join(block(1, number(1, i + 1) + text(2, name)) for name, i in trace.categories.items())
+    interned += b"".join(block(2, number(1, i + 1) + text(2, name)) for name, i in trace.names.items())
     # TracePacket: trusted_packet_sequence_id 10, interned_data 12, sequence_flags 13
-    return _number(10, _SEQUENCE) + _block(12, interned) + _number(13, _STATE_CLEARED)
+    return number(10, _SEQUENCE) + block(12, interned) + number(13, _STATE_CLEARED)
 
 
 def _process_uuid(process: int) -> int:
@@ -82,26 +54,26 @@ def _descriptors(trace: Trace) -> list[bytes]:
     """TracePacket.track_descriptor 60. TrackDescriptor: uuid 1, name 2, process 3, thread 4, parent_uuid 5, counter 8."""
     out = []
     for process, name in enumerate(trace.processes):
-        described = _number(1, process + 1) + _text(6, name)  # ProcessDescriptor: pid 1, process_name 6
-        out.append(_number(1, _process_uuid(process)) + _block(3, described))
-    for number, track in enumerate(trace.tracks):
-        thread = _number(1, track.process + 1) + _number(2, number + 1) + _text(5, track.name)  # ThreadDescriptor: pid 1, tid 2, thread_name 5
-        out.append(_number(1, _track_uuid(trace, number)) + _number(5, _process_uuid(track.process)) + _block(4, thread))
-    for number, counter in enumerate(trace.counters):
+        described = number(1, process + 1) + text(6, name)  # ProcessDescriptor: pid 1, process_name 6
+        out.append(number(1, _process_uuid(process)) + block(3, described))
+    for at, track in enumerate(trace.tracks):
+        thread = number(1, track.process + 1) + number(2, at + 1) + text(5, track.name)  # ThreadDescriptor: pid 1, tid 2, thread_name 5
+        out.append(number(1, _track_uuid(trace, at)) + number(5, _process_uuid(track.process)) + block(4, thread))
+    for at, counter in enumerate(trace.counters):
         # CounterDescriptor: unit 3, unit_name 6
-        unit = _number(3, _SIZE_BYTES) if counter.unit == "bytes" else _text(6, counter.unit) if counter.unit else b""
-        parent = _number(5, _process_uuid(counter.process))
-        out.append(_number(1, _counter_uuid(trace, number)) + _text(2, counter.name) + parent + _block(8, unit))
-    return [_number(10, _SEQUENCE) + _block(60, descriptor) for descriptor in out]
+        unit = number(3, _SIZE_BYTES) if counter.unit == "bytes" else text(6, counter.unit) if counter.unit else b""
+        parent = number(5, _process_uuid(counter.process))
+        out.append(number(1, _counter_uuid(trace, at)) + text(2, counter.name) + parent + block(8, unit))
+    return [number(10, _SEQUENCE) + block(60, descriptor) for descriptor in out]
 
 
-_TIME, _EVENT = _varint(8 << 3), _varint(11 << 3 | 2)
-_ON_SEQUENCE, _WITH_STATE = _number(10, _SEQUENCE), _number(13, _NEEDS_STATE)
+_TIME, _EVENT = varint(8 << 3), varint(11 << 3 | 2)
+_ON_SEQUENCE, _WITH_STATE = number(10, _SEQUENCE), number(13, _NEEDS_STATE)
 
 
 def _packet(time_ns: int, event: bytes) -> bytes:
     # TracePacket: timestamp 8, trusted_packet_sequence_id 10, track_event 11, sequence_flags 13
-    return b"".join((_TIME, _varint(time_ns), _ON_SEQUENCE, _EVENT, _varint(len(event)), event, _WITH_STATE))
+    return b"".join((_TIME, varint(time_ns), _ON_SEQUENCE, _EVENT, varint(len(event)), event, _WITH_STATE))
 
 
 def _slices(trace: Trace) -> Iterator[bytes]:
@@ -109,30 +81,30 @@ def _slices(trace: Trace) -> Iterator[bytes]:
     s = trace.slices
     leaving: dict[int, list[int]] = {}
     arriving: dict[int, list[int]] = {}
-    for number, (source, target) in enumerate(trace.flows.tolist(), 1):
-        leaving.setdefault(source, []).append(number)
-        arriving.setdefault(target, []).append(number)
-    places = [_number(11, _track_uuid(trace, track)) for track in range(len(trace.tracks))]
-    names = [_number(10, i + 1) for i in range(len(trace.names))]
-    categories = [_number(3, i + 1) for i in range(len(trace.categories))]
+    for flow, (source, target) in enumerate(trace.flows.tolist(), 1):
+        leaving.setdefault(source, []).append(flow)
+        arriving.setdefault(target, []).append(flow)
+    places = [number(11, _track_uuid(trace, track)) for track in range(len(trace.tracks))]
+    names = [number(10, i + 1) for i in range(len(trace.names))]
+    categories = [number(3, i + 1) for i in range(len(trace.categories))]
     columns = (s.track, (s.start_s * 1e9).round().astype("int64"), (s.end_s * 1e9).round().astype("int64"), s.name, s.category, s.step, s.iteration)
-    begins, ends = _number(9, _BEGIN), [_number(9, _END) + place for place in places]
-    step_field, iteration_field = (_text(10, word) + _varint(4 << 3) for word in ("step", "iteration"))  # DebugAnnotation: name 10, int_value 4
+    begins, ends = number(9, _BEGIN), [number(9, _END) + place for place in places]
+    step_field, iteration_field = (text(10, word) + varint(4 << 3) for word in ("step", "iteration"))  # DebugAnnotation: name 10, int_value 4
     for i, (track, start, end, name, category, step, iteration) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         event = begins + places[track] + names[name] + categories[category]
         if step >= 0:
-            event += _block(4, step_field + _varint(step)) + _block(4, iteration_field + _varint(iteration))
+            event += block(4, step_field + varint(step)) + block(4, iteration_field + varint(iteration))
         if i in leaving or i in arriving:
-            event += _fixed64(47, leaving.get(i, ())) + _fixed64(48, arriving.get(i, ()))
+            event += fixed64(47, leaving.get(i, ())) + fixed64(48, arriving.get(i, ()))
         yield _packet(start, event)
         yield _packet(end, ends[track])
 
 
 def _counters(trace: Trace) -> Iterator[bytes]:
     """TrackEvent: type 9, track_uuid 11, counter_value 30 (whole numbers: bytes), double_counter_value 44 (others)."""
-    for number, counter in enumerate(trace.counters):
-        head = _number(9, _COUNTER) + _number(11, _counter_uuid(trace, number))
+    for at, counter in enumerate(trace.counters):
+        head = number(9, _COUNTER) + number(11, _counter_uuid(trace, at))
         times = (counter.time_s * 1e9).round().astype("int64").tolist()
         for time_ns, value in zip(times, counter.value.tolist(), strict=True):
-            shown = _number(30, round(value)) if counter.unit == "bytes" else _varint(44 << 3 | 1) + pack("<d", value)
+            shown = number(30, round(value)) if counter.unit == "bytes" else varint(44 << 3 | 1) + pack("<d", value)
             yield _packet(time_ns, head + shown)
