@@ -75,7 +75,7 @@ PRINTED = {
     "collective-bench", "doctor", "fabric-probe", "group-report", "lab-down", "lab-dry-run", "lab-fault", "lab-gc", "lab-list", "lab-run", "lab-show",
     "ordered-launch",
     "profile", "profile-prediction", "profile-plan", "profile-fit", "train-export", "memory.plan", "memory.pack", "memory.compare",
-    "memory.step", "memory.modules", "memory.explain", "train.ledger", "layout-search",
+    "report", "memory.step", "memory.modules", "memory.explain", "train.ledger", "layout-search",
 }  # fmt: skip
 MODULES = {"testing", "run.worker", "lab.holder", "lab.relay", "run.bench.worker"}  # names of modules and loggers in the same form
 

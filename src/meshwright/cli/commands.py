@@ -81,6 +81,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("program", "import"): ("program_import", "read Chakra execution traces: what they say, and a checked plan of it on a fabric"),
     ("program", "stats"): ("program_stats", "critical path, smallest channel depth, worst-order memory of a program"),
     ("program", "diff"): ("program_diff", "compare two programs step by step"),
+    ("report",): ("report", "explain a plan, and its run, on one self-contained page (HTML)"),
     ("cite",): ("cite", "the publications a plan rests on"),
     ("completion",): ("completion", "print a completion script for bash, zsh or fish"),
 }

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from ..fabric import Fabric
 from ..io.quantity import show_rate, show_time
 
-__all__ = ["fabric_svg"]
+__all__ = ["NODE_H", "NODE_W", "Arrangement", "arrangement", "fabric_svg", "short_name"]
 
 MOST_DEVICES = 256  # drawn; further servers are named in a note
 NODE_W, NODE_H, GAP = 74, 26, 16
@@ -34,8 +34,19 @@ class _Box:
     y: float = 0.0
 
 
-def fabric_svg(fabric: Fabric) -> str:
-    """Draw the fabric; equal fabrics give equal text. At most 256 devices are drawn, whole servers first."""
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """Where everything stands: centres of nodes by name, servers as boxes; devices that are not drawn."""
+
+    width: float
+    height: float
+    places: dict[str, tuple[float, float]]
+    boxes: list[_Box]
+    left_out: int
+
+
+def arrangement(fabric: Fabric) -> Arrangement:
+    """At most 256 devices have a place, whole servers first."""
     drawn, left_out = _chosen(fabric)
     neighbours: dict[str, set[str]] = {name: set() for name in fabric.actor_names}
     for link in fabric.links:
@@ -45,6 +56,13 @@ def fabric_svg(fabric: Fabric) -> str:
     boxes = [_box(fabric, name, members, neighbours, group_of) for name, members in drawn.items()]
     network = [s.name for s in fabric.switches if s.group not in drawn or not s.group]
     width, height, places = _arrange(boxes, network)
+    return Arrangement(width=width, height=height, places=places, boxes=boxes, left_out=left_out)
+
+
+def fabric_svg(fabric: Fabric) -> str:
+    """Draw the fabric; equal fabrics give equal text. At most 256 devices are drawn, whole servers first."""
+    picture = arrangement(fabric)
+    width, height, places, boxes, left_out = picture.width, picture.height, picture.places, picture.boxes, picture.left_out
     lines = _links(fabric, places)
     legend, legend_height = _legend(fabric, height)
     note = f"{left_out} more devices are not drawn" if left_out else ""
@@ -147,13 +165,18 @@ def _node(fabric: Fabric, name: str, place: tuple[float, float]) -> str:
     x, y = place
     device = fabric.actor_of[name] < len(fabric.devices)
     fill, text_fill, rx = ("#20324d", "#ffffff", 4) if device else ("#ffffff", "#20324d", 13)
-    short = name.rpartition("/")[2]
-    short = short if len(short) <= 12 else short[:11] + "…"
+    short = short_name(name)
     return (
         f"<g><title>{escape(name)}</title>"
         f'<rect x="{x - NODE_W / 2:.1f}" y="{y - NODE_H / 2:.1f}" width="{NODE_W}" height="{NODE_H}" rx="{rx}" fill="{fill}" stroke="#20324d"/>'
         f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" fill="{text_fill}">{escape(short)}</text></g>'
     )
+
+
+def short_name(name: str) -> str:
+    """What fits in a node: the part after the server's name, at most 12 characters."""
+    short = name.rpartition("/")[2]
+    return short if len(short) <= 12 else short[:11] + "…"
 
 
 def _color(kind: str) -> str:

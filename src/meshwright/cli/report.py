@@ -1,0 +1,66 @@
+"""`meshwright report`: a plan, and its run where there is one, as one page that a browser opens without a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..report.page.content import RunFacts
+
+HELP = "explain a plan, and its run, on one self-contained page (HTML)"
+EPILOG = """\
+examples:
+  meshwright report plan.json -o report.html
+  meshwright report plan.json run/ -o report.html      prediction above measurement"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, help="a plan file of any kind")
+    parser.add_argument("run", type=Path, nargs="?", help="the folder of a run of that plan (`meshwright train run --out`)")
+    parser.add_argument("--out", "-o", type=Path, default=Path("report.html"), help="where to write the page (default report.html)")
+    parser.add_argument("--step", type=int, default=0, help="which program of a plan with a cycle of several (default 0, the first)")
+    parser.add_argument("--no-check", action="store_true", help="do not check the plan first; the page then says so")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive import check, read_plan
+    from ..errors import UsageError
+    from ..io.atomic import write_text
+    from ..report.page.document import report_page
+    from ..report.page.gather import gather
+    from .arguments import require_directory
+
+    require_directory(args.out)
+    plan = read_plan(args.plan)
+    if not 0 <= args.step < len(plan.cycle):
+        raise UsageError(f"there is no step {args.step} in a cycle of {len(plan.cycle)}", where="--step")
+    if not args.no_check:
+        check(plan)
+    ran = _ran(plan, args.run) if args.run is not None else None
+    content = gather(plan, plan_file=args.plan.name, run=ran, entry=args.step, checked=not args.no_check)
+    page = report_page(content)
+    write_text(args.out, page.html)
+    document: dict[str, Any] = {
+        "schema": "meshwright.report", "version": 1, "plan": str(args.plan), "run": str(args.run) if args.run else None, "path": str(args.out),
+        "kind": plan.kind, "bytes": page.size_bytes, "time_s": content.timeline.makespan_s, "spans": page.spans, "spans_shown": page.shown,
+        "messages": page.messages, "checked": content.checked, "notes": list(page.notes),
+    }  # fmt: skip
+    lines = [f"{page.spans:,} spans, {page.messages:,} messages, {page.size_bytes / 1e6:.2f} MB", *(f"note: {n}" for n in page.notes)]
+    return Result(document, "\n".join([*lines, f"written: {args.out}"]))
+
+
+def _ran(plan: Plan, folder: Path) -> RunFacts:
+    import msgspec
+
+    from ..compare_run import compare_run
+    from ..report.page.content import RunFacts
+    from ..run.record import read_run
+
+    comparison, inlined = compare_run(plan, folder)
+    document = msgspec.to_builtins(read_run(folder, plan).document)
+    return RunFacts(folder=folder.name or str(folder), comparison=comparison, inlined=inlined, document=document)

@@ -1,0 +1,64 @@
+"""What a page is made from: the plan, the step simulated from it, and the run where there is one; and a few answers about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...explain.breakdown import Breakdown
+from ...fabric import Fabric
+from ...plan import Plan
+from ...program_calls import InlinedProgram
+from ...timeline import Timeline
+from ..compare import Comparison
+
+__all__ = ["PageContent", "RunFacts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """A run beside its prediction. `document`: fields of `run.json` that say where and how it ran."""
+
+    folder: str
+    comparison: Comparison
+    inlined: InlinedProgram
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageContent:
+    """`timeline`: the plan's step simulated on the fabric that it was made for, with step ids of `inlined`; `checked`: by which checkers."""
+
+    plan: Plan
+    plan_file: str
+    fabric: Fabric
+    inlined: InlinedProgram
+    timeline: Timeline
+    breakdown: Breakdown | None = None  # of training plans
+    run: RunFacts | None = None
+    entry: int = 0  # of the plan's cycle
+    checked: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)  # more of what numbers rest on: what -> where it came from
+
+    @property
+    def ranks(self) -> int:
+        return self.plan.main.ranks
+
+    @property
+    def title(self) -> str:
+        job = self.plan.job
+        if self.plan.kind == "training":
+            return str(job["training"]["model"])
+        if self.plan.kind == "collective":
+            return str(job.get("collective", {}).get("op", "collective")) if isinstance(job.get("collective"), dict) else "collective"
+        return f"pipeline {self.plan.decisions.get('pipeline', {}).get('strategy', '')}".strip()
+
+    def rank_name(self, rank: int) -> str:
+        """`rank 3 on box0/gpu3, stage 1`."""
+        layout = self.plan.layout
+        where = f" on {self.plan.placement[rank]}" if rank < len(self.plan.placement) else ""
+        if layout is None or layout.pipeline == 1 or rank >= layout.ranks:
+            return f"rank {rank}{where}"
+        held = "+".join(str(stage) for stage, _ in layout.hosted(layout.coordinates(rank)[0]))
+        return f"rank {rank}{where}, stage {held}"

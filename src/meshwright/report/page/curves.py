@@ -1,0 +1,126 @@
+"""Curves as drawings without a script: memory over time of each rank, losses and step times of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...program_flat import represented_by
+from ...timeline import Timeline
+from ..numbers import bytes_text, seconds_text
+from .content import PageContent
+from .html import Html, joined, shortened, source_link, table, tag
+
+__all__ = ["memory_section", "run_section", "thinned"]
+
+F64 = NDArray[np.float64]
+WIDTH, HEIGHT = 1000, 100
+MOST_CURVES = 32
+MOST_POINTS = 400
+MOST_STEPS = 2000
+
+
+def thinned(time_s: F64, value: F64, end_s: float, most: int = MOST_POINTS) -> tuple[F64, F64]:
+    """At most `most` steps of a staircase: of every stretch of time the highest value in it, so that no peak is lost."""
+    if len(time_s) <= most or end_s <= 0:
+        return time_s, value
+    cell = np.minimum((time_s / end_s * most).astype(np.int64), most - 1)
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    carried = np.concatenate([[0.0], value[first[1:] - 1]])  # what holds when the stretch begins
+    return cell[first] * (end_s / most), np.maximum(np.maximum.reduceat(value, first), carried)
+
+
+def _staircase(time_s: F64, value: F64, end_s: float, top: float) -> str:
+    x = np.clip(time_s / end_s, 0, 1) * WIDTH
+    y = HEIGHT - value / top * HEIGHT
+    points = [f"M0 {HEIGHT}"]
+    for at, height in zip(x.tolist(), y.tolist(), strict=True):
+        points.append(f"H{at:.1f}V{height:.1f}")
+    return "".join([*points, f"H{WIDTH}V{HEIGHT}Z"])
+
+
+def memory_section(page: PageContent) -> Html:
+    """Predicted memory over the step, rank by rank, with the measured peak as a line; then all peaks in numbers."""
+    shown = page.run.comparison.predicted if page.run is not None else page.timeline
+    measured = page.run.comparison.measured.memory_peak_bytes if page.run is not None else ()
+    of = represented_by(page.plan.main)
+    curves = {r: shown.counters[f"memory of rank {r}"] for r in sorted(set(of.tolist())) if f"memory of rank {r}" in shown.counters}
+    chosen = sorted(sorted(curves, key=lambda r: (-shown.memory_peak_bytes[r], r))[:MOST_CURVES])
+    source = "simulated for the run" if page.run is not None else "simulated"
+    parts: list[Html] = []
+    if not any(shown.memory_peak_bytes):
+        return tag("p", "The program's buffers hold nothing that would be counted.")
+    top = max([*shown.memory_peak_bytes, *measured, 1]) * 1.05
+    figures = [_curve(page, r, curves[r], shown, measured[r] if r < len(measured) else 0, top) for r in chosen]
+    notes = ["Every drawing has the same scale. ", source_link(source)]
+    if measured:
+        notes += [" A dashed line is the measured peak (the run records peaks, not curves). ", source_link("measured")]
+    if page.plan.main.fold is not None:
+        notes.append(" Symmetric ranks have one drawing.")
+    if len(curves) > len(chosen):
+        notes.append(f" Shown are the {len(chosen)} fullest of {len(curves)} ranks.")
+    parts += [tag("p", *notes), tag("div", *figures, cls="curves"), _peaks(page, shown, measured)]
+    return joined(parts)
+
+
+def _curve(page: PageContent, rank: int, curve: tuple[F64, F64], t: Timeline, measured: int, top: float) -> Html:
+    time_s, value = thinned(np.asarray(curve[0], np.float64), np.asarray(curve[1], np.float64), t.makespan_s)
+    peak = t.memory_peak_bytes[rank]
+    lines = [tag("path", d=_staircase(time_s, value, t.makespan_s or 1.0, top), cls="predicted")]
+    said = f"predicted peak {bytes_text(peak)}"
+    if measured:
+        y = f"{HEIGHT - measured / top * HEIGHT:.1f}"
+        lines.append(tag("line", x1=0, x2=WIDTH, y1=y, y2=y, cls="measured"))
+        said += f", measured {bytes_text(measured)} ({100 * (peak / measured - 1):+.1f} %)"
+    label = page.rank_name(rank)
+    svg = tag("svg", *lines, viewBox=f"0 0 {WIDTH} {HEIGHT}", preserveAspectRatio="none", role="img", aria_label=f"{label}: {said}")
+    scale = tag("span", f"0 to {seconds_text(t.makespan_s)}, up to {bytes_text(top)}", cls="scale")
+    return tag("figure", tag("figcaption", shortened(label, 40), tag("br"), said, " ", scale), svg)
+
+
+def _peaks(page: PageContent, shown: Timeline, measured: Sequence[int]) -> Html:
+    worst = page.plan.prediction.memory_worst_bytes if page.plan.prediction is not None else ()
+    rss = page.run.comparison.measured.rss_peak_bytes if page.run is not None else ()
+    heads, rows = ["rank", "device has", "predicted peak", "in the worst order"], []
+    heads += ["measured peak", "resident set"] if measured else []
+    most = 128
+    for r in range(min(page.ranks, most)):
+        limit = page.fabric.device(page.plan.placement[r]).memory_bytes
+        row = [str(r), bytes_text(limit) if limit else "not stated", bytes_text(shown.memory_peak_bytes[r])]
+        row.append(bytes_text(worst[r]) if r < len(worst) else "")
+        rows.append(row + ([bytes_text(measured[r]), bytes_text(rss[r])] if measured else []))
+    left = f", the first {most} of {page.ranks} ranks" if page.ranks > most else ""
+    return table(f"Peaks of memory{left}", heads, rows, numbers=range(1, len(heads)))
+
+
+def run_section(page: PageContent) -> Html:
+    """What the run did: losses and how long each step took."""
+    run = page.run
+    assert run is not None
+    c = run.comparison
+    losses, steps = list(c.measured.losses)[-MOST_STEPS:], c.step_s[-MOST_STEPS:]
+    figures = []
+    if losses:
+        figures.append(_line(losses, f"Loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(c.measured.losses)} steps", 0.0))
+    if steps:
+        said = f"Step time: {seconds_text(min(steps))} to {seconds_text(max(steps))}, predicted {seconds_text(c.predicted.makespan_s)} (dashed)"
+        figures.append(_line(steps, said, c.predicted.makespan_s))
+    cpu = [[str(r), seconds_text(p), seconds_text(m)] for r, (p, m) in enumerate(zip(c.cpu_s, c.measured.cpu_s, strict=False))][:128]
+    parts = [tag("p", "Every step of the run. ", source_link("measured")), tag("div", *figures, cls="curves")]
+    if cpu:
+        parts.append(table("Processor time of a step", ["rank", "predicted", "measured"], cpu, numbers=(1, 2)))
+    return joined(parts)
+
+
+def _line(values: Sequence[float], said: str, mark: float) -> Html:
+    top = max([*values, mark]) * 1.05 or 1.0
+    wide = max(len(values) - 1, 1)
+    points = " ".join(f"{WIDTH * i / wide:.1f},{HEIGHT - v / top * HEIGHT:.1f}" for i, v in enumerate(values))
+    parts = [tag("polyline", points=points, cls="line")]
+    if mark:
+        y = f"{HEIGHT - mark / top * HEIGHT:.1f}"
+        parts.append(tag("line", x1=0, x2=WIDTH, y1=y, y2=y, cls="measured"))
+    svg = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", preserveAspectRatio="none", role="img", aria_label=said)
+    return tag("figure", tag("figcaption", said), svg)

@@ -1,0 +1,31 @@
+"""Simulates a plan and collects what its page shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...drive import cost_of, fabric_of, works_of
+from ...explain.breakdown import Breakdown, Simulated, breakdown
+from ...plan import Plan
+from ...program_flat import flatten
+from ...simulate import simulate_stored
+from .content import PageContent, RunFacts
+
+__all__ = ["gather"]
+
+
+def gather(plan: Plan, *, plan_file: str, run: RunFacts | None = None, entry: int = 0, checked: bool = True) -> PageContent:
+    """`entry`: which program of the plan's cycle is shown.
+
+    Raises: what simulating a plan raises (Deadlock, UnknownName, Disconnected, ...).
+    """
+    shown = replace(plan, cycle=(*plan.cycle[entry:], *plan.cycle[:entry]))
+    fabric, cost = fabric_of(shown), cost_of(shown)
+    inlined = flatten(shown.main, shown.programs)
+    timeline = simulate_stored(inlined.program, fabric, shown.placement, cost, works=works_of(shown), record=True, transfers=True)
+    found: Breakdown | None = None
+    if shown.layout is not None:
+        found = breakdown(Simulated(plan=shown, fabric=fabric, cost=cost, inlined=inlined, timeline=timeline))
+    return PageContent(
+        plan=shown, plan_file=plan_file, fabric=fabric, inlined=inlined, timeline=timeline, breakdown=found, run=run, entry=entry, checked=checked
+    )  # fmt: skip
