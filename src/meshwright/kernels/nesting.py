@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from .compile import kernel
 
-__all__ = ["exclusive_times", "parents"]
+__all__ = ["exclusive_segments", "nearest_ancestors", "parents"]
 
 
 @kernel  # type: ignore[untyped-decorator]
@@ -33,29 +33,48 @@ def parents(start: NDArray[np.int64], end: NDArray[np.int64], tolerance: int, st
 
 
 @kernel  # type: ignore[untyped-decorator]
-def exclusive_times(start: NDArray[np.int64], end: NDArray[np.int64], stack: NDArray[np.int64], own: NDArray[np.int64]) -> int:
-    """`own[i]`: time of one track in which slice i is the latest started one under way; returns the union, which is the sum of `own`.
+def exclusive_segments(
+    start: NDArray[np.int64], end: NDArray[np.int64], stack: NDArray[np.int64], row: NDArray[np.int64], since: NDArray[np.int64],
+    until: NDArray[np.int64],
+) -> int:  # fmt: skip
+    """Cut the time of one track, from its first start to its last end, into segments: `row` is the latest started slice under way, -1 where none is.
 
-    Rows are sorted by start, then longest first; overlapping slices may be nested or not. `stack` is scratch of the same length.
+    Returns how many segments; they join without gaps, so their lengths add up to the track's window exactly, whatever overlaps. Rows are
+    sorted by start, then longest first. `stack` has room for all slices, the other three for three times as many.
     """
-    top = 0
-    clock = np.int64(0)
-    total = np.int64(0)
+    top, count = 0, 0
+    clock = start[0] if len(start) else np.int64(0)
     for i in range(len(start) + 1):
-        until = start[i] if i < len(start) else np.iinfo(np.int64).max
-        while top > 0 and clock < until:
+        now = start[i] if i < len(start) else np.iinfo(np.int64).max
+        while top > 0 and clock < now:
             j = stack[top - 1]
-            stop = min(end[j], until)
+            stop = min(end[j], now)
             if stop > clock:
-                own[j] += stop - clock
-                total += stop - clock
+                row[count], since[count], until[count] = j, clock, stop
+                count += 1
                 clock = stop
             if end[j] <= clock:
                 top -= 1
         if i < len(start):
-            while top > 0 and end[stack[top - 1]] <= start[i]:
+            while top > 0 and end[stack[top - 1]] <= now:
                 top -= 1
-            clock = start[i]
+            if now > clock:
+                row[count], since[count], until[count] = -1, clock, now
+                count += 1
+            clock = now
             stack[top] = i
             top += 1
-    return int(total)
+    return count
+
+
+@kernel  # type: ignore[untyped-decorator]
+def nearest_ancestors(parent: NDArray[np.int32], wanted: NDArray[np.bool_], found: NDArray[np.int32]) -> None:
+    """`found[i]`: the nearest row around row i that is wanted, -1 if none is. Parents stand before their children."""
+    for i in range(len(parent)):
+        p = parent[i]
+        if p < 0:
+            found[i] = -1
+        elif wanted[p]:
+            found[i] = p
+        else:
+            found[i] = found[p]

@@ -1,0 +1,177 @@
+"""From labelled slices to a tree of times: step, stage, module, operator. Whole ns only, so that every level adds up to the one above, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..module_tree import ModuleTree
+from ..trace import I64, Trace
+from .labels import Evidence, Labels, Stage
+from .result import Node
+from .segments import Segments
+from .slices import EVALUATE, Units
+from .spans import ModuleSpans
+from .stages import stage_at
+
+__all__ = ["fold"]
+
+KINDS = ("operator", "recomputed", "communication", "python", "idle")
+_OPERATOR, _RECOMPUTED, _COMMUNICATION, _PYTHON, _IDLE = range(len(KINDS))
+_OUTSIDE = {_PYTHON: "outside operators", _IDLE: "idle"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """Segments with everything that decides their leaf; equal-length columns."""
+
+    step: I64
+    stage: I64
+    module: I64
+    kind: I64
+    name: I64
+    evidence: I64
+    head: I64
+    estimated: NDArray[np.bool_]
+    device: NDArray[np.bool_]
+    length_ns: I64
+    start_ns: I64
+    end_ns: I64
+
+
+def fold(
+    trace: Trace, units: Units, labels: Labels, cut: Segments, tree: ModuleTree | None, spans: ModuleSpans | None, step_numbers: Sequence[int],
+    device_track: NDArray[np.bool_],
+) -> Node:  # fmt: skip
+    """The tree of all segments. `step_numbers[i]`: the profiler's number of step i (empty: steps are counted)."""
+    pieces = _shared(_pieces(trace, units, labels, cut, spans, device_track), labels)
+    keys = [pieces.step + 1, pieces.stage, pieces.module + 1, pieces.kind, pieces.name + 1, pieces.evidence]
+    order = np.lexsort(keys[::-1])
+    new = np.zeros(len(order), bool)
+    if len(order):
+        new[0] = True
+    for key in keys:
+        new[1:] |= key[order][1:] != key[order][:-1]
+    first = np.flatnonzero(new)
+    root = Node(name=trace.source, kind="trace")
+    if not len(first):
+        return root
+    host = np.where(pieces.device, 0, pieces.length_ns)[order]
+    sums = [np.add.reduceat(x, first) for x in (host, pieces.length_ns[order] - host, np.where(pieces.estimated, pieces.length_ns, 0)[order])]
+    starts, ends = np.minimum.reduceat(pieces.start_ns[order], first), np.maximum.reduceat(pieces.end_ns[order], first)
+    counts = np.add.reduceat(_firsts(pieces.head)[order], first)
+    columns = [key[order][first].tolist() for key in keys]
+    builder = _Builder(trace, tree, step_numbers, root)
+    for step, stage, module, kind, name, evidence, host_ns, device_ns, estimated, count, start, end in zip(
+        *columns, *(s.tolist() for s in (*sums, counts, starts, ends)), strict=True
+    ):
+        path = builder.path(step - 1, stage, module - 1, kind, name - 1)
+        for node in path:
+            node.host_ns += host_ns
+            node.device_ns += device_ns
+            node.estimated_ns += estimated
+            node.count += count
+            node.evidence_ns[evidence] += host_ns + device_ns
+            node.start_ns = min(node.start_ns, start) if node.end_ns else start
+            node.end_ns = max(node.end_ns, end)
+    return root
+
+
+def _pieces(trace: Trace, units: Units, labels: Labels, cut: Segments, spans: ModuleSpans | None, device_track: NDArray[np.bool_]) -> _Pieces:
+    at = np.maximum(cut.row, 0)
+    if not len(trace):
+        at = at[:0]
+    head = np.where(cut.row >= 0, units.head[at], -1).astype(np.int64)
+    owned = head >= 0
+    own = np.maximum(head, 0)
+    stage, step = stage_at(trace, units, labels, cut.start_ns)
+    module = np.full(len(head), -1, np.int64)
+    if spans is not None:
+        module = np.where(cut.row >= 0, spans.module[at], -1).astype(np.int64)
+    kind = np.where(cut.row >= 0, _PYTHON, _IDLE)
+    kind = np.where(owned, np.where(units.communication[own], _COMMUNICATION, np.where(labels.recompute[own], _RECOMPUTED, _OPERATOR)), kind)
+    # Python inside a module's span is known to be the module's; other Python and idle time is known by its place alone.
+    evidence = np.where(owned, labels.evidence[own], np.where(module >= 0, Evidence.EXACT, Evidence.NONE))
+    return _Pieces(
+        step=np.where(owned, labels.step[own], step).astype(np.int64), stage=np.where(owned, labels.stage[own], stage).astype(np.int64),
+        module=np.where(owned, np.where(units.communication[own], -1, labels.module[own]), module).astype(np.int64), kind=kind.astype(np.int64),
+        name=np.where(owned, trace.name[own], -1).astype(np.int64), evidence=evidence.astype(np.int64), head=head,
+        estimated=np.zeros(len(head), bool), device=device_track[cut.track], length_ns=cut.length_ns, start_ns=cut.start_ns, end_ns=cut.end_ns,
+    )  # fmt: skip
+
+
+def _shared(pieces: _Pieces, labels: Labels) -> _Pieces:
+    """Pieces of shared work, once per module that shares it, in whole ns that add up to what was there."""
+    if not labels.shares:
+        return pieces
+    sharing = np.array(sorted(labels.shares), np.int64)
+    place = np.minimum(np.searchsorted(sharing, pieces.head), len(sharing) - 1)
+    at = np.flatnonzero(sharing[place] == pieces.head)
+    keep = np.ones(len(pieces.head), bool)
+    keep[at] = False
+    source, module, length = [], [], []
+    for i in at.tolist():
+        shares = labels.shares[int(pieces.head[i])]
+        total, done, weight_done, whole = sum(w for _, w in shares), 0, 0, int(pieces.length_ns[i])
+        for owner, weight in shares:
+            weight_done += weight
+            upto = whole * weight_done // total
+            source.append(i)
+            module.append(owner)
+            length.append(upto - done)
+            done = upto
+    index = np.concatenate([np.flatnonzero(keep), np.array(source, np.int64)])
+    taken = {name: getattr(pieces, name)[index] for name in pieces.__dataclass_fields__}
+    taken["module"][keep.sum() :] = module
+    taken["length_ns"][keep.sum() :] = length
+    taken["estimated"][keep.sum() :] = True
+    return _Pieces(**taken)
+
+
+def _firsts(head: I64) -> I64:
+    """1 at the first piece of every unit, so that units are counted once."""
+    out = np.zeros(len(head), np.int64)
+    owned = np.flatnonzero(head >= 0)
+    _, first = np.unique(head[owned], return_index=True)
+    out[owned[first]] = 1
+    return out
+
+
+class _Builder:
+    """Finds or makes the nodes around a leaf."""
+
+    def __init__(self, trace: Trace, tree: ModuleTree | None, step_numbers: Sequence[int], root: Node) -> None:
+        self.trace, self.tree, self.step_numbers, self.root = trace, tree, step_numbers, root
+        self.nodes: dict[tuple[object, ...], Node] = {}
+        self.chains: dict[int, list[int]] = {}
+
+    def path(self, step: int, stage: int, module: int, kind: int, name: int) -> list[Node]:
+        key: tuple[object, ...] = (step,)
+        number = self.step_numbers[step] if 0 <= step < len(self.step_numbers) else step
+        found = [self.root, self._node(key, self.root, f"step {number}" if step >= 0 else "before the first step", "step")]
+        key += (stage,)
+        found.append(self._node(key, found[-1], Stage(stage).title, "stage"))
+        if module not in self.chains:
+            self.chains[module] = self.tree.ancestors(module)[::-1] if self.tree is not None and module >= 0 else []
+        for part in self.chains[module]:
+            key += (part,)
+            found.append(self._node(key, found[-1], self._module_name(part), "module", part))
+        text = _OUTSIDE[kind] if kind in _OUTSIDE else self.trace.names[name].removeprefix(EVALUATE)
+        found.append(self._node((*key, KINDS[kind], text), found[-1], text, KINDS[kind]))
+        return found
+
+    def _module_name(self, module: int) -> str:
+        assert self.tree is not None
+        node = self.tree.modules[module]
+        return node.path.rpartition(".")[2] if node.path else node.kind or "model"
+
+    def _node(self, key: tuple[object, ...], parent: Node, name: str, kind: str, module: int = -1) -> Node:
+        node = self.nodes.get(key)
+        if node is None:
+            shown = self.tree.modules[module].kind if self.tree is not None and module >= 0 else ""
+            node = self.nodes[key] = Node(name=name, kind=kind, module=module, module_kind=shown)
+            parent.children.append(node)
+        return node

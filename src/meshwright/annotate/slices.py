@@ -1,0 +1,95 @@
+"""What each slice of a trace is, by category and name, and the units of work that get one owner: an operator that no other operator called, one
+node of the autograd graph in backward, one collective, one kernel; with everything inside them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.nesting import nearest_ancestors
+from ..program import I32
+from ..trace import Trace
+
+__all__ = ["EVALUATE", "NODE", "Units", "around", "names_like", "units"]
+
+Flags = NDArray[np.bool_]
+
+EVALUATE = "autograd::engine::evaluate_function: "
+_OPERATOR = re.compile(r"::|Backward\d*$")
+NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
+# Work that exists only because there are several ranks: collectives, and what fills and empties their buffers.
+_COMMUNICATION = re.compile(
+    r"^(c10d::|_c10d_functional::|gloo:|nccl:|mpi:|ucc:|xccl:|fsdp::|FSDP::|record_param_comms$|ncclKernel|ncclDevKernel|torch::distributed::reducer::|"
+    r"DistributedDataParallel\.(?!forward)|c10d_functional::|symm_mem::)|RegisterPostBackwardFunction|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    re.IGNORECASE,
+)
+_PYTHON_CATEGORIES = ("python_function",)
+_ANNOTATIONS = ("user_annotation",)
+_RUNTIME = ("cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime", "privateuse1_runtime")
+_ABOUT_THE_TRACE = ("trace",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """`head[i]` is the row that slice i belongs to (itself, if it is one), -1 for what is in no unit: Python, annotations, steps.
+
+    `rows` are the heads in order of time; `outer[h]` is the unit around a head, or -1.
+    """
+
+    head: I32
+    rows: NDArray[np.int64]
+    outer: I32
+    operator: Flags
+    evaluate: Flags  # runs one node of the autograd graph
+    recompute: Flags  # a forward operator that runs again inside backward
+    communication: Flags
+    kernel: Flags  # runs on a device's stream
+    annotation: Flags
+    runtime: Flags
+    ignored: Flags  # speaks of the recording itself
+
+
+def around(trace: Trace, wanted: Flags) -> I32:
+    """The nearest slice around every slice that is wanted, or -1."""
+    found = np.full(len(trace), -1, np.int32)
+    nearest_ancestors(trace.parent, wanted, found)
+    return found
+
+
+def names_like(trace: Trace, pattern: re.Pattern[str]) -> Flags:
+    return trace.where_name(np.array([pattern.search(name) is not None for name in trace.names], bool))
+
+
+def units(trace: Trace) -> Units:
+    """Cost: O(slices + names)."""
+    kernel = trace.in_category("kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel")
+    python = trace.in_category(*_PYTHON_CATEGORIES)
+    annotation = trace.in_category(*_ANNOTATIONS, "gpu_user_annotation")
+    runtime = trace.in_category(*_RUNTIME)
+    ignored = trace.in_category(*_ABOUT_THE_TRACE) | trace.in_category("gpu_user_annotation")
+    on_host = ~(kernel | python | ignored)
+    communication = names_like(trace, _COMMUNICATION) & ~python & ~ignored
+    declared = trace.in_category("cpu_op", "operator")
+    operator = on_host & ~annotation & ~runtime & names_like(trace, _OPERATOR) & (declared if declared.any() else np.ones(len(trace), bool))
+    evaluate = operator & trace.where_name(np.array([n.startswith(EVALUATE) for n in trace.names], bool))
+    node = evaluate | (operator & names_like(trace, NODE))
+    inside = around(trace, operator)
+    in_node = (inside >= 0) & node[inside]
+    # Inside backward gradients are not recorded, so an operator with a sequence number there is a piece of forward run once more.
+    recompute = operator & ~node & in_node & (trace.sequence >= 0) & (trace.forward_thread <= 0)
+    communication &= on_host | kernel
+    in_communication = around(trace, communication)
+    head = (operator & (inside < 0)) | evaluate | recompute | (communication & (in_communication < 0)) | kernel
+    outer = around(trace, head)
+    rows = np.flatnonzero(head)
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    own = np.where(head, np.arange(len(trace), dtype=np.int32), outer).astype(np.int32)
+    inherited = communication[np.maximum(own, 0)] & (own >= 0)
+    return Units(
+        head=own, rows=rows, outer=outer, operator=operator, evaluate=evaluate, recompute=recompute & ~inherited,
+        communication=inherited & head, kernel=kernel, annotation=annotation, runtime=runtime, ignored=ignored,
+    )  # fmt: skip
