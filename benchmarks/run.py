@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import machine
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"run", "machine", "megatron_step"}
+NOT_BENCHMARKS = {"run", "machine", "megatron_step", "trace_models"}
 
 
 def names() -> dict[str, str]:

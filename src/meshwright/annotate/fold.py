@@ -91,6 +91,10 @@ def _pieces(trace: Trace, units: Units, labels: Labels, cut: Segments, spans: Mo
     module = np.full(len(head), -1, np.int64)
     if spans is not None:
         module = np.where(cut.row >= 0, spans.module[at], -1).astype(np.int64)
+        # Python of a module is of the stage of the operators that follow in it; before a module's first operator another stage was under way.
+        inside = np.flatnonzero(~owned & (module >= 0))
+        following = stage_at(trace, units, labels, cut.start_ns[inside], until_ns=trace.end_ns[at[inside]])
+        stage[inside], step[inside] = following
     kind = np.where(cut.row >= 0, _PYTHON, _IDLE)
     kind = np.where(owned, np.where(units.communication[own], _COMMUNICATION, np.where(labels.recompute[own], _RECOMPUTED, _OPERATOR)), kind)
     # Python inside a module's span is known to be the module's; other Python and idle time is known by its place alone.

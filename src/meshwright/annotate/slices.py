@@ -14,7 +14,7 @@ from ..kernels.nesting import nearest_ancestors
 from ..program import I32
 from ..trace import Trace
 
-__all__ = ["EVALUATE", "NODE", "Units", "around", "names_like", "units"]
+__all__ = ["ANNOTATION_CATEGORY", "EVALUATE", "NODE", "Units", "around", "names_like", "units"]
 
 Flags = NDArray[np.bool_]
 
@@ -30,7 +30,8 @@ _COMMUNICATION = re.compile(
 _PYTHON_CATEGORIES = ("python_function",)
 _ANNOTATIONS = ("user_annotation",)
 _RUNTIME = ("cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime", "privateuse1_runtime")
-_ABOUT_THE_TRACE = ("trace",)
+ANNOTATION_CATEGORY = "meshwright annotation"  # of the slices that an annotated trace has more
+_ABOUT_THE_TRACE = ("trace", ANNOTATION_CATEGORY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def units(trace: Trace) -> Units:
     python = trace.in_category(*_PYTHON_CATEGORIES)
     annotation = trace.in_category(*_ANNOTATIONS, "gpu_user_annotation")
     runtime = trace.in_category(*_RUNTIME)
-    ignored = trace.in_category(*_ABOUT_THE_TRACE) | trace.in_category("gpu_user_annotation")
+    ignored = trace.in_category(*_ABOUT_THE_TRACE, "gpu_user_annotation")
     on_host = ~(kernel | python | ignored)
     communication = names_like(trace, _COMMUNICATION) & ~python & ~ignored
     declared = trace.in_category("cpu_op", "operator")

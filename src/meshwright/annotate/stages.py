@@ -141,12 +141,20 @@ def _seed(trace: Trace, rows: NDArray[np.int64]) -> int:
     return count
 
 
-def stage_at(trace: Trace, units: Units, labels: Labels, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """Stage and step under way at some times: those of the last outermost operator of the host that began by then."""
+def stage_at(
+    trace: Trace, units: Units, labels: Labels, time_ns: NDArray[np.int64], until_ns: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+    """Stage and step under way at some times: those of the last outermost operator of the host that began by then.
+
+    With `until_ns`: those of the next one, where it begins before that.
+    """
     rows = units.rows[(units.outer[units.rows] < 0) & ~units.kernel[units.rows] & (labels.evidence[units.rows] != Evidence.NONE)]
     if not len(rows):
         return np.full(len(time_ns), Stage.OTHER, np.int8), np.zeros(len(time_ns), np.int32)
     at = np.searchsorted(trace.start_ns[rows], time_ns, side="right") - 1
+    if until_ns is not None:
+        following = np.minimum(at + 1, len(rows) - 1)
+        at = np.where(trace.start_ns[rows[following]] < until_ns, following, at)
     _, starts = find_steps(trace)
     step = np.searchsorted(starts, time_ns, side="right") - 1 if len(starts) else labels.step[rows[np.maximum(at, 0)]]
     stage = np.where(at >= 0, labels.stage[rows[np.maximum(at, 0)]], Stage.OTHER)

@@ -53,7 +53,10 @@ _LETTERS = {
 _SILENT = {"nondynamicallyquantizablelinear"}  # its parameters are used by the module around it, which does not call it
 _NOTHING: frozenset[str] = frozenset()
 _SHAPES = frozenset(
-    f"aten::{n}" for n in ("view", "transpose", "permute", "reshape", "contiguous", "squeeze", "unsqueeze", "unflatten", "flatten", "select", "split_with_sizes")
+    f"aten::{name}"
+    for name in (
+        "view", "transpose", "permute", "reshape", "contiguous", "squeeze", "unsqueeze", "unflatten", "flatten", "select", "split_with_sizes",
+    )
 )
 # Class -> operators that it runs right before, right after.
 _BESIDE = {

@@ -69,6 +69,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("memory", "pack"): ("memory_pack", "place storages with lifetimes in one arena, as small as can be, beside a bound"),
     ("run", "doctor"): ("run_doctor", "read the flight recorders of all ranks and name the first divergence"),
     ("run", "ordered"): ("run_ordered", "start any program with the ranks of an order"),
+    ("trace", "annotate"): ("trace_annotate", "say which stage, module and operator every slice of a PyTorch trace belongs to"),
     ("trace", "breakdown"): ("trace_breakdown", "where the time of measured steps went, per rank and stage, and what to do about it"),
     ("lab", "up"): ("lab_up", "build a rehearsal lab after a fabric"),
     ("lab", "run"): ("lab_run", "run a command once per device of a lab"),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import MeshwrightError, UsageError
 
-__all__ = ["write_bytes", "write_text"]
+__all__ = ["write_bytes", "write_chunks", "write_text"]
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -21,6 +22,11 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
     Raises: UsageError when the folder does not exist or `path` is a folder; MeshwrightError when the system refuses the write.
     """
+    write_chunks(path, (data,))
+
+
+def write_chunks(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> None:
+    """`write_bytes` of what `chunks` yields one after the other; if it raises, nothing is written."""
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
@@ -30,13 +36,15 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     if mode is not None and stat.S_ISDIR(mode):
         raise UsageError("is a folder, not a file", where=str(path), hint="name a file in it")
     if mode is not None and not stat.S_ISREG(mode):
-        Path(path).write_bytes(data)
+        with Path(path).open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
         return
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise UsageError(f"the folder {str(target.parent)!r} does not exist", where=str(path), hint="make it first, or name another place")
     try:
-        _replace(target, data, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+        _replace(target, chunks, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
     except OSError as error:
         raise MeshwrightError(f"cannot write: {error.strerror}", where=str(path), hint="check permissions and free space") from error
 
@@ -46,11 +54,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def _replace(target: Path, data: bytes, mode: int) -> None:
+def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:64]}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for chunk in chunks:
+                file.write(chunk)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
