@@ -114,3 +114,15 @@ def test_a_run_refuses_to_give_pieces_to_an_optimizer_of_ones_own():
     maker = _Maker(plan, job, plan.layout, forward_graph(plan, plan.layout), inline(plan.main, plan.programs).program, 0, "cpu")
     with pytest.raises(Unsupported, match="would be given pieces of parameters"):
         maker.module()
+
+
+def test_tensor_parts_of_unequal_sizes_sum_their_common_gradients_by_one_schedule():
+    """Five heads over two ranks: buckets differ from part to part, what both sum together is cut alike, or nobody would finish."""
+    job = Training(model="tests/run/tensor_models.py:odd_tied", global_batch=4)
+    odd = capture(job.model)
+    for level in (1, 3):
+        wanted = ShardingWanted(level=level, overlap=True, bucket_bytes=2048)
+        fixed = {"data": 2, "tensor": 2, "pipeline": 1, "microbatch": 1}
+        plan = plan_training(job, read_fabric("laptop:4"), graph=odd, collective="ring", sharding=wanted, recompute="none", **fixed)
+        assert len(plan.layout.buckets) > 1
+        assert any(s.shares and len(set(s.shares)) > 1 for s in plan.layout.shards), "else the case shows nothing"

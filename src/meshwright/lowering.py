@@ -103,6 +103,7 @@ class _Lowering:
         self.keeps = kept_values(graph, layout)
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
+        self.buckets: dict[int, int] = {}  # stage -> bytes of its largest bucket
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
@@ -141,6 +142,19 @@ class _Lowering:
             self.lifetimes(r)
         program = self.b.build()
         return with_fold(program, lay) if self.folded else program, self.callees
+
+    def largest_bucket(self, r: _Rank) -> int:
+        """Bytes of the largest bucket that any tensor part of the stage has: parts of unequal sizes sum some gradients together."""
+        index = r.stage.index
+        if index not in self.buckets:
+            lay, found = self.layout, [0]
+            parts = [(r.sizes, r.gradients)] if self.folded else [
+                (shard_bytes(self.graph, lay, t), gradient_buffers(self.graph, lay, r.stage, t)) for t in range(lay.tensor)
+            ]
+            for sizes, gradients in parts:
+                found += [sum(sizes[p] for p in params) for name, params in gradients.items() if ":" not in name]
+            self.buckets[index] = max(found)
+        return self.buckets[index]
 
     # ---- communication -----------------------------------------------------------------------------------------
     def comm(self, name: str, ranks: tuple[int, ...]) -> int:

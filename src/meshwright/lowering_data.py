@@ -99,8 +99,7 @@ class DataParallel:
                 raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
             alone = ":" in name or not low.layout.buckets
-            common = max((size for other, size in sizes.items() if ":" not in other), default=0)
-            self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else common, using)
+            self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
         self.closing: dict[int, list[_Group]] = {}
         for g in self.groups.values():
             ends: dict[int, int] = {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rig import make_plan
 
+from meshwright.capture.resolve import build_model
 from meshwright.errors import FormatError, MissingExtra, RankDied, RankFailed, RunTimeout, UnknownName, UsageError
 from meshwright.run.blame import first_cause, timeout_error, typed
 from meshwright.run.checkpoint import (
@@ -51,6 +52,14 @@ def test_every_layout_reads_the_same_samples():
         seen[degrees] = torch.cat(rows)
     first = next(iter(seen.values()))
     assert len(first) == 8 and all(torch.equal(first, x) for x in seen.values())
+
+
+@pytest.mark.parametrize("model", ["examples/gpt.py:tiny", "tests/run/tensor_models.py:odd_tied"])
+def test_synthetic_samples_do_not_depend_on_the_micro_batch(model):
+    """Integers are drawn up to the largest in the example: of the model function's own inputs, not of those cut to the micro-batch."""
+    made = [open_data("synthetic", build_model(model, device="cpu", batch_size=b).examples, 0) for b in (1, 3, 8)]
+    for i in range(4):
+        assert all(torch.equal(x, y) for other in made[1:] for x, y in zip(made[0].sample(i), other.sample(i), strict=True))
 
 
 def test_python_source_is_text_and_deterministic():

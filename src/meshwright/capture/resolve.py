@@ -33,12 +33,16 @@ NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A built model: the module, its example inputs (target last) and notes on how it was built."""
+    """A built model: the module, its example inputs (target last) and notes on how it was built.
+
+    `examples`: the inputs as its function gave them, whatever batch size was asked for.
+    """
 
     name: str
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
     notes: tuple[str, ...] = ()
+    examples: tuple[torch.Tensor, ...] = ()
 
     @property
     def batch_size(self) -> int:
@@ -77,9 +81,8 @@ def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None
         torch.manual_seed(seed)
         result = function()
     module, inputs = _checked(name, result)
-    if batch_size is not None:
-        inputs = tuple(resize_batch(x, batch_size) for x in inputs)
-    return ModelSource(name=name, module=module, inputs=inputs)
+    resized = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
+    return ModelSource(name=name, module=module, inputs=resized, examples=inputs)
 
 
 def resize_batch(x: torch.Tensor, batch_size: int) -> torch.Tensor:

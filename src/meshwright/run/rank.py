@@ -150,7 +150,7 @@ class _Maker:
     ) -> None:
         self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
         source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size)
-        self.examples = source.inputs
+        self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
         self.buffers = dict(source.module.named_buffers())
         self.opaque = None

@@ -21,7 +21,7 @@ def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = No
     source = build_model(job.model, device="cpu", seed=job.seed, batch_size=job.global_batch)
     objective = Objective(source.module, job.loss)
     optimizer = make_optimizer(job.optimizer, list(source.module.named_parameters()), job.learning_rate)
-    dataset = open_data(data, source.inputs, job.seed)
+    dataset = open_data(data, source.examples, job.seed)
     rows = rows or job.global_batch
     losses = []
 
