@@ -39,6 +39,7 @@ class Settings:
     skew_us: float = 0.0  # the clock of rank r runs ahead by r times this
     bucket: int = 2  # layers per all-reduce
     seed: int = 0
+    whole_us: bool = False  # times as Kineto wrote them before it wrote ns
 
 
 @dataclass
@@ -178,7 +179,11 @@ class Maker:
         ]
         calls = {e["args"]["correlation"]: e for e in r.events if e["cat"] == "cuda_runtime"}
         for e in r.events:
-            out.append({**e, "ts": round(base + shift + e["ts"], 3), "dur": round(e["dur"], 3)})
+            at, until = base + shift + e["ts"], base + shift + e["ts"] + e["dur"]
+            if self.s.whole_us:
+                out.append({**e, "ts": int(at), "dur": int(until) - int(at)})
+            else:
+                out.append({**e, "ts": round(at, 3), "dur": round(e["dur"], 3)})
             if e["cat"].startswith(("kernel", "gpu_mem")):
                 call = calls[e["args"]["correlation"]]
                 for ph, at in (("s", call), ("f", e)):
