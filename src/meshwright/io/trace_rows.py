@@ -91,8 +91,7 @@ class WarningCounts:
             self.first.setdefault(kind, str(example)[:200])
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(msgspec.Struct, frozen=True, gc=False):
     kind: str
     id: str
     track: int
@@ -143,13 +142,27 @@ class EventRows:
 
     def add(self, events: Iterable[Event]) -> None:
         slices: list[Event] = []
+        arrows: list[Event] = []
         for event in events:
             if event.ph == "X":
                 slices.append(event)
+            elif event.ph == "s" or event.ph == "f":
+                arrows.append(event)
             else:
                 self._other(event)
         if slices:
             self._slices(slices)
+        if arrows:
+            self._arrows(arrows)
+
+    def _arrows(self, events: Sequence[Event]) -> None:
+        time_us = _floats([e.ts for e in events])
+        kept = np.flatnonzero(~np.isnan(time_us))
+        if len(kept) < len(events):
+            self.problems.add("event without a time, lost", events[int(np.isnan(time_us).argmax())].name, len(events) - len(kept))
+            events = [events[i] for i in kept.tolist()]
+        for event, at in zip(events, self.to_ns(time_us[kept]).tolist(), strict=True):
+            self.flows.append(Flow(str(event.cat or event.name), str(event.id), self.track_id(event.pid, event.tid), at, event.ph == "f"))
 
     # ---- slices ----------------------------------------------------------------------------------------------------------
     def _slices(self, events: Sequence[Event]) -> None:
@@ -234,18 +247,15 @@ class EventRows:
         if kind == "M":
             value = event.args.labels if event.args and event.name == "process_labels" else event.args.name if event.args else ""
             self.metadata.append((str(event.name), _label(event.pid), _label(event.tid), value))
-        elif kind in ("s", "f", "t", "B", "E"):
+        elif kind in ("B", "E"):
             time = _floats([event.ts])
             if np.isnan(time[0]):
                 self.problems.add("event without a time, lost", event.name)
                 return
             time_ns, track = float(self.to_ns(time)[0]), self.track_id(event.pid, event.tid)
-            if kind in ("B", "E"):
-                row = (kind == "B", track, self.name_id(event.name), self.category_id(event.cat), time_ns, event.args or _NO_ARGS)
-                self.begins.append(row)
-            elif kind != "t":
-                self.flows.append(Flow(str(event.cat or event.name), str(event.id), track, time_ns, kind == "f"))
-        else:
+            row = (kind == "B", track, self.name_id(event.name), self.category_id(event.cat), time_ns, event.args or _NO_ARGS)
+            self.begins.append(row)
+        elif kind != "t":
             self.ignored[str(kind)[:16]] += 1
 
     def pair_begins(self) -> None:
