@@ -191,7 +191,7 @@ def test_nesting_and_own_times_against_brute_force(tmp_path_factory, slices):
     own = np.zeros(len(t), np.int64)
     row, since, until = (np.zeros(3 * len(t), np.int64) for _ in range(3))
     count = exclusive_segments(start, end, np.zeros(len(t), np.int64), row, since, until)
-    assert since[1:count].tolist() == until[: count - 1].tolist() and (until[:count] > since[:count]).all()
+    assert since[1:count].tolist() == until[: max(count - 1, 0)].tolist() and (until[:count] > since[:count]).all()
     for k in range(count):
         if row[k] >= 0:
             own[row[k]] += until[k] - since[k]
