@@ -3,12 +3,11 @@
 Run: `pip install --no-deps scikit-learn scipy joblib threadpoolctl narwhals`, then `python benchmarks/codec_convergence.py` (`--quick`: one seed,
 few steps; `--model`, `--codec` for one of them).
 
-Digits: scikit-learn's 1,797 images, all of them; network 64-128-128-10 with tanh, cross-entropy with weight decay. Language model: bytes of Python's own
-standard library (`run/data.py`), windows of 16 bytes; embedding, one hidden layer, next byte. SGD with momentum 0.9, cosine decay of the learning
-rate to 0, the same steps,
-samples and starts for every codec; DGC's momentum is its own, its optimizer has none, and its warm-up is inside the same number of
-steps. The gradients of all layers are one group. The final loss is taken over a fixed set (digits: all images; text: 4,096 windows that training
-does not visit).
+Digits: scikit-learn's 1,797 images, all of them; network 64-128-128-10 with tanh, cross-entropy with weight decay. Language model: bytes of
+Python's own standard library (`run/data.py`), windows of 16 bytes; embedding, one hidden layer, next byte. SGD with momentum 0.9, cosine
+decay of the learning rate to 0, the same steps, samples and starts for every codec; DGC's momentum is its own, its optimizer has none, and its
+warm-up is inside the same number of steps. The gradients of all layers are one group. The final loss is taken over a fixed set (digits: all
+images; text: 4,096 windows that training does not visit).
 The workers live in one process (`run/codecs/together.py`), which computes what processes compute; tests hold the two equal bit for bit for two.
 """
 

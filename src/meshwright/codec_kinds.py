@@ -155,9 +155,9 @@ def _ternary_variance(spec: CodecSpec, n: int) -> float:
 
 
 def _level_variance(spec: CodecSpec, n: int) -> float:
-    """QSGD, lemma 3.1: min(B/s^2, sqrt(B)/s)."""
+    """QSGD, lemma 3.1: min(B/s^2, sqrt(B)/s). Scaled by the maximum, an element's variance is at most (max|x|/s)^2 / 4."""
     size, levels = _within_block(spec, n), (1 << (spec.integer("bits") - 1)) - 1
-    return min(size / levels**2, sqrt(size) / levels)
+    return min(size / levels**2 / (4 if spec["norm"] == "max" else 1), sqrt(size) / levels)
 
 
 def _byte_variance(spec: CodecSpec, n: int) -> float | None:
@@ -266,7 +266,7 @@ CODECS: tuple[CodecKind, ...] = (
             key="karimireddy2019error", title="Error Feedback Fixes SignSGD and other Gradient Compression Schemes", year=2019, venue="ICML",
             authors="S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi",
         ),
-        options=(_block(1024),),
+        options=(_block(64),),
     ),
     CodecKind(
         name="onebit", title="signs and the means of both sides", aggregation="all-gather", bias=_biased, feedback=True, payload=_block_bytes(1, 2),
@@ -275,7 +275,7 @@ CODECS: tuple[CodecKind, ...] = (
             key="seide2014onebit", title="1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs",
             year=2014, venue="Interspeech", authors="F. Seide, H. Fu, J. Droppo, G. Li, D. Yu",
         ),
-        options=(_block(1024),),
+        options=(_block(64),),
     ),
     CodecKind(
         name="signsgd", title="majority of signs", aggregation="all-gather", bias=_biased, feedback=False, payload=_sign_bytes, own_memory=True,
@@ -312,7 +312,8 @@ CODECS: tuple[CodecKind, ...] = (
             key="alistarh2017qsgd", title="QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", year=2017, venue="NeurIPS",
             authors="D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic",
         ),
-        options=(Option(name="bits", default=4, what="of an element: 1, 7 or 127 levels of each sign", choices=(2, 4, 8)), _block(512), SEED),
+        options=(Option(name="bits", default=4, what="of an element: 1, 7 or 127 levels of each sign", choices=(2, 4, 8)),
+            Option(name="norm", default="max", what="what a block is scaled by", choices=("max", "2")), _block(512), SEED),
     ),
     CodecKind(
         name="powersgd", title="low-rank factors", aggregation="all-reduce", bias=_biased, feedback=True, payload=_factor_bytes,

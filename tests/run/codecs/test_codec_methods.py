@@ -60,7 +60,10 @@ def test_majority_and_signum() -> None:
 
 def test_levels_are_levels() -> None:
     x = noise(700)
-    for text, levels, scale in (("terngrad:block=64", 1, "max"), ("qsgd:block=64,bits=4", 7, "norm"), ("int8:block=64,feedback=false", 127, "max")):
+    for text, levels, scale in (
+        ("terngrad:block=64", 1, "max"), ("qsgd:block=64", 7, "max"), ("qsgd:block=64,norm=2", 7, "norm"), ("int8:block=64,feedback=false", 127,
+        "max"),
+    ):  # fmt: skip
         out = decoded(text, x)
         for p, q in zip(x.split(64), out.split(64), strict=True):
             unit = (p.abs().max() if scale == "max" else p.norm()) / levels

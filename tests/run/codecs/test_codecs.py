@@ -19,7 +19,7 @@ VARIANTS = [
     "none", "fp16", "bf16", "fp8:block=64", "fp8:format=e5m2", "int8", "int8:block=64,stochastic=true,feedback=false", "topk:density=0.05",
     "topk:density=0.3", "threshold:density=0.1,every=2", "randomk:density=0.1", "randomk:density=0.25,scaled=true,feedback=false",
     "dgc:density=0.05,warmup=8", "dgc:clip=0.5", "efsign:block=64", "onebit:block=64", "signsgd", "signum", "terngrad:block=64", "qsgd:block=64",
-    "qsgd:bits=2", "qsgd:bits=8", "powersgd:rank=2", "powersgd:rank=1,warm=false",
+    "qsgd:bits=2,norm=2", "qsgd:bits=8,norm=2", "qsgd:bits=2", "powersgd:rank=2", "powersgd:rank=1,warm=false",
 ]  # fmt: skip
 
 

@@ -64,14 +64,18 @@ class TernGrad(Codec):
 
 
 class QSGD(TernGrad):
-    """scale = 2-norm of the block; level = |x| s / scale, rounded at random, s = 2^(bits - 1) - 1. Payload: [norms][codes]."""
+    """scale = max|x| of the block (as in the paper's own experiments) or its 2-norm (as in its proofs, far noisier);
+    level = |x| s / scale, rounded at random, s = 2^(bits - 1) - 1. Payload: [scales][codes]."""
 
     @property
     def width(self) -> int:  # type: ignore[override]
         return self.spec.integer("bits")
 
     def measure(self, x: torch.Tensor, scales: torch.Tensor) -> None:
-        block_norms(as_floats(x), self.block, as_floats(scales))
+        if self.spec["norm"] == "max":
+            super().measure(x, scales)
+        else:
+            block_norms(as_floats(x), self.block, as_floats(scales))
 
 
 class BlockInt8(TernGrad):

@@ -2,8 +2,9 @@
 
 Cite: S. P. Karimireddy et al., Error Feedback Fixes SignSGD (ICML 2019); F. Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014);
 J. Bernstein et al., signSGD (ICML 2018) and signSGD with Majority Vote (ICLR 2019: Signum sends the signs of a momentum).
-Left open by the papers: fused tensors (they scale each layer or column). Our answer: means per block of 1,024 elements, 3 % more bytes; a zero
-counts as positive (its sign bit is clear). A tied vote gives 0.
+Left open by the papers: fused tensors (they scale each layer or column). Our answer: means per block of 64 elements. That is half as many bytes
+again, but where most of a block is zero (rows of an embedding) a sign says something wrong of every zero, and large blocks diverge
+(benchmarks/codec_convergence.py). A zero counts as positive (its sign bit is clear). A tied vote gives 0.
 Invariant: EF-SignSGD leaves |x|^2 - |x|_1^2 / n of every block, 1-bit no more than that; both >= the contraction of 1/block.
 Bare signs cannot say "not finite": such gradients are always refused.
 Cost: one pass to encode, one over the result per rank to decode.
