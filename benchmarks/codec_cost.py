@@ -143,7 +143,8 @@ def main() -> None:
         if kind.name in beside:
             row |= {"peer": round(beside[kind.name][1] * 1e3, 4), "peer_is": beside[kind.name][0]}
         rows.append(row)
-        line = ", ".join(f"{what} {row[f'{what}_base_us']:7.1f} us + {row[f'{what}_ns_per_element']:6.3f} ns/element" for what in ("encode", "decode"))
+        costs = [f"{w} {row[f'{w}_base_us']:7.1f} us + {row[f'{w}_ns_per_element']:6.3f} ns/element" for w in ("encode", "decode")]
+        line = ", ".join(costs)
         print(f"{kind.name:10s} {line}" + (f"; {row['value'] / row['peer']:.2f} of {row['peer_is']}" if "peer" in row else ""), flush=True)
     if not quick:
         machine.record("codec_cost", rows, raw=raw)
