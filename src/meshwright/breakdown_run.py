@@ -12,8 +12,10 @@ from .bottleneck.breakdown import Breakdown, break_down
 from .bottleneck.device import DeviceTimes, device_times
 from .bottleneck.from_trace import rank_view, waiting
 from .bottleneck.lanes import Activities, Kind, Meetings, RankView, Stage, Step
+from .breakdown_labels import annotated_labels
 from .drive import read_plan
 from .errors import UsageError
+from .io.module_tree_file import read_module_tree
 from .io.trace_events import matched_steps
 from .io.trace_read import read_trace
 from .plan import Plan
@@ -23,7 +25,7 @@ from .program_calls import inline
 from .run.record import RecordedRun, read_run
 from .run.recording import RankRecording, StepRecord
 
-__all__ = ["breakdown_of", "run_views"]
+__all__ = ["breakdown_of", "plain_steps", "run_views"]
 
 WARM_UP = 2
 I64 = NDArray[np.int64]
@@ -42,12 +44,18 @@ def breakdown_of(
             raise UsageError("a run folder holds all its ranks", where=str(folders[0]), hint="give it alone")
         if plan is None:
             raise UsageError("a run folder needs the plan that was run", where=str(folders[0]), hint="add --plan plan.json")
-        return break_down(run_views(read_plan(plan), folders[0])), {}
+        ranks, one_clock = run_views(read_plan(plan), folders[0])
+        return break_down(ranks, one_clock=one_clock), {}
+    tree = read_module_tree(modules) if modules is not None else None
+    if model is not None:
+        from .capture.modules import named_capture
+
+        tree = named_capture(model)
     views, devices = [], {}
     worlds: dict[int, Path] = {}
     for i, path in enumerate(traces):
         trace = read_trace(path)
-        view = rank_view(trace, rank=trace.rank if trace.rank is not None else i)
+        view = rank_view(trace, annotated_labels(trace, tree), rank=trace.rank if trace.rank is not None else i)
         if trace.world_size:
             worlds[trace.world_size] = path
         views.append(view)
@@ -67,25 +75,28 @@ def breakdown_of(
     return found, devices
 
 
-def run_views(plan: Plan, folder: Path) -> list[RankView]:
-    """All ranks of a run of ours, by its recordings: program steps, modules inside them, and messages matched by the program.
+def run_views(plan: Plan, folder: Path) -> tuple[list[RankView], bool]:
+    """All ranks of a run of ours, by its recordings: program steps, modules inside them, and messages matched by the program; and whether they
+    ran on one machine, with one clock.
 
     Raises: as `read_run`; UsageError where no undisturbed step was recorded.
     """
     run = read_run(folder, plan)
     program = inline(plan.main, plan.programs).program
-    chosen = _plain_steps(run)
-    meetings = _messages(program, run, chosen)
-    return [_view(program, r, chosen, meetings[r.rank], str(folder)) for r in run.recordings]
+    chosen = plain_steps(run)
+    one_clock = len({r.host for r in run.recordings}) == 1
+    meetings = _messages(program, run, chosen, one_clock=one_clock)
+    return [_view(program, r, chosen, meetings[r.rank], str(folder)) for r in run.recordings], one_clock
 
 
-def _plain_steps(run: RecordedRun) -> list[int]:
+def plain_steps(run: RecordedRun) -> list[int]:
     """The longest row of steps that nothing slowed, without the first ones where there are more."""
     records = run.recordings[0].steps
     best: list[int] = []
     row: list[int] = []
     for i, record in enumerate(records):
-        row = [*row, i] if record.starts_s and not record.profiled and not record.traced else []
+        after = i > 0 and records[i - 1].traced  # the trace was written meanwhile
+        row = [*row, i] if record.starts_s and not record.profiled and not record.traced and not after else []
         best = row if len(row) > len(best) else best
     if not best:
         raise UsageError("the run recorded no step that was not slowed by measuring memory or by the profiler", hint="run more steps")
@@ -96,12 +107,11 @@ def _ns(seconds: float | Sequence[float] | NDArray[np.float64]) -> I64:
     return np.round(np.asarray(seconds, np.float64) * 1e9).astype(np.int64)
 
 
-def _messages(program: Program, run: RecordedRun, chosen: list[int]) -> list[Meetings]:
+def _messages(program: Program, run: RecordedRun, chosen: list[int], *, one_clock: bool) -> list[Meetings]:
     """Per rank its messages: the sender enters one when it posts it, the receiver when it waits; both leave when it has arrived."""
     send, receive = matched_steps(program)
     actor = program.lanes.actor[program.lane_of_step()]
     size = program.message_bytes()
-    one_clock = len({r.host for r in run.recordings}) == 1
     rows: list[list[tuple[str, str, str, int, int, int, int, int]]] = [[] for _ in run.recordings]
     for i in chosen:
         begin, end = np.zeros(len(program.steps), np.int64), np.zeros(len(program.steps), np.int64)

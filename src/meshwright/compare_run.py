@@ -14,10 +14,11 @@ from .plan import Plan
 from .program import Kind, Part, Program
 from .program_calls import InlinedProgram, inline
 from .report.compare import Comparison, compare
-from .run.record import read_run
+from .run.record import RecordedRun, read_run
 from .simulate import simulate_program
+from .timeline import Timeline
 
-__all__ = ["compare_run"]
+__all__ = ["compare_run", "predicted_run"]
 
 
 def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
@@ -35,10 +36,15 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
         rss_peak_bytes=document.rss_peak_bytes, cpu_s=document.process_cpu_s, run_fabric=run.fabric.name,
         pacing=str(document.pacing.get("mode", "none")), others_share=float(document.machine_use.get("others", 0.0)), notes=document.notes,
     )  # fmt: skip
-    placement = tuple(d.name for d in run.fabric.devices[: program.ranks])
-    predicted = simulate_program(program, run.fabric, placement, cost, works=works_of(plan), staging=True)
+    predicted = predicted_run(plan, program, run)
     cpu_s = _processor_seconds(program, cost)
     return compare(plan, inlined, predicted, measured, evidence=evidence_of_timeline(predicted, program, cost), cpu_s=cpu_s), inlined
+
+
+def predicted_run(plan: Plan, program: Program, run: RecordedRun) -> Timeline:
+    """The plan's inlined program, simulated on the fabric that the run had with the costs that it measured."""
+    placement = tuple(d.name for d in run.fabric.devices[: program.ranks])
+    return simulate_program(program, run.fabric, placement, run.cost, works=works_of(plan), staging=True)
 
 
 def _processor_seconds(program: Program, cost: Cost) -> list[float]:

@@ -32,10 +32,10 @@ class Breakdown:
         return (self.path.end - self.path.start) / 1e9 / max(max(len(v.steps) for v in self.views), 1)
 
 
-def break_down(views: Sequence[RankView]) -> Breakdown:
-    """Raises: what `align` raises for ranks that do not belong together."""
+def break_down(views: Sequence[RankView], *, one_clock: bool = False) -> Breakdown:
+    """`one_clock`: the views' times need no alignment. Raises: what `align` raises for ranks that do not belong together."""
     views = sorted(views, key=lambda v: v.rank)
-    moved, clocks, shared = align(views)
+    moved, clocks, shared = align(views, one_clock=one_clock)
     path = critical_path(moved, shared)
     warnings = [f"rank {v.rank}: {w}" for v in views for w in v.warnings] + list(clocks.warnings)
     return Breakdown(

@@ -67,8 +67,8 @@ def shared_meetings(views: Sequence[RankView]) -> Shared:
     return Shared(keys=tuple(keys), row=np.array([[p.get(k, -1) for p in places] for k in keys], np.int32).reshape(len(keys), len(views)))
 
 
-def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
-    """The views on the first one's clock.
+def align(views: Sequence[RankView], *, one_clock: bool = False) -> tuple[list[RankView], Clocks, Shared]:
+    """The views on the first one's clock; with `one_clock` they are on it already.
 
     Raises: UsageError for two traces of one rank, or ranks that share no collective; FormatError where no shift of clocks fits.
     """
@@ -78,52 +78,73 @@ def align(views: Sequence[RankView]) -> tuple[list[RankView], Clocks, Shared]:
         given = ", ".join(v.source for v in views if v.rank == twice)
         raise UsageError(f"rank {twice} is there more than once: {given}", hint="give one trace per rank, of one run")
     shared = shared_meetings(views)
-    if len(views) == 1:
-        return list(views), Clocks(shift_ns=(0,), uncertain_ns=(0,), spread_ns=(0,), collectives=0), shared
+    warnings = list(_missing(views))
+    if len(views) == 1 or one_clock:
+        none = (0,) * len(views)
+        return list(views), Clocks(shift_ns=none, uncertain_ns=none, spread_ns=none, collectives=len(shared.keys), warnings=tuple(warnings)), shared
     for r, view in enumerate(views):
         if not (shared.row[:, r] >= 0).any():
             hint = "give traces of one run, profiled over the same steps"
             raise UsageError(f"rank {view.rank} has no collective in common with the other ranks", where=view.source, hint=hint)
-    arrives, leaves = shared.times(views)
-    limit = _limits(views, shared, arrives, leaves)
-    if len(views) <= CLOSED:
-        for k in range(len(views)):
-            limit = np.minimum(limit, limit[:, k : k + 1] + limit[k : k + 1, :])
+    times = shared.times(views)
+    together = _together(views, shared)
+    limit = _limits(views, shared, *times, messages=True)
+    if together.any() and any(-limit[0, r] > limit[r, 0] for r in range(len(views))):
+        # Messages without numbers are matched by their order alone, which two channels between the same ranks may break.
+        limit = _limits(views, shared, *times, messages=False)
+        warnings.append("messages do not match by their order: clocks rest on collectives alone")
     shift, uncertain, spread = [0], [0], [0]
     for r in range(1, len(views)):
-        high, low = int(limit[r, 0]), -int(limit[0, r])
-        if low > high:
-            raise FormatError(
-                f"no shift of rank {views[r].rank}'s clock fits: some collective would end before it had begun on all ranks "
-                f"(by {(low - high) / 1e3:.0f} us)",
-                where=views[r].source, hint="are the traces of one run and the same steps?",
-            )  # fmt: skip
-        both = (shared.row[:, 0] >= 0) & (shared.row[:, r] >= 0)
-        middle = int(np.median(leaves[both, 0] - leaves[both, r])) if both.any() else (low + high) // 2
-        value = min(max(middle, low), high)
-        if abs(value) > FAR_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
-            raise UsageError(
-                f"the clocks of ranks {views[0].rank} and {views[r].rank} differ by {abs(value) / 1e9:.0f} s: these are not of one run",
-                where=views[r].source,
-            )  # fmt: skip
-        shift.append(value)
-        spread.append(int(np.median(np.abs(leaves[both, 0] - leaves[both, r] - value))) if both.any() else -1)
-        uncertain.append(max(high - value, value - low) if high < _FAR // 4 and low > -(_FAR // 4) else -1)
+        found = _shift(views, r, shared, times[1], together, high=int(limit[r, 0]), low=-int(limit[0, r]))
+        for column, value in zip((shift, uncertain, spread), found, strict=True):
+            column.append(value)
     moved = [v.aligned(s) for v, s in zip(views, shift, strict=True)]
     clocks = Clocks(
-        shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), spread_ns=tuple(spread), collectives=len(shared.keys), warnings=_missing(views)
+        shift_ns=tuple(shift), uncertain_ns=tuple(uncertain), spread_ns=tuple(spread), collectives=len(shared.keys), warnings=tuple(warnings)
     )  # fmt: skip
     return moved, clocks, shared
 
 
-def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64) -> I64:
-    """limit[i, j]: x_i - x_j is at most this. A message bounds its receiver by its sender alone."""
-    ranks, far = len(views), _FAR // 2
-    everyone, source, destination = np.zeros(len(shared.keys), bool), np.full(len(shared.keys), -1), np.full(len(shared.keys), -1)
+def _shift(
+    views: Sequence[RankView], r: int, shared: Shared, leaves: I64, together: NDArray[np.bool_], *, high: int, low: int
+) -> tuple[int, int, int]:
+    """(shift, most that it may be wrong, spread of ends) of view r, which the bounds leave between `low` and `high`."""
+    if low > high:
+        raise FormatError(
+            f"no shift of rank {views[r].rank}'s clock fits: some collective would end before it had begun on all ranks "
+            f"(by {(low - high) / 1e3:.0f} us)",
+            where=views[r].source, hint="are the traces of one run and the same steps?",
+        )  # fmt: skip
+    both = (shared.row[:, 0] >= 0) & (shared.row[:, r] >= 0)
+    both = both & together if (both & together).any() else both
+    difference = leaves[both, 0] - leaves[both, r]
+    middle = int(np.median(difference)) if len(difference) else (low + high) // 2
+    value = min(max(middle, low), high)
+    if abs(value) > FAR_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
+        raise UsageError(
+            f"the clocks of ranks {views[0].rank} and {views[r].rank} differ by {abs(value) / 1e9:.0f} s: these are not of one run",
+            where=views[r].source,
+        )  # fmt: skip
+    bounded = high < _FAR // 4 and low > -(_FAR // 4)
+    return value, max(high - value, value - low) if bounded else -1, int(np.median(np.abs(difference - value))) if len(difference) else -1
+
+
+def _together(views: Sequence[RankView], shared: Shared) -> NDArray[np.bool_]:
+    """Which shared meetings nobody leaves before all have arrived."""
+    out = np.zeros(len(shared.keys), bool)
     for r, view in enumerate(views):
         here = np.flatnonzero(shared.row[:, r] >= 0)
+        out[here] |= view.meetings.everyone[shared.row[here, r]]
+    return out
+
+
+def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64, *, messages: bool) -> I64:
+    """limit[i, j]: x_i - x_j is at most this, closed by shortest paths. A message bounds its receiver by its sender alone."""
+    ranks, far = len(views), _FAR // 2
+    everyone, source, destination = _together(views, shared), np.full(len(shared.keys), -1), np.full(len(shared.keys), -1)
+    for r, view in enumerate(views) if messages else ():
+        here = np.flatnonzero(shared.row[:, r] >= 0)
         rows = shared.row[here, r]
-        everyone[here] |= view.meetings.everyone[rows]
         source[here], destination[here] = view.meetings.source[rows], view.meetings.destination[rows]
     limit = np.full((ranks, ranks), far)
     for i in range(ranks):
@@ -133,6 +154,8 @@ def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64
             if i != j and both.any():
                 limit[i, j] = (leaves[both, j] - arrives[both, i]).min()
     np.fill_diagonal(limit, 0)
+    for k in range(ranks) if ranks <= CLOSED else ():
+        limit = np.minimum(limit, limit[:, k : k + 1] + limit[k : k + 1, :])
     return limit
 
 

@@ -71,6 +71,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("run", "ordered"): ("run_ordered", "start any program with the ranks of an order"),
     ("trace", "annotate"): ("trace_annotate", "say which stage, module and operator every slice of a PyTorch trace belongs to"),
     ("trace", "breakdown"): ("trace_breakdown", "where the time of measured steps went, per rank and stage, and what to do about it"),
+    ("trace", "diff"): ("trace_diff", "what changed most between two runs, or between a plan and a run of it"),
     ("lab", "up"): ("lab_up", "build a rehearsal lab after a fabric"),
     ("lab", "run"): ("lab_run", "run a command once per device of a lab"),
     ("lab", "show"): ("lab_show", "show a lab, its links and what went over them; or list the labs"),

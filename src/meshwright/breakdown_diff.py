@@ -1,0 +1,118 @@
+"""Differences of files: traces of two runs, two run folders of one plan, or a plan's prediction beside a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .bottleneck.diff import Diff, Leaf, by_module, by_step, difference
+from .bottleneck.from_trace import rank_view
+from .bottleneck.lanes import RankView
+from .breakdown_labels import annotated_labels
+from .breakdown_run import plain_steps, run_views
+from .compare_run import predicted_run
+from .drive import read_plan
+from .errors import UsageError
+from .io.module_tree_file import read_module_tree
+from .io.trace_read import read_trace
+from .plan import Plan
+from .program import Program
+from .program_calls import PHASES, InlinedProgram, inline, phases
+from .run.record import read_run
+from .timeline import Timeline
+
+__all__ = ["FoundDiff", "diff_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundDiff:
+    """`joined`: "steps" (of one program) or "modules"."""
+
+    diff: Diff
+    joined: str
+    a: str
+    b: str
+
+
+def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None = None, by: str = "auto") -> FoundDiff:
+    """What changed from `a` to `b`, each a trace, a folder of traces (a rank each), a run folder, or a plan.
+
+    `plan`: what run folders ran. `by`: "steps", "modules", or "auto": steps where both sides are of one plan of ours.
+    Raises: UsageError for sides that cannot be joined.
+    """
+    kinds = [_kind(p) for p in (a, b)]
+    if kinds == ["plan", "plan"]:
+        raise UsageError("both are plans", where=str(b), hint="`meshwright program diff` compares plans")
+    known = plan or next((p for p, kind in zip((a, b), kinds, strict=True) if kind == "plan"), None)
+    ours = all(kind in ("run", "plan") for kind in kinds)
+    if "run" in kinds and known is None:
+        raise UsageError("a run folder needs the plan that was run", where=str((a, b)[kinds.index("run")]), hint="add --plan plan.json")
+    if by == "steps" and not ours:
+        raise UsageError("only runs and plans of ours have steps to join", where="--by", hint="use --by modules")
+    if "plan" in kinds and not (ours and by != "modules"):
+        raise UsageError("a plan is compared with the folder of a run of it, by steps", where=str((a, b)[kinds.index("plan")]))
+    if ours and by != "modules":
+        assert known is not None
+        return _by_steps(read_plan(known), (a, b), kinds)
+    tree = read_module_tree(modules) if modules is not None else None
+    sides = []
+    for path, kind in zip((a, b), kinds, strict=True):
+        if kind == "run":
+            assert known is not None
+            views: Sequence[RankView] = run_views(read_plan(known), path)[0]
+        else:
+            files = sorted(x for x in path.iterdir() if x.name.endswith((".json", ".json.gz"))) if path.is_dir() else [path]
+            if not files:
+                raise UsageError("holds no trace", where=str(path), hint="give traces (.json, .json.gz), or a folder of them")
+            traces = [read_trace(f) for f in files]
+            views = [rank_view(t, annotated_labels(t, tree), rank=i) for i, t in enumerate(traces)]
+        sides.append(by_module(views))
+    return FoundDiff(diff=difference(*sides), joined="modules", a=str(a), b=str(b))
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        return "run" if (path / "run.json").is_file() else "traces"
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from None
+    return "plan" if b'"meshwright.plan"' in head else "trace"
+
+
+def _by_steps(plan: Plan, paths: tuple[Path, Path], kinds: list[str]) -> FoundDiff:
+    inlined = inline(plan.main, plan.programs)
+    leaves = _leaves(inlined)
+    sides = []
+    for path, kind in zip(paths, kinds, strict=True):
+        if kind == "plan":
+            other = paths[1 - kinds.index("plan")]
+            run = read_run(other, plan)
+            if run.document.calibration is None:
+                hint = "run it without --no-calibration"
+                raise UsageError("the run measured no costs, so there is no prediction for its machine", where=str(other), hint=hint)
+            sides.append(_of_timeline(predicted_run(plan, inlined.program, run), inlined.program, leaves))
+        else:
+            run = read_run(path, plan)
+            found = [_of_timeline(run.steps[i], inlined.program, leaves) for i in plain_steps(run)]
+            keys = dict.fromkeys(k for one in found for k in one)
+            sides.append({k: sum(one.get(k, 0.0) for one in found) / len(found) for k in keys})
+    return FoundDiff(diff=difference(*sides), joined="steps", a=str(paths[0]), b=str(paths[1]))
+
+
+def _leaves(inlined: InlinedProgram) -> list[Leaf]:
+    """(phase, what the step does) of every program step."""
+    codes = phases(inlined).tolist()
+    return [(PHASES[code] or "other", inlined.program.describe(s)) for s, code in enumerate(codes)]
+
+
+def _of_timeline(timeline: Timeline, program: Program, leaves: Sequence[Leaf]) -> dict[Leaf, float]:
+    """Mean over ranks, so that the leaves sum to the step."""
+    spans = timeline.spans
+    columns = (np.asarray(spans.rank), np.asarray(spans.step), spans.start_s, spans.end_s)
+    found = by_step(*columns, makespan_s=timeline.makespan_s, ranks=program.ranks, leaf_of=leaves)
+    return {k: v / program.ranks for k, v in found.items()}

@@ -1,0 +1,38 @@
+"""Stages and modules of a trace's slices for the breakdown, by the annotation; where it knows nothing, by what the profiler wrote itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .annotate import Stage as Annotated
+from .annotate import annotate
+from .bottleneck.labels import Labels, own_labels
+from .bottleneck.lanes import Stage
+from .module_tree import ModuleTree
+from .trace import Trace
+
+__all__ = ["annotated_labels"]
+
+_STAGE = {
+    Annotated.LOAD: Stage.DATA, Annotated.FORWARD: Stage.FORWARD, Annotated.LOSS: Stage.LOSS, Annotated.ZERO: Stage.OPTIMIZER,
+    Annotated.BACKWARD: Stage.BACKWARD, Annotated.OPTIMIZER: Stage.OPTIMIZER, Annotated.OTHER: Stage.OTHER,
+}  # fmt: skip
+
+
+def annotated_labels(trace: Trace, tree: ModuleTree | None = None) -> Labels:
+    """Labels of every slice. Without `tree` modules are those that the trace names."""
+    own, found = own_labels(trace), annotate(trace, tree)
+    stage = np.array([_STAGE[s] for s in Annotated], np.int8)[found.labels.stage]
+    stage = np.where(stage == Stage.OTHER, own.stage, stage).astype(np.int8)
+    if found.tree is None:
+        return Labels(stage=stage, module=own.module, modules=own.modules)
+    paths = {"": 0, **{m.path: i + 1 for i, m in enumerate(found.tree.modules) if m.path}}
+    number = np.array([paths[m.path] for m in found.tree.modules], np.int32)
+    known = found.labels.module
+    by_name = np.array([paths.setdefault(m, len(paths) + 1) for m in own.modules], np.int32)
+    module = np.where(known >= 0, number[np.maximum(known, 0)], by_name[own.module]).astype(np.int32)
+    table = [""] * (max(paths.values()) + 1)
+    for path, i in paths.items():
+        table[i] = path
+    kinds = {m.path: m.kind for m in found.tree.modules}
+    return Labels(stage=stage, module=module, modules=tuple(table), kinds=kinds)
