@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops", "Part",
+    "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops", "Part",
     "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
 ]  # fmt: skip
 
@@ -39,6 +39,8 @@ MAX_STEPS = 10_000_000  # expanded steps a file may hold; checked from headers b
 MAX_EXECUTED_STEPS = 1 << 24  # steps (and `after` edges) that a file's repeats, calls or fold may stand for
 MAX_ACTORS = 1 << 20
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute")
+# Ops of collectives that work chunk by chunk, see `Ops`.
+CHUNKWISE = frozenset({"select", "encode", "decode", "accumulate", "merge"})
 FEATURES = frozenset({"multi", "lag", "symbolic-size", "fold", "calls", "repeat"})
 
 
@@ -198,6 +200,8 @@ class Ops:
 
     `name`: "F", "B", "I", "W", "optimizer", "loss", ...; `graph`: key of the operator-graph segment. `f"{graph}|{name}"` is
     the key by which `Cost` prices the op and by which an executor finds what to run. `part` of `parts`: tensor-parallel shard.
+    An op named in `CHUNKWISE` makes the i-th chunk that it writes from chunks i, i + w, i + 2w, ... of those that it reads (w: how many it
+    writes), adding them up: whatever it leaves out or packs, the chunk stays those ranks' contribution.
     """
 
     name: tuple[str, ...]
@@ -222,7 +226,7 @@ class Ops:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Symbols for data-dependent message sizes, in bytes per message."""
+    """Symbols for data-dependent message sizes, in bytes per message. A step with a symbol still names the chunks whose contribution it moves."""
 
     name: tuple[str, ...] = ()
     lower: I64 = field(default_factory=_i64)
@@ -438,14 +442,14 @@ class Program:
         named = self.buffers.name[buffer] if self.buffers.name else ""
         return named or f"{BUFFER_ROLES[int(self.buffers.role[buffer])]}{buffer}"
 
-    def message_bytes(self) -> I64:
-        """Bytes that every transfer step moves (0 for other steps): count · chunk bytes, or the symbol's expected size."""
+    def message_bytes(self, which: Literal["lower", "expected", "upper"] = "expected") -> I64:
+        """Bytes that every transfer step moves (0 for other steps): count · chunk bytes, or the symbol's lower, expected or upper size."""
         s, b = self.steps, self.buffers
         buffer = np.where(s.dst_buffer >= 0, s.dst_buffer, s.src_buffer)
         per = np.where(buffer >= 0, b.chunk_bytes[np.maximum(buffer, 0)] if len(b) else 0, 0)
         out: I64 = np.where(s.kind == Kind.TRANSFER, per * s.count, 0).astype(np.int64)
         if len(self.sizes):
-            out = np.where(s.size >= 0, self.sizes.expected[np.maximum(s.size, 0)], out)
+            out = np.where(s.size >= 0, getattr(self.sizes, which)[np.maximum(s.size, 0)], out)
         return out
 
     def validate(self) -> None:

@@ -13,6 +13,7 @@ from meshwright.check import check_program
 from meshwright.check import values as values_module
 from meshwright.check.training import check_training
 from meshwright.check.values import check_collective
+from meshwright.errors import Unsupported
 from meshwright.fabric import Device, Fabric, Link
 from meshwright.mutate import _edge_list, _edges, _rearranged
 from meshwright.program import Contract, Program
@@ -257,3 +258,54 @@ def test_operators_inside_a_collective_are_undecided_and_named():
     b.contract = Contract(op="broadcast", inputs=((x, 0, 1), (y, 0, 1)), outputs=((x, 0, 1), (y, 0, 1)), root=0)
     verdict = check_program(b.build())
     assert verdict.status == "unknown" and any("step 0 computes 'scale'" in finding.message for finding in verdict.findings)
+
+
+def sparse_exchange(*, forget: bool = False, name: str = "accumulate", reads: int = 2) -> ProgramBuilder:
+    """Two ranks send each other their selection of their own input, whose bytes nobody knows, and add it to what they have selected."""
+    b = ProgramBuilder(ranks=2, name="sparse")
+    channels, sizes = [b.channel(0, 1), b.channel(1, 0)], [b.size(f"s{r}", lower=0, expected=16 + r, upper=48) for r in range(2)]
+    ends = []
+    for r in range(2):
+        x = b.buffer(r, chunks=2, chunk_bytes=4000, role="input", name=f"x{r}")
+        y = b.buffer(r, chunks=2, chunk_bytes=4000, role="output", name=f"y{r}")
+        parts = b.buffer(r, chunks=4, chunk_bytes=24, name=f"parts{r}")
+        work, out, into = b.lane(r, unit=0), b.lane(r), b.lane(r)
+        picked = work.compute(b.op("select", reads=[(x, 0, 2)], writes=[(parts, 0, 2)]))
+        out.transfer(send=channels[r], src=(parts, 0), count=2, size=sizes[r], after=[picked])
+        got = into.transfer(recv=channels[1 - r], dst=(parts, 2), count=2, store=True, size=sizes[1 - r])
+        work.compute(b.op(name, reads=[(parts, 0, 2 if forget else 2 * reads)], writes=[(y, 0, 2)]), after=[got])
+        ends.append(((x, 0, 2), (y, 0, 2)))
+    b.contract = Contract(op="all-reduce", inputs=tuple(x for x, _ in ends), outputs=tuple(y for _, y in ends))
+    return b
+
+
+def test_contributions_are_followed_whatever_their_size() -> None:
+    assert check_program(sparse_exchange().build()).ok
+    found = check_collective(sparse_exchange(forget=True).build())
+    assert {tuple(f.witness["missing_ranks"]) for f in found} == {(0,), (1,)}
+
+
+def test_an_op_that_nobody_knows_proves_nothing() -> None:
+    verdict = check_program(sparse_exchange(name="shuffle").build())
+    assert not verdict.ok and verdict.findings[0].status == "unknown" and "shuffle" in verdict.findings[0].message
+
+
+def test_an_op_works_chunk_by_chunk_or_proves_nothing() -> None:
+    b = ProgramBuilder(ranks=1, name="uneven")
+    x, y = b.buffer(0, chunks=3, chunk_bytes=4, role="input"), b.buffer(0, chunks=3, chunk_bytes=4, role="output")
+    b.lane(0, unit=0).compute(b.op("encode", reads=[(x, 0, 3)], writes=[(y, 0, 2)]))
+    b.contract = Contract(op="all-reduce", inputs=((x, 0, 3),), outputs=((y, 0, 3),))
+    with pytest.raises(Unsupported, match="chunk by chunk"):
+        check_collective(b.build())
+
+
+def test_symbols_between_views_prove_nothing() -> None:
+    b = ProgramBuilder(ranks=2, name="views")
+    x = [b.buffer(r, chunks=2, chunk_bytes=4, role="input") for r in range(2)]
+    view = b.buffer(1, chunks=1, chunk_bytes=4, alias_of=x[1])
+    size, channel = b.size("s", lower=0, expected=4, upper=4), b.channel(0, 1)
+    b.lane(0).transfer(send=channel, src=(x[0], 0), size=size)
+    b.lane(1).transfer(recv=channel, dst=(view, 0), store=True, size=size)
+    b.contract = Contract(op="broadcast", inputs=tuple((k, 0, 1) for k in x), outputs=tuple((k, 0, 1) for k in x), root=0)
+    with pytest.raises(Unsupported, match="lie in each other"):
+        check_collective(b.build())

@@ -347,7 +347,9 @@ def test_symbolic_sizes() -> None:
     p = b.build()
     assert simulate_program(p, line(2), names(2)).makespan_s == pytest.approx(1e-3)
     assert simulate_program(p, line(2), names(2), sizes={"k": 2 * 10**6}).makespan_s == pytest.approx(2e-3)
-    for sizes, words in (({"k": 3 * 10**6}, "must be 0..2000000"), ({"q": 1}, "no size 'q'")):
+    assert simulate_program(p, line(2), names(2), sizes="lower").makespan_s == pytest.approx(p.sizes.lower[0] / 1e9)
+    assert simulate_program(p, line(2), names(2), sizes="upper").makespan_s == pytest.approx(p.sizes.upper[0] / 1e9)
+    for sizes, words in (({"k": 3 * 10**6}, "must be 0..2000000"), ({"q": 1}, "no size .q."), ("middle", "no set of sizes")):
         with pytest.raises(UsageError, match=words):
             simulate_program(p, line(2), names(2), sizes=sizes)
 

@@ -18,7 +18,7 @@ def staging_bytes(p: Program, order: Order) -> Ints:
     A receive's message is staged when it is added or only passed on, or when a step that touches its place may come after the receive is
     posted: after the step begins (the first `depth` messages of a channel), else after the message `depth` before it was consumed.
     """
-    size, s = p.message_bytes(), p.steps
+    size, s = p.message_bytes("upper"), p.steps
     largest = np.zeros(len(p.channels), np.int64)
     single = ((s.parts & Part.RECV) != 0) & ((s.parts & Part.IN_SET) == 0)
     through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TimeLimit, Unsupported
-from ..program import Contract, Kind, Part, Program
+from ..program import CHUNKWISE, Contract, Kind, Part, Program
 from .order import Accesses, Addresses, Ints, Order, accesses, messages
 from .races import turns_needed
 from .verdict import Finding
@@ -105,12 +105,33 @@ class Machine:
                     queue[out].append(value)
 
     def compute(self, step: int, turn: int) -> None:
-        op = int(self.p.steps.op[step])
-        raise Unsupported(f"step {step} computes {self.p.ops.name[op]!r}: what a collective's operators do to its data is not known")
+        """An op that works chunk by chunk (`program.Ops`); of others it is not known what they do to a collective's data."""
+        ops, op = self.p.ops, int(self.p.steps.op[step])
+        if ops.name[op] not in CHUNKWISE:
+            raise Unsupported(f"step {step} computes {ops.name[op]!r}: what a collective's operators do to its data is not known")
+        read = self._chunks(ops.reads[op], turn)
+        written = self._chunks(ops.writes[op], turn)
+        if not written or len(read) % len(written) or len({hi - lo for _, lo, hi in (*read, *written)}) > 1:
+            raise Unsupported(f"step {step} makes {len(written)} chunks of {len(read)}: {ops.name[op]!r} works chunk by chunk")
+        values = [self.memory[root][lo:hi] for root, lo, hi in read]
+        for i, (root, lo, hi) in enumerate(written):
+            parts = [*([self.memory[root][lo:hi]] if ops.accumulate[op] else []), *values[i :: len(written)]]
+            total = parts[0]
+            for part in parts[1:]:
+                total = [self.add(a, b, step) for a, b in zip(total, part, strict=True)]
+            self.store(root, lo, hi, total, step)
+
+    def _chunks(self, ranges: Ints, turn: int) -> list[tuple[int, int, int]]:
+        """(root, first cell, end cell) of every chunk of (buffer, first chunk, count) triples."""
+        rows = ranges.reshape(-1, 3).tolist()
+        return [self.locate(buffer, chunk + i, 1, turn) for buffer, chunk, count in rows for i in range(count)]
 
 
 def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Ints:
-    """Bytes of a cell, per buffer: the gcd of everything used on the buffers that data moves between."""
+    """Bytes of a cell, per buffer: the gcd of everything used on the buffers that data moves between.
+
+    Where messages have sizes of their own (symbols), a chunk is one cell whatever its bytes: such buffers lie in no other and hold none.
+    """
     label = where.root.tolist()
 
     def find(x: int) -> int:
@@ -137,7 +158,11 @@ def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Int
     pairs = np.unique(np.stack([component[owners], values]), axis=1)
     for k, v in zip(pairs[0].tolist(), pairs[1].tolist(), strict=True):
         out[k] = gcd(out[k], v)
-    return np.array([max(1, out[int(component[b])]) for b in range(len(label))], dtype=np.int64)
+    found_cells = np.array([max(1, out[int(component[b])]) for b in range(len(label))], dtype=np.int64)
+    free = np.isin(component, component[on[(s.kind == Kind.TRANSFER) & (s.size >= 0) & (on >= 0)]])
+    if np.any(free & (where.root != np.arange(len(label)))) or np.any(free[where.root[where.root != np.arange(len(label))]]):
+        raise Unsupported("messages with symbols for sizes between buffers that lie in each other")
+    return np.where(free, np.maximum(where.unit, 1), found_cells)
 
 
 def check_collective(p: Program, order: Order | None = None) -> list[Finding]:

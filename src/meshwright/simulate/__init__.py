@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,16 @@ from .results import make_timeline, refuse_unfinished
 from .tables import link_tables, make_state, program_tables
 from .transfers import link_transfers
 
-__all__ = ["EVIDENCE", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program", "simulate_stored"]
+Extreme = Literal["lower", "expected", "upper"]
+
+__all__ = ["EVIDENCE", "Extreme", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program", "simulate_stored"]
 
 
 def simulate_program(
     program: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None = None, *,
     durations_s: NDArray[np.float64] | Sequence[float] | None = None, works: Mapping[str, Work] | None = None,
     programs: Mapping[str, Program] | None = None, network: Mode = "auto", segment_bytes: int | None = None,
-    depth: Mapping[int, int] | int | None = None, sizes: Mapping[str, int] | None = None, record: bool = True, staging: bool = False,
+    depth: Mapping[int, int] | int | None = None, sizes: Mapping[str, int] | Extreme | None = None, record: bool = True, staging: bool = False,
     transfers: bool = False,
 ) -> Timeline:  # fmt: skip
     """Run `program` in virtual time.
@@ -49,7 +51,7 @@ def simulate_program(
         programs: callees by content hash, for a program with calls. Calls are inlined: their steps share links and time with the caller's.
         network, segment_bytes: the model of a shared link, see `network`.
         depth: of all channels, or by channel, instead of the program's own.
-        sizes: bytes per symbol name, instead of the expected ones.
+        sizes: bytes per symbol name, instead of the expected ones; or "lower" or "upper" for all of them.
         record: also spans, memory curves, the critical path and slack; else only makespan, link busy seconds and memory peaks.
         transfers: with `record`, also which message was on which link when.
         staging: count `depth` messages of staging at the receiver of every channel whose messages cannot go straight into their place.
@@ -106,7 +108,11 @@ def _durations(
     return time_s, None
 
 
-def _message_bytes(p: Program, sizes: Mapping[str, int] | None) -> NDArray[np.int64]:
+def _message_bytes(p: Program, sizes: Mapping[str, int] | Extreme | None) -> NDArray[np.int64]:
+    if isinstance(sizes, str):
+        if sizes not in get_args(Extreme):
+            raise UsageError(f"{sizes!r} is no set of sizes", where="sizes", hint=f"one of {', '.join(get_args(Extreme))}, or bytes by name")
+        return p.message_bytes(sizes)
     out = p.message_bytes()
     for name, size_bytes in (sizes or {}).items():
         if name not in p.sizes.name:

@@ -188,7 +188,7 @@ def _staging(p: Program, first_start: F64, last_end: F64) -> I64:
     """
     s = p.steps
     largest = np.zeros(len(p.channels), np.int64)
-    size = p.message_bytes()
+    size = p.message_bytes("upper")
     receives = (s.kind == Kind.TRANSFER) & ((s.parts & Part.RECV) != 0)
     single = receives & ((s.parts & Part.IN_SET) == 0)
     through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))
