@@ -352,6 +352,7 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
     from importlib import import_module
 
     from .decide.collective import CITES
+    from .decide.collective.sparse import CITES as SPARSE_CITES
     from .msccl import CITE as MSCCL_CITE
 
     modules = {"layout": ("decide.layout.grid", "decide.layout.megatron")}
@@ -363,7 +364,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
     for name, decision in plan.decisions.items():
         if name.startswith("collective:"):
             for strategy in decision["strategy"].split("+"):
-                if cite := MSCCL_CITE if strategy == "msccl" else CITES.get(strategy):  # imported files, planners
+                known = {**CITES, **SPARSE_CITES, "msccl": MSCCL_CITE}  # planners, imported files
+                if cite := known.get(strategy):
                     found.append((name, cite))
         elif name == "recompute" and decision["cite"]:
             from .decide.memory.selective import CITE

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops", "Part",
-    "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
+    "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops",
+    "Part", "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
 ]  # fmt: skip
 
 I32 = NDArray[np.int32]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TimeLimit, Unsupported
-from ..program import CHUNKWISE, Contract, Kind, Part, Program
+from ..program import CHUNKWISE, I32, Contract, Kind, Part, Program
 from .order import Accesses, Addresses, Ints, Order, accesses, messages
 from .races import turns_needed
 from .verdict import Finding
@@ -121,7 +121,7 @@ class Machine:
                 total = [self.add(a, b, step) for a, b in zip(total, part, strict=True)]
             self.store(root, lo, hi, total, step)
 
-    def _chunks(self, ranges: Ints, turn: int) -> list[tuple[int, int, int]]:
+    def _chunks(self, ranges: I32, turn: int) -> list[tuple[int, int, int]]:
         """(root, first cell, end cell) of every chunk of (buffer, first chunk, count) triples."""
         rows = ranges.reshape(-1, 3).tolist()
         return [self.locate(buffer, chunk + i, 1, turn) for buffer, chunk, count in rows for i in range(count)]
@@ -174,6 +174,8 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
     for c in p.contracts:
         for buffer, _, _ in (*c.inputs, *c.outputs):
             grain[buffer] = p.buffers.chunk_bytes[buffer]
+    worked = np.concatenate([p.ops.reads.values[::3], p.ops.writes.values[::3]])
+    grain[worked] = p.buffers.chunk_bytes[worked]  # ops work chunk by chunk
     m = Machine(p, order, nothing_is_zero=False, grain=grain)
     turns = int(order.turns.max(initial=1))
     claims: list[_Claim] = []

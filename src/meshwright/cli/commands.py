@@ -52,6 +52,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "groups"): ("collective_groups", "several collectives at once on one fabric, planned together"),
     ("collective", "replan"): ("collective_replan", "a new schedule when a NIC, GPU or link is down or slow, and what is lost"),
     ("collective", "compare"): ("collective_compare", "all strategies at all sizes: time, algbw, busbw, the bound and the winner"),
+    ("collective", "sparse"): ("collective_sparse", "which sparse all-reduce pays for a gradient of which k elements are sent, or none"),
     ("collective", "bench"): ("collective_bench", "measure collectives on real processes, in nccl-tests' columns"),
     ("collective", "order"): ("collective_order", "which host should play which rank, from probed or stated costs"),
     ("collective", "nccl"): ("collective_nccl", "what NCCL would choose for a collective, by its own model"),

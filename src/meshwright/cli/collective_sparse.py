@@ -1,0 +1,60 @@
+"""`meshwright collective sparse`: which sparse all-reduce pays for a gradient on a fabric, or whether the dense one is faster."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .arguments import fabric_arguments, require_directory
+from .frame import Result
+
+HELP = "which sparse all-reduce pays for a gradient of which k elements are sent, or none"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    fabric_arguments(parser, devices="use only these devices, e.g. 0-3,8; ranks are numbered in the fabric's order")
+    parser.add_argument("--elements", type=whole, required=True, metavar="N", help="elements of the fused gradient, float32")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--density", type=float, metavar="D", help="share of the elements that a rank sends, e.g. 0.01")
+    size.add_argument("--k", type=whole, metavar="K", help="elements that a rank sends")
+    parser.add_argument("--overlap", type=float, default=0.3, metavar="O", help="share of a rank's selection that all have in common (default 0.3)")
+    parser.add_argument("--strategies", help="names separated by commas (default: all)")
+    parser.add_argument("--out", "-o", type=Path, help="also write the best one's plan to this file (.json or .json.gz)")
+
+
+def whole(text: str) -> int:
+    """A count, for `type=`: digits, or like 1e7."""
+    try:
+        value = int(text) if text.isascii() and text.isdigit() else float(text)
+    except ValueError:
+        value = 0.0
+    if not (1 <= value < 1 << 48 and value == int(value)):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 2^48 - 1, got {text[:32]!r}")
+    return int(value)
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..decide.collective.sparse import SparseProblem
+    from ..decide.collective.sparse.choice import receive_bound_s
+    from ..drive import read_fabric, write_plan
+    from ..drive_sparse import plan_sparse
+    from ..errors import UsageError
+    from ..report.sparse_text import sparse_document, sparse_text
+
+    if args.out is not None:
+        require_directory(args.out)
+    if args.density is not None and not 0 < args.density <= 1:
+        raise UsageError(f"must lie in (0, 1], got {args.density:g}", where="--density")
+    fabric = read_fabric(args.fabric, args.devices)
+    k = args.k if args.k is not None else max(1, int(args.density * args.elements))
+    names = tuple(d.name for d in fabric.devices)
+    problem = SparseProblem(fabric=fabric, ranks=names, elements=args.elements, k=k, overlap=args.overlap)
+    plan, ranked = plan_sparse(problem, strategies=args.strategies.split(",") if args.strategies else ())
+    document, text = sparse_document(problem, ranked, receive_bound_s(problem)), sparse_text(problem, ranked, receive_bound_s(problem))
+    if args.out is not None:
+        if plan is None:
+            raise UsageError("the dense all-reduce is fastest, there is no sparse plan to write", where="--out", hint="meshwright collective plan")
+        write_plan(args.out, plan)
+        document["plan"] = str(args.out)
+        text += f"\nwritten: {args.out}"
+    return Result(document, text)

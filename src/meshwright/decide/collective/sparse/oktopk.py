@@ -1,0 +1,74 @@
+"""Ok-Topk: sums by balanced regions, a threshold for the sums, and a balanced gathering: at most 6k(P-1)/P words whatever the number of ranks.
+
+Cite: S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), sections 3 and 4.
+Left open by the paper: how thresholds are kept from drifting between re-evaluations. Our answer: as in its authors' code (raised by 1.03 up to
+five times while more than 4/3 k are above, then moved by 1.012), and beyond 3/2 k or below k/3 the exact one, at once.
+Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries each rank's proposal, so they
+are made anew in the same step when somebody would receive more than half of the promised volume.
+Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;
+blocks are also balanced where the bound would be missed, not only beyond four times the mean; equal values are kept rank by rank until there are k.
+Invariant: every rank's every region is in the result once; between re-evaluations at most 6k(P-1)/P words each way where ranks select alike.
+Cost: (2P + 2 log P) messages; O(n) to select, O(k) to add. Programs of P^2 chunks, so at most MOST_RANKS ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....cite import Cite
+from ....errors import Unsupported, UsageError
+from ....program import Program
+from ..problem import options_of
+from .phases import Phases
+from .problem import SparsePlan, SparseProblem
+
+__all__ = ["CITE", "DEVIATIONS", "KINDS", "OkTopk"]
+
+CITE = Cite(
+    key="li2022oktopk", title="Near-Optimal Sparse Allreduce for Distributed Deep Learning", authors="Shigang Li, Torsten Hoefler", year=2022,
+    venue="PPoPP 2022",
+)  # fmt: skip
+DEVIATIONS = ("exact thresholds from histograms", "regions made anew when they are uneven", "ties rank by rank")
+KINDS = ("steady", "thresholds", "regions", "thresholds+regions")
+MOST_RANKS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class OkTopk:
+    """Options. period: steps between exact thresholds; region_period: between new regions; balance: times the mean that a block may have."""
+
+    period: int = 32
+    region_period: int = 64
+    balance: float = 4.0
+
+    def plan(self, problem: SparseProblem) -> SparsePlan:
+        """Raises: Unsupported beyond MOST_RANKS ranks, UsageError."""
+        if self.period < 1 or self.region_period < 1 or self.balance < 1:
+            raise UsageError("periods and balance must be >= 1", where="oktopk")
+        if len(problem.ranks) > MOST_RANKS:
+            raise Unsupported(f"{len(problem.ranks)} ranks, the headers of Ok-Topk are for {MOST_RANKS}", hint="sum inside servers first")
+        works: dict[str, object] = {}
+        programs = {kind: self._program(problem, kind, works) for kind in KINDS}
+        n = len(problem.ranks)
+        return SparsePlan(
+            strategy="oktopk", programs=programs, usual="steady", words=4 * problem.k * (n - 1) / n * problem.entry_bytes / 8,
+            works=works, options=options_of(self), notes={"limit_words": problem.limit_words},  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _program(self, problem: SparseProblem, kind: str, works: dict[str, object]) -> Program:
+        n = len(problem.ranks)
+        p = Phases(problem, f"oktopk {kind}", regions=n, parts=n)
+        picked = p.select()
+        p.headers()
+        if "regions" in kind:
+            p.gather_counts("counts", 8 * n)
+        sums = p.sum_regions(picked)
+        p.histograms(always="thresholds" in kind)
+        chosen = p.choose(sums, problem.most)
+        p.gather_counts("sizes", 16)
+        blocks = p.balance(chosen)
+        rooms = p.gather(blocks, n, problem.k / n, problem.most)
+        # chunk (region j, part q) of the result lies in the block of rank q, at j
+        p.finish(rooms, [(c % n) * n + c // n for c in range(n * n)], problem.k)
+        works.update(p.works)
+        return p.b.build()

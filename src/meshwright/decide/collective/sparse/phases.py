@@ -1,0 +1,201 @@
+"""Phases of sparse all-reduces as steps of a `Program`; the strategies put them together.
+
+Every rank has three lanes: work (select, add, decode), out (sends), into (receives). One channel joins a pair of ranks; it carries the messages of
+all phases in order. A chunk is a region (or a part of one): the checker follows which ranks' contributions it holds, whatever its bytes. Buffers
+have room for the most entries; messages of data have symbols for sizes, those of counts and histograms fixed bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ....graph import Work
+from ....program import Contract, Role, Unit
+from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
+from .problem import SparseProblem
+
+__all__ = ["BINS", "THROTTLE", "Phases"]
+
+THROTTLE = 4  # messages under way at once (`run.sparse.exchange.THROTTLE`)
+BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
+HEADER_WORDS = 9  # and two per rank, 8 bytes each
+
+
+class Lanes(NamedTuple):
+    work: LaneBuilder
+    out: LaneBuilder
+    into: LaneBuilder
+
+
+class Phases:
+    """Builds one program. `parts`: into how many parts each region is cut (for balancing), `regions`: how many regions a vector has."""
+
+    def __init__(self, problem: SparseProblem, name: str, *, regions: int, parts: int = 1) -> None:
+        self.problem, self.n = problem, len(problem.ranks)
+        self.parts, self.chunks = parts, regions * parts
+        self.b = b = ProgramBuilder(ranks=self.n, name=name)
+        chunk_bytes = -(-4 * problem.elements // self.chunks)
+        self.inputs = [b.buffer(r, chunks=self.chunks, chunk_bytes=chunk_bytes, role="input", name=f"sums:{r}") for r in range(self.n)]
+        self.outputs = [b.buffer(r, chunks=self.chunks, chunk_bytes=chunk_bytes, role="output", name=f"result:{r}") for r in range(self.n)]
+        self.lanes = [Lanes(b.lane(r, unit=Unit.COMPUTE, role=Role.COMPUTE), b.lane(r), b.lane(r)) for r in range(self.n)]
+        self.channels: dict[tuple[int, int], int] = {}
+        self.ready: list[list[StepRef]] = [[] for _ in range(self.n)]  # per rank, what the next phase waits for
+        self.works: dict[str, Work] = {}
+
+    # ---- pieces ------------------------------------------------------------------------------------------------------
+    def channel(self, source: int, target: int) -> int:
+        if (source, target) not in self.channels:
+            self.channels[source, target] = self.b.channel(source, target, depth=THROTTLE)
+        return self.channels[source, target]
+
+    def room(self, rank: int, chunks: int, entries: int, name: str) -> int:
+        """A buffer for so many entries in all."""
+        size = -(-entries * self.problem.entry_bytes // chunks)
+        return self.b.buffer(rank, chunks=chunks, chunk_bytes=max(1, size), name=f"{name}:{rank}")
+
+    def symbol(self, name: str, expected: float, upper: int | None = None, lower: int = 0) -> int:
+        """A size in entries: of `problem.most` at most unless told."""
+        entry, most = self.problem.entry_bytes, self.problem.most if upper is None else upper
+        return self.b.size(name, lower=lower * entry, expected=min(most, round(expected)) * entry, upper=most * entry)
+
+    def move(
+        self, source: int, target: int, src: tuple[int, int], dst: tuple[int, int], count: int, size: int, *, sent: Sequence[StepRef] = (),
+        taken: Sequence[StepRef] = (), add: bool = False,
+    ) -> StepRef:  # fmt: skip
+        """One message; the receive's step. `sent`, `taken`: what the send and the receive wait for."""
+        channel = self.channel(source, target)
+        self.lanes[source].out.transfer(send=channel, src=src, count=count, size=size, after=sent)
+        read = dst if add else (-1, 0)
+        return self.lanes[target].into.transfer(recv=channel, src=read, dst=dst, count=count, size=size, add=add, store=True, after=taken)
+
+    def op(
+        self, rank: int, key: tuple[str, str], reads: Sequence[tuple[int, int, int]], writes: Sequence[tuple[int, int, int]], moved_bytes: float,
+        *, after: Sequence[StepRef] = (), add: bool = False,
+    ) -> StepRef:  # fmt: skip
+        """A compute step of kind (graph, name), which reads and writes so many bytes of memory."""
+        graph, name = key
+        self.works.setdefault(f"{graph}|{name}", Work(bytes_read=round(moved_bytes), calls=1))
+        return self.lanes[rank].work.compute(self.b.op(name, graph=graph, reads=reads, writes=writes, accumulate=add), after=after)
+
+    # ---- phases ------------------------------------------------------------------------------------------------------
+    def select(self) -> list[int]:
+        """Every rank's selection, by chunks."""
+        found = []
+        for r in range(self.n):
+            picked = self.room(r, self.chunks, self.problem.most, "picked")
+            step = self.op(r, ("local", "select"), [(self.inputs[r], 0, self.chunks)], [(picked, 0, self.chunks)], 12 * self.problem.elements)
+            self.ready[r] = [step]
+            found.append(picked)
+        return found
+
+    def gather_counts(self, name: str, row_bytes: int) -> None:
+        """Rows of fixed length from all to all, round the ring."""
+        n = self.n
+        rows = [self.b.buffer(r, chunks=n, chunk_bytes=row_bytes, name=f"{name}:{r}") for r in range(n)]
+        for i in range(n - 1):
+            back = [(r - 1 - i) % n for r in range(n)]
+            got = [self.move((r - 1) % n, r, (rows[r - 1], back[r]), (rows[r], back[r]), 1, -1, sent=self.ready[r - 1]) for r in range(n)]
+            self.ready = [[step] for step in got]
+
+    def headers(self) -> None:
+        self.gather_counts("headers", 8 * (HEADER_WORDS + 2 * self.n))
+
+    def histograms(self, *, always: bool) -> None:
+        """Three histograms added up round the ring; where they are not always needed, of size 0 or whole."""
+        n = self.n
+        for level, bins in enumerate(BINS):
+            chunk = -(-8 * bins // n)
+            sums = [self.b.buffer(r, chunks=n, chunk_bytes=chunk, name=f"histogram{level}:{r}") for r in range(n)]
+            size = -1 if always else self.b.size(f"histogram {level}", lower=0, expected=0, upper=chunk)
+            for i in range(2 * (n - 1)):
+                back = [(r - 1 - i) % n for r in range(n)]
+                got = [
+                    self.move((r - 1) % n, r, (sums[r - 1], back[r]), (sums[r], back[r]), 1, size, sent=self.ready[r - 1],
+                              taken=self.ready[r] if not i else (), add=i < n - 1) for r in range(n)
+                ]  # fmt: skip
+                self.ready = [[step] for step in got]
+
+    def sum_regions(self, picked: list[int]) -> list[int]:
+        """To each rank its region of everybody's selection, added up: rank i starts with rank i + 1, in buckets."""
+        n, q, k = self.n, self.parts, self.problem.k
+        sums = []
+        per_region = k * 8 / n
+        arriving = [self.room(r, (n - 1) * q, self.problem.most * (n - 1), "arriving") for r in range(n)]
+        for r in range(n):
+            room = self.b.buffer(r, chunks=q, chunk_bytes=-(-4 * self.problem.elements // self.chunks), name=f"region:{r}")
+            sums.append(room)
+            self.op(r, ("own", "accumulate"), [(picked[r], r * q, q)], [(room, 0, q)], 4 * self.problem.elements / n, after=self.ready[r])
+        start = [list(x) for x in self.ready]
+        for first in range(1, n, THROTTLE):
+            bucket = range(first, min(n, first + THROTTLE))
+            got: list[list[StepRef]] = [[] for _ in range(n)]
+            for i in bucket:
+                for r in range(n):
+                    source = (r - i) % n
+                    size, place = self.symbol(f"regions {source}->{r}", k / n), (arriving[r], (i - 1) * q)
+                    got[r].append(self.move(source, r, (picked[source], r * q), place, q, size, sent=start[source], taken=start[r]))
+            for r in range(n):
+                reads = [(arriving[r], (bucket[0] - 1) * q, len(bucket) * q)]
+                done = self.op(r, ("region", "accumulate"), reads, [(sums[r], 0, q)], 3 * THROTTLE * per_region, after=got[r], add=True)
+                self.ready[r] = [done]
+        return sums
+
+    def choose(self, sums: list[int], most: int) -> list[int]:
+        """What is kept of every region."""
+        chosen = []
+        for r in range(self.n):
+            chosen.append(self.room(r, self.parts, most, "chosen"))
+            moved = 4 * self.problem.elements / self.n
+            step = self.op(r, ("global", "select"), [(sums[r], 0, self.parts)], [(chosen[r], 0, self.parts)], moved, after=self.ready[r])
+            self.ready[r] = [step]
+        return chosen
+
+    def balance(self, chosen: list[int]) -> list[int]:
+        """Part q of every region to rank q: messages that are empty unless the regions' results are lopsided."""
+        n = self.n
+        blocks = [self.room(r, n, self.problem.most, "block") for r in range(n)]
+        start, got = [list(x) for x in self.ready], [list[StepRef]() for _ in range(n)]
+        for i in range(1, n):
+            for r in range(n):
+                source = (r - i) % n
+                size = self.symbol(f"balance {source}->{r}", 0)
+                got[r].append(self.move(source, r, (chosen[source], r), (blocks[r], source), 1, size, sent=start[source], taken=start[r]))
+        for r in range(n):
+            own = self.op(r, ("block", "encode"), [(chosen[r], r, 1)], [(blocks[r], r, 1)], 0, after=start[r])
+            self.ready[r] = [own, *got[r]]
+        return blocks
+
+    def gather(self, blocks: list[int], chunks: int, block_entries: float, most_entries: int) -> list[int]:
+        """All ranks' blocks of so many chunks to all, by Bruck's rounds: position p of rank r holds the block of rank r + p."""
+        n = self.n
+        rooms = []
+        for r in range(n):
+            rooms.append(self.room(r, n * chunks, most_entries, "gathered"))
+            step = self.op(r, ("block", "decode"), [(blocks[r], 0, chunks)], [(rooms[r], 0, chunks)], 16 * block_entries, after=self.ready[r])
+            self.ready[r] = [step]
+        have = 1
+        while have < n:
+            more = min(have, n - have)
+            size = self.symbol(f"gather {have}", more * block_entries, most_entries)
+            got = []
+            for r in range(n):
+                far = (r + have) % n
+                got.append(self.move(far, r, (rooms[far], 0), (rooms[r], have * chunks), more * chunks, size, sent=self.ready[far]))
+            self.ready = [[*self.ready[r], got[r]] for r in range(n)]
+            have += more
+        return rooms
+
+    def finish(self, rooms: list[int], order: Sequence[int], entries: float) -> None:
+        """Decode what was gathered: chunk c of the result is chunk `order[c]` by rank (or the sum of every rank's, for one chunk of several)."""
+        n, per = self.n, len(order) // self.n
+        for r in range(n):
+            where = [((at // per - r) % n) * per + at % per for at in order]
+            reads = [(rooms[r], 0, len(order))] if self.chunks < len(order) else [(rooms[r], p, 1) for p in where]
+            key = ("result", "merge" if self.chunks < len(order) else "decode")
+            self.op(r, key, reads, [(self.outputs[r], 0, self.chunks)], 24 * entries, after=self.ready[r])
+        self.promise()
+
+    def promise(self) -> None:
+        whole = [tuple((buffer, 0, self.chunks) for buffer in side) for side in (self.inputs, self.outputs)]
+        self.b.contract = Contract(op="all-reduce", inputs=whole[0], outputs=whole[1])

@@ -1,0 +1,41 @@
+"""TopkA: every rank gathers every rank's selection and adds them up.
+
+Cite: C. Renggli, S. Ashkboos, M. Aghagolzadeh, D. Alistarh, T. Hoefler, "SparCML: High-Performance Sparse Communication for Machine Learning"
+(SC 2019), sparse all-reduce by all-gather, as it is compared in Li and Hoefler (PPoPP 2022).
+Left open by the paper: which all-gather. Our answer: Bruck's, ceil(log2 P) rounds for any number of ranks.
+Invariant: 2k(P-1) words each way. Cost: log P messages, O(Pk log P) to add.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....cite import Cite
+from ..problem import options_of
+from .phases import Phases
+from .problem import SparsePlan, SparseProblem
+
+__all__ = ["CITE", "DEVIATIONS", "TopkA"]
+
+CITE = Cite(
+    key="renggli2019sparcml", title="SparCML: High-Performance Sparse Communication for Machine Learning",
+    authors="Cèdric Renggli, Saleh Ashkboos, Mehdi Aghagolzadeh, Dan Alistarh, Torsten Hoefler", year=2019, venue="SC 2019",
+)  # fmt: skip
+DEVIATIONS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopkA:
+    """Options. period: steps between exact thresholds."""
+
+    period: int = 32
+
+    def plan(self, problem: SparseProblem) -> SparsePlan:
+        n = len(problem.ranks)
+        p = Phases(problem, "topka", regions=1)
+        picked = p.select()
+        p.headers()
+        rooms = p.gather(picked, 1, problem.k, n * problem.most)
+        p.finish(rooms, list(range(n)), n * problem.k)
+        words = 2 * problem.k * (n - 1) * problem.entry_bytes / 8
+        return SparsePlan(strategy="topka", programs={"every": p.b.build()}, usual="every", words=words, works=p.works, options=options_of(self))

@@ -1,0 +1,41 @@
+"""TopkDSA: sums by equal regions; a region is gathered as entries, or as it is where that is shorter.
+
+Cite: C. Renggli et al., "SparCML" (SC 2019), dynamic sparse all-reduce by split and all-gather (DSAR_Split_allgather).
+Left open by the paper: when to switch. Our answer: region by region, where its entries weigh more than its elements (two words against one).
+Invariant: between 4k(P-1)/P words (selections alike) and (2k + n)(P-1)/P (dense) each way, plus what equal regions are uneven.
+Cost: P + log P messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..problem import options_of
+from .phases import Phases
+from .problem import SparsePlan, SparseProblem
+from .topka import CITE
+
+__all__ = ["CITE", "DEVIATIONS", "TopkDsa"]
+
+DEVIATIONS = ("every region switches for itself",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopkDsa:
+    """Options. period: steps between exact thresholds."""
+
+    period: int = 32
+
+    def plan(self, problem: SparseProblem) -> SparsePlan:
+        n, entry = len(problem.ranks), problem.entry_bytes
+        dense = -(-4 * problem.elements // entry)  # the whole vector's bytes, counted in entries
+        expected = min(problem.union(n), dense)
+        p = Phases(problem, "topkdsa", regions=n)
+        picked = p.select()
+        p.headers()
+        chosen = p.choose(p.sum_regions(picked), min(n * problem.most, dense))
+        p.gather_counts("sizes", 8)
+        rooms = p.gather(chosen, 1, expected / n, min(n * problem.most, dense))
+        p.finish(rooms, list(range(n)), expected)
+        words = (2 * problem.k + 2 * expected) * (n - 1) / n * entry / 8
+        return SparsePlan(strategy="topkdsa", programs={"every": p.b.build()}, usual="every", words=words, works=p.works, options=options_of(self))

@@ -1,0 +1,49 @@
+"""Zen: sums by hashed regions, which are balanced without agreeing on boundaries, then all of them gathered.
+
+Cite: Z. Wang, Z. Xu, J. Xi, Y. Wang, A. Shrivastava, T. S. E. Ng, "Zen: Empowering Distributed Training with Sparsity-driven Data Synchronization"
+(OSDI 2025), hierarchical hashing, balanced parallelism.
+Left open by the paper: a hash without collisions whose inverse is cheap. Our answer: i -> factor * i mod n with a factor prime to n, near n over the
+golden ratio; a rank's region is a dense array over the places, and indices come back by the factor's inverse.
+Deviations: results are gathered as entries, not as bitmaps over the hashed regions.
+Invariant: as TopkDSA without its switch, but regions weigh alike for any pattern that is no arithmetic progression. Cost: P + log P messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....cite import Cite
+from ....errors import Unsupported
+from ..problem import options_of
+from .phases import Phases
+from .problem import SparsePlan, SparseProblem
+
+__all__ = ["CITE", "DEVIATIONS", "Zen"]
+
+CITE = Cite(
+    key="wang2025zen", title="Zen: Empowering Distributed Training with Sparsity-driven Data Synchronization",
+    authors="Zhuang Wang, Zhaozhuo Xu, Jingyi Xi, Yuke Wang, Anshumali Shrivastava, T. S. Eugene Ng", year=2025, venue="OSDI 2025",
+)  # fmt: skip
+DEVIATIONS = ("entries instead of hashed bitmaps", "an affine hash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zen:
+    """Options. period: steps between exact thresholds."""
+
+    period: int = 32
+
+    def plan(self, problem: SparseProblem) -> SparsePlan:
+        """Raises: Unsupported from 2^31 elements on."""
+        if problem.elements >= 1 << 31:
+            raise Unsupported(f"hashed regions of {problem.elements} elements", where="zen", hint="use oktopk beyond 2^31 elements")
+        n, expected = len(problem.ranks), problem.union(len(problem.ranks))
+        p = Phases(problem, "zen", regions=n)
+        picked = p.select()
+        p.headers()
+        chosen = p.choose(p.sum_regions(picked), n * problem.most)
+        p.gather_counts("sizes", 8)
+        rooms = p.gather(chosen, 1, expected / n, n * problem.most)
+        p.finish(rooms, list(range(n)), expected)
+        words = (2 * problem.k + 2 * expected) * (n - 1) / n
+        return SparsePlan(strategy="zen", programs={"every": p.b.build()}, usual="every", words=words, works=p.works, options=options_of(self))
