@@ -16,7 +16,7 @@ def test_the_ranking_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "sparse.json.gz"
     assert main([*FABRIC, "--elements", "1e7", "--density", "0.01", "--strategies", "oktopk,topka", "--out", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["schema"], found["version"], found["best"], found["k"]) == ("meshwright.sparse", 1, "oktopk", 100_000)
+    assert (found["schema"], found["version"], found["best"], found["k"]) == ("meshwright.collective-sparse", 1, "oktopk", 100_000)
     assert [r["strategy"] for r in found["strategies"]] == ["oktopk", "topka", "dense"]
     assert found["bound"]["words"] == 150_000 and found["limit_words"] == 450_000
     assert main(["collective", "check", str(path)]) == 0

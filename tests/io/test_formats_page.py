@@ -71,7 +71,7 @@ PRINTED = {
     "program-export", "program-import",
     "run.dry", "train.compare", "train.plan", "train.replan", "version",
     "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
-    "collective-groups", "collective-sweep", "fabric-lint", "nccl-graphs",
+    "collective-groups", "collective-sparse", "collective-sweep", "fabric-lint", "nccl-graphs",
     "collective-bench", "doctor", "fabric-probe", "group-report", "lab-down", "lab-dry-run", "lab-fault", "lab-gc", "lab-list", "lab-run", "lab-show",
     "ordered-launch",
     "profile", "profile-prediction", "profile-plan", "profile-fit", "train-export", "memory.plan", "memory.pack", "memory.compare",
