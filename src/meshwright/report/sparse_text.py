@@ -18,8 +18,8 @@ def sparse_document(problem: SparseProblem, ranked: Sequence[SparseRanked], boun
         for r in ranked
     ]
     return {
-        "schema": "meshwright.collective-sparse", "version": 1, "fabric": problem.fabric.name, "devices": len(problem.ranks), "elements": problem.elements,
-        "k": problem.k, "overlap": problem.overlap, "bound": {"words": problem.bound_words, "time_s": bound_s},
+        "schema": "meshwright.collective-sparse", "version": 1, "fabric": problem.fabric.name, "devices": len(problem.ranks),
+        "elements": problem.elements, "k": problem.k, "overlap": problem.overlap, "bound": {"words": problem.bound_words, "time_s": bound_s},
         "limit_words": problem.limit_words, "best": ranked[0].strategy, "strategies": rows,
     }  # fmt: skip
 
