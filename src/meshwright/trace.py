@@ -97,6 +97,7 @@ class Trace:
     world_size: int | None = None
     origin_ns: int = 0
     base_time_ns: int = 0
+    events_end: int = -1  # of a file without damage: place of the bracket that closes its events, unpacked; -1: it has to be repaired
     metadata: Mapping[str, str] = field(default_factory=dict)  # texts and numbers of the document's own keys
     ignored: Mapping[str, int] = field(default_factory=dict)  # events that are not slices, by phase letter
     warnings: tuple[TraceWarning, ...] = ()

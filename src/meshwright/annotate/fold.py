@@ -68,16 +68,30 @@ def fold(
     for step, stage, module, kind, name, evidence, host_ns, device_ns, estimated, count, start, end in zip(
         *columns, *(s.tolist() for s in (*sums, counts, starts, ends)), strict=True
     ):
-        path = builder.path(step - 1, stage, module - 1, kind, name - 1)
-        for node in path:
-            node.host_ns += host_ns
-            node.device_ns += device_ns
-            node.estimated_ns += estimated
-            node.count += count
-            node.evidence_ns[evidence] += host_ns + device_ns
-            node.start_ns = min(node.start_ns, start) if node.end_ns else start
-            node.end_ns = max(node.end_ns, end)
+        leaf = builder.leaf(step - 1, stage, module - 1, kind, name - 1)
+        leaf.start_ns = min(leaf.start_ns, start) if leaf.count or leaf.end_ns else start
+        leaf.end_ns = max(leaf.end_ns, end)
+        leaf.host_ns += host_ns
+        leaf.device_ns += device_ns
+        leaf.estimated_ns += estimated
+        leaf.count += count
+        leaf.evidence_ns[evidence] += host_ns + device_ns
+    _roll_up(root)
     return root
+
+
+def _roll_up(node: Node) -> None:
+    """A node's figures are the sums of its children's."""
+    for child in node.children:
+        _roll_up(child)
+        node.host_ns += child.host_ns
+        node.device_ns += child.device_ns
+        node.estimated_ns += child.estimated_ns
+        node.count += child.count
+        node.evidence_ns = [a + b for a, b in zip(node.evidence_ns, child.evidence_ns, strict=True)]
+    if node.children:
+        node.start_ns = min(child.start_ns for child in node.children)
+        node.end_ns = max(child.end_ns for child in node.children)
 
 
 def _pieces(trace: Trace, units: Units, labels: Labels, cut: Segments, spans: ModuleSpans | None, device_track: NDArray[np.bool_]) -> _Pieces:
@@ -145,37 +159,42 @@ def _firsts(head: I64) -> I64:
 
 
 class _Builder:
-    """Finds or makes the nodes around a leaf."""
+    """Finds or makes the leaves and the nodes around them."""
 
     def __init__(self, trace: Trace, tree: ModuleTree | None, step_numbers: Sequence[int], root: Node) -> None:
         self.trace, self.tree, self.step_numbers, self.root = trace, tree, step_numbers, root
-        self.nodes: dict[tuple[object, ...], Node] = {}
-        self.chains: dict[int, list[int]] = {}
+        self.stages: dict[tuple[int, int], Node] = {}
+        self.modules: dict[tuple[int, int, int], Node] = {}
+        self.leaves: dict[tuple[int, int, int, int, str], Node] = {}
+        self.texts = [name.removeprefix(EVALUATE) for name in trace.names]
 
-    def path(self, step: int, stage: int, module: int, kind: int, name: int) -> list[Node]:
-        key: tuple[object, ...] = (step,)
-        number = self.step_numbers[step] if 0 <= step < len(self.step_numbers) else step
-        found = [self.root, self._node(key, self.root, f"step {number}" if step >= 0 else "before the first step", "step")]
-        key += (stage,)
-        found.append(self._node(key, found[-1], Stage(stage).title, "stage"))
-        if module not in self.chains:
-            self.chains[module] = self.tree.ancestors(module)[::-1] if self.tree is not None and module >= 0 else []
-        for part in self.chains[module]:
-            key += (part,)
-            found.append(self._node(key, found[-1], self._module_name(part), "module", part))
-        text = _OUTSIDE[kind] if kind in _OUTSIDE else self.trace.names[name].removeprefix(EVALUATE)
-        found.append(self._node((*key, KINDS[kind], text), found[-1], text, KINDS[kind]))
-        return found
+    def leaf(self, step: int, stage: int, module: int, kind: int, name: int) -> Node:
+        text = _OUTSIDE[kind] if kind in _OUTSIDE else self.texts[name]
+        key = (step, stage, module, kind, text)
+        if key not in self.leaves:
+            around = self._stage(step, stage) if module < 0 or self.tree is None else self._module(step, stage, module, self.tree)
+            self.leaves[key] = _added(around, Node(name=text, kind=KINDS[kind]))
+        return self.leaves[key]
 
-    def _module_name(self, module: int) -> str:
-        assert self.tree is not None
-        node = self.tree.modules[module]
-        return node.path.rpartition(".")[2] if node.path else node.kind or "model"
+    def _stage(self, step: int, stage: int) -> Node:
+        if (step, stage) not in self.stages:
+            if (step, -1) not in self.stages:
+                number = self.step_numbers[step] if 0 <= step < len(self.step_numbers) else step
+                name = f"step {number}" if step >= 0 else "before the first step"
+                self.stages[step, -1] = _added(self.root, Node(name=name, kind="step"))
+            self.stages[step, stage] = _added(self.stages[step, -1], Node(name=Stage(stage).title, kind="stage"))
+        return self.stages[step, stage]
 
-    def _node(self, key: tuple[object, ...], parent: Node, name: str, kind: str, module: int = -1) -> Node:
-        node = self.nodes.get(key)
-        if node is None:
-            shown = self.tree.modules[module].kind if self.tree is not None and module >= 0 else ""
-            node = self.nodes[key] = Node(name=name, kind=kind, module=module, module_kind=shown)
-            parent.children.append(node)
-        return node
+    def _module(self, step: int, stage: int, module: int, tree: ModuleTree) -> Node:
+        key = (step, stage, module)
+        if key not in self.modules:
+            node = tree.modules[module]
+            around = self._module(step, stage, node.parent, tree) if node.parent >= 0 else self._stage(step, stage)
+            name = node.path.rpartition(".")[2] if node.path else node.kind or "model"
+            self.modules[key] = _added(around, Node(name=name, kind="module", module=module, module_kind=node.kind))
+        return self.modules[key]
+
+
+def _added(parent: Node, child: Node) -> Node:
+    parent.children.append(child)
+    return child

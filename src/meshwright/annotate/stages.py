@@ -44,13 +44,13 @@ class Stretch:
 
 def find_steps(trace: Trace) -> tuple[tuple[int, ...], NDArray[np.int64]]:
     """(numbers, starts in ns) of the profiler's steps in order of time; empty if it did not mark any."""
-    found = {}
-    for i, name in enumerate(trace.names):
-        match = _STEP.match(name)
-        if match:
-            rows = np.flatnonzero((trace.name == i) & ~trace.in_category("gpu_user_annotation"))
-            if len(rows):
-                found[int(trace.start_ns[rows].min())] = int(match[1])
+    matches = [_STEP.match(name) for name in trace.names]
+    rows = np.flatnonzero(trace.where_name(np.array([m is not None for m in matches], bool)) & ~trace.in_category("gpu_user_annotation"))
+    number = np.array([int(m[1]) if m else -1 for m in matches], np.int64)[trace.name[rows]] if len(rows) else rows
+    first: dict[int, int] = {}
+    for start, said in zip(trace.start_ns[rows].tolist(), number.tolist(), strict=True):
+        first[said] = min(start, first.get(said, start))
+    found = {start: said for said, start in first.items()}
     starts = sorted(found)
     return tuple(found[s] for s in starts), np.array(starts, np.int64)
 
@@ -76,11 +76,11 @@ def find_stages(trace: Trace, units: Units, labels: Labels, module: NDArray[np.i
         labels.give(rows[kind == stage], stage=stage, evidence=Evidence.EXACT)
     stretches = []
     trains = {int(s) for s in np.unique(step[kind == Stage.BACKWARD])}
-    for at, (low, high) in enumerate(runs):
+    befores = _neighbours(runs, kind, step, fixed)
+    afters = _neighbours(runs[::-1], kind, step, fixed)[::-1]
+    for (low, high), before, after in zip(runs, befores, afters, strict=True):
         if fixed[low]:
             continue
-        before = next((int(kind[i]) for i, _ in reversed(runs[:at]) if step[i] == step[low] and fixed[i] and kind[i] != Stage.ZERO), _UNKNOWN)
-        after = next((int(kind[i]) for i, _ in runs[at + 1 :] if step[i] == step[low] and fixed[i] and kind[i] != Stage.ZERO), _UNKNOWN)
         part = rows[low:high]
         known = (kind[low:high] != _UNKNOWN).any()
         if after == Stage.BACKWARD or known or int(step[low]) not in trains:
@@ -117,6 +117,18 @@ def _runs(kind: NDArray[np.int64], step: NDArray[np.int32]) -> Iterator[tuple[in
     change = np.flatnonzero((group[1:] != group[:-1]) | (step[1:] != step[:-1])) + 1
     bounds = [0, *change.tolist(), len(kind)]
     yield from pairwise(bounds)
+
+
+def _neighbours(runs: list[tuple[int, int]], kind: NDArray[np.int64], step: NDArray[np.int32], fixed: NDArray[np.bool_]) -> list[int]:
+    """The fixed stage of each step last met before every run, zeroing aside."""
+    found, last, of_step = [], _UNKNOWN, -1
+    for low, _ in runs:
+        if step[low] != of_step:
+            last, of_step = _UNKNOWN, int(step[low])
+        found.append(last)
+        if fixed[low] and kind[low] != Stage.ZERO:
+            last = int(kind[low])
+    return found
 
 
 def _count_steps(runs: list[tuple[int, int]], kind: NDArray[np.int64], step: NDArray[np.int32]) -> None:

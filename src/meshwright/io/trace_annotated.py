@@ -1,7 +1,7 @@
 """The original trace once more, with all its events and, on tracks of their own, the steps, stages and modules that were found.
 
-The original's events are copied as bytes, a piece at a time; only what was not JSON is replaced by its repaired form. Times are written as
-exact decimals of µs on the original's clock.
+The original is copied byte for byte, a piece at a time; only of a damaged one is what was not JSON replaced by its repaired form. Times are
+written as exact decimals of µs on the original's clock.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import msgspec
 
 from ..annotate.ranges import Range, ranges
 from ..annotate.result import Annotation
 from ..annotate.slices import ANNOTATION_CATEGORY
-from ..errors import UsageError
+from ..errors import FormatError, UsageError
 from ..trace import Trace
 from .atomic import write_chunks
 from .trace_scan import Piece, TraceScan, is_object, salvaged
@@ -46,6 +47,41 @@ def _packed(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _chunks(source: str | os.PathLike[str], annotation: Annotation) -> Iterator[bytes]:
+    if annotation.trace.events_end >= 0:
+        yield from _inserted(TraceScan(source), annotation)
+    else:
+        yield from _mended(source, annotation)
+
+
+def _inserted(scan: TraceScan, annotation: Annotation) -> Iterator[bytes]:
+    """The file as it is, with our events before the bracket that closes its own."""
+    place, at = annotation.trace.events_end, 0
+    last = b""
+    for chunk in scan.unpacked():
+        if at <= place < at + len(chunk):
+            before = chunk[: place - at]
+            if chunk[place - at : place - at + 1] != b"]":
+                break
+            yield before
+            empty = (last + before).rstrip()[-1:] == b"["
+            yield from _joined(_events(annotation), begun=not empty)
+            yield b"\n" + chunk[place - at :]
+        else:
+            yield chunk
+        last, at = chunk[-4096:], at + len(chunk)
+    if at <= place:
+        raise FormatError("has changed since it was read", where=scan.where, hint="run the command again")
+
+
+def _joined(events: Iterable[bytes], *, begun: bool) -> Iterator[bytes]:
+    rest = iter(events)
+    while several := list(islice(rest, 10_000)):
+        yield (b",\n" if begun else b"\n") + b",\n".join(several)
+        begun = True
+
+
+def _mended(source: str | os.PathLike[str], annotation: Annotation) -> Iterator[bytes]:
+    """Every event that can be read or repaired, then ours."""
     scan = TraceScan(source)
     begun = False
     sound = True  # what stands around the events can be kept
@@ -58,10 +94,7 @@ def _chunks(source: str | os.PathLike[str], annotation: Annotation) -> Iterator[
     if not begun:
         yield scan.head
     rest = [event for data in scan.swallowed for event in salvaged(data, is_object)[0]]
-    added = [*rest, *_events(annotation)]
-    for low in range(0, len(added), 10_000):
-        yield (b",\n" if begun else b"\n") + b",\n".join(added[low : low + 10_000])
-        begun = True
+    yield from _joined([*rest, *_events(annotation)], begun=begun)
     bare = scan.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
     # The scan stops behind the bracket that closes the events.
     tail = b"]" + scan.tail
@@ -71,8 +104,9 @@ def _chunks(source: str | os.PathLike[str], annotation: Annotation) -> Iterator[
 
 def _copied(piece: Piece) -> bytes:
     try:
-        _RAW.decode(piece.array())
-        return piece.array()[1:-1]
+        array = piece.array()
+        _RAW.decode(array)
+        return array[1:-1]
     except (msgspec.DecodeError, RecursionError, ValueError):
         return b",\n".join(event for data in piece.objects() for event in salvaged(data, is_object)[0])
 

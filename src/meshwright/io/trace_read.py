@@ -54,12 +54,14 @@ def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
     rows.problems.add("slices that overlap without nesting", f"{overlaps} on all tracks", overlaps)
     info = _document_keys(scan, rows)
     rank, world_size = _ranks(info, scan)
+    sound = scan.whole and not any(kind.startswith(("not JSON", "the document")) for kind in rows.problems.counts)
     return Trace(
         source=scan.where, names=tuple(rows.names), categories=tuple(rows.categories), tracks=_tracks(rows), track_start=track_start,
         name=taken["name"].astype(np.int32), category=taken["category"].astype(np.int32), track=track.astype(np.int32),
         start_ns=start, duration_ns=duration, parent=parent, **{key: taken[key] for key in INTEGER_ARGS},
         collectives=_collectives(rows, order), flows=_flows(rows, start, duration, parent, track_start, first),
         rank=rank, world_size=world_size, origin_ns=int(rows.origin_us or 0) * 1000 + first, base_time_ns=_base_time(info),
+        events_end=scan.closed_at if sound else -1,
         metadata={k: str(v)[:4096] for k, v in info.items() if isinstance(v, str | int | float)}, ignored=dict(rows.ignored),
         warnings=tuple(TraceWarning(kind=k, count=c, first=rows.problems.first[k]) for k, c in sorted(rows.problems.counts.items())),
     )  # fmt: skip

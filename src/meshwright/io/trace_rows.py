@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -124,7 +125,10 @@ class EventRows:
         try:
             self.add(_MANY.decode(piece.array()))
         except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
+            before = self.problems.counts.total()
             self.add(event for data in piece.objects() for event in self.decoded(data))
+            if self.problems.counts.total() == before:
+                self.problems.add("not JSON between events, repaired", "a comma that is missing, or one too many")
 
     def decoded(self, data: bytes) -> list[Event]:
         """The events in bytes that may be damaged; repairs and losses are counted."""
@@ -202,7 +206,7 @@ class EventRows:
         columns["start"].append(start_ns.astype(np.int64))
         columns["duration"].append(duration_ns.astype(np.int64))
         for key in INTEGER_ARGS:
-            columns[key].append(integers([getattr(a, key) for a in args]))
+            columns[key].append(integers(list(map(attrgetter(key), args))))
         old = [i for i, a in enumerate(args) if a.external_id_old != -1]
         if old:
             columns["external_id"][-1][old] = integers([args[i].external_id_old for i in old])

@@ -68,12 +68,14 @@ class TraceScan:
         self.head = b""
         self.tail = b""
         self.whole = False
+        self.closed_at = -1  # place of the bracket that closes the events, in the unpacked file
         self.cut_short = False  # the file, or its gzip stream, ends early
         self.swallowed: list[bytes] = []  # objects that never closed
 
     def __iter__(self) -> Iterator[Piece]:
-        chunks = self._unpacked()
+        chunks = self.unpacked()
         buffer = self._find_array(chunks)
+        dropped = len(self.head)
         state = np.zeros(STATE, np.int64)
         state[OPEN] = -1
         starts, ends = np.zeros(CHUNK_BYTES // 16, np.int64), np.zeros(CHUNK_BYTES // 16, np.int64)
@@ -85,13 +87,15 @@ class TraceScan:
                     yield Piece(buffer, starts[:found].copy(), ends[:found].copy())
             if state[DONE]:
                 self.whole = True
+                self.closed_at = dropped + position - 1
                 self.tail = self._rest(buffer[position:], chunks)
                 return
             keep = int(state[OPEN]) if state[OPEN] >= 0 else len(buffer)
-            buffer, position = buffer[keep:], position - keep
+            buffer, position, dropped = buffer[keep:], position - keep, dropped + keep
             state[OPEN] = 0 if state[OPEN] >= 0 else -1
             if len(buffer) > MAX_OBJECT_BYTES:
-                buffer, position = self._resynchronise(buffer, state), 0
+                kept = self._resynchronise(buffer, state)
+                buffer, position, dropped = kept, 0, dropped + len(buffer) - len(kept)
             chunk = next(chunks, b"")
             if not chunk:
                 if buffer:
@@ -139,7 +143,8 @@ class TraceScan:
             parts.append(chunk)
         return b"".join(parts)
 
-    def _unpacked(self) -> Iterator[bytes]:
+    def unpacked(self) -> Iterator[bytes]:
+        """The file's bytes, unpacked, a few MiB at a time."""
         try:
             with self.path.open("rb") as file:
                 packed = file.read(2) == b"\x1f\x8b"

@@ -16,6 +16,7 @@ STATE = 5
 DEPTH, TEXT, ESCAPE, OPEN, DONE = range(STATE)  # nesting; inside a string; after a backslash; start of the open object or -1; array closed
 
 _QUOTE, _BACKSLASH, _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = (ord(c) for c in '"\\{}[]')
+_BRACKET_BITS = 0b01011001  # common to [ ] { }
 
 
 @kernel  # type: ignore[untyped-decorator]
@@ -31,13 +32,22 @@ def scan_objects(
     depth, text, escape, open_at = state[DEPTH], state[TEXT], state[ESCAPE], state[OPEN]
     i = position
     while i < len(data) and found < len(starts):
+        if text and not escape:
+            while i < len(data) and data[i] != _QUOTE and data[i] != _BACKSLASH:
+                i += 1
+        elif not text:
+            # Brackets, braces and the quote, and few other bytes, have these bits: letters that pass are looked at below.
+            while i < len(data) and data[i] != _QUOTE and (data[i] < _OPEN_BRACKET or data[i] & _BRACKET_BITS != _BRACKET_BITS):
+                i += 1
+        if i == len(data):
+            break
         byte = data[i]
         if text:
             if escape:
                 escape = 0
             elif byte == _BACKSLASH:
                 escape = 1
-            elif byte == _QUOTE:
+            else:
                 text = 0
         elif byte == _QUOTE:
             text = 1 if depth > 0 else 0  # between objects there are no strings: a stray quote must not hide what follows
