@@ -180,7 +180,36 @@ def test_kernels_belong_to_what_launched_them(tmp_path):
     assert a.root.host_ns + a.root.device_ns == sum(a.track_ns.values())
 
 
+def test_kernels_of_a_compiled_graph_are_shared(tmp_path):
+    modules = [("", "Net"), ("up", "Linear"), ("act", "GELU"), ("norm", "LayerNorm"), ("down", "Linear")]
+    names = ["aten::addmm", "aten::gelu", "aten::native_layer_norm", "aten::addmm"]
+    operators = [(n, p, ()) for n, p in zip(names, ["up", "act", "norm", "down"], strict=True)]
+    made = Made()
+    number = {"Sequence number": 5, "Fwd thread id": 0}
+
+    def graph(*names):
+        return lambda: made.slice("## Call CompiledFxGraph abc ##", inside=[lambda n=n: made.slice(n, dur=7.0) for n in names])
+
+    ran = graph("aten::addmm", "triton_per_fused_gelu_native_layer_norm_0", "aten::addmm")
+    made.slice("Torch-Compiled Region: 0/0", inside=[lambda: made.slice("CompiledFunction", inside=[ran], **number)])
+    back = graph("aten::mm", "aten::mm", "triton_red_fused_native_layer_norm_backward_1", "triton_poi_fused_gelu_backward_2", "aten::mm")
+    number = {"Sequence number": 5, "Fwd thread id": 1}
+    node = lambda: made.slice("CompiledFunctionBackward", inside=[back], **number)  # noqa: E731
+    made.slice("autograd::engine::evaluate_function: CompiledFunctionBackward", inside=[node], **number)
+    a = annotate(made.trace(tmp_path), tree(*modules, operators=operators))
+    rows = found(a)
+    assert [p for n, p, s, _ in rows if s == Stage.FORWARD] == ["up", "act", "down"]
+    assert [p for _, p, s, _ in rows if s == Stage.BACKWARD] == ["", "down", "down", "norm", "act", "up"]
+    (shared,) = a.labels.shares.values()
+    assert sorted(a.tree.modules[m].path for m, _ in shared) == ["act", "norm"]
+    (model,) = [n for n in a.root.children[0].children[0].children if n.kind == "module"]
+    times = {n.name: (n.host_ns, n.estimated_ns) for n in model.children}
+    assert times["act"] == (3500, 3500) and times["norm"] == (3500, 3500) and times["up"] == (7000, 0)
+    assert a.root.host_ns == sum(a.track_ns.values())
+
+
 NAMES = st.sampled_from([
+    "## Call CompiledFxGraph x", "triton_poi_fused_relu_1", "aten::addmm",
     "aten::linear", "aten::relu", "autograd::engine::evaluate_function: LinearBackward0", "LinearBackward0", "c10d::allreduce_", "ProfilerStep#3",
     "Optimizer.step#SGD.step", "enumerate(DataLoader)#x", "module:head", "nn.Module: Linear_0", "cudaLaunchKernel", "kernel", "PyTorch Profiler (0)",
     "aten::cross_entropy_loss", "<b>", "", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",

@@ -42,12 +42,12 @@ def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
     spans = module_spans(trace, tree)
     known = spans.tree if spans is not None else tree
     stretches = find_stages(trace, found, labels, None if spans is None else spans.module)
-    label_forward(trace, stretches, labels, known, spans)
+    label_forward(trace, found, stretches, labels, known, spans)
     if tree is not None and tree.operators and spans is not None:
         # Which numbered instance is which module is settled better by what the alignment says of the operators inside.
         aligned = np.where(labels.operator >= 0, np.array([o.module for o in tree.operators], np.int32)[np.maximum(labels.operator, 0)], -1)
         spans = module_spans(trace, tree, aligned.astype(np.int32))
-        label_forward(trace, stretches, labels, known, spans)
+        label_forward(trace, found, stretches, labels, known, spans)
     label_backward(trace, found, labels, known, spans)
     _inner(trace, found, labels)
     label_device(trace, found, labels)

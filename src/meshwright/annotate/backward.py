@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..module_tree import ModuleTree
 from ..trace import Trace
 from .captured import CapturedSequence, owners_of
+from .compiled import CompiledSequence
 from .labels import Evidence, Labels, Stage
 from .slices import EVALUATE, Units, around, names_like
 from .slices import NODE as _NODE
@@ -39,8 +40,15 @@ def label_backward(trace: Trace, units: Units, labels: Labels, tree: ModuleTree 
     labels.module[rows] = np.where(linked, labels.module[maker], -1)
     labels.evidence[rows] = np.where(linked, labels.evidence[maker], Evidence.NONE)
     labels.operator[rows] = np.where(linked, labels.operator[maker], -1)
+    compiled = np.flatnonzero(units.compiled & (around(trace, units.evaluate) >= 0))
+    if tree is not None and len(compiled):
+        # One node for a whole graph: it and the gradients it hands out are the model's, not those of the graph's first operator.
+        nodes = np.unique(around(trace, units.evaluate)[compiled])
+        labels.module[nodes], labels.evidence[nodes], labels.operator[nodes] = 0, Evidence.STRUCTURAL, -1
     _accumulations(trace, labels, rows, accumulates, tree)
     _unlinked(labels, rows, accumulates)
+    if len(compiled):
+        _compiled(trace, units, labels, compiled, tree)
     recomputed = np.flatnonzero(units.recompute)
     if len(recomputed):
         _recomputed(trace, units, labels, recomputed, tree, spans)
@@ -111,6 +119,17 @@ def _unlinked(labels: Labels, rows: I64, accumulates: NDArray[np.bool_]) -> None
     for before, row in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
         if labels.evidence[row] == Evidence.NONE and labels.evidence[before] != Evidence.NONE:
             labels.module[row], labels.evidence[row] = labels.module[before], Evidence.FUZZY
+
+
+def _compiled(trace: Trace, units: Units, labels: Labels, rows: I64, tree: ModuleTree | None) -> None:
+    """What compiled graphs of backward run, each graph by itself; of a graph that nothing fits, as the node around it."""
+    sequence = CompiledSequence(tree) if tree is not None and tree.operators else None
+    node_of = around(trace, units.evaluate)[rows]
+    for node in np.unique(node_of).tolist():
+        part = rows[node_of == node]
+        labels.give(part, stage=Stage.BACKWARD, evidence=Evidence(int(labels.evidence[node])), module=int(labels.module[node]))
+        if sequence is not None:
+            sequence.label(trace, part, labels, Stage.BACKWARD)
 
 
 def _recomputed(trace: Trace, units: Units, labels: Labels, rows: I64, tree: ModuleTree | None, spans: ModuleSpans | None) -> None:

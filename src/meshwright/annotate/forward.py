@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ..module_tree import ModuleTree
 from ..trace import Trace
 from .captured import Aligned, CapturedSequence
+from .compiled import CompiledSequence
 from .labels import Evidence, Labels, Stage
+from .slices import Units
 from .spans import ModuleSpans
 from .stages import Stretch
 from .structural import StructuralMatch
@@ -19,16 +21,25 @@ from .structural import StructuralMatch
 __all__ = ["label_forward"]
 
 
-def label_forward(trace: Trace, stretches: Sequence[Stretch], labels: Labels, tree: ModuleTree | None, spans: ModuleSpans | None) -> None:
+def label_forward(
+    trace: Trace, units: Units, stretches: Sequence[Stretch], labels: Labels, tree: ModuleTree | None, spans: ModuleSpans | None
+) -> None:  # fmt: skip
     """Divide the stretches into what comes before the model, forward and loss, and name the modules.
 
     `labels.operator` is filled wherever a captured sequence fits, also beside better evidence.
     """
     captured = CapturedSequence(tree) if tree is not None and tree.operators else None
+    sequence = CompiledSequence(tree) if captured is not None and tree is not None and units.compiled.any() else None
     structural = StructuralMatch(tree) if tree is not None else None
     loss = np.array(["loss" in n.lower() for n in trace.names], bool)
     for stretch in stretches:
         rows = stretch.rows
+        if sequence is not None and units.compiled[rows].any():
+            first, last = sequence.label(trace, rows, labels, Stage.FORWARD)
+            if first >= 0:
+                labels.give(rows[:first], stage=Stage.LOAD, evidence=Evidence.STRUCTURAL)
+                labels.give(rows[last + 1 :], stage=Stage.LOSS if stretch.trains else Stage.OTHER, evidence=Evidence.CAPTURED)
+                continue
         names = [trace.name_of(i) for i in rows.tolist()]
         aligned = captured.align(captured.numbers(names)) if captured else None
         if aligned is not None:

@@ -19,7 +19,8 @@ __all__ = ["ANNOTATION_CATEGORY", "EVALUATE", "NODE", "Units", "around", "names_
 Flags = NDArray[np.bool_]
 
 EVALUATE = "autograd::engine::evaluate_function: "
-_OPERATOR = re.compile(r"::|Backward\d*$")
+_OPERATOR = re.compile(r"::|Backward\d*$|^## Call CompiledFxGraph|(cpp|triton(_[a-z0-9]+)?)_fused_")
+_COMPILED_GRAPH = re.compile(r"^## Call CompiledFxGraph")
 NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
 # Work that exists only because there are several ranks: collectives, and what fills and empties their buffers.
 _COMMUNICATION = re.compile(
@@ -49,6 +50,7 @@ class Units:
     recompute: Flags  # a forward operator that runs again inside backward
     communication: Flags
     kernel: Flags  # runs on a device's stream
+    compiled: Flags  # lies in a graph that torch.compile made
     annotation: Flags
     runtime: Flags
     ignored: Flags  # speaks of the recording itself
@@ -77,6 +79,9 @@ def units(trace: Trace) -> Units:
     declared = trace.in_category("cpu_op", "operator")
     operator = on_host & ~annotation & ~runtime & names_like(trace, _OPERATOR) & (declared if declared.any() else np.ones(len(trace), bool))
     evaluate = operator & trace.where_name(np.array([n.startswith(EVALUATE) for n in trace.names], bool))
+    graph = operator & names_like(trace, _COMPILED_GRAPH)
+    operator &= ~graph
+    in_graph = around(trace, graph)
     node = evaluate | (operator & names_like(trace, NODE))
     inside = around(trace, operator)
     in_node = (inside >= 0) & node[inside]
@@ -84,7 +89,10 @@ def units(trace: Trace) -> Units:
     recompute = operator & ~node & in_node & (trace.sequence >= 0) & (trace.forward_thread <= 0)
     communication &= on_host | kernel
     in_communication = around(trace, communication)
-    head = (operator & (inside < 0)) | evaluate | recompute | (communication & (in_communication < 0)) | kernel
+    # What a compiled graph runs is looked at singly, also where the graph lies in one node of the autograd graph.
+    compiled = operator & (in_graph >= 0) & (inside < in_graph)
+    recompute &= ~compiled
+    head = (operator & (inside < 0)) | compiled | evaluate | recompute | (communication & (in_communication < 0)) | kernel
     outer = around(trace, head)
     rows = np.flatnonzero(head)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
@@ -92,5 +100,5 @@ def units(trace: Trace) -> Units:
     inherited = communication[np.maximum(own, 0)] & (own >= 0)
     return Units(
         head=own, rows=rows, outer=outer, operator=operator, evaluate=evaluate, recompute=recompute & ~inherited,
-        communication=inherited & head, kernel=kernel, annotation=annotation, runtime=runtime, ignored=ignored,
+        communication=inherited & head, compiled=compiled, kernel=kernel, annotation=annotation, runtime=runtime, ignored=ignored,
     )  # fmt: skip
