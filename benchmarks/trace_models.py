@@ -115,7 +115,10 @@ def truth(model: nn.Module) -> Iterator[None]:
     spans: list[Any] = []
 
     def label(value: Any, path: str) -> None:
-        owner = {id(p): where for where, m in model.named_modules() for p in m.parameters(recurse=False)}
+        owner: dict[int, str] = {}
+        for where, m in model.named_modules():
+            for p in m.parameters(recurse=False):
+                owner.setdefault(id(p), where)
         waiting = [x.grad_fn for x in _tensors(value) if x.grad_fn is not None]
         while waiting:
             node = waiting.pop()
@@ -142,7 +145,7 @@ def truth(model: nn.Module) -> Iterator[None]:
 
     def after(path: str) -> Any:
         def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            label(output, path)
+            label(output, path)  # None, if the call was given up
             spans.pop().__exit__(None, None, None)
             running.pop()
 
@@ -151,7 +154,7 @@ def truth(model: nn.Module) -> Iterator[None]:
     handles = []
     for path, module in model.named_modules():
         # Outermost of the hooks, so that what other hooks do for the module (FSDP's gathering) counts as within it.
-        handles += [module.register_forward_pre_hook(before(path), prepend=True), module.register_forward_hook(after(path))]
+        handles += [module.register_forward_pre_hook(before(path), prepend=True), module.register_forward_hook(after(path), always_call=True)]
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ def truths(marked: Trace) -> tuple[list[str | None], np.ndarray[Any, Any], np.nd
     found: list[str | None] = [marked.name_of(i).partition(":")[2] if i >= 0 else None for i in in_span.tolist()]
     of_node = {int(in_node[i]): marked.name_of(i).partition(":")[2] for i in np.flatnonzero(mark).tolist() if in_node[i] >= 0}
     at = np.where(evaluate, np.arange(len(marked)), in_node)
-    for i in np.flatnonzero(at >= 0).tolist():
+    for i in np.flatnonzero(at > in_span).tolist():  # not what runs forward once more inside a node
         found[i] = of_node.get(int(at[i]))
     cut = segments(marked, np.zeros(len(marked.tracks), bool))
     own = np.zeros(len(marked), np.int64)

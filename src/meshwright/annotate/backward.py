@@ -9,6 +9,8 @@ them, unless module slices are around them.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,14 +34,27 @@ def label_backward(trace: Trace, units: Units, labels: Labels, tree: ModuleTree 
     rows = np.flatnonzero(units.evaluate)
     if not len(rows):
         return
-    accumulates = np.array([_ACCUMULATES in n for n in trace.names], bool)[trace.name[rows]]
     made_by = _forward_of(trace, units, rows)
+    _link(trace, units, labels, rows, made_by, tree, spans)
+    recomputed = np.flatnonzero(units.recompute)
+    if len(recomputed):
+        _recomputed(trace, units, labels, recomputed, tree, spans)
+        _link(trace, units, labels, rows, made_by, tree, spans)  # nodes that the repeated operators made
+
+
+def _link(trace: Trace, units: Units, labels: Labels, rows: I64, made_by: I64, tree: ModuleTree | None, spans: ModuleSpans | None) -> None:
+    """Label nodes as the forward slices that made them (-1: unknown), what compiled graphs run in them, and the accumulations after them."""
+    accumulates = np.array([_ACCUMULATES in n for n in trace.names], bool)[trace.name[rows]]
     linked = made_by >= 0
-    maker = np.where(linked, made_by, 0)
+    maker = np.where(linked, units.head[made_by], -1)
+    known = maker >= 0
+    maker = np.where(known, maker, 0)
     labels.give(rows, stage=Stage.BACKWARD, evidence=Evidence.NONE)
-    labels.module[rows] = np.where(linked, labels.module[maker], -1)
-    labels.evidence[rows] = np.where(linked, labels.evidence[maker], Evidence.NONE)
-    labels.operator[rows] = np.where(linked, labels.operator[maker], -1)
+    labels.module[rows] = np.where(known, labels.module[maker], -1)
+    labels.evidence[rows] = np.where(known, labels.evidence[maker], Evidence.NONE)
+    labels.operator[rows] = np.where(known, labels.operator[maker], -1)
+    for i in np.flatnonzero(linked & ~known).tolist():
+        _as_function(trace, units, labels, int(rows[i]), int(made_by[i]), tree, spans)
     compiled = np.flatnonzero(units.compiled & (around(trace, units.evaluate) >= 0))
     if tree is not None and len(compiled):
         # One node for a whole graph: it and the gradients it hands out are the model's, not those of the graph's first operator.
@@ -49,21 +64,34 @@ def label_backward(trace: Trace, units: Units, labels: Labels, tree: ModuleTree 
     _unlinked(labels, rows, accumulates)
     if len(compiled):
         _compiled(trace, units, labels, compiled, tree)
-    recomputed = np.flatnonzero(units.recompute)
-    if len(recomputed):
-        _recomputed(trace, units, labels, recomputed, tree, spans)
+
+
+def _as_function(
+    trace: Trace, units: Units, labels: Labels, row: int, made_by: int, tree: ModuleTree | None, spans: ModuleSpans | None
+) -> None:  # fmt: skip
+    """Label the node of a user's own autograd function, a slice around operators: as the module that called it, else the one around them all."""
+    if spans is not None and spans.module[made_by] >= 0:
+        labels.module[row], labels.evidence[row] = spans.module[made_by], Evidence.EXACT
+        return
+    rows = trace.rows(int(trace.track[made_by]))
+    end = rows.start + int(np.searchsorted(trace.start_ns[rows], trace.end_ns[made_by]))
+    inside = np.arange(made_by + 1, end)
+    inside = inside[(units.head[inside] == inside) & (labels.module[inside] >= 0)]
+    if tree is not None and len(inside):
+        labels.module[row] = reduce(tree.common, np.unique(labels.module[inside]).tolist())
+        labels.evidence[row] = Evidence.STRUCTURAL
+        labels.operator[row] = labels.operator[inside].max()
 
 
 def _forward_of(trace: Trace, units: Units, rows: I64) -> I64:
-    """The head of the forward operator that made the node of each evaluated row, -1 where nothing says."""
+    """The forward slice that made the node of each evaluated row, -1 where nothing says."""
     found = np.full(len(trace), -1, np.int64)
     node = names_like(trace, _NODE) & (units.head >= 0)
     number = np.full(len(trace), -1, np.int64)
     says = np.flatnonzero((units.evaluate | node) & (trace.sequence >= 0))
     inner = np.where(units.evaluate[says], says, units.head[says])
     number[inner] = trace.sequence[says]
-    unit = _unit_or_first_inside(trace, units)
-    forward = np.flatnonzero((trace.sequence >= 0) & ~node & ~units.evaluate & (trace.forward_thread <= 0) & (unit >= 0))
+    forward = np.flatnonzero((trace.sequence >= 0) & ~node & ~units.evaluate & (trace.forward_thread <= 0))
     forward = forward[np.lexsort((trace.start_ns[forward], trace.sequence[forward]))]
     wanted = rows[number[rows] >= 0]
     # One sorted key of (sequence number, start): the last forward operator with that number which began before the node ran.
@@ -73,25 +101,12 @@ def _forward_of(trace: Trace, units: Units, rows: I64) -> I64:
         key = index[: len(forward)].astype(np.int64) * span + trace.start_ns[forward]
         at = np.searchsorted(key, index[len(forward) :].astype(np.int64) * span + trace.start_ns[wanted]) - 1
         fits = (at >= 0) & (trace.sequence[forward[np.maximum(at, 0)]] == number[wanted]) if len(forward) else np.zeros(len(wanted), bool)
-        found[wanted[fits]] = unit[forward[at[fits]]]
+        found[wanted[fits]] = forward[at[fits]]
     for source, target in (trace.flows[k] for k in ("fwdbwd", "fwd_bwd") if k in trace.flows):
         ends = units.head[target]
-        both = (ends >= 0) & (unit[source] >= 0)
-        both &= units.evaluate[np.maximum(ends, 0)]
-        found[ends[both]] = unit[source[both]]
+        both = (ends >= 0) & units.evaluate[np.maximum(ends, 0)]
+        found[ends[both]] = source[both]
     return found[rows]
-
-
-def _unit_or_first_inside(trace: Trace, units: Units) -> I64:
-    """The unit of every slice; of a slice in none (a user's own autograd function around its operators) the first one inside it."""
-    heads = np.flatnonzero(units.head == np.arange(len(trace)))
-    found = units.head.astype(np.int64)
-    alone = np.flatnonzero(found < 0)
-    if len(heads):
-        after = heads[np.minimum(np.searchsorted(heads, alone), len(heads) - 1)]
-        inside = (after > alone) & (trace.track[after] == trace.track[alone]) & (trace.start_ns[after] < trace.end_ns[alone])
-        found[alone[inside]] = after[inside]
-    return found
 
 
 def _accumulations(trace: Trace, labels: Labels, rows: I64, accumulates: NDArray[np.bool_], tree: ModuleTree | None) -> None:
