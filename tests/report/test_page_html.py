@@ -61,6 +61,15 @@ def test_nothing_comes_from_outside(page: tuple[str, str, Elements]) -> None:
     assert "@import" not in style and "url(" not in style
 
 
+def test_drawings_are_whole(page: tuple[str, str, Elements]) -> None:
+    _, _, found = page
+    number = r"-?\d+(\.\d+)?"
+    for attributes, _ in found.all("path"):
+        assert re.fullmatch(rf"M{number} {number}([HV]{number})*Z", str(attributes["d"]))
+    for attributes, _ in found.all("polyline"):
+        assert re.fullmatch(rf"({number},{number} ?)+", str(attributes["points"]))
+
+
 def test_headings_landmarks_and_labels(page: tuple[str, str, Elements]) -> None:
     kind, _, found = page
     names = [name for name, _, _ in found.found]
@@ -135,6 +144,7 @@ def test_a_page_too_large_gets_fewer_spans_and_then_refuses(monkeypatch: pytest.
     assert whole.size_bytes < MOST_BYTES and whole.shown == whole.spans
     monkeypatch.setattr(document, "FEWEST_SPANS", 50)
     monkeypatch.setattr(document, "MOST_BYTES", whole.size_bytes - 5000)
+    assert "…" not in "".join(str(a["d"]) for a, _ in Elements(whole.html).all("path"))  # long drawings are not names
     less = report_page(page, most_spans=4000)
     assert less.shown < whole.shown and less.size_bytes <= whole.size_bytes - 5000 and less.spans == whole.spans and less.notes
     data = Elements(less.html).data("data-target")

@@ -35,7 +35,7 @@ def timeline_section(titles: list[tuple[str, str]], view: TimelineView) -> Html:
     keys = (
         "Drag or use the arrow keys to move; plus and minus, pinch, or Ctrl and the wheel to zoom; Home and End for the first and last moment; "
         "Enter zooms to the chosen span, comma and full stop choose the one before and after. "
-        "Close spans of one kind are drawn as one until you zoom in."
+        "Close spans are drawn as one, as tall as they fill its time, until you zoom in."
     )
     rows = tag("div", tag("canvas", id="rows"), tag("div", id="rows-height"), id="rows-scroll")
     said = {"aria_label": "timeline", "aria_describedby": "timeline-keys timeline-status"}

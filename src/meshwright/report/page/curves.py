@@ -32,13 +32,13 @@ def thinned(time_s: F64, value: F64, end_s: float, most: int = MOST_POINTS) -> t
     return cell[first] * (end_s / most), np.maximum(np.maximum.reduceat(value, first), carried)
 
 
-def _staircase(time_s: F64, value: F64, end_s: float, top: float) -> str:
+def _staircase(time_s: F64, value: F64, end_s: float, top: float) -> Html:
     x = np.clip(time_s / end_s, 0, 1) * WIDTH
     y = HEIGHT - value / top * HEIGHT
     points = [f"M0 {HEIGHT}"]
     for at, height in zip(x.tolist(), y.tolist(), strict=True):
         points.append(f"H{at:.1f}V{height:.1f}")
-    return "".join([*points, f"H{WIDTH}V{HEIGHT}Z"])
+    return Html("".join([*points, f"H{WIDTH}V{HEIGHT}Z"]))
 
 
 def memory_section(page: PageContent) -> Html:
@@ -117,7 +117,7 @@ def run_section(page: PageContent) -> Html:
 def _line(values: Sequence[float], said: str, mark: float) -> Html:
     top = max([*values, mark]) * 1.05 or 1.0
     wide = max(len(values) - 1, 1)
-    points = " ".join(f"{WIDTH * i / wide:.1f},{HEIGHT - v / top * HEIGHT:.1f}" for i, v in enumerate(values))
+    points = Html(" ".join(f"{WIDTH * i / wide:.1f},{HEIGHT - v / top * HEIGHT:.1f}" for i, v in enumerate(values)))
     parts = [tag("polyline", points=points, cls="line")]
     if mark:
         y = f"{HEIGHT - mark / top * HEIGHT:.1f}"

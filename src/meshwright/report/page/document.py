@@ -156,7 +156,7 @@ def _digest(text: str) -> str:
 def _document(page: PageContent, sections: list[Html], blocks: list[Html]) -> str:
     style = _asset("page.css")
     script = '(() => {\n"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
-    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
+    policy = Html(f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'")
     titles = {"summary": "Summary", "timeline": "Timeline", "where": "Time", "fabric": "Fabric", "memory": "Memory", "run": "Run", "layout": "Layout",
               "others": "Alternatives", "decisions": "Decisions", "sources": "Sources"}  # fmt: skip
     left_out = {"run"} if page.run is None else set()

@@ -21,9 +21,13 @@ class Html(str):
 
 
 def tag(name: str, *children: str | None, **attributes: object) -> Html:
-    """`<name attributes>children</name>`. `cls` is `class`, `data_x` is `data-x`; attributes that are None or False are left out."""
+    """`<name attributes>children</name>`. `cls` is `class`, `data_x` is `data-x`; attributes that are None or False are left out.
+
+    An attribute that is `Html` is taken as it is too: paths and policies, which may be long.
+    """
     said = "".join(
-        f" {'class' if k == 'cls' else k.replace('_', '-')}" + ("" if v is True else f'="{escape(clean(str(v), SENTENCE))}"')
+        f" {'class' if k == 'cls' else k.replace('_', '-')}"
+        + ("" if v is True else f'="{v if isinstance(v, Html) else escape(clean(str(v), SENTENCE))}"')
         for k, v in attributes.items()
         if v is not None and v is not False
     )

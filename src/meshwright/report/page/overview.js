@@ -22,7 +22,7 @@ class Overview {
       for (let i = row.first; i < row.last; i++) {
         const bin = bins[data.category[i]];
         const whole = data.duration[i] || 1;
-        const share = Math.min((data.busy ? data.busy[i] : data.duration[i]) / whole, 1);
+        const share = Math.min(this.timeline.busy(i) / whole, 1);
         const from = data.start[i] * scale;
         const to = (data.start[i] + data.duration[i]) * scale;
         const last = Math.min(Math.floor(to), width - 1);

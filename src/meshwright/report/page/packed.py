@@ -25,6 +25,8 @@ LONGEST_TEXT = 400  # characters of a name that are kept
 
 def clean(text: str, limit: int = LONGEST_TEXT) -> str:
     """A name from outside, on one line, without control and direction characters and halves of surrogate pairs, at most `limit` long."""
+    if len(text) <= limit and text.isprintable():
+        return text
     shown = "".join(c if c.isprintable() else "\ufffd" for c in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

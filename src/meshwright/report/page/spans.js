@@ -106,7 +106,7 @@ class SpanTable {
     };
     const row = timeline.rowOf(chosen);
     const parts = [make("strong", timeline.nameOf(chosen)), ` on ${data.groups[row.group]}, ${row.lane}. `, said(chosen)];
-    if (timeline.count(chosen) > 1) parts.push(`, busy for ${secondsText(data.busy[chosen] * data.tick_s)} of it`);
+    if (timeline.count(chosen) > 1) parts.push(`, busy for ${secondsText(timeline.busy(chosen) * data.tick_s)} of it`);
     if (other >= 0) {
       parts.push(`; ${said(other)}`);
       const pair = row.origin.startsWith("predicted") ? [chosen, other] : [other, chosen];

@@ -1,5 +1,5 @@
 // The timeline: rows of spans on a canvas, from packed columns. Spans too narrow to see are drawn as one block that says how many it holds,
-// so that every scale shows what can be read at it. Of a step that was predicted and measured, the two are found by step and iteration.
+// and as tall as they fill its time, so that every scale shows what can be read at it. Of a step that was predicted and measured, the two are found by step and iteration.
 
 const FONT = "12px system-ui, sans-serif";
 const ROW = 20;
@@ -80,6 +80,10 @@ class Timeline {
 
   count(i) {
     return this.data.count ? this.data.count[i] : 1;
+  }
+
+  busy(i) {
+    return this.data.busy ? this.data.busy[i] : this.data.duration[i];
   }
 
   // First span of a row that ends after `time`: spans of a row do not overlap.
@@ -179,11 +183,13 @@ class Timeline {
       const x = left + data.start[i] * scale;
       let right = left + this.end(i) * scale;
       if (right - x >= NARROWEST) {
-        this.drawSpan(context, i, x, y, right - x, height);
+        if (this.count(i) > 1) this.drawBlock(context, i, this.count(i), x, y, right - x, height, this.busy(i) / this.data.duration[i]);
+        else this.drawSpan(context, i, x, y, right - x, height);
         i++;
         continue;
       }
       let held = this.count(i);
+      let busy = this.busy(i);
       let longest = i;
       let j = i + 1;
       while (j < row.last && data.start[j] < this.to) {
@@ -194,17 +200,22 @@ class Timeline {
         if (data.duration[j] > data.duration[longest]) longest = j;
         right = Math.max(right, ends);
         held += this.count(j);
+        busy += this.busy(j);
         j++;
       }
-      this.drawBlock(context, longest, held, x, y, Math.max(right - x, 0.8), height);
+      this.drawBlock(context, longest, held, x, y, Math.max(right - x, 0.8), height, (busy * scale) / Math.max(right - x, 1e-9));
       i = j;
     }
   }
 
-  drawBlock(context, i, held, x, y, width, height) {
+  // As tall as the share of its time that its spans fill.
+  drawBlock(context, i, held, x, y, width, height, share) {
     const category = this.data.categories[this.data.category[i]];
+    const tall = Math.max(Math.min(share, 1) * height, 2);
     context.fillStyle = fillOf(context, category);
-    context.fillRect(x, y, width, height);
+    context.fillRect(x, y + height - tall, width, tall);
+    if (i === this.chosen || i === this.other) this.frame(context, x, y, width, height);
+    if (tall < 12) return;
     if (width > 64) this.write(context, `${category} ×${thin.format(held)}`, x, y, width, height);
   }
 
@@ -216,12 +227,14 @@ class Timeline {
       context.fillStyle = themed("--veil");
       context.fillRect(x, y, width, height);
     }
-    if (i === this.chosen || i === this.other) {
-      context.strokeStyle = themed("--text");
-      context.lineWidth = 2;
-      context.strokeRect(x + 1, y + 1, Math.max(width - 2.6, 1), height - 2);
-    }
-    if (width > 24) this.write(context, this.nameOf(i), x, y, width, height);
+    if (i === this.chosen || i === this.other) this.frame(context, x, y, width, height);
+    if (width > 14) this.write(context, this.nameOf(i), x, y, width, height);
+  }
+
+  frame(context, x, y, width, height) {
+    context.strokeStyle = themed("--text");
+    context.lineWidth = 2;
+    context.strokeRect(x + 1, y + 1, Math.max(width - 2.6, 1), height - 2);
   }
 
   write(context, text, x, y, width, height) {
