@@ -128,6 +128,14 @@ def test_collectives_and_idle_time_are_named(tmp_path):
     assert leaves["idle", "idle"] >= 50_000 and ran
 
 
+def test_a_receive_under_way_does_not_own_what_runs_meanwhile(tmp_path):
+    made = Made()
+    made.slice("gloo:recv", cat="user_annotation", dur=80.0, inside=[lambda: made.forward(*FORWARD)])
+    a = annotate(made.trace(tmp_path), tree(*MODULES, operators=OPERATORS))
+    assert [p for _, p, *_ in found(a)] == OWNERS
+    assert "communication" not in {n.kind for s in a.root.children for stage in s.children for n in stage.children}
+
+
 def test_module_slices_are_exact_and_python_is_the_modules(tmp_path):
     made = Made()
 

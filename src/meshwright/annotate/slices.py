@@ -29,6 +29,7 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _PYTHON_CATEGORIES = ("python_function",)
+_ASYNCHRONOUS = re.compile(r"^(gloo|nccl|mpi|ucc|xccl):")
 _ANNOTATIONS = ("user_annotation",)
 _RUNTIME = ("cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime", "privateuse1_runtime")
 ANNOTATION_CATEGORY = "meshwright annotation"  # of the slices that an annotated trace has more
@@ -67,6 +68,19 @@ def names_like(trace: Trace, pattern: re.Pattern[str]) -> Flags:
     return trace.where_name(np.array([pattern.search(name) is not None for name in trace.names], bool))
 
 
+def _pending(trace: Trace, operator: Flags) -> Flags:
+    """Slices of collectives under way on a thread that does other work meanwhile: they say that something is awaited, not what the thread does."""
+    asynchronous = names_like(trace, _ASYNCHRONOUS) & trace.in_category(*_ANNOTATIONS)
+    found = np.zeros(len(trace), bool)
+    outer = around(trace, asynchronous)
+    level = np.unique(outer[operator & (outer >= 0)])
+    while len(level):
+        found[level] = True
+        level = np.unique(outer[level])
+        level = level[level >= 0]
+    return found
+
+
 def units(trace: Trace) -> Units:
     """Cost: O(slices + names)."""
     kernel = trace.in_category("kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel")
@@ -87,7 +101,7 @@ def units(trace: Trace) -> Units:
     in_node = (inside >= 0) & node[inside]
     # Inside backward gradients are not recorded, so an operator with a sequence number there is a piece of forward run once more.
     recompute = operator & ~node & in_node & (trace.sequence >= 0) & (trace.forward_thread <= 0)
-    communication &= on_host | kernel
+    communication &= (on_host | kernel) & ~_pending(trace, operator)
     in_communication = around(trace, communication)
     # What a compiled graph runs is looked at singly, also where the graph lies in one node of the autograd graph.
     compiled = operator & (in_graph >= 0) & (inside < in_graph)

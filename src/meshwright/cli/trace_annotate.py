@@ -14,7 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, help="a trace of torch.profiler (.json, .json.gz), or another Chrome trace")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="FILE.py:function", help="the model that ran: its modules, and the operators of one forward pass")
-    which.add_argument("--modules", type=Path, metavar="TREE.json", help="the model's modules as a file (`train run` writes trace_modules.json)")
+    which.add_argument("--modules", type=Path, metavar="TREE.json", help="the model's modules as a file (`train run` writes modules.json)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "meta"), help="where --model runs once: cpu (default), or meta, without computing")
     parser.add_argument("--save-modules", type=Path, metavar="FILE", help="keep what --model gave, for --modules")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write the trace with steps, stages and modules on tracks of their own")
