@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from .shown import repr_html
+
 __all__ = ["Bound", "Certificate", "fraction_of"]
 
 
@@ -52,6 +54,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     unit: Literal["s", "bytes", "s/byte"]
     certificate: Certificate
     parts: tuple[Bound, ...] = ()  # for kind "sum" and for max over several bounds
+    _repr_html_ = repr_html
 
     @property
     def exact(self) -> Fraction:

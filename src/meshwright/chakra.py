@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from .errors import FormatError
+from .shown import repr_html
 
 __all__ = ["SCHEMA_VERSION", "Attribute", "ChakraNode", "ChakraSet", "ChakraTrace", "CollectiveType", "IoInfo", "NodeType"]
 
@@ -129,6 +130,7 @@ class ChakraSet:
     traces: tuple[ChakraTrace, ...]
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     names: tuple[str, ...] = field(default=(), compare=False)
+    _repr_html_ = repr_html
 
     def name(self, rank: int) -> str:
         return self.names[rank] if self.names else f"rank {rank}"

@@ -22,6 +22,7 @@ from functools import cached_property
 
 from .errors import Disconnected, UnknownName, UsageError
 from .fabric_route import Router
+from .shown import repr_html
 
 __all__ = ["Device", "Fabric", "Link", "Provenance", "Switch"]
 
@@ -77,6 +78,7 @@ class Fabric:
     switches: tuple[Switch, ...] = ()
     links: tuple[Link, ...] = ()
     provenance: tuple[Provenance, ...] = ()
+    _repr_html_ = repr_html
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

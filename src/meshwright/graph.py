@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from .shown import repr_html
+
 __all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work"]
 
 SCHEMA = "meshwright.graph"
@@ -124,6 +126,7 @@ class OpGraph(_Record, frozen=True, kw_only=True):
     gradients: dict[str, str] = {}  # parameter -> name of the joint value that is its gradient
     scaling: Scaling | None = None  # for other batch sizes; None: capture again
     notes: tuple[str, ...] = ()  # why a fallback was taken, operators without a flop formula, ...
+    _repr_html_ = repr_html
 
     @property
     def parameter_count(self) -> int:

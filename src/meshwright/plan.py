@@ -15,6 +15,7 @@ import msgspec
 from .bound import Bound
 from .graph import Work
 from .program import Program
+from .shown import repr_html
 from .step_graph import StepGraph, StepPlan
 
 __all__ = [
@@ -331,6 +332,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    _repr_html_ = repr_html
 
     @property
     def main(self) -> Program:

@@ -25,6 +25,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .shown import repr_html
+
 __all__ = [
     "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops",
     "Part", "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
@@ -367,6 +369,7 @@ class Program:
     fold: Fold | None = None
     contracts: tuple[Contract, ...] = ()
     name: str = ""
+    _repr_html_ = repr_html
 
     @property
     def contract(self) -> Contract | None:

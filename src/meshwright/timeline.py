@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .shown import repr_html
+
 __all__ = ["Spans", "Timeline", "Transfers"]
 
 
@@ -65,3 +67,4 @@ class Timeline:
     critical_path: Sequence[tuple[int, int]] = ()  # (step, iteration) from first to last
     slack_s: NDArray[np.float64] | None = None  # per step: how much later it may end without moving the makespan
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    _repr_html_ = repr_html

@@ -1,8 +1,9 @@
-"""`--trace` of the commands that have a plan at hand: what its program does on its fabric, for Perfetto or Chrome."""
+"""`--trace` and `--svg` of the commands that have a plan at hand: what its program does on its fabric, for Perfetto or Chrome, or drawn."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,14 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..plan import Plan
 
-__all__ = ["check_pictures", "picture_arguments", "with_pictures", "write_plan_trace"]
+__all__ = ["check_pictures", "picture_arguments", "with_pictures", "write_plan_svg", "write_plan_trace"]
 
 
 def picture_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="simulate the plan and write a trace: .json (Chrome), .pftrace (Perfetto), or either + .gz"
     )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="simulate the plan and draw its schedule and memory over time")
 
 
 def check_pictures(args: argparse.Namespace) -> None:
@@ -29,14 +31,23 @@ def check_pictures(args: argparse.Namespace) -> None:
     if args.trace is not None:
         require_ending(str(args.trace))
         require_directory(args.trace, where="--trace")
+    if args.svg is not None:
+        require_directory(args.svg, where="--svg")
 
 
 def with_pictures(result: Result, args: argparse.Namespace, plan: Plan) -> Result:
     """The result, after writing what was asked for, with a line and a field that say where."""
-    if args.trace is None:
-        return result
-    write_plan_trace(args.trace, plan)
-    return replace(result, document={**result.document, "trace": str(args.trace)}, text=f"{result.text}\ntrace written to {args.trace}")
+    if args.trace is not None:
+        write_plan_trace(args.trace, plan)
+        result = _with(result, "trace", f"trace written to {args.trace}", args.trace)
+    if args.svg is not None:
+        write_plan_svg(args.svg, plan)
+        result = _with(result, "svg", f"drawn into {args.svg}", args.svg)
+    return result
+
+
+def _with(result: Result, name: str, line: str, path: Path) -> Result:
+    return replace(result, document={**result.document, name: str(path)}, text=f"{result.text}\n{line}")
 
 
 def write_plan_trace(path: Path, plan: Plan, *, title: str = "") -> None:
@@ -47,3 +58,20 @@ def write_plan_trace(path: Path, plan: Plan, *, title: str = "") -> None:
 
     timeline = simulate(plan, transfers=True)
     write_trace(path, flatten(plan.main, plan.programs).program, [timeline], title=title or f"{plan.kind} plan, simulated")
+
+
+def write_plan_svg(path: Path, plan: Plan, *, title: str = "") -> None:
+    """Simulate the plan's main program on its fabric and draw its schedule."""
+    from ..drive import simulate
+    from ..io.atomic import write_text
+    from ..program_flat import flatten
+    from ..report.schedule_svg import schedule_svg
+
+    program = flatten(plan.main, plan.programs).program
+    write_text(path, schedule_svg(simulate(plan, transfers=True), program, title=title or f"{plan_name(plan)} on {plan.target_fabric['name']}"))
+
+
+def plan_name(plan: Plan) -> str:
+    """What a plan is, in a few words."""
+    chosen: Mapping[str, object] = next(iter(plan.decisions.values()), {})
+    return " ".join(x for x in (str(chosen.get("strategy", "")), plan.kind, "plan") if x)

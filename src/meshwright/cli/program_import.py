@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..io.plan_file import write_plan
     from ..report.numbers import seconds_text
 
-    if args.fabric is None and (args.out is not None or args.trace is not None):
+    if args.fabric is None and (args.out or args.trace or args.svg):
         raise UsageError("a plan needs a fabric", where="--fabric", hint="e.g. --fabric dgx-h100:1")
     check_pictures(args)
     if args.out is not None:

@@ -51,8 +51,8 @@ def choose(path: str, name: str | None) -> tuple[Plan | None, Program]:
 def run(args: argparse.Namespace) -> Result:
     check_pictures(args)
     plan, p = choose(args.file, args.program)
-    if args.trace is not None and (plan is None or args.program is not None):
-        raise UsageError("a program alone has no fabric and no times", where="--trace", hint="name a plan, without --program")
+    if (args.trace or args.svg) and (plan is None or args.program is not None):
+        raise UsageError("a program alone has no fabric and no times", where="--trace, --svg", hint="name a plan, without --program")
     if args.limit < 0:
         raise UsageError(f"--limit must be >= 0, got {args.limit}")
     if args.rank is not None and not 0 <= args.rank < p.ranks:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 from ..fabric import Fabric
 from ..io.quantity import show_rate, show_time
+from .svg import clean, cut, document, text
 
 __all__ = ["NODE_H", "NODE_W", "Arrangement", "arrangement", "fabric_svg", "short_name"]
 
@@ -66,23 +67,18 @@ def fabric_svg(fabric: Fabric) -> str:
     lines = _links(fabric, places)
     legend, legend_height = _legend(fabric, height)
     note = f"{left_out} more devices are not drawn" if left_out else ""
-    title = escape(fabric.name) + (f" ({note})" if note else "")
-    total = height + legend_height
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" viewBox="0 0 {width:.0f} {total:.0f}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="11">',
-        f"<title>{title}</title>",
+    title = fabric.name + (f" ({note})" if note else "")
+    summary = f"{len(fabric.devices)} devices, {len(fabric.switches)} switches, {len(fabric.links)} links"
+    body = [
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z"/></marker></defs>',
-        f'<rect width="{width:.0f}" height="{total:.0f}" fill="#ffffff"/>',
-        f'<text x="16" y="22" font-size="15" font-weight="bold">{title}</text>',
+        text(16, 22, title, size=15, bold=True),
         *(_frame(box) for box in boxes if box.name),
         *lines,
         *(_node(fabric, name, place) for name, place in places.items()),
         *legend,
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return document(width, height + legend_height, body, title=title, summary=summary)
 
 
 def _chosen(fabric: Fabric) -> tuple[dict[str, list[str]], int]:
@@ -156,8 +152,8 @@ def _arrange(boxes: list[_Box], network: list[str]) -> tuple[float, float, dict[
 # ---- marks -------------------------------------------------------------------------------------------------------------
 def _frame(box: _Box) -> str:
     return (
-        f'<g><rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="8" fill="#f5f6f8" stroke="#c4c8cf"/>'
-        f'<text x="{box.x + 10:.1f}" y="{box.y + 16:.1f}" fill="#555">{escape(box.name)}</text></g>'
+        f'<g><rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="8" class="panel" stroke="#c4c8cf"/>'
+        f'<text x="{box.x + 10:.1f}" y="{box.y + 16:.1f}" class="soft">{clean(box.name)}</text></g>'
     )
 
 
@@ -167,16 +163,16 @@ def _node(fabric: Fabric, name: str, place: tuple[float, float]) -> str:
     fill, text_fill, rx = ("#20324d", "#ffffff", 4) if device else ("#ffffff", "#20324d", 13)
     short = short_name(name)
     return (
-        f"<g><title>{escape(name)}</title>"
+        f"<g><title>{clean(name)}</title>"
         f'<rect x="{x - NODE_W / 2:.1f}" y="{y - NODE_H / 2:.1f}" width="{NODE_W}" height="{NODE_H}" rx="{rx}" fill="{fill}" stroke="#20324d"/>'
-        f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" fill="{text_fill}">{escape(short)}</text></g>'
+        f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" fill="{text_fill}">{clean(short)}</text></g>'
     )
 
 
 def short_name(name: str) -> str:
     """What fits in a node: the part after the server's name, at most 12 characters."""
     short = name.rpartition("/")[2]
-    return short if len(short) <= 12 else short[:11] + "…"
+    return cut(short, 12)
 
 
 def _color(kind: str) -> str:
@@ -209,14 +205,14 @@ def _links(fabric: Fabric, places: dict[str, tuple[float, float]]) -> list[str]:
         marks.append(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{_color(fastest.kind)}" stroke-opacity="0.75" '
             f'stroke-width="{_stroke(fastest.rate_Bps, fabric):.2f}"{" marker-end=" + quoteattr("url(#arrow)") if one_way else ""}>'
-            f"<title>{escape(tip)}</title></line>"
+            f"<title>{clean(tip)}</title></line>"
         )
         if labelled:
             share = 0.42  # not in the middle, where the chords of a circle cross
             found = " / ".join(dict.fromkeys(show_rate(x.rate_Bps) for x in links))
             texts.append(
                 f'<text x="{x1 + share * (x2 - x1):.1f}" y="{y1 + share * (y2 - y1) + 3:.1f}" text-anchor="middle" font-size="9" '
-                f'stroke="#ffffff" stroke-width="3" paint-order="stroke">{escape(found)}</text>'
+                f'class="halo" stroke-width="3" paint-order="stroke">{clean(found)}</text>'
             )
     return marks + texts
 
@@ -238,7 +234,7 @@ def _legend(fabric: Fabric, top: float) -> tuple[list[str], float]:
     for i, ((kind, rate), count) in enumerate(rows[:12]):
         y = top + 10 + 18 * i
         marks.append(f'<line x1="20" y1="{y:.1f}" x2="64" y2="{y:.1f}" stroke="{_color(kind)}" stroke-width="{_stroke(rate, fabric):.2f}"/>')
-        marks.append(f'<text x="74" y="{y + 4:.1f}">{escape(kind)}: {show_rate(rate)} per direction, {count} links</text>')
+        marks.append(f'<text x="74" y="{y + 4:.1f}">{clean(kind)}: {show_rate(rate)} per direction, {count} links</text>')
     if len(rows) > 12:
         marks.append(f'<text x="74" y="{top + 14 + 18 * 12:.1f}">and {len(rows) - 12} more kinds</text>')
     return marks, 18.0 * min(13, len(rows)) + 16

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from xml.sax.saxutils import escape
+from collections.abc import Mapping
 
 import msgspec
 
 from ..io.quantity import show_size, show_time
+from .svg import clean, cut, document, line, rect, text
 
 __all__ = ["CurvePoint", "MemoryCurve", "curve_svg", "curve_text"]
 
@@ -88,12 +88,10 @@ def curve_svg(curve: MemoryCurve) -> str:
     def y(time_s: float) -> float:
         return HEIGHT - BOTTOM - min(curve.overhead(time_s), top) / top * (HEIGHT - BOTTOM - TOP)
 
+    title = f"{cut(curve.model, 60)}: time beyond keeping everything, by peak"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(curve.model)}: time beyond keeping everything, by peak</text>',
-        f'<path d="M{LEFT} {TOP} V{HEIGHT - BOTTOM} H{WIDTH - RIGHT}" fill="none" stroke="#555"/>',
+        text(LEFT, 20, title, size=14, bold=True),
+        f'<path d="M{LEFT} {TOP} V{HEIGHT - BOTTOM} H{WIDTH - RIGHT}" class="rule"/>',
     ]
     for k in range(5):
         size, share = low + span * k / 4, top * k / 4
@@ -101,26 +99,20 @@ def curve_svg(curve: MemoryCurve) -> str:
         parts.append(f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{show_size(int(size))}</text>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{share:.0%}</text>')
     bound = [(x(b), y(f)) for b, f in zip(curve.budgets, curve.floors_s, strict=True)]
-    parts.append(_line(bound, "#999999", ' stroke-dasharray="5 4"'))
+    parts.append(line(bound, "#999999", width=2, dash="5 4"))
     legend = [("bound", "#999999")]
     for k, (name, row) in enumerate(curve.points.items()):
         color = COLORS[k % len(COLORS)]
         legend.append((name, color))
-        parts.append(_line(sorted({(x(p.peak_bytes), y(p.time_s)) for p in row if p}), color, ""))
+        parts.append(line(sorted({(x(p.peak_bytes), y(p.time_s)) for p in row if p}), color, width=2))
     for k, name in enumerate(dict.fromkeys(name for name, _, _ in curve.peers)):
         color = COLORS[(len(curve.points) + k) % len(COLORS)]
         legend.append((name, color))
         for other, p, _ in curve.peers:
             if other == name:
-                said = escape(f"{name} {p.label}: {show_size(p.peak_bytes)}, {curve.overhead(p.time_s):.1%}")
+                said = clean(f"{name} {p.label}: {show_size(p.peak_bytes)}, {curve.overhead(p.time_s):.1%}")
                 parts.append(f'<circle cx="{x(p.peak_bytes):.1f}" cy="{y(p.time_s):.1f}" r="4" fill="{color}"><title>{said}</title></circle>')
     for k, (name, color) in enumerate(legend):
         at = TOP + 16 * k
-        parts.append(f'<rect x="{WIDTH - RIGHT + 14}" y="{at}" width="10" height="10" fill="{color}"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 30}" y="{at + 9}">{escape(name)}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _line(points: Sequence[tuple[float, float]], color: str, style: str) -> str:
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{style}/>'
+        parts += [rect(WIDTH - RIGHT + 14, at, 10, 10, fill=color), text(WIDTH - RIGHT + 30, at + 9, cut(name, 20))]
+    return document(WIDTH, HEIGHT, parts, title=title, summary=curve_text(curve))
