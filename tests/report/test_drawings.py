@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -75,7 +76,7 @@ def test_bars_of_a_line_do_not_overlap(plan: Plan) -> None:
         lines.setdefault(y, []).append((x, x + width))
     for intervals in lines.values():
         intervals.sort()
-        assert all(a[1] <= b[0] + 0.05 for a, b in zip(intervals, intervals[1:], strict=False))
+        assert all(a[1] <= b[0] + 0.05 for a, b in pairwise(intervals))
 
 
 def test_messages_are_drawn_while_they_move(plan: Plan) -> None:
@@ -154,7 +155,7 @@ def test_thinned_curves_keep_their_peak() -> None:
 def test_ticks(highest: float, about: int) -> None:
     found = ticks(highest, about)
     assert found[0] == 0 and found[-1] <= highest * (1 + 1e-9) and 1 <= len(found) <= about + 1
-    assert all(b > a for a, b in zip(found, found[1:], strict=False))
+    assert all(b > a for a, b in pairwise(found))
 
 
 def test_the_frame() -> None:
