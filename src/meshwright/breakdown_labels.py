@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from .annotate import Evidence, annotate
 from .annotate import Stage as Annotated
-from .annotate import annotate
 from .bottleneck.labels import Labels, own_labels
 from .bottleneck.lanes import Stage
+from .kernels.pieces import inherit
 from .module_tree import ModuleTree
 from .trace import Trace
 
@@ -22,13 +23,16 @@ _STAGE = {
 def annotated_labels(trace: Trace, tree: ModuleTree | None = None) -> Labels:
     """Labels of every slice. Without `tree` modules are those that the trace names."""
     own, found = own_labels(trace), annotate(trace, tree)
-    stage = np.array([_STAGE[s] for s in Annotated], np.int8)[found.labels.stage]
-    stage = np.where(stage == Stage.OTHER, own.stage, stage).astype(np.int8)
+    said = found.labels.evidence != Evidence.NONE  # of heads of units; what lies in them is theirs
+    stage = np.where(said, np.array([_STAGE[s] for s in Annotated], np.int32)[found.labels.stage], np.int32(-1))
+    known = np.where(said, found.labels.module, np.int32(-1)).astype(np.int32)
+    inherit(trace.parent, stage)
+    inherit(trace.parent, known)
+    stage = np.where(stage <= Stage.OTHER, own.stage, stage).astype(np.int8)
     if found.tree is None:
         return Labels(stage=stage, module=own.module, modules=own.modules)
     paths = {"": 0, **{m.path: i + 1 for i, m in enumerate(found.tree.modules) if m.path}}
     number = np.array([paths[m.path] for m in found.tree.modules], np.int32)
-    known = found.labels.module
     by_name = np.array([paths.setdefault(m, len(paths) + 1) for m in own.modules], np.int32)
     module = np.where(known >= 0, number[np.maximum(known, 0)], by_name[own.module]).astype(np.int32)
     table = [""] * (max(paths.values()) + 1)

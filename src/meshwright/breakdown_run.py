@@ -84,7 +84,7 @@ def run_views(plan: Plan, folder: Path) -> tuple[list[RankView], bool]:
     run = read_run(folder, plan)
     program = inline(plan.main, plan.programs).program
     chosen = plain_steps(run)
-    one_clock = len({r.host for r in run.recordings}) == 1
+    one_clock = len({r.clock or r.host for r in run.recordings}) == 1
     meetings = _messages(program, run, chosen, one_clock=one_clock)
     return [_view(program, r, chosen, meetings[r.rank], str(folder)) for r in run.recordings], one_clock
 

@@ -26,6 +26,7 @@ __all__ = ["Cause", "rank_causes"]
 SIBLINGS = 3  # modules of one form from which one can stick out
 STICKS_OUT = 1.3  # times the median sibling
 SLOW_LINK = 0.6  # of the median rate of the other links
+FAST_MESSAGES = 0.9  # a link's rate is this quantile of its messages' rates
 LATE_SHARE = 0.6  # of all lateness, of one rank
 SMALL_NS = 20_000
 MODULES = 3
@@ -84,7 +85,9 @@ class _Books:
         return sums
 
     def ranks(self, chosen: NDArray[np.bool_]) -> str:
-        found = sorted({self.views[i].rank for i in np.unique(self.path.view[chosen]).tolist()})
+        """Those with at least a tenth of the chosen time."""
+        spent = np.bincount(self.path.view[chosen], weights=self.length[chosen], minlength=len(self.views))
+        found = sorted(self.views[i].rank for i in np.flatnonzero(spent >= 0.1 * spent.sum()).tolist())
         return f"rank {found[0]}" if len(found) == 1 else f"ranks {', '.join(map(str, found))}"
 
     # ---- causes
@@ -127,29 +130,22 @@ class _Books:
         return [self.cause("slow module", f"module {m}", whole[m], over, advice) for m, over in excess.items()]
 
     def links(self) -> list[Cause]:
-        """Links whose messages are slower than the other links'; what exceeds the median rate could go."""
-        moved: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-        arrives, leaves = self.shared.times(self.views)
-        free: dict[tuple[int, int], int] = {}
-        rank_of = {v.rank: i for i, v in enumerate(self.views)}
-        for i in np.argsort(leaves.min(axis=1), kind="stable").tolist() if len(self.shared.keys) else ():
-            some = int(np.flatnonzero(self.shared.row[i] >= 0)[0])
-            m, row = self.views[some].meetings, int(self.shared.row[i, some])
-            pair = (int(m.source[row]), int(m.destination[row]))
-            if pair[0] < 0 or pair[1] not in rank_of or int(m.size_bytes[row]) <= 0:
-                continue
-            end = int(leaves[i, rank_of[pair[1]]])
-            begun = max(int(arrives[i][self.shared.row[i] >= 0].max()), free.get(pair, 0))
-            free[pair] = max(end, free.get(pair, 0))
-            moved[pair].append((i, max(end - min(begun, end), 0), int(m.size_bytes[row])))
-        rate = {pair: sum(b for _, _, b in rows) / max(sum(d for _, d, _ in rows), 1) for pair, rows in moved.items()}  # bytes per ns
+        """Links whose messages are slower than the other links'; what exceeds the others' rate could go.
+
+        A link's rate is that of its faster messages (9 in 10 are slower), from sending to arrival: a slow link is never fast, one that waits for
+        others sometimes is. Both directions of a pair share a connection with its notices and acknowledgements, so a slow direction delays the
+        other one too: of a pair the slower direction is named, with the time of both.
+        """
+        moved = self._moved()
+        rate = {pair: float(np.quantile([b / max(d, 1) for _, d, b in rows], FAST_MESSAGES)) for pair, rows in moved.items()}  # bytes per ns
         found = []
-        for pair, rows in moved.items():
-            others = [r for p, r in rate.items() if p != pair]
-            if not others or rate[pair] >= SLOW_LINK * float(np.median(others)):
+        for pair in sorted(rate):
+            back = (pair[1], pair[0])
+            others = [r for p, r in rate.items() if p not in (pair, back)] or [r for p, r in rate.items() if p != pair]
+            usual = float(np.median(others)) if others else 0.0
+            if rate[pair] >= SLOW_LINK * usual or rate.get(back, np.inf) < rate[pair]:
                 continue
-            usual = float(np.median(others))
-            size = {i: b for i, _, b in rows}
+            size = {i: b for p in (pair, back) for i, _, b in moved.get(p, ())}
             on_path = np.flatnonzero(np.isin(self.path.meeting, list(size)))
             self.slow_meetings |= set(size)
             total = int(self.length[on_path].sum())
@@ -159,6 +155,19 @@ class _Books:
             facts = {"rate_Bps": rate[pair] * 1e9, "others_Bps": usual * 1e9}
             found.append(self.cause("slow link", name, total, max(total - needed, 0), advice, **facts))
         return found
+
+    def _moved(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+        """(source, destination) -> of each message its shared meeting, ns from sending to arrival, and bytes."""
+        moved: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        arrives, leaves = self.shared.times(self.views)
+        place = {v.rank: i for i, v in enumerate(self.views)}
+        for i, row in enumerate(self.shared.row):
+            some = int(np.flatnonzero(row >= 0)[0])
+            m, at = self.views[some].meetings, int(row[some])
+            source, destination, size = int(m.source[at]), int(m.destination[at]), int(m.size_bytes[at])
+            if source in place and destination in place and size > 0:
+                moved[source, destination].append((i, int(leaves[i, place[destination]] - arrives[i, place[source]]), size))
+        return moved
 
     def exposed(self) -> list[Cause]:
         """Communication on the path, by operation and group; what slow links explain is theirs."""

@@ -56,6 +56,7 @@ class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     version: int = 1
     rank: int
     host: str
+    clock: str = ""  # equal on ranks whose times are on one clock; "" in older recordings
     order: list[int]  # program steps in the order in which they were walked
     steps: list[StepRecord]
     losses: list[float] = []  # of this replica, on ranks that compute the loss
