@@ -1,0 +1,260 @@
+"""A traffic plan under torch's DistributedDataParallel, unmodified: `ddp.register_comm_hook(PlannedTraffic(ddp, plan), traffic_hook)`.
+
+DDP asks its hook for the mean of whole buckets, and rebuilds buckets after the first step. The plan's groups are other sets of tensors, so they
+are filled by hooks of our own, one per parameter, which fire before DDP's: when the last gradient of a group is there and all earlier groups are
+under way, it is encoded on the thread of the backward and handed to the communication thread. When backward ends the groups are decoded in order,
+DDP's buckets are filled from them and the futures that DDP waits for are done. What DDP does beside (broadcasting buffers, finding unused
+parameters, `no_sync`, gradients as views of buckets) stays as it is. The exchange uses a process group of its own.
+
+Left open by the paper: a gradient that does not come. Our answer: it counts as zero once backward has ended; the order of the groups is the
+same on all ranks whatever is unused where. Gradients that were accumulated under `no_sync` are exchanged as their sum, as DDP does.
+A failed exchange raises in `backward`, on every rank that survives, within the deadline; what was encoded is back in the residual.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...codec import parse_codec
+from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsupported
+from ...traffic import TrafficPlan, TrafficTime
+from ..codecs import At
+from ..codecs.base import NonFinite
+from .agreement import agree, digest
+from .group import GroupExchange
+from .state import load_groups, saved_groups
+
+__all__ = ["PlannedTraffic"]
+
+DEADLINE_S = 300.0
+
+
+class PlannedTraffic:
+    """The state of `hook.traffic_hook`. Make it on all ranks; `close` it, or let it go, when training is over.
+
+    deadline_s: how long an exchange may take. nonfinite: "refuse" raises NotFinite, "pass" sends NaN on, for loss scaling.
+    Raises: PlanMismatch when the plan is for other tensors, another number of ranks, or differs between ranks; Unsupported for parameters that are
+    not dense and on the CPU.
+    """
+
+    def __init__(
+        self, ddp: nn.parallel.DistributedDataParallel, plan: TrafficPlan, *, deadline_s: float = DEADLINE_S, nonfinite: NonFinite = "refuse"
+    ) -> None:
+        self.plan, self.deadline_s = plan, deadline_s
+        self.rank, self.world = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
+        if plan.profile.ranks != self.world:
+            raise PlanMismatch(f"the plan is for {plan.profile.ranks} ranks, there are {self.world}", where="traffic plan", hint="plan again")
+        parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad}
+        _require(plan, parameters)
+        ranks = dist.get_process_group_ranks(ddp.process_group)
+        self.group = dist.new_group(ranks, timeout=timedelta(seconds=deadline_s), backend="gloo", use_local_synchronization=True)
+        agree(digest(plan), self.group, self.rank)
+        self.step = 0
+        self.groups: list[GroupExchange] = []
+        self._place: dict[int, tuple[int, int]] = {}
+        for index, g in enumerate(plan.groups):
+            names = [t.name for t in plan.profile.tensors[g.first : g.last]]
+            inside = [parameters[n] for n in names]
+            dtype = inside[0].dtype
+            for p in inside[1:]:
+                dtype = torch.promote_types(dtype, p.dtype)
+            self.groups.append(GroupExchange(index, parse_codec(g.codec), names, [tuple(p.shape) for p in inside], dtype, nonfinite))
+            for position, p in enumerate(inside):
+                self._place[id(p)] = (index, position)
+        self.measured: list[TrafficTime] = []
+        self._exchange = _Thread(self.group)
+        self._begin()
+        self._synchronises = False
+        mine = weakref.ref(self)
+        self._handles = [ddp.register_forward_pre_hook(_forwards(mine, ddp))]
+        self._handles += [p.register_post_accumulate_grad_hook(_arrives(mine)) for p in parameters.values()]
+        weakref.finalize(self, self._exchange.close)
+
+    def _begin(self) -> None:
+        self._next, self._waiting = 0, False
+        self._buckets: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor, list[tuple[torch.Tensor, tuple[int, int]]]]] = []
+        self._spans: list[list[float]] = []
+        self._began = time.monotonic()
+
+    def forward(self, synchronises: bool) -> None:
+        """A forward begins, whose backward exchanges gradients or, under `no_sync`, does not."""
+        if self._waiting:  # the last backward was given up half-way
+            for group in self.groups:
+                group.give_up()
+        self._synchronises = synchronises
+        self._begin()
+
+    def arrive(self, parameter: torch.Tensor) -> None:
+        """The gradient of a parameter is complete."""
+        if not self._synchronises:
+            return
+        if not self._waiting:
+            self._waiting = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        index, position = self._place[id(parameter)]
+        if index < self._next:
+            name = self.groups[index].names[position]
+            raise Unsupported(
+                f"a second gradient of {name} came after the first was sent", where="traffic hook",
+                hint="checkpointing with use_reentrant=True or a second backward does this; use use_reentrant=False, or accumulate under no_sync",
+            )  # fmt: skip
+        gradient = parameter.grad
+        assert gradient is not None
+        self.groups[index].put(position, gradient)
+        while self._next < len(self.groups) and self.groups[self._next].complete:
+            self._launch()
+
+    def _launch(self) -> None:
+        group, at = self.groups[self._next], At(step=self.step, rank=self.rank, world=self.world)
+        start = time.monotonic()
+        group.encode(at)
+        self._spans.append([start, time.monotonic()])
+        self._exchange.put(group, at)
+        self._next += 1
+
+    def bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """DDP's bucket is full: a future that holds its mean once backward has ended."""
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        places = [self._place[id(p)] for p in bucket.parameters()]
+        self._buckets.append((done, bucket.buffer(), list(zip(bucket.gradients(), places, strict=True))))
+        return done
+
+    def _finish(self) -> None:
+        """Backward is over: send what is left, decode in order, fill DDP's buckets."""
+        try:
+            for group in self.groups[self._next :]:
+                group.leave_out()
+                self._launch()
+            rows = []
+            for group, (start, encoded) in zip(self.groups, self._spans, strict=True):
+                sent, arrived = self._exchange.wait(group.index)
+                at = time.monotonic()
+                group.decode(self.world)
+                rows.append((start, encoded, sent, arrived, at, time.monotonic()))
+        except (MeshwrightError, RuntimeError) as error:
+            raise self._failed(error) from error
+        for done, buffer, views in self._buckets:
+            for view, (index, position) in views:
+                view.copy_(self.groups[index].parts[position])
+            done.set_result(buffer)
+        self.measured = [TrafficTime(**dict(zip(TrafficTime.__struct_fields__, (int((t - self._began) * 1e9) for t in r), strict=True))) for r in rows]
+        self._buckets = []  # views of DDP's memory
+        self._synchronises = self._waiting = False
+        self.step += 1
+
+    def _failed(self, error: Exception) -> MeshwrightError:
+        self._exchange.close()
+        at = next((g for g in self.groups if g.payload is not None), self.groups[-1])
+        for group in self.groups:
+            group.give_up()
+        self._synchronises = self._waiting = False
+        if isinstance(error, MeshwrightError):
+            return error
+        text = str(error).splitlines()[0][:200]
+        timed_out = "imed out" in text
+        return GroupFailed(
+            f"the exchange of {at.codec.name} in step {self.step} {'took too long' if timed_out else 'broke off'}: {text}", where=f"rank {self.rank}",
+            hint="a rank has died or hangs: look at the other ranks' output; residuals are as in the last checkpoint plus what was not sent",
+            data={"rank": self.rank, "step": self.step, "group": at.index, "kind": "timeout" if timed_out else "closed", "deadline_s": self.deadline_s},
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank must hold beside model and optimiser: step and codec states, by group and tensor."""
+        return saved_groups(self.groups, step=self.step, rank=self.rank, world=self.world)
+
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, drop_residual: bool = False) -> None:
+        """Go on from a checkpoint: this rank's state, or the states of all ranks of a run with another number of ranks.
+
+        Raises: PlanMismatch when something unsent has no place under this plan and `drop_residual` is not said.
+        """
+        self.step = load_groups(self.groups, [saved] if isinstance(saved, Mapping) else saved, self.rank, self.world, drop_residual=drop_residual)
+
+    def close(self) -> None:
+        """Take the hooks away and end the communication thread."""
+        for handle in self._handles:
+            handle.remove()
+        self._exchange.close()
+        self._buckets = []
+
+
+def _forwards(state: weakref.ref[PlannedTraffic], ddp: nn.parallel.DistributedDataParallel) -> Any:
+    def hook(module: nn.Module, inputs: Any) -> None:
+        if (found := state()) is not None and torch.is_grad_enabled():
+            found.forward(ddp.require_backward_grad_sync)
+
+    return hook
+
+
+def _arrives(state: weakref.ref[PlannedTraffic]) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        if (found := state()) is not None:
+            found.arrive(parameter)
+
+    return hook
+
+
+def _require(plan: TrafficPlan, parameters: Mapping[str, nn.Parameter]) -> None:
+    planned = {t.name: t for t in plan.profile.tensors}
+    if odd := sorted(planned.keys() ^ parameters.keys()):
+        where = "the model" if odd[0] in planned else "the plan"
+        raise PlanMismatch(f"{where} has no parameter {odd[0]!r}", where="traffic plan", hint="plan for this model", data={"differ": odd[:16]})
+    for name, p in parameters.items():
+        if tuple(p.shape) != planned[name].shape:
+            raise PlanMismatch(f"{name} has shape {tuple(p.shape)}, the plan says {planned[name].shape}", where="traffic plan", hint="plan again")
+        if p.device.type != "cpu" or not p.dtype.is_floating_point:
+            raise Unsupported(f"{name} is {p.dtype} on {p.device}", where="traffic hook", hint="codecs take floating-point parameters on the CPU")
+
+
+class _Thread:
+    """Exchanges groups one after the other; a failure ends it, and everybody who waits hears of it."""
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self.work: queue.SimpleQueue[tuple[GroupExchange, At] | None] = queue.SimpleQueue()
+        self.done: dict[int, tuple[float, float]] = {}
+        self.error: Exception | None = None
+        self.changed = threading.Condition()
+        self.process_group = process_group
+        self.thread = threading.Thread(target=self._run, name="meshwright-traffic", daemon=True)
+        self.thread.start()
+
+    def put(self, group: GroupExchange, at: At) -> None:
+        self.work.put((group, at))
+
+    def wait(self, index: int) -> tuple[float, float]:
+        """(start, end) of the exchange. Raises: what it raised."""
+        with self.changed:
+            self.changed.wait_for(lambda: index in self.done or self.error is not None or not self.thread.is_alive())
+            if index in self.done:
+                return self.done.pop(index)
+        raise self.error or RunError("the communication thread has ended", where="traffic hook", hint="this traffic state was closed")
+
+    def _run(self) -> None:
+        while (task := self.work.get()) is not None:
+            group, at = task
+            start = time.monotonic()
+            try:
+                group.exchange(at, self.process_group)
+            except Exception as error:
+                with self.changed:
+                    self.error = error
+                    self.changed.notify_all()
+                return
+            with self.changed:
+                self.done[group.index] = (start, time.monotonic())
+                self.changed.notify_all()
+
+    def close(self) -> None:
+        """End after what is under way; a thread that hangs in an exchange ends with the process group's deadline."""
+        self.work.put(None)
+        if self.thread is not threading.current_thread():
+            self.thread.join(timeout=1.0)

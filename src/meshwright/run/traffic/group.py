@@ -1,0 +1,116 @@
+"""One group of gradients: flat buffer, codec and its state, and the exchange over a process group.
+
+Order of use in every step: `put` each gradient (or `leave_out`), `encode`, `exchange`, `decode`, `get` each mean. `exchange` may run on another
+thread; it touches the codec's state only in codecs with several rounds, between `encode` and `decode`.
+Left open by the paper: payloads whose size the data decide. Our answer: lengths are gathered first, then payloads padded to the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from ...codec import CodecSpec
+from ...errors import Unsupported
+from ..codecs import At, ErrorFeedback, Payload, State, make_codec
+from ..codecs.base import NonFinite
+
+__all__ = ["GroupExchange"]
+
+Received = Payload | list[torch.Tensor]
+
+
+class GroupExchange:
+    """`names`, `shapes`: of its tensors, in the order in which they lie in the buffer."""
+
+    def __init__(
+        self, index: int, spec: CodecSpec, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, nonfinite: NonFinite
+    ) -> None:
+        self.index, self.spec, self.names, self.shapes = index, spec, tuple(names), tuple(shapes)
+        self.codec = make_codec(spec, self.shapes, name=f"group {index} ({self.names[0]} to {self.names[-1]})", nonfinite=nonfinite)
+        self.state: State = self.codec.new_state()
+        sizes = [torch.Size(s).numel() for s in shapes]
+        self.flat = torch.zeros(sum(sizes), dtype=dtype)
+        self.parts = [piece.view(s) for piece, s in zip(self.flat.split(sizes), shapes, strict=True)]
+        self.missing = set(range(len(sizes)))
+        self.payload: Payload | None = None
+        self.received: Received | None = None
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    def put(self, position: int, gradient: torch.Tensor) -> None:
+        """Raises: Unsupported for a sparse gradient."""
+        if gradient.layout != torch.strided:
+            raise Unsupported(
+                f"the gradient of {self.names[position]} is sparse", where=self.codec.name, hint="use dense gradients, or leave this to DDP alone"
+            )
+        self.parts[position].copy_(gradient)
+        self.missing.discard(position)
+
+    def leave_out(self) -> None:
+        """Gradients that did not come this step count as zero."""
+        for position in self.missing:
+            self.parts[position].zero_()
+        self.missing.clear()
+
+    def encode(self, at: At) -> None:
+        """Raises: NotFinite, Unsupported."""
+        self.payload = self.codec.encode(self.flat, self.state, at)
+
+    def exchange(self, at: At, group: dist.ProcessGroup | None) -> None:
+        """Raises: RuntimeError of the process group; what `advance` raises."""
+        assert self.payload is not None
+        if self.spec.aggregation == "all-gather":
+            self.received = self._gathered(self.payload, at, group)
+            return
+        payload: Payload | None = self.payload
+        while payload is not None:
+            if at.world > 1 and payload.summand.numel():
+                dist.all_reduce(payload.summand, group=group)
+            last, payload = payload, self.codec.advance(payload, self.state, at)
+        self.received = last
+
+    def _gathered(self, payload: Payload, at: At, group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+        if at.world == 1:
+            return [payload.wire]
+        (size,) = self.spec.rounds(self.shapes, step=at.step)
+        lengths = [payload.size_bytes] * at.world
+        if not size.exact:
+            every = torch.empty(at.world, dtype=torch.int64)
+            dist.all_gather_single(every, torch.tensor([payload.size_bytes]), group=group)
+            lengths = every.tolist()
+        longest = max(lengths)
+        if not longest:
+            return [payload.wire] * at.world
+        wire = payload.wire
+        if wire.numel() < longest:
+            wire = torch.cat([wire, wire.new_zeros(longest - wire.numel())])
+        everything = torch.empty(at.world * longest, dtype=torch.uint8)
+        dist.all_gather_single(everything, wire, group=group)
+        return [everything[r * longest : r * longest + n] for r, n in enumerate(lengths)]
+
+    def decode(self, world: int) -> None:
+        """The mean of all ranks' gradients, into `parts`; the only division. Raises: RunError for a payload that cannot be one."""
+        assert self.received is not None
+        if isinstance(self.received, list):
+            for rank, wire in enumerate(self.received):
+                self.codec.decode(self.codec.unpack(wire), self.flat, accumulate=rank > 0)
+        else:
+            self.codec.decode(self.received, self.flat)
+        self.codec.finish(self.flat, world)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self.payload = self.received = None
+        self.missing = set(range(len(self.parts)))
+
+    def give_up(self) -> None:
+        """The exchange failed: what was encoded goes back to the residual, where the codec keeps one and the ranks did not sum yet."""
+        if self.payload is not None and isinstance(self.codec, ErrorFeedback) and self.spec.aggregation == "all-gather":
+            self.codec.take_back(self.payload, self.state)
+        self.begin()

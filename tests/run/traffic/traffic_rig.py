@@ -1,0 +1,143 @@
+"""Rank bodies for the tests of traffic under DDP: each runs in its own process."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from meshwright.run.traffic import PlannedTraffic, traffic_hook
+from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficProfile
+
+FREE = Curve(sizes=(0,), times_ns=(0,))
+
+
+class Net(nn.Module):
+    """Odd sizes, a parameter used twice, and one that a rank may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Linear(7, 11), nn.Linear(11, 11, bias=False), nn.Linear(11, 3)
+        self.spare = nn.Linear(11, 11)
+
+    def forward(self, x: torch.Tensor, spare: bool) -> torch.Tensor:
+        x = self.shared(torch.tanh(self.shared(torch.relu(self.first(x)))))
+        return self.last(self.spare(x) if spare else x)
+
+
+def make_net() -> Net:
+    torch.manual_seed(3)
+    return Net()
+
+
+def profile_of(module: nn.Module, ranks: int, *codecs: str) -> TrafficProfile:
+    named = list(module.named_parameters())[::-1]
+    tensors = tuple(GradientTensor(name=n, shape=tuple(p.shape), ready_ns=i) for i, (n, p) in enumerate(named, 1))
+    costs = tuple(CodecCost(codec=c, encode=FREE, exchange=FREE, decode=FREE, payload_bytes=(0,) * len(named)) for c in codecs)
+    return TrafficProfile(tensors=tensors, codecs=costs, ranks=ranks)
+
+
+def inputs(rank: int, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + micro)
+    return torch.randn(5, 7, generator=generator), torch.randn(5, 3, generator=generator)
+
+
+class Joined:
+    """The default process group of one test case."""
+
+    def __init__(self, rank: int, world: int, store: str) -> None:
+        self.arguments = {"store": dist.FileStore(store, world), "rank": rank, "world_size": world, "timeout": datetime.timedelta(seconds=30)}
+
+    def __enter__(self) -> None:
+        warnings.simplefilter("ignore")
+        dist.init_process_group("gloo", **self.arguments)
+
+    def __exit__(self, *_: object) -> None:
+        dist.destroy_process_group()
+
+
+def train(rank, _, world, store, plan, steps, more=None, resume=None):
+    """Weights after every step, and the traffic state; `plan` None: DDP alone. `more`: spare (which ranks use the spare layer), micro, view."""
+    spare, micro, view = ((more or {}).get(k, v) for k, v in (("spare", "all"), ("micro", 1), ("view", False)))
+    with Joined(rank, world, store):
+        net = make_net()
+        if resume is not None:
+            net.load_state_dict(resume[0])
+        ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=spare != "all", gradient_as_bucket_view=view, bucket_cap_mb=0.001)
+        traffic = None
+        if plan is not None:
+            traffic = PlannedTraffic(ddp, plan, deadline_s=20)
+            ddp.register_comm_hook(traffic, traffic_hook)
+            if resume is not None:
+                traffic.load_state_dict(resume[1])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        weights = []
+        for step in range(0 if resume is None else resume[2], steps):
+            used = {"all": True, "none": False, "some": (rank + step) % 2 == 0}[spare]
+            for m in range(micro):
+                x, y = inputs(rank, step, m)
+                last = m == micro - 1
+                if last:
+                    nn.functional.mse_loss(ddp(x, used), y).backward()
+                else:
+                    with ddp.no_sync():
+                        nn.functional.mse_loss(ddp(x, used), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            weights.append({k: v.clone() for k, v in net.state_dict().items()})
+        spans = [] if traffic is None else traffic.measured
+        state = None if traffic is None else traffic.state_dict()
+        if traffic is not None:
+            traffic.close()
+        del ddp, traffic  # torch's reducer joins the group's threads when it goes, and must not be the last to hold the group
+        return weights, state, len(spans)
+
+
+def refused(rank, _, world, store, plans, case):
+    """The error's code, message and data that this rank meets."""
+    with Joined(rank, world, store):
+        net = make_net()
+        ddp = nn.parallel.DistributedDataParallel(net)
+        try:
+            traffic = PlannedTraffic(ddp, plans[rank], deadline_s=20)
+            ddp.register_comm_hook(traffic, traffic_hook)
+            x, y = inputs(rank, 0)
+            if case == "nan":
+                x[0, 0] = float("nan")
+            if case == "twice":  # as a reentrant checkpoint does
+                net.first.bias.register_post_accumulate_grad_hook(traffic.arrive)
+            nn.functional.mse_loss(ddp(x, True), y).backward()
+        except Exception as error:
+            return getattr(error, "code", type(error).__name__), str(error), getattr(error, "data", {})
+        return "ok", "", {}
+
+
+def killed(rank, world, store, plan, results):
+    """Rank 1 dies between encoding and sending its second step; the others report what they met."""
+    with Joined(rank, world, store):
+        net = make_net()
+        ddp = nn.parallel.DistributedDataParallel(net)
+        traffic = PlannedTraffic(ddp, plan, deadline_s=10)
+        ddp.register_comm_hook(traffic, traffic_hook)
+        before = None
+        try:
+            for step in range(2):
+                if rank == 1 and step == 1:
+                    traffic._exchange.put = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                if step == 1:
+                    before = traffic.state_dict()["elements"]["residual"]
+                x, y = inputs(rank, step)
+                nn.functional.mse_loss(ddp(x, True), y).backward()
+        except Exception as error:
+            grads = {n: p.grad.clone() for n, p in net.named_parameters()}
+            after = traffic.state_dict()["elements"]["residual"]
+            lost = max(float((after[n] - before[n]).abs().max()) for n in after)
+            results.put((rank, getattr(error, "code", type(error).__name__), dict(getattr(error, "data", {})), lost, len(grads)))
+            results.close()
+            results.join_thread()
+            os._exit(0)
