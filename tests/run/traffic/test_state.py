@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ def groups_of(*cuts, codec="topk:density=0.3"):
     edges = [0, *cuts, 3]
     return [
         GroupExchange(i, parse_codec(codec), NAMES[a:b], SHAPES[a:b], torch.float32, "refuse")
-        for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(edges))
     ]
 
 

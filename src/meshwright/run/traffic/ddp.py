@@ -147,7 +147,8 @@ class PlannedTraffic:
             for view, (index, position) in views:
                 view.copy_(self.groups[index].parts[position])
             done.set_result(buffer)
-        self.measured = [TrafficTime(**dict(zip(TrafficTime.__struct_fields__, (int((t - self._began) * 1e9) for t in r), strict=True))) for r in rows]
+        fields = TrafficTime.__struct_fields__
+        self.measured = [TrafficTime(**{f: int((t - self._began) * 1e9) for f, t in zip(fields, row, strict=True)}) for row in rows]
         self._buckets = []  # views of DDP's memory
         self._synchronises = self._waiting = False
         self.step += 1
@@ -165,7 +166,9 @@ class PlannedTraffic:
         return GroupFailed(
             f"the exchange of {at.codec.name} in step {self.step} {'took too long' if timed_out else 'broke off'}: {text}", where=f"rank {self.rank}",
             hint="a rank has died or hangs: look at the other ranks' output; residuals are as in the last checkpoint plus what was not sent",
-            data={"rank": self.rank, "step": self.step, "group": at.index, "kind": "timeout" if timed_out else "closed", "deadline_s": self.deadline_s},
+            data={
+                "rank": self.rank, "step": self.step, "group": at.index, "kind": "timeout" if timed_out else "closed", "deadline_s": self.deadline_s,
+            },
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
