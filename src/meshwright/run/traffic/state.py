@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import PlanMismatch
-from ..codecs.feedback import RESIDUAL
+from ..codecs.base import RESIDUAL
 from .group import GroupExchange
 
 __all__ = ["load_groups", "saved_groups"]
