@@ -52,11 +52,11 @@ def plan_traffic(
 ) -> TrafficPlan:  # fmt: skip
     """A plan that chooses among `codecs` (default: all of the profile), checked. `bounds`: of these codecs and uncompressed, where known already.
 
-    Raises: UnknownName (strategy), UsageError (options, a codec without costs), CheckFailed.
+    Raises: UnknownName (strategy, codec), UsageError (options, a codec without costs), CheckFailed.
     """
     if strategy not in NAMES:
         raise UnknownName(f"no strategy {strategy!r}", where="--strategy", hint=f"one of {', '.join(NAMES)}")
-    problem = TrafficProblem.of(profile, codecs)
+    problem = TrafficProblem.of(profile, None if codecs is None else [parse_codec(c).text for c in codecs])
     names = tuple(profile.codecs[c].codec for c in problem.codecs)
     try:
         kind = NAMES[strategy](**(options or {}))

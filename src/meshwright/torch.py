@@ -13,7 +13,7 @@ import contextlib
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 
-__all__ = ["MeshwrightGroup", "configure", "memory_budget", "probe", "report"]
+__all__ = ["MeshwrightGroup", "configure", "memory_budget", "planned_traffic", "probe", "report"]
 
 PROBE = "probe"  # as a fabric's name
 
@@ -137,6 +137,26 @@ def memory_budget(*, budget_bytes: int | None = None, share: float | None = None
     from .run.partitioner import memory_budget as budget  # imports Inductor
 
     return budget(budget_bytes=budget_bytes, share=share)
+
+
+def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse") -> Any:
+    """State for `ddp.register_comm_hook(state, meshwright.torch.traffic_hook)` from a file of `meshwright traffic plan`. Call it on all ranks.
+
+    `state.state_dict()` and `load_state_dict` belong into checkpoints: they hold what was not sent yet. See `meshwright.run.traffic.ddp`.
+    Raises: UsageError (no such file), FormatError, CheckFailed (a changed file), PlanMismatch (other model, ranks, or plans differ), Unsupported.
+    """
+    from .io.traffic_file import read_traffic_plan
+    from .run.traffic import PlannedTraffic
+
+    return PlannedTraffic(ddp, read_traffic_plan(plan), deadline_s=deadline_s, nonfinite=nonfinite)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "traffic_hook":  # loads the codecs' kernels, which only compressed training needs
+        from .run.traffic import traffic_hook
+
+        return traffic_hook
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def report(group: Any = None) -> Mapping[str, Any]:

@@ -1,0 +1,269 @@
+"""Training steps in the lab: planned gradient compression beside none, torch's hooks, default buckets and layer by layer.
+
+Run: `python benchmarks/traffic_steps.py [--quick]` as root (about 12 minutes; --quick: 50 Mbit/s only, 2 minutes). Eight gloo ranks on two cores, one
+shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per layer): not at all, and so that it is
+about as long as the exchange of all gradients by TopK 1 %. Everything of one fabric and pace is measured by the same processes: ready
+times, codec costs, then all rivals in turn, several rounds; a step lasts as long as at its slowest rank. Torch's hooks begin to compress at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import machine
+
+RANKS, LAYERS, WIDTH = 8, 44, 155
+TOPK, LOW1, LOW4 = "topk", "powersgd:rank=1", "powersgd"
+CODECS = ("fp16", TOPK, LOW1, LOW4)
+RATES = (50, 100, 200, 0)  # Mbit/s; 0 = a rate that this machine does not reach
+FAST_MBIT = 10_000
+WARM = 3
+ALLOWED = 1.15
+
+
+def star(rate_Mbit: int) -> Any:
+    from meshwright.fabric import Device, Fabric, Link, Switch
+
+    rate_Bps = (rate_Mbit or FAST_MBIT) * 125_000
+    devices = tuple(Device(name=f"n{i}", kind="cpu") for i in range(RANKS))
+    links = tuple(Link(src=a, dst=b, rate_Bps=rate_Bps) for d in devices for a, b in ((d.name, "sw"), ("sw", d.name)))
+    return Fabric(name=f"star-{rate_Mbit or 'fast'}", devices=devices, switches=(Switch(name="sw"),), links=links)
+
+
+def make_model(pace_s: float) -> Any:
+    """44 layers whose backward sleeps `pace_s` each."""
+    import torch
+    from torch import nn
+
+    class Paced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            if pace_s:
+                time.sleep(pace_s)
+            return gradient
+
+    class Block(nn.Module):
+        def __init__(self, out: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, out)
+
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(self.linear(Paced.apply(x)))
+
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(WIDTH if i < LAYERS - 1 else 10) for i in range(LAYERS)))
+
+
+def rank_main() -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, quick, rate = dist.get_rank(), bool(int(os.environ["QUICK"])), int(os.environ["RATE"])
+    pace_s = 0.0
+    for paced in (False, True):
+        profile = measured_profile(pace_s)
+        if paced or rate:
+            found = rivals(profile, pace_s, rounds=3 if quick else 7)
+            if rank == 0:
+                print(json.dumps({"measured": {"rate_Mbit": rate, "paced": paced, **found}}), flush=True)
+        if not rate:
+            break
+        cost = profile.codecs[profile.position(TOPK)]
+        pace_s = cost.exchange.times_ns[-1] / 1e9 / LAYERS
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured_profile(pace_s: float) -> Any:
+    """The same on all ranks: ready times of the slowest rank in rank 0's order, codec costs of the slowest."""
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.codec import parse_codec
+    from meshwright.probe.traffic_costs import codec_cost, time_codec
+    from meshwright.probe.traffic_profile import ready_times
+    from meshwright.traffic import TrafficProfile
+
+    model, (x, y) = make_model(pace_s), batch()
+    dist.barrier()
+    tensors, end_ns = ready_times(model, lambda: torch.nn.functional.cross_entropy(model(x), y))
+    shared: list[Any] = [tensors, end_ns]
+    dist.broadcast_object_list(shared)
+    tensors = shared[0]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    costs = []
+    for text in ("none", *CODECS):
+        spec = parse_codec(text)
+        costs.append(codec_cost(spec, tensors, time_codec(spec, tensors, world, group=dist.group.WORLD, rank=rank)))
+    made = [TrafficProfile(tensors=tensors, codecs=tuple(costs), ranks=world, backward_ns=shared[1], source="measured")]
+    dist.broadcast_object_list(made)
+    return made[0]
+
+
+def batch(step: int = 0) -> tuple[Any, Any]:
+    import torch
+    import torch.distributed as dist
+
+    generator = torch.Generator().manual_seed(step * 100 + dist.get_rank())
+    x = torch.randn(4, WIDTH, generator=generator)
+    return x, x[:, :10].argmax(dim=1)
+
+
+def rivals(profile: Any, pace_s: float, *, rounds: int) -> dict[str, Any]:
+    """Step times in seconds by rival, predictions of ours, and the last losses."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    from meshwright.drive_traffic import plan_traffic
+
+    wanted: dict[str, dict[str, Any]] = {"planned": {}}
+    for codec in ("none", TOPK, LOW1, LOW4):
+        wanted |= {f"{codec} {s}": {"strategy": s, "codecs": [codec]} for s in ("cupcake", "ddp-buckets", "layer-wise")}
+    box = [{name: plan_traffic(profile, **how) for name, how in wanted.items()} if dist.get_rank() == 0 else {}]
+    dist.broadcast_object_list(box)
+    plans = box[0]
+
+    def power(rank: int) -> Any:
+        return lambda ddp: ddp.register_comm_hook(
+            powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
+        )
+
+    trained = {
+        "torch ddp": Trained(pace_s, lambda ddp: None),
+        "torch fp16": Trained(pace_s, lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)),
+        "torch powersgd rank 1": Trained(pace_s, power(1)), "torch powersgd rank 4": Trained(pace_s, power(4)),
+    } | {name: Trained(pace_s, planned(plan)) for name, plan in plans.items()}  # fmt: skip
+    times: dict[str, list[float]] = {name: [] for name in trained}
+    for one in trained.values():
+        for _ in range(WARM):
+            one.step()
+    for turn in range(rounds):
+        order = random.Random(turn).sample(sorted(trained), len(trained))
+        for name in order:
+            times[name].append(trained[name].step())
+    return {
+        "backward_s": profile.compute_ns / 1e9, "step_s": {n: median(t) for n, t in times.items()}, "all_s": times,
+        "predicted_s": {n: p.step_ns / 1e9 for n, p in plans.items()}, "groups": {n: len(p.groups) for n, p in plans.items()},
+        "planned_codecs": sorted({g.codec for g in plans["planned"].groups}), "uncompressed_bound_s": float(plans["planned"].uncompressed),
+        "bound_s": float(plans["planned"].bound), "loss": {n: one.loss for n, one in trained.items()},
+        "topk_exchange_s": profile.codecs[profile.position(TOPK)].exchange.times_ns[-1] / 1e9,
+    }  # fmt: skip
+
+
+def planned(plan: Any) -> Any:
+    from meshwright.run.traffic import PlannedTraffic, traffic_hook
+
+    return lambda ddp: ddp.register_comm_hook(PlannedTraffic(ddp, plan), traffic_hook)
+
+
+class Trained:
+    """One model under DDP with one way to exchange gradients."""
+
+    def __init__(self, pace_s: float, register: Any) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.ddp = DistributedDataParallel(make_model(pace_s))
+        register(self.ddp)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.05)
+        self.steps, self.loss = 0, 0.0
+
+    def step(self) -> float:
+        """Seconds of the slowest rank from a common start to the end of backward."""
+        import torch
+        import torch.distributed as dist
+
+        x, y = batch(self.steps)
+        self.optimizer.zero_grad()
+        dist.barrier()
+        start = time.perf_counter()
+        loss = torch.nn.functional.cross_entropy(self.ddp(x), y)
+        loss.backward()
+        took = torch.tensor([time.perf_counter() - start, loss.item()], dtype=torch.float64)
+        self.optimizer.step()
+        self.steps += 1
+        mean = took.clone()
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        dist.all_reduce(mean)
+        self.loss = float(mean[1]) / dist.get_world_size()
+        return float(took[0])
+
+
+def ratios(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with value and limit; value / limit at most 1 is inside."""
+    rows: list[dict[str, Any]] = []
+
+    def row(what: str, value: float, limit: float = 0.0) -> None:
+        rows.append({"what": what, "value": round(value, 3), "unit": "x", **({"limit": limit} if limit else {})})
+
+    for r in raw:
+        at = f"{r['rate_Mbit'] or 'unshaped'} Mbit/s{', paced' if r['paced'] else ''}"
+        t, p = r["step_s"], r["predicted_s"]
+        off = {n: max(t[n] / p[n], p[n] / t[n]) for n in p}
+        row(f"{at}: planned step, measured against predicted (the larger over the smaller)", off["planned"], ALLOWED)
+        row(f"{at}: all of ours, measured against predicted, the worst of {len(off)}", max(off.values()), ALLOWED)
+        if not r["rate_Mbit"]:
+            row(f"{at}: planned over torch ddp without compression", t["planned"] / t["torch ddp"], 1.05)
+            continue
+        row(f"{at}: planned over none", t["planned"] / t["torch ddp"], {50: 1 / 3, 200: 1 / 1.5}.get(r["rate_Mbit"], 0.0))
+        row(f"{at}: planned TopK over layer-wise TopK", t[f"{TOPK} cupcake"] / t[f"{TOPK} layer-wise"], 0.5)
+        overlap = r["backward_s"] / r["topk_exchange_s"]
+        limit = 1 / 1.3 if 0.7 <= overlap <= 1.5 else 1.05
+        what = f"planned TopK over TopK in default buckets (backward / exchange {overlap:.2f})"
+        row(f"{at}: {what}", t[f"{TOPK} cupcake"] / t[f"{TOPK} ddp-buckets"], limit)
+        for ours, rank in ((LOW1, 1), (LOW4, 4)):
+            row(f"{at}: our PowerSGD rank {rank} over torch's hook", t[f"{ours} cupcake"] / t[f"torch powersgd rank {rank}"], 1.0)
+            row(f"{at}: its loss after equal steps over the hook's", r["loss"][f"{ours} cupcake"] / r["loss"][f"torch powersgd rank {rank}"], 1.01)
+        row(f"{at}: planned over torch's PowerSGD rank 1", t["planned"] / t["torch powersgd rank 1"], 1.0)
+        row(f"{at}: planned over the fp16 hook", t["planned"] / t["torch fp16"])
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="50 Mbit/s only, few rounds, nothing kept")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        rank_main()
+        return 0
+    from meshwright.lab import Lab
+
+    raw: list[dict[str, Any]] = []
+
+    def sink(rank: int, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        if rank == 0 and text.startswith('{"measured"'):
+            raw.append(json.loads(text)["measured"])
+        elif "Warning" not in text:
+            sys.stderr.write(text)
+
+    for rate in (50,) if args.quick else RATES:
+        with Lab.up(star(rate)) as lab:
+            env = {"QUICK": str(int(args.quick)), "RATE": str(rate), "OMP_NUM_THREADS": "1"}
+            lab.run([sys.executable, __file__, "--rank"], env=env, timeout_s=580, sink=sink)
+    rows = ratios(raw)
+    for row in rows:
+        print(f"{row['what']:<100} {row['value']:>8} {row['unit']}   limit {round(row.get('limit', float('nan')), 3)}")
+    if not args.quick:
+        machine.record("traffic_steps", [*rows, *({"what": "raw", **r} for r in raw)])
+    else:
+        print(json.dumps(raw))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

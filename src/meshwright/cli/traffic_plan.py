@@ -1,0 +1,84 @@
+"""`meshwright traffic plan`: which gradients are sent together and with which codec, as a file that the DDP hook reads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..traffic import TrafficProfile
+
+HELP = "which gradients to send together, and how small, beside the best step without compression"
+
+
+def traffic_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is trained, on which fabric, with which codecs to choose from."""
+    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs): its backward is timed")
+    parser.add_argument("--tensors", type=Path, help="a CSV file with name, shape, ready_s instead of --model")
+    parser.add_argument("--profile", type=Path, help="a whole profile (JSON), with the codecs' costs in it, instead of --model and --fabric")
+    parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
+    parser.add_argument("--batch", type=int, help="rows of one rank's batch (default: as the example inputs)")
+    parser.add_argument("--fabric", help="FILE.toml or PRESET:n, one rank per device")
+    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
+    parser.add_argument("--codecs", default="fp16,topk:density=0.01,powersgd:rank=2", help="to choose from, by semicolons or commas; none always is")
+    parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs while messages go, in percent (default 0)")
+
+
+def profile_given(args: argparse.Namespace) -> TrafficProfile:
+    """Of the model, tensors or profile that the arguments name; codecs are timed here. Raises: UsageError, what the readers raise."""
+    from ..errors import UsageError
+    from ..io.traffic_file import read_tensors, read_traffic_profile
+
+    if sum(x is not None for x in (args.model, args.tensors, args.profile)) != 1:
+        raise UsageError("give one of --model, --tensors and --profile", hint="e.g. --model examples/gpt.py:small --fabric laptop:4")
+    if args.profile is not None:
+        return read_traffic_profile(args.profile)
+    if args.fabric is None:
+        raise UsageError("on which fabric?", where="--fabric", hint="e.g. --fabric laptop:4; see `meshwright fabric list`")
+    if not 0 <= args.interference <= 10000:
+        raise UsageError(f"must be 0 to 10000 percent, got {args.interference:g}", where="--interference")
+    from ..drive import read_fabric
+    from ..probe.traffic_profile import model_tensors, profile_tensors
+
+    fabric = read_fabric(args.fabric, args.devices)
+    tensors, backward_ns = (read_tensors(args.tensors), 0) if args.tensors is not None else model_tensors(args.model, args.loss, args.batch)
+    return profile_tensors(tensors, backward_ns, fabric, codec_names(args.codecs), interference_permille=round(args.interference * 10))
+
+
+def codec_names(text: str) -> list[str]:
+    """`topk:density=0.01,rank=2,fp16` by codecs: a part with `=` belongs to the codec before it."""
+    found: list[str] = []
+    for part in filter(None, (p.strip() for p in text.replace(";", ",;").split(","))):
+        name = part.lstrip(";").strip()
+        if "=" in name and ":" not in name and found and not part.startswith(";"):
+            found[-1] += f",{name}"
+        elif name:
+            found.append(name)
+    return found
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    traffic_arguments(parser)
+    parser.add_argument("--strategy", default="cupcake", help="cupcake (default), mergecomp, ddp-buckets, one-group, layer-wise")
+    parser.add_argument("--only", help="use this codec for every group, whatever it costs")
+    parser.add_argument("--out", type=Path, help="write the plan here, for `meshwright.torch.planned_traffic`")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..drive_traffic import plan_traffic
+    from ..io.traffic_file import write_traffic_plan
+    from ..report.traffic_text import plan_summary, plan_text
+    from .arguments import require_directory
+
+    if args.out:
+        require_directory(args.out)
+    profile = profile_given(args)
+    plan = plan_traffic(profile, strategy=args.strategy, codecs=[args.only] if args.only else None)
+    text = plan_text(plan)
+    if args.out:
+        write_traffic_plan(args.out, plan)
+        text += f"\nwrote {args.out}"
+    return Result({"schema": "meshwright.traffic.plan", "version": 1, **plan_summary(plan)}, text)
