@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from . import __version__
@@ -13,9 +15,10 @@ from .check.traffic import check_traffic
 from .codec import CodecSpec, parse_codec
 from .decide.traffic import NAMES, Fusion, TrafficProblem
 from .errors import CheckFailed, UnknownName, UsageError
+from .io.traffic_file import read_traffic_plan
 from .traffic import TrafficPlan, TrafficProfile
 
-__all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "plan_traffic", "risk_of", "risks_of"]
+__all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of"]
 
 UNCOMPRESSED = "none"
 _BASELINES = ("mergecomp", "ddp-buckets", "one-group", "layer-wise")
@@ -74,6 +77,17 @@ def plan_traffic(
     )  # fmt: skip
     if findings := check_traffic(plan):
         raise CheckFailed(findings[0].message, where=f"traffic plan by {strategy}", data={"witness": dict(findings[0].witness)})
+    return plan
+
+
+def load_traffic_plan(path: str | os.PathLike[str]) -> TrafficPlan:
+    """A plan from a file, checked like one that was made here.
+
+    Raises: UsageError (no such file), FormatError naming the field, CheckFailed when groups, prediction or a bound are wrong.
+    """
+    plan = read_traffic_plan(path)
+    if findings := check_traffic(plan):
+        raise CheckFailed(findings[0].message, where=Path(path).name, hint="the file was changed, or is of another version: plan again")
     return plan
 
 

@@ -145,10 +145,10 @@ def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, no
     `state.state_dict()` and `load_state_dict` belong into checkpoints: they hold what was not sent yet. See `meshwright.run.traffic.ddp`.
     Raises: UsageError (no such file), FormatError, CheckFailed (a changed file), PlanMismatch (other model, ranks, or plans differ), Unsupported.
     """
-    from .io.traffic_file import read_traffic_plan
+    from .drive_traffic import load_traffic_plan
     from .run.traffic import PlannedTraffic
 
-    return PlannedTraffic(ddp, read_traffic_plan(plan), deadline_s=deadline_s, nonfinite=nonfinite)
+    return PlannedTraffic(ddp, load_traffic_plan(plan), deadline_s=deadline_s, nonfinite=nonfinite)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from meshwright.drive_traffic import plan_traffic
+from meshwright.drive_traffic import load_traffic_plan, plan_traffic
 from meshwright.errors import CheckFailed, FormatError, UsageError
 from meshwright.io.traffic_file import read_tensors, read_traffic_plan, read_traffic_profile, write_traffic_plan, write_traffic_profile
 from meshwright.testing_traffic import traffic_profile
@@ -19,7 +19,7 @@ PROFILE = traffic_profile(random.Random(14), 9, 2)
 def test_plans_and_profiles_come_back_as_they_were(tmp_path):
     plan = plan_traffic(PROFILE)
     write_traffic_plan(tmp_path / "p.json", plan)
-    assert read_traffic_plan(tmp_path / "p.json") == plan
+    assert load_traffic_plan(tmp_path / "p.json") == read_traffic_plan(tmp_path / "p.json") == plan
     write_traffic_profile(tmp_path / "q.json.gz", PROFILE)
     assert read_traffic_profile(tmp_path / "q.json.gz") == PROFILE
 
@@ -31,7 +31,7 @@ def test_a_changed_plan_is_refused(tmp_path):
     document["plan"]["step_ns"] -= 1
     path.write_text(json.dumps(document))
     with pytest.raises(CheckFailed, match="the step takes"):
-        read_traffic_plan(path)
+        load_traffic_plan(path)
 
 
 @pytest.mark.parametrize(
