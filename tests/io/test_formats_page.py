@@ -76,7 +76,7 @@ PRINTED = {
     "ordered-launch",
     "profile", "profile-prediction", "profile-plan", "profile-fit", "train-export", "memory.plan", "memory.pack", "memory.compare",
     "report", "memory.step", "memory.modules", "memory.explain", "train.ledger", "layout-search",
-    "trace-annotation",
+    "trace-annotation", "traffic.plan", "traffic.compare",
 }  # fmt: skip
 MODULES = {"testing", "run.worker", "lab.holder", "lab.relay", "run.bench.worker"}  # names of modules and loggers in the same form
 
