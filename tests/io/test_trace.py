@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import UsageError
+from meshwright.errors import FormatError, UsageError
 from meshwright.io.trace import trace_bytes, write_trace
+from meshwright.io.trace_read import read_trace
 from meshwright.program import Program, Role, Unit
 from meshwright.program_builder import ProgramBuilder
 from meshwright.timeline import Spans, Timeline
@@ -314,3 +315,41 @@ def test_no_spans_at_all() -> None:
     empty = Timeline(origin="simulated", run_fabric="x", spans=spans, makespan_s=0.0)
     assert chrome(exchange(), [empty])["X"] == []
     assert perfetto_slices(trace_bytes("t.pftrace", exchange(), [empty]))[0] == set()
+
+
+@pytest.mark.parametrize("ending", [".json", ".json.gz", ".pftrace", ".perfetto-trace.gz"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_our_own_traces_are_read_back(tmp_path, ending, overlap):
+    program = exchange(repeat=2)
+    timelines = [timeline(program, "simulated", repeat=2, overlap=overlap), timeline(program, "measured", repeat=2, seed=1)]
+    write_trace(tmp_path / f"t{ending}", program, timelines)
+    found = read_trace(tmp_path / f"t{ending}")
+    shown = chrome(program, timelines)
+    said = sorted(
+        (round(e["ts"] * 1000), round(e["dur"] * 1000), e["name"], e["cat"], e.get("args", {}).get("step", -1)) for e in shown["X"]
+    )  # fmt: skip
+    columns = (found.start_ns, found.duration_ns, found.name, found.category, found.step)
+    assert said == sorted((s, d, found.names[n], found.categories[c], k) for s, d, n, c, k in zip(*(x.tolist() for x in columns), strict=True))
+    (kind,) = found.flows
+    leaves, enters = found.flows[kind]
+    assert len(leaves) == len(shown["s"]) and not found.warnings
+    assert {t.process for t in found.tracks if t.process} >= {"rank 0 · predicted", "rank 1 · measured"}
+    assert all(found.track[a] != found.track[b] for a, b in zip(leaves, enters, strict=True))
+
+
+def test_a_perfetto_trace_cut_anywhere_gives_what_stands_before(tmp_path):
+    program = exchange()
+    data = trace_bytes("t.pftrace", program, [timeline(program, "measured")])
+    path, whole = tmp_path / "t.pftrace", 0
+    for cut in range(len(data), 0, -37):
+        path.write_bytes(data[:cut])
+        try:
+            found = read_trace(path)
+        except FormatError:
+            assert cut < len(data) / 2, "before the first slice"
+            continue
+        whole = whole or len(found)
+        assert len(found) <= whole
+    path.write_bytes(b"\xff" * 40)
+    with pytest.raises(FormatError):
+        read_trace(path)

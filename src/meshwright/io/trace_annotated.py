@@ -35,6 +35,8 @@ def write_annotated(source: str | os.PathLike[str], annotation: Annotation, path
     name = str(path)
     if not name.removesuffix(".gz").endswith(".json"):
         raise UsageError("an annotated trace ends in .json or .json.gz", where=name, hint="e.g. -o annotated.json.gz")
+    if str(source).removesuffix(".gz").endswith((".pftrace", ".perfetto-trace")):
+        raise UsageError("only Chrome traces (.json) are written once more", where=str(source), hint="leave -o out")
     chunks = _chunks(source, annotation)
     write_chunks(path, _packed(chunks) if name.endswith(".gz") else chunks)
 

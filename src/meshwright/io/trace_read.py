@@ -1,6 +1,7 @@
 """Reading a Chrome or Kineto trace (torch.profiler's, our own, any tool's): streamed, every complete event kept, damage counted.
 
-`.json` or gzip, told by content; an object with `traceEvents` or a bare list. Never raises for what an event says; see `Trace.warnings`.
+`.json`, plain or gzip (told by content), an object with `traceEvents` or a bare list; and Perfetto's own format, told by its ending.
+Never raises for what an event says; see `Trace.warnings`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy as np
 from ..kernels.nesting import parents
 from ..program import I32
 from ..trace import I64, Collectives, Trace, TraceWarning, Track
+from .trace_perfetto_read import add_perfetto
 from .trace_rows import COLLECTIVE_INTEGERS, COLLECTIVE_TEXTS, INTEGER_ARGS, EventRows, Flow, integers
 from .trace_scan import TraceScan
 
 __all__ = ["read_trace"]
 
+_PERFETTO = (".pftrace", ".perfetto-trace")
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
 _WORLD = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
 
@@ -29,6 +32,10 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Every slice of the file. Raises: UsageError if it cannot be read, FormatError if it is no trace, or larger than the caps."""
     scan = TraceScan(path)
     rows = EventRows(scan.where)
+    if scan.where.removesuffix(".gz").endswith(_PERFETTO):
+        add_perfetto(path, rows)
+        rows.pair_begins()
+        return _assemble(rows, scan)
     for piece in scan:
         rows.add_piece(piece)
     for data in scan.swallowed:
@@ -111,7 +118,8 @@ def _collectives(rows: EventRows, order: I64) -> Collectives:
 
 
 def _flows(rows: EventRows, start: I64, duration: I64, parent: I32, track_start: I64, first: int) -> Mapping[str, tuple[I32, I32]]:
-    leaves: dict[tuple[str, str], Flow] = {}
+    # An arrow enters from the last beginning with its number; one that lies later only if there is none before (clocks of two devices).
+    leaves = {(flow.kind, flow.id): flow for flow in rows.flows if not flow.enters}
     pairs: dict[str, list[tuple[Flow, Flow]]] = {}
     for flow in sorted(rows.flows, key=lambda f: (f.time_ns, f.enters)):
         if not flow.enters:
