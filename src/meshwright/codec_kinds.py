@@ -238,6 +238,7 @@ CODECS: tuple[CodecKind, ...] = (
     CodecKind(
         name="randomk", title="random elements, the same on all ranks", aggregation="all-reduce", bias=_when("scaled", "unbiased", "biased"),
         feedback=True, payload=_shared_bytes, contraction=_random_share, variance=_random_variance, random=True, refusal=_scaled_with_feedback,
+        keeps_loss=False,
         cite=Cite(
             key="wangni2018gradient", title="Gradient Sparsification for Communication-Efficient Distributed Optimization", year=2018,
             venue="NeurIPS",
@@ -297,6 +298,7 @@ CODECS: tuple[CodecKind, ...] = (
     ),
     CodecKind(
         name="terngrad", title="ternary levels, rounded at random", aggregation="all-gather", bias=_unbiased, feedback=False, random=True,
+        keeps_loss=False,
         payload=_block_bytes(2, 1), variance=_ternary_variance,
         cite=Cite(
             key="wen2017terngrad", title="TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", year=2017,
@@ -306,7 +308,7 @@ CODECS: tuple[CodecKind, ...] = (
         options=(_block(512), SEED),
     ),
     CodecKind(
-        name="qsgd", title="levels of the 2-norm, rounded at random", aggregation="all-gather", bias=_unbiased, feedback=False, random=True,
+        name="qsgd", title="a few levels, rounded at random", aggregation="all-gather", bias=_unbiased, feedback=False, random=True,
         payload=_block_bytes("bits", 1), variance=_level_variance,
         cite=Cite(
             key="alistarh2017qsgd", title="QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", year=2017, venue="NeurIPS",

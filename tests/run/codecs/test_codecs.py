@@ -216,3 +216,26 @@ def test_sparse_payloads_of_others_are_checked() -> None:
     codec.unpack(wire).parts[1][0] = 8
     with pytest.raises(RunError, match="outside the 8 elements"):
         codec.unpack(wire)
+
+
+def test_indices_beyond_what_floats_can_count() -> None:
+    """2^24 + 1 is no float32; neighbours far beyond it come back at their places."""
+    n = (1 << 24) + 1000
+    x = torch.zeros(n)
+    places = [5, (1 << 24) - 1, (1 << 24) + 1, (1 << 24) + 2, n - 1]
+    x[places] = torch.arange(1.0, 6.0)
+    codec = make_codec(parse_codec(f"topk:density={5.5 / n},feedback=false"), [(n,)])
+    payload = codec.unpack(codec.encode(x, {}, At(step=0)).wire)
+    assert payload.parts[1].dtype == torch.int32 and payload.parts[1].tolist() == places
+    out = torch.empty(n)
+    codec.decode(payload, out)
+    assert torch.equal(out, x)
+
+
+def test_indices_beyond_int32() -> None:
+    codec = make_codec(parse_codec("topk:feedback=false"), [(1 << 31,)])
+    wire = torch.cat([torch.tensor([7, (1 << 31) - 1]).view(torch.uint8), torch.tensor([1.0, 2.0]).view(torch.uint8)])
+    assert [p.tolist() for p in codec.unpack(wire).parts] == [[7, (1 << 31) - 1], [1.0, 2.0]]
+    wire.view(torch.int32)[3] = 1
+    with pytest.raises(RunError, match="outside the 2147483648 elements"):
+        codec.unpack(wire)
