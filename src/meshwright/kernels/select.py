@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .compile import kernel
 
 __all__ = [
-    "INFINITE", "Floats", "Indices", "Magnitudes", "Positions", "accumulate", "index_type", "kth_magnitude", "magnitude_bits",
+    "INFINITE", "Floats", "Indices", "Magnitudes", "Positions", "accumulate", "index_type", "kth_magnitude", "magnitude", "magnitude_bits",
     "magnitude_of", "select_above", "top_k",
 ]  # fmt: skip
 
@@ -35,6 +35,11 @@ SAMPLED = 256  # one element in so many is looked at for a first threshold
 def magnitude_of(value: float) -> int:
     """The integer that stands for |value|, value rounded to float32."""
     return int(np.float32(value).view(np.int32)) & MASK
+
+
+def magnitude(bits: int) -> float:
+    """The inverse: the float32 whose bits these are."""
+    return float(np.int32(bits).view(np.float32))
 
 
 def magnitude_bits(values: Floats) -> NDArray[np.int32]:

@@ -197,8 +197,12 @@ def test_half_precision_sums_to_the_mean() -> None:
     codec = make_codec(parse_codec("fp16"), SHAPES)
     payload = codec.encode(x, {}, At(step=0, world=4))
     assert torch.equal(payload.summand, (x / 4).half())
-    with pytest.raises(NotFinite, match="inf"):
-        codec.encode(torch.full_like(x, 70000.0), {}, At(step=0))
+    for text, most in (("fp16", 65519.0), ("bf16", 3.3961e38)):
+        codec = make_codec(parse_codec(text), [(2,)])
+        assert torch.isfinite(codec.encode(torch.tensor([1.0, most]), {}, At(step=0)).summand).all()
+        with pytest.raises(NotFinite, match="element 1 is inf"):
+            codec.encode(torch.tensor([1.0, most * 1.0001]), {}, At(step=0))
+        assert torch.isfinite(codec.encode(torch.tensor([1.0, most]), {}, At(step=0, world=2)).summand).all()
 
 
 def test_sparse_payloads_of_others_are_checked() -> None:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import torch
 
-from .base import At, Codec, Payload, State
+from ...kernels.select import largest_magnitude, magnitude
+from .base import At, Codec, Payload, State, as_floats
 
 __all__ = ["Half", "Plain"]
+
+
+OVERFLOWS = {torch.float16: 65520.0, torch.bfloat16: magnitude(0x7F7F8000)}  # magnitudes from here on round to infinity
 
 
 class Plain(Codec):
@@ -51,10 +55,11 @@ class Half(Codec):
         return x
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
+        largest = magnitude(largest_magnitude(as_floats(x))) / at.world
+        if self.nonfinite == "refuse" and largest >= OVERFLOWS[self.dtype]:
+            self.finite((x / at.world).to(self.dtype).to(torch.float32), at)
         payload = Payload.of([(self.dtype, self.elements)])
-        payload.summand.copy_(x / at.world if at.world != 1 else x)
-        if self.nonfinite == "refuse":
-            self.finite(payload.summand.to(torch.float32), at)
+        torch.div(x, at.world, out=payload.summand)
         return payload
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...codec_kinds import kept_elements
-from ...kernels.select import Positions, kth_magnitude, magnitude_of, select_above, top_k
+from ...kernels.select import Positions, kth_magnitude, magnitude, magnitude_of, select_above, top_k
 from .base import At, State, as_floats
 from .sparse import Sparse
 
@@ -39,7 +39,7 @@ class Threshold(Sparse):
         threshold = float(state["threshold"][0])
         if threshold < 0 or at.step % self.spec.integer("every") == 0:
             kth = kth_magnitude(values, k)
-            threshold = float(np.int32(kth).view(np.float32))
+            threshold = magnitude(kth)
             found = select_above(values, kth - 1, expected=k)
         else:
             found = select_above(values, magnitude_of(threshold), expected=k)
