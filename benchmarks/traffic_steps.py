@@ -131,7 +131,8 @@ def rivals(profile: Any, pace_s: float, *, rounds: int) -> dict[str, Any]:
 
     wanted: dict[str, dict[str, Any]] = {"planned": {}}
     for codec in ("none", TOPK, LOW1, LOW4):
-        wanted |= {f"{codec} {s}": {"strategy": s, "codecs": [codec]} for s in ("cupcake", "ddp-buckets", "layer-wise")}
+        ways = ("cupcake", "ddp-buckets", "layer-wise") if codec == TOPK else ("cupcake",)
+        wanted |= {f"{codec} {way}": {"strategy": way, "codecs": [codec]} for way in ways}
     box = [{name: plan_traffic(profile, **how) for name, how in wanted.items()} if dist.get_rank() == 0 else {}]
     dist.broadcast_object_list(box)
     plans = box[0]

@@ -25,7 +25,7 @@ from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 
-__all__ = ["MeshwrightGroup", "configure", "memory_budget", "planned_traffic", "probe", "report"]
+__all__ = ["MeshwrightGroup", "compress_fsdp", "configure", "memory_budget", "planned_traffic", "probe", "report"]
 
 PROBE = "probe"  # as a fabric's name
 
@@ -149,6 +149,16 @@ def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, no
     from .run.traffic import PlannedTraffic
 
     return PlannedTraffic(ddp, load_traffic_plan(plan), deadline_s=deadline_s, nonfinite=nonfinite)
+
+
+def compress_fsdp(model: torch.nn.Module, codec: str, *, nonfinite: Literal["refuse", "pass"] = "refuse") -> list[Any]:
+    """Send the gradients of all FSDP2 modules in `model` with `codec`; returns what holds their states. See `meshwright.run.traffic.fsdp`.
+
+    Raises: UnknownName, UsageError (codec), Unsupported (a codec of several rounds, a model that is not sharded).
+    """
+    from .run.traffic.fsdp import compress_fsdp as compress
+
+    return list(compress(model, codec, nonfinite=nonfinite))
 
 
 def __getattr__(name: str) -> Any:

@@ -143,3 +143,28 @@ def killed(rank, _, world, store, plan, folder):
             (Path(folder) / f"{rank}.json").write_text(json.dumps(met))
         traffic.close()
         del ddp, traffic
+
+
+def sharded(rank, _, world, store, codec, steps):
+    """Losses under FSDP2, compressed or (codec None) as it is, and the mass that is still owed at the end."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from meshwright.run.traffic.fsdp import compress_fsdp
+
+    with Joined(rank, world, store):
+        net = make_net()
+        mesh = init_device_mesh("cpu", (world,))
+        fully_shard(net.shared, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        made = [] if codec is None else compress_fsdp(net, codec)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        losses = []
+        for step in range(steps):
+            x, y = inputs(rank, step)
+            loss = nn.functional.mse_loss(net(x, True), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, [m.step for m in made], sum(float(s["residual"].abs().sum()) for m in made for s in m.states if "residual" in s)
