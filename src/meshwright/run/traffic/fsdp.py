@@ -64,7 +64,7 @@ def compress_fsdp(model: nn.Module, codec: str, *, nonfinite: NonFinite = "refus
     """
     spec = parse_codec(codec)
     if spec.name == "powersgd":
-        raise Unsupported("PowerSGD needs whole matrices, and a rank owns a piece", where="compress_fsdp", hint="use topk, qsgd, fp16 or another codec")
+        raise Unsupported("PowerSGD needs whole matrices, and a rank owns a piece", where="compress_fsdp", hint="use topk, qsgd, fp16, ...")
     found = []
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
