@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ import pytest
 import torch
 from rig import TINY, make_plan
 
+from meshwright.cli.frame import main
 from meshwright.errors import Interrupted, PortInUse, RankDied, RankFailed, RunTimeout, TooFewDevices, UsageError
 from meshwright.io.plan_file import write_plan
 from meshwright.job import Training
+from meshwright.plan import Prediction
 from meshwright.program import Kind
 from meshwright.program_calls import inline
 from meshwright.run.record import read_run
@@ -98,6 +101,11 @@ def test_recordings_cover_every_step_and_costs_are_measured(tmp_path):
     assert all(m > 4 * r.parameters_bytes > 0 for m, r in zip(result.document.memory_peak_bytes, run.recordings, strict=True))
     with pytest.raises(UsageError, match="another plan"):
         read_run(tmp_path / "run", make_plan((1, 1, 2)))
+    write_plan(tmp_path / "plan.json", replace(plan, prediction=Prediction(target_fabric="rig", time_s=1.0)))
+    assert main(["report", str(tmp_path / "plan.json"), str(tmp_path / "run"), "-o", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert all(f'id="{part}"' in page for part in ("data-run", "data-target", "source-measured", "run", "modules"))
+    assert "<h3>Modules</h3>" in page
 
 
 def _respects_the_program(program, spans) -> None:

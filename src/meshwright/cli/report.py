@@ -57,10 +57,18 @@ def run(args: argparse.Namespace) -> Result:
 def _ran(plan: Plan, folder: Path) -> RunFacts:
     import msgspec
 
+    from ..bottleneck.breakdown import break_down
+    from ..breakdown_run import run_views
     from ..compare_run import compare_run
+    from ..errors import UsageError
     from ..report.page.content import RunFacts
     from ..run.record import read_run
 
     comparison, inlined = compare_run(plan, folder)
     document = msgspec.to_builtins(read_run(folder, plan).document)
-    return RunFacts(folder=folder.name or str(folder), comparison=comparison, inlined=inlined, document=document)
+    try:
+        views, one_clock = run_views(plan, folder)
+        measured = break_down(views, one_clock=one_clock)
+    except UsageError:  # no step that nothing slowed: the comparison takes what there is, causes need better
+        measured = None
+    return RunFacts(folder=folder.name or str(folder), comparison=comparison, inlined=inlined, document=document, measured=measured)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from ...bottleneck.breakdown import Breakdown as MeasuredBreakdown
 from ...explain.breakdown import Breakdown
 from ...fabric import Fabric
 from ...plan import Plan
@@ -18,12 +19,13 @@ __all__ = ["PageContent", "RunFacts"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """A run beside its prediction. `document`: fields of `run.json` that say where and how it ran."""
+    """A run beside its prediction. `document`: fields of `run.json` that say where and how it ran; `measured`: None where no step was undisturbed."""
 
     folder: str
     comparison: Comparison
     inlined: InlinedProgram
     document: Mapping[str, Any]
+    measured: MeasuredBreakdown | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,6 @@ class PageContent:
     run: RunFacts | None = None
     entry: int = 0  # of the plan's cycle
     checked: bool = True
-    sources: Mapping[str, str] = field(default_factory=dict)  # more of what numbers rest on: what -> where it came from
 
     @property
     def ranks(self) -> int:

@@ -25,6 +25,7 @@ from .curves import memory_section, run_section
 from .evidence import sources
 from .fabric import fabric_picture, link_ends
 from .html import Html, joined, tag
+from .modules import modules_section
 from .packed import clean, pack
 from .sections import alternatives, breakdown_section, decisions, layout_table, summary
 from .spans import TimelineView, timeline_view
@@ -68,7 +69,7 @@ def report_page(page: PageContent, *, most_spans: int = 250_000) -> Page:
 
 
 def _page(page: PageContent, most_spans: int) -> Page:
-    collective = page.plan.kind == "collective"
+    collective, ran = page.plan.kind == "collective", page.run
     view = timeline_view(page.inlined.program, [page.timeline], collective=collective, most_spans=most_spans)
     views = [("target", f"Predicted for {page.timeline.run_fabric}", view)]
     if page.run is not None:
@@ -88,6 +89,7 @@ def _page(page: PageContent, most_spans: int) -> Page:
         section("fabric", "Fabric and transfers", fabric_section(page, picture, left_out, moved)),
         section("memory", "Memory", memory_section(page)) if not collective else None,
         section("run", "The run", run_section(page)) if page.run is not None else None,
+        section("modules", "Modules and bottlenecks", modules_section(ran.measured)) if ran is not None and ran.measured is not None else None,
         section("layout", "Layout", layout_table(page)),
         section("others", "Alternatives and the bound", alternatives(page)),
         section("decisions", "Decisions", decisions(page)),
@@ -157,9 +159,12 @@ def _document(page: PageContent, sections: list[Html], blocks: list[Html]) -> st
     style = _asset("page.css")
     script = '(() => {\n"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
     policy = Html(f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'")
-    titles = {"summary": "Summary", "timeline": "Timeline", "where": "Time", "fabric": "Fabric", "memory": "Memory", "run": "Run", "layout": "Layout",
-              "others": "Alternatives", "decisions": "Decisions", "sources": "Sources"}  # fmt: skip
+    titles = {
+        "summary": "Summary", "timeline": "Timeline", "where": "Time", "fabric": "Fabric", "memory": "Memory", "run": "Run", "modules": "Modules",
+        "layout": "Layout", "others": "Alternatives", "decisions": "Decisions", "sources": "Sources",
+    }  # fmt: skip
     left_out = {"run"} if page.run is None else set()
+    left_out |= {"modules"} if page.run is None or page.run.measured is None else set()
     left_out |= {"where", "memory"} if page.plan.kind == "collective" else set()
     links = [tag("li", tag("a", text, href=f"#{name}")) for name, text in titles.items() if name not in left_out]
     fabric = str(page.plan.target_fabric.get("name", ""))

@@ -28,7 +28,13 @@ def summary(page: PageContent) -> Html:
     figures.append(figure_of(seconds_text(predicted_s), f"{what} on {plan.target_fabric.get('name', '')}", "simulated"))
     if plan.bound is not None and float(plan.bound):
         ratio = predicted_s / float(plan.bound)
-        above = f"the plan takes {ratio:.3g} times as long"
+        above = (
+            "the plan reaches it"
+            if ratio < 1.0005
+            else f"the plan takes {ratio:.3g} times as long"
+            if ratio > 2
+            else f"the plan is {100 * (ratio - 1):.1f} % above"
+        )
         figures.append(figure_of(seconds_text(float(plan.bound)), "nothing can be faster than", "bound", note=above))
     if plan.kind == "collective" and predicted_s:
         size = _size_bytes(plan.job)

@@ -136,6 +136,7 @@ def _ordered(
         lane = int(lane_of[step]) if step >= 0 else -1
         label = trace.tracks[track].name
         role = Role(int(program.lanes.role[lane])).name.lower() if lane >= 0 else "other"
+        role = "compute" if role == "filler" else role  # what fills idle time is work too; its label says that it fills
         rank = -1
         if who.startswith("rank "):
             rank = int(who.removeprefix("rank "))
