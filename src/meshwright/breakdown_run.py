@@ -15,6 +15,8 @@ from .bottleneck.lanes import Activities, Kind, Meetings, RankView, Stage, Step
 from .breakdown_labels import annotated_labels
 from .drive import read_plan
 from .errors import UsageError
+from .fabric import Fabric
+from .io.fabric_name import load_fabric
 from .io.module_tree_file import read_module_tree
 from .io.trace_events import matched_steps
 from .io.trace_read import read_trace
@@ -32,9 +34,11 @@ I64 = NDArray[np.int64]
 
 
 def breakdown_of(
-    traces: Sequence[Path], *, plan: Path | None = None, modules: Path | None = None, model: str | None = None, last_step: bool = True
+    traces: Sequence[Path], *, plan: Path | None = None, modules: Path | None = None, model: str | None = None, fabric: str | None = None,
+    last_step: bool = True,
 ) -> tuple[Breakdown, dict[int, DeviceTimes]]:
-    """The breakdown, and of CUDA traces the device's totals by rank.
+    """The breakdown, and of CUDA traces the device's totals by rank. `fabric`: its rates are what links should carry; rank r is on its device r, or
+    where the plan put it.
 
     Raises: UsageError (a run folder without its plan or among traces, ranks of several runs), FormatError (a file is no trace, clocks do not fit).
     """
@@ -44,8 +48,10 @@ def breakdown_of(
             raise UsageError("a run folder holds all its ranks", where=str(folders[0]), hint="give it alone")
         if plan is None:
             raise UsageError("a run folder needs the plan that was run", where=str(folders[0]), hint="add --plan plan.json")
-        ranks, one_clock = run_views(read_plan(plan), folders[0])
-        return break_down(ranks, one_clock=one_clock), {}
+        planned = read_plan(plan)
+        ranks, one_clock = run_views(planned, folders[0])
+        rates = _rates(load_fabric(fabric), len(ranks), planned.placement) if fabric else None
+        return break_down(ranks, one_clock=one_clock, rates_Bps=rates), {}
     tree = read_module_tree(modules) if modules is not None else None
     if model is not None:
         from .capture.modules import named_capture
@@ -65,7 +71,8 @@ def breakdown_of(
     if len(worlds) > 1:
         said = " and ".join(f"{n} ({p.name})" for n, p in worlds.items())
         raise UsageError(f"the traces are of runs with different numbers of ranks: {said}", hint="give traces of one run")
-    found = break_down(views)
+    rates = _rates(load_fabric(fabric), max(v.rank for v in views) + 1) if fabric else None
+    found = break_down(views, rates_Bps=rates)
     world = max(worlds, default=0)
     if world > len(views):
         missing = sorted(set(range(world)) - {v.rank for v in views})
@@ -73,6 +80,17 @@ def breakdown_of(
         note = f"{len(missing)} of {world} ranks are missing ({shown}): who was last is told among those given"
         found = Breakdown(**{**{f: getattr(found, f) for f in found.__dataclass_fields__}, "warnings": [*found.warnings, note]})
     return found, devices
+
+
+def _rates(fabric: Fabric, ranks: int, placement: Sequence[str] = ()) -> dict[tuple[int, int], float]:
+    """(source, destination) -> rate of the slowest link on the way. Raises: UsageError for a fabric with fewer devices than ranks."""
+    if len(fabric.devices) < ranks:
+        raise UsageError(f"has {len(fabric.devices)} devices, the traces are of {ranks} ranks", where="--fabric", hint="give the fabric of the run")
+    known = fabric.actor_of
+    names = placement if len(placement) >= ranks and all(p in known for p in placement) else [d.name for d in fabric.devices]
+    actor = [known[name] for name in names[:ranks]]
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    return {(a, b): float(min(fabric.links[i].rate_Bps for i in fabric.route(actor[a], actor[b]))) for a, b in pairs}
 
 
 def run_views(plan: Plan, folder: Path) -> tuple[list[RankView], bool]:

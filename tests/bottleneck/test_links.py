@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_traces import Settings, write_ranks
 
 from meshwright.bottleneck.breakdown import break_down
 from meshwright.bottleneck.lanes import Activities, Kind, Meetings, RankView, Stage, Step
+from meshwright.cli.frame import main
 
 MS = 1_000_000
 
@@ -73,3 +75,19 @@ def test_the_slow_direction_is_named(slow, back):
 def test_equal_links_are_not_blamed():
     messages, end = ring((9, 9), MS, MS)
     assert not [c for c in break_down(views(4, messages, end), one_clock=True).causes if c.kind == "slow link"]
+
+
+def test_a_fabric_says_what_links_should_carry(tmp_path, capsys):
+    messages, end = ring((9, 9), MS, MS)
+    plain = break_down(views(4, messages, end), one_clock=True)
+    where = next(c.where for c in plain.causes if c.kind == "exposed communication")  # "message 1 -> 0 of group link": on the path
+    pair = (int(where.split()[1]), int(where.split()[3]))
+    stated = {(a, b): 4 * (1 << 20) / 1e-3 if (a, b) == pair else 1.0 for a in range(4) for b in range(4)}
+    found = break_down(views(4, messages, end), one_clock=True, rates_Bps=stated)
+    named = [c for c in found.causes if c.kind == "slow link"]
+    assert [c.where for c in named] == [f"link {pair[0]} -> {pair[1]}"] and "where the fabric says 4.19" in named[0].advice
+    one, two = map(str, write_ranks(tmp_path, Settings()))
+    assert main(["trace", "breakdown", one, two, "--fabric", "laptop:2"]) == 0
+    capsys.readouterr()
+    assert main(["trace", "breakdown", one, two, "--fabric", "laptop:1"]) == 2
+    assert "has 1 devices, the traces are of 2 ranks" in capsys.readouterr().err

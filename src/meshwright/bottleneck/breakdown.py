@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .causes import Cause, rank_causes
@@ -32,13 +32,18 @@ class Breakdown:
         return (self.path.end - self.path.start) / 1e9 / max(max(len(v.steps) for v in self.views), 1)
 
 
-def break_down(views: Sequence[RankView], *, one_clock: bool = False) -> Breakdown:
-    """`one_clock`: the views' times need no alignment. Raises: what `align` raises for ranks that do not belong together."""
+def break_down(
+    views: Sequence[RankView], *, one_clock: bool = False, rates_Bps: Mapping[tuple[int, int], float] | None = None
+) -> Breakdown:
+    """`one_clock`: the views' times need no alignment; `rates_Bps`: what links between ranks should carry, where known.
+
+    Raises: what `align` raises for ranks that do not belong together.
+    """
     views = sorted(views, key=lambda v: v.rank)
     moved, clocks, shared = align(views, one_clock=one_clock)
     path = critical_path(moved, shared)
     warnings = [f"rank {v.rank}: {w}" for v in views for w in v.warnings] + list(clocks.warnings)
     return Breakdown(
         views=moved, times=[rank_times(v) for v in moved], clocks=clocks, stragglers=stragglers(moved, shared, clocks.spread_ns), path=path,
-        causes=rank_causes(moved, shared, path), warnings=warnings,
+        causes=rank_causes(moved, shared, path, rates_Bps=rates_Bps), warnings=warnings,
     )  # fmt: skip

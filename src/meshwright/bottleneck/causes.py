@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +49,14 @@ class Cause:
         return f"{self.where}: {self.kind}, {self.path_s * 1e3:.3f} ms of the path ({100 * self.share:.1f} % to gain): {self.advice}"
 
 
-def rank_causes(views: Sequence[RankView], shared: Shared, path: CriticalPath, *, least: float = 0.005) -> list[Cause]:
-    """Causes by gain; those below the share `least` of the step are left out, the largest computing modules come last."""
-    books = _Books(views, shared, path)
+def rank_causes(
+    views: Sequence[RankView], shared: Shared, path: CriticalPath, *, rates_Bps: Mapping[tuple[int, int], float] | None = None, least: float = 0.005
+) -> list[Cause]:
+    """Causes by gain; those below the share `least` of the step are left out, the largest computing modules come last.
+
+    `rates_Bps`: what links between ranks should carry; those without are compared with the median of the others.
+    """
+    books = _Books(views, shared, path, rates_Bps or {})
     found = [*books.data(), *books.copies(), *books.links(), *books.exposed(), *books.late(), *books.siblings(), *books.host(), *books.idle()]
     ranked = sorted((c for c in found if c.share >= least), key=lambda c: (-c.gain_s, c.kind, c.where))
     return ranked + books.computing()
@@ -60,7 +65,8 @@ def rank_causes(views: Sequence[RankView], shared: Shared, path: CriticalPath, *
 class _Books:
     """Sums over the path."""
 
-    def __init__(self, views: Sequence[RankView], shared: Shared, path: CriticalPath) -> None:
+    def __init__(self, views: Sequence[RankView], shared: Shared, path: CriticalPath, rates_Bps: Mapping[tuple[int, int], float]) -> None:
+        self.rates_Bps = rates_Bps
         self.views, self.shared, self.path = views, shared, path
         self.length: I64 = path.links.end - path.links.start
         self.steps = max(max(len(v.steps) for v in views), 1)
@@ -142,7 +148,8 @@ class _Books:
         for pair in sorted(rate):
             back = (pair[1], pair[0])
             others = [r for p, r in rate.items() if p not in (pair, back)] or [r for p, r in rate.items() if p != pair]
-            usual = float(np.median(others)) if others else 0.0
+            stated = self.rates_Bps.get(pair, 0.0) / 1e9
+            usual = stated or (float(np.median(others)) if others else 0.0)
             if rate[pair] >= SLOW_LINK * usual or rate.get(back, np.inf) < rate[pair]:
                 continue
             size = {i: b for p in (pair, back) for i, _, b in moved.get(p, ())}
@@ -150,9 +157,10 @@ class _Books:
             self.slow_meetings |= set(size)
             total = int(self.length[on_path].sum())
             needed = sum(size[m] for m in np.unique(self.path.meeting[on_path]).tolist()) / usual
-            advice = f"carries {rate[pair]:.3g} GB/s where the other links carry {usual:.3g}: check this link, or plan around it"
+            like = "the fabric says" if stated else "the other links carry"
+            advice = f"carries {rate[pair]:.3g} GB/s where {like} {usual:.3g}: check this link, or plan around it"
             name = f"link {pair[0]} -> {pair[1]}"
-            facts = {"rate_Bps": rate[pair] * 1e9, "others_Bps": usual * 1e9}
+            facts = {"rate_Bps": rate[pair] * 1e9, "expected_Bps": usual * 1e9}
             found.append(self.cause("slow link", name, total, max(total - needed, 0), advice, **facts))
         return found
 
