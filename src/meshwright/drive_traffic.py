@@ -12,13 +12,14 @@ from typing import Any
 from . import __version__
 from .bound import Bound, Certificate
 from .check.traffic import check_traffic
+from .cite import Cite
 from .codec import CodecSpec, parse_codec
-from .decide.traffic import NAMES, Fusion, TrafficProblem
+from .decide.traffic import CITES, NAMES, Fusion, TrafficProblem
 from .errors import CheckFailed, UnknownName, UsageError
 from .io.traffic_file import read_traffic_plan
 from .traffic import TrafficPlan, TrafficProfile
 
-__all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of"]
+__all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of", "traffic_citations"]
 
 UNCOMPRESSED = "none"
 _BASELINES = ("mergecomp", "ddp-buckets", "one-group", "layer-wise")
@@ -89,6 +90,15 @@ def load_traffic_plan(path: str | os.PathLike[str]) -> TrafficPlan:
     if findings := check_traffic(plan):
         raise CheckFailed(findings[0].message, where=Path(path).name, hint="the file was changed, or is of another version: plan again")
     return plan
+
+
+def traffic_citations(plan: TrafficPlan) -> list[tuple[str, Cite]]:
+    """(what, Cite) of the strategy and of every published codec that the plan uses."""
+    found = [("traffic", CITES[plan.strategy])] if plan.strategy in CITES else []
+    for codec in dict.fromkeys(g.codec for g in plan.groups):
+        cite = parse_codec(codec).kind.cite
+        found += [(f"codec:{codec}", cite)] if cite is not None else []
+    return found
 
 
 def compare_traffic(profile: TrafficProfile, *, options: Mapping[str, Any] | None = None) -> list[TrafficRow]:

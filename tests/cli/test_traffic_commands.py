@@ -35,6 +35,10 @@ def test_a_plan_is_written_and_says_what_it_risks_and_what_none_would_take(capsy
     document = json.loads(text)
     assert code == 0 and document["schema"] == "meshwright.traffic.plan" and document["codecs"] == ["topk"]
     assert document["time_s"] * 1e9 >= plan.step_ns and document["uncompressed_bound"]["time_s"] == float(plan.uncompressed)
+    code, text = said(capsys, "cite", str(out), "--json")
+    cites = {c["part"]: c["key"] for c in json.loads(text)["citations"]}
+    assert code == 0 and cites["traffic"] == "wang2023cupcake"
+    assert {p.removeprefix("codec:") for p in cites} - {"traffic"} <= {g.codec for g in plan.groups}
     assert document["risks"][0]["bias"] == "biased" and document["risks"][0]["delay_steps"] == pytest.approx(99, rel=0.1)
 
 

@@ -16,8 +16,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..drive import citations, read_plan
+    from ..io.traffic_file import is_traffic_plan
 
-    cites = citations(read_plan(args.plan))
+    if is_traffic_plan(args.plan):
+        from ..drive_traffic import load_traffic_plan, traffic_citations
+
+        cites = traffic_citations(load_traffic_plan(args.plan))
+    else:
+        cites = citations(read_plan(args.plan))
     lines = [f"{part}: {cite.line()}" for part, cite in cites]
     document = {
         "schema": "meshwright.citations",

@@ -22,7 +22,9 @@ from ..errors import FormatError, UsageError
 from ..traffic import MAX_TENSORS, GradientTensor, TrafficPlan, TrafficProfile
 from .strict_json import decode, header, read_document, refuse_ambiguous, write_document
 
-__all__ = ["plan_document", "read_tensors", "read_traffic_plan", "read_traffic_profile", "write_traffic_plan", "write_traffic_profile"]
+__all__ = [
+    "is_traffic_plan", "plan_document", "read_tensors", "read_traffic_plan", "read_traffic_profile", "write_traffic_plan", "write_traffic_profile",
+]  # fmt: skip
 
 VERSION = 1
 MAX_FILE_BYTES = 64 << 20
@@ -51,6 +53,20 @@ def _read(path: str | os.PathLike[str], schema: str, kind: Any) -> Any:
         raise FormatError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
     refuse_ambiguous(data, where)
     return document
+
+
+class _Schema(msgspec.Struct):
+    schema: str = ""
+
+
+def is_traffic_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether the file says so; never of standard input, which can be read once only. Raises: UsageError (no such file), FormatError (size)."""
+    if str(path) == "-":
+        return False
+    try:
+        return msgspec.json.decode(read_document(path, limit=MAX_FILE_BYTES), type=_Schema).schema == "meshwright.traffic-plan"
+    except msgspec.DecodeError:
+        return False
 
 
 def read_traffic_plan(path: str | os.PathLike[str]) -> TrafficPlan:
