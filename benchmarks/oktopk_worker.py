@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 DECAY = 30.0
-HEADER_BYTES, ACK_BYTES = 66, 66  # Ethernet, IP and TCP with time stamps; a packet that only acknowledges
-PACKET_BYTES = 1514
+ACK_BYTES, PACKET_BYTES = 66, 1514  # a packet that only acknowledges (Ethernet, IP and TCP with time stamps), and a full one
 
 
 class Vectors:
@@ -59,6 +58,57 @@ def payload_words(size_bytes: int, packets: int) -> float:
     return (size_bytes - acks * ACK_BYTES) * 0.957 / 4
 
 
+def costs(reducer: Any, group: Any, vectors: Vectors) -> dict[str, Any]:
+    """Seconds of this rank's kernels, by key of the programs' ops, and of a small message, all ranks at once: what a prediction is made of."""
+    import torch
+
+    from meshwright.kernels import entries as e
+    from meshwright.run.sparse.unions import merge_all
+
+    state, k, n = reducer.state, reducer.state.k, reducer.state.ranks
+    vector = vectors.at(0)
+    low = np.int32(max(1, reducer.method.local.low))
+    room = state.entries("selected", 2 * k)
+
+    def timed(what: Any) -> float:
+        least = float("inf")
+        for _ in range(3):
+            group.barrier().wait()
+            start = time.perf_counter()
+            what()
+            least = min(least, time.perf_counter() - start)
+        return least
+
+    rows = e.select_from(vector.view(np.int32), 0, low, len(room), room)
+    picked = room[: min(len(room), sum(rows))]
+    region = np.zeros(state.elements // n, np.float32)
+    part = picked[picked[:, 0] < len(region)][: k // n]
+    bucket = np.repeat(part, -(-4 * k // n // max(1, len(part))), axis=0)[: 4 * k // n]
+    chosen = picked[:k]
+    word = torch.zeros(1)
+
+    def ring() -> None:
+        works = [group.recv([word.clone()], (state.rank - 1) % n, 1), group.send([word], (state.rank + 1) % n, 1)]
+        for work in works:
+            work.wait()
+
+    def clear() -> None:
+        e.clear_chosen(state.sums, picked, e.entry_values(picked), chosen)
+
+    table = {
+        "local|select": timed(lambda: e.add_select(state.residual, vector, state.sums, state.bits, low, room)),
+        "own|accumulate": timed(lambda: region.fill(0)),
+        "region|accumulate": timed(lambda: e.add_entries(region, 0, bucket, e.entry_values(bucket))),
+        "global|select": timed(lambda: e.select_from(region.view(np.int32), 0, low, k, state.entries("chosen", k))),
+        "block|decode": timed(lambda: chosen[: k // n].copy()),
+        "block|encode": 0.0,
+        "result|decode": timed(clear) + timed(lambda: chosen.copy()),
+        "result|merge": timed(lambda: merge_all(state, [picked[: k + i] for i in range(n)])),
+        "tree|merge": timed(lambda: merge_all(state, [chosen, chosen])) + timed(lambda: e.move_tail(chosen.copy(), low, k, room.copy())),
+    }
+    return {"rank": state.rank, "table": table, "message_s": timed(lambda: [ring() for _ in range(20)]) / 20}
+
+
 def main() -> None:
     import torch
     import torch.distributed as dist
@@ -94,7 +144,7 @@ def main() -> None:
             time.sleep(0.05)  # the last acknowledgements
             after = sent()
             words = payload_words(after[0] - before[0], after[1] - before[1])
-            row: dict[str, Any] = {"rank": rank, "time_s": took, "interface_words": words, "cpu": time.process_time()}
+            row: dict[str, Any] = {"rank": rank, "time_s": round(took, 5), "interface_words": round(words)}
             if stats is not None:
                 row |= {
                     "kind": stats.kind, "words_sent": stats.words_sent, "words_received": stats.words_received, "control_words": stats.control_words,
@@ -107,6 +157,9 @@ def main() -> None:
             if rank == 0:
                 sys.stdout.write(json.dumps({"row": {"case": case["name"], "step": step, "ranks": rows}}) + "\n")
                 sys.stdout.flush()
+        if case["name"] == "oktopk":
+            sys.stdout.write(json.dumps({"costs": costs(reducer, group, vectors)}) + "\n")
+            sys.stdout.flush()
         dist.barrier()
     dist.barrier()
     dist.destroy_process_group()

@@ -162,14 +162,14 @@ def global_threshold(state: RankState, bits: NDArray[np.int32], k: int, stats: S
     prefix, above = 0, 0
     done = False
     for low, high in LEVELS:
-        counts = np.zeros(1 << (high - low), np.int64)
+        counts = np.zeros(1 << (high - low), np.int64 if state.wide else np.int32)
         if not done:
             histogram(bits, low, high, prefix, counts)
-        stats.control_words += 4 * len(counts) * (state.ranks - 1) // state.ranks
+        stats.control_words += 2 * counts.nbytes // 4 * (state.ranks - 1) // state.ranks
         yield AllReduce("histogram", counts)
         if done:
             continue
-        found, higher = descend(counts, k - above)
+        found, higher = descend(counts.astype(np.int64), k - above)
         above += higher
         if found < 0:
             prefix, done = 1, True

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import MessageDamaged
-from ...kernels.entries import add_entries, clear_all, count_from, entry_values, merge_entries, move_tail
-from ...kernels.select import kth_magnitude
+from ...kernels.entries import add_entries, clear_all, entry_values, merge_entries
 from .exchange import greet
 from .protocol import Message, Post, Protocol, Wait
-from .selection import value_of
+from .selection import largest_entries, value_of
 from .state import Entries, RankState, StepStats, Update
 from .unions import _Union
 
@@ -60,10 +59,7 @@ class GTopk(_Union):
         if len(entries) <= state.k:
             return entries
         dropped = state.entries("dropped", len(entries))
-        values = np.ascontiguousarray(entry_values(entries))
-        low = max(1, kth_magnitude(values, state.k))
-        above = count_from(values.view(np.int32), np.int32(low + 1))
-        kept, left = move_tail(entries, low, state.k - above, dropped)
+        kept, left = largest_entries(entries, state.k, dropped)
         values = entry_values(dropped[:left])
         add_entries(state.sums, 0, dropped[:left], values)
         state.given -= float(values.sum(dtype=np.float64))

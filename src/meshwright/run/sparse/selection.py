@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...kernels.entries import add_select, count_from, moments, move_tail, select_from
+from ...kernels.entries import add_select, count_from, entry_values, moments, move_tail, select_from
 from ...kernels.select import INFINITE, kth_magnitude, magnitude_of
 from .state import Entries, RankState
 
-__all__ = ["LocalSelection", "Selected", "ThresholdKind", "bits_of", "followed", "scaled", "take_largest", "value_of"]
+__all__ = ["LocalSelection", "Selected", "ThresholdKind", "bits_of", "followed", "largest_entries", "scaled", "take_largest", "value_of"]
 
 ThresholdKind = Literal["exact", "reuse", "gaussian", "sampled"]
 RAISE, RAISES = 1.03, 5  # while more than 4/3 k are above a reused threshold
 FOLLOW = 1.012  # after a step with fewer than 2/3 k, or more than 5/4 k
-MOST, LEAST = 1.5, 1 / 3  # of k: beyond, a threshold is found anew
+MOST, LEAST = 4 / 3, 1 / 3  # of k: beyond, a threshold is found anew
 GAUSSIAN_STEP, GAUSSIAN_TRIES = 1.02, 20
+ROOM = 8  # times k entries are kept in one pass: the k-th largest of so many costs less than another pass over the vector
 SAMPLE = 0.01
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -65,7 +66,7 @@ class LocalSelection:
     def select(self, state: RankState, gradient: Any, *, anew: bool) -> Selected:
         """Writes `state.sums`. `anew`: find the threshold exactly, whatever the kind."""
         most = int(MOST * self.k) + 1
-        room = state.entries("selected", max(most, min(2 * self.k, state.elements)))
+        room = state.entries("selected", max(most, min(ROOM * self.k, state.elements)))
         if self.kind == "reuse" and self.low and not anew:
             found, wrong, where = add_select(state.residual, gradient, state.sums, state.bits, np.int32(self.low), room)
             if wrong:
@@ -94,12 +95,16 @@ class LocalSelection:
         low = self.low
         dropped = state.entries("dropped", len(room))
         for _ in range(RAISES):
-            if 3 * found <= 4 * self.k or found > len(room):
+            if found <= MOST * self.k or found > 2 * self.k:
                 break
             low = scaled(low, RAISE)
             found, _ = move_tail(room[:found], low, found, dropped)
-        if found > MOST * self.k or (found < LEAST * self.k and low > 1):
+        if found > len(room) or (found < LEAST * self.k and low > 1):
             return self._exact(state, room)
+        if found > MOST * self.k:  # all that could be among the k largest is here
+            kept, _ = largest_entries(room[:found], self.k, dropped)
+            self._next = max(1, int(np.abs(np.ascontiguousarray(entry_values(room[:kept]))).min().view(np.int32)))
+            return Selected(room[:kept])
         self._next = followed(low, found, self.k)
         return Selected(room[:found])
 
@@ -130,6 +135,15 @@ def take_largest(bits: NDArray[np.int32], low: int, k: int, room: Entries, dropp
     above, equal = select_from(bits, 0, np.int32(low), k, room)
     kept, _ = move_tail(room[: above + min(equal, k)], low, k - above, dropped)
     return room[:kept]
+
+
+def largest_entries(entries: Entries, k: int, dropped: Entries) -> tuple[int, int]:
+    """Move the k largest (of equal ones the first) to the front, in order, and the others to `dropped`; how many (stay, went)."""
+    values = np.ascontiguousarray(entry_values(entries))
+    low = max(1, kth_magnitude(values, k))
+    above = count_from(values.view(np.int32), np.int32(low + 1))
+    kept, left = move_tail(entries, low, k - above, dropped)
+    return kept, left
 
 
 def followed(low: int, count: int, k: int) -> int:

@@ -2,7 +2,7 @@
 
 Cite: S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), sections 3 and 4.
 Left open by the paper: how thresholds are kept from drifting between re-evaluations. Our answer: as in its authors' code (raised by 1.03 up to
-five times while more than 4/3 k are above, then moved by 1.012), and beyond 3/2 k or below k/3 the exact one, at once.
+five times while more than 4/3 k are above, then moved by 1.012), and where that does not help, or below k/3, the exact one at once.
 Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries each rank's proposal, so they
 are made anew in the same step when somebody would receive more than half of the promised volume.
 Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;

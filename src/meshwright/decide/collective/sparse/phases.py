@@ -105,7 +105,7 @@ class Phases:
         """Three histograms added up round the ring; where they are not always needed, of size 0 or whole."""
         n = self.n
         for level, bins in enumerate(BINS):
-            chunk = -(-8 * bins // n)
+            chunk = -(-self.problem.entry_bytes // 2 * bins // n)  # as wide as an index
             sums = [self.b.buffer(r, chunks=n, chunk_bytes=chunk, name=f"histogram{level}:{r}") for r in range(n)]
             size = -1 if always else self.b.size(f"histogram {level}", lower=0, expected=0, upper=chunk)
             for i in range(2 * (n - 1)):

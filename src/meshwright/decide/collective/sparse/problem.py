@@ -15,7 +15,7 @@ from ....program import Program
 
 __all__ = ["MOST", "SparsePlan", "SparseProblem", "SparseStrategy"]
 
-MOST = 3, 2  # times k: more entries are never sent, nor kept of a sum (`run.sparse.selection.MOST`)
+MOST = 4, 3  # times k: more entries are never sent, nor kept of a sum (`run.sparse.selection.MOST`)
 
 
 @dataclass(frozen=True, kw_only=True)
