@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program, check_volume
 from meshwright.check.volume import symbolic_bytes
+from meshwright.cli.frame import main
 from meshwright.decide.collective.sparse import NAMES, SparseProblem, strategy
 from meshwright.decide.collective.sparse.choice import rank_sparse, receive_bound_s
 from meshwright.decide.collective.sparse.oktopk import OkTopk
@@ -156,3 +158,10 @@ def test_what_cannot_be_planned_is_refused_with_the_reason() -> None:
     fabric = load_fabric("star:2?link=1MB/s")
     with pytest.raises(UsageError, match="2 different devices"):
         SparseProblem(fabric=fabric, ranks=(fabric.devices[0].name,), elements=10, k=1)
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sparse_collectives.md").read_text(encoding="utf-8")
+    command, _, shown = page.partition("$ meshwright ")[2].partition("```")[0].partition("\n")
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out.strip() == shown.strip()

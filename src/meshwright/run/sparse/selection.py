@@ -22,7 +22,7 @@ __all__ = ["LocalSelection", "Selected", "ThresholdKind", "bits_of", "followed",
 
 ThresholdKind = Literal["exact", "reuse", "gaussian", "sampled"]
 RAISE, RAISES = 1.03, 5  # while more than 4/3 k are above a reused threshold
-FOLLOW = 1.012  # after a step with fewer than 2/3 k, or more than 5/4 k
+FOLLOW, FARTHEST = 0.15, 1.1  # the next threshold is this times (count / k) to the power of FOLLOW, by no more than FARTHEST
 MOST, LEAST = 4 / 3, 1 / 3  # of k: beyond, a threshold is found anew
 GAUSSIAN_STEP, GAUSSIAN_TRIES = 1.02, 20
 ROOM = 8  # times k entries are kept in one pass: the k-th largest of so many costs less than another pass over the vector
@@ -147,7 +147,6 @@ def largest_entries(entries: Entries, k: int, dropped: Entries) -> tuple[int, in
 
 
 def followed(low: int, count: int, k: int) -> int:
-    """The threshold for the next step, after `count` entries were above this one."""
-    if 3 * count < 2 * k:
-        return scaled(low, 1 / FOLLOW)
-    return scaled(low, FOLLOW) if 4 * count > 5 * k else low
+    """The threshold for the next step, after `count` entries were above this one; the power is that of a normal distribution's tail near 1 %."""
+    factor = max(1 / FARTHEST, min(FARTHEST, (count / k) ** FOLLOW))
+    return low if factor == 1 else scaled(low, factor)

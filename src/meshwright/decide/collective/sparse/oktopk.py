@@ -1,8 +1,9 @@
 """Ok-Topk: sums by balanced regions, a threshold for the sums, and a balanced gathering: at most 6k(P-1)/P words whatever the number of ranks.
 
 Cite: S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), sections 3 and 4.
-Left open by the paper: how thresholds are kept from drifting between re-evaluations. Our answer: as in its authors' code (raised by 1.03 up to
-five times while more than 4/3 k are above, then moved by 1.012), and where that does not help, or below k/3, the exact one at once.
+Left open by the paper: how thresholds are kept from drifting between re-evaluations. Our answer: as in its authors' code raised by 1.03 up to
+five times while more than 4/3 k are above; then the next step's is times (count/k)^0.15 instead of a fixed 1.012, which follows a growing residual;
+where that does not help, or below k/3, the exact one at once.
 Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries each rank's proposal, so they
 are made anew in the same step when somebody would receive more than half of the promised volume.
 Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;
@@ -28,7 +29,7 @@ CITE = Cite(
     key="li2022oktopk", title="Near-Optimal Sparse Allreduce for Distributed Deep Learning", authors="Shigang Li, Torsten Hoefler", year=2022,
     venue="PPoPP 2022",
 )  # fmt: skip
-DEVIATIONS = ("exact thresholds from histograms", "regions made anew when they are uneven", "ties rank by rank")
+DEVIATIONS = ("thresholds follow the count", "exact thresholds from histograms", "regions made anew when they are uneven", "ties rank by rank")
 KINDS = ("steady", "thresholds", "regions", "thresholds+regions")
 MOST_RANKS = 64
 

@@ -90,31 +90,38 @@ class Phases:
         return found
 
     def gather_counts(self, name: str, row_bytes: int) -> None:
-        """Rows of fixed length from all to all, round the ring."""
-        n = self.n
-        rows = [self.b.buffer(r, chunks=n, chunk_bytes=row_bytes, name=f"{name}:{r}") for r in range(n)]
-        for i in range(n - 1):
-            back = [(r - 1 - i) % n for r in range(n)]
-            got = [self.move((r - 1) % n, r, (rows[r - 1], back[r]), (rows[r], back[r]), 1, -1, sent=self.ready[r - 1]) for r in range(n)]
-            self.ready = [[step] for step in got]
+        """Rows of fixed length from all to all, all messages under way at once."""
+        rows = [self.b.buffer(r, chunks=self.n, chunk_bytes=row_bytes, name=f"{name}:{r}") for r in range(self.n)]
+        self.spread(rows)
+
+    def spread(self, rows: list[int], size: int = -1) -> None:
+        """Rank r's chunk r to all others."""
+        got: list[list[StepRef]] = [[] for _ in rows]
+        for i in range(1, self.n):
+            for r in range(self.n):
+                far = (r - i) % self.n
+                got[r].append(self.move(far, r, (rows[far], far), (rows[r], far), 1, size, sent=self.ready[far], taken=self.ready[r]))
+        self.ready = got
 
     def headers(self) -> None:
         self.gather_counts("headers", 8 * (HEADER_WORDS + 2 * self.n))
 
     def histograms(self, *, always: bool) -> None:
-        """Three histograms added up round the ring; where they are not always needed, of size 0 or whole."""
+        """Three histograms, each added up part by part, one to a rank, and spread; where they are not always needed, of size 0 or whole."""
         n = self.n
         for level, bins in enumerate(BINS):
-            chunk = -(-self.problem.entry_bytes // 2 * bins // n)  # as wide as an index
+            chunk = -(-self.problem.entry_bytes // 2 * bins // n)  # counts are as wide as indices
             sums = [self.b.buffer(r, chunks=n, chunk_bytes=chunk, name=f"histogram{level}:{r}") for r in range(n)]
             size = -1 if always else self.b.size(f"histogram {level}", lower=0, expected=0, upper=chunk)
-            for i in range(2 * (n - 1)):
-                back = [(r - 1 - i) % n for r in range(n)]
-                got = [
-                    self.move((r - 1) % n, r, (sums[r - 1], back[r]), (sums[r], back[r]), 1, size, sent=self.ready[r - 1],
-                              taken=self.ready[r] if not i else (), add=i < n - 1) for r in range(n)
-                ]  # fmt: skip
-                self.ready = [[step] for step in got]
+            got: list[list[StepRef]] = [[] for _ in range(n)]
+            for i in range(1, n):
+                for r in range(n):
+                    far = (r - i) % n
+                    got[r].append(
+                        self.move(far, r, (sums[far], r), (sums[r], r), 1, size, sent=self.ready[far], taken=self.ready[r], add=True)
+                    )  # fmt: skip
+            self.ready = got
+            self.spread(sums, size)
 
     def sum_regions(self, picked: list[int]) -> list[int]:
         """To each rank its region of everybody's selection, added up: rank i starts with rank i + 1, in buckets."""
