@@ -95,8 +95,9 @@ class RankState:
 
     def __post_init__(self) -> None:
         self.wide = self.wide or self.elements > INT32_ELEMENTS
-        self.residual = np.zeros(self.elements, np.float32)
-        self.sums = np.empty(self.elements, np.float32)
+        self.residual, self.sums = (np.empty(self.elements, np.float32) for _ in range(2))
+        for x in (self.residual, self.sums):
+            x.fill(0)  # touches the pages now, and not in the first step
         self.bits = self.sums.view(np.int32)
 
     @property
