@@ -12,7 +12,9 @@ import pytest
 from page_plans import HOSTILE, Elements, collective_plan, content, pipeline_plan, renamed, run_of, unpacked
 
 from meshwright.errors import Unsupported
-from meshwright.plan import Alternative, Plan
+from meshwright.plan import Alternative, CycleEntry, Plan
+from meshwright.program_fold_find import fold
+from meshwright.program_hash import program_hash
 from meshwright.report.page import document
 from meshwright.report.page.document import MOST_BYTES, report_page
 from meshwright.report.page.gather import gather
@@ -152,6 +154,21 @@ def test_a_page_too_large_gets_fewer_spans_and_then_refuses(monkeypatch: pytest.
     monkeypatch.setattr(document, "MOST_BYTES", 1000)
     with pytest.raises(Unsupported, match="at most 1,000 are written"):
         report_page(page)
+
+
+def test_a_folded_plan_says_for_how_many_a_row_stands() -> None:
+    plan = collective_plan()
+    folded = fold(plan.main)
+    assert folded is not None
+    key = program_hash(folded)
+    whole = gather(plan, plan_file="plan.json", checked=False)
+    page = gather(replace(plan, programs={key: folded}, cycle=(CycleEntry(program=key),)), plan_file="plan.json", checked=False)
+    assert page.timeline.makespan_s == pytest.approx(whole.timeline.makespan_s)
+    found = Elements(report_page(page).html)
+    assert found.data("data-target")["groups"] == ["critical path", "rank 0 on box0/gpu0 and 7 alike"]
+    said = " ".join("".join(t) for _, _, t in found.found)
+    assert "Each stored rank stands for 8 alike" in said and "symmetric ranks are stored once" in said
+    assert "data-transfers" not in found.ids()
 
 
 def test_markup_escapes_whatever_is_not_markup() -> None:

@@ -56,9 +56,10 @@ class PageContent:
         return f"pipeline {self.plan.decisions.get('pipeline', {}).get('strategy', '')}".strip()
 
     def rank_name(self, rank: int) -> str:
-        """`rank 3 on box0/gpu3, stage 1`."""
-        layout = self.plan.layout
+        """`rank 3 on box0/gpu3, stage 1`; of a folded plan also how many ranks it stands for."""
+        layout, fold = self.plan.layout, self.plan.main.fold
         where = f" on {self.plan.placement[rank]}" if rank < len(self.plan.placement) else ""
+        where += f" and {fold.members - 1} alike" if fold is not None else ""
         if layout is None or layout.pipeline == 1 or rank >= layout.ranks:
             return f"rank {rank}{where}"
         held = "+".join(str(stage) for stage, _ in layout.hosted(layout.coordinates(rank)[0]))

@@ -47,9 +47,10 @@ def fabric_picture(fabric: Fabric, busy_s: Mapping[str, float], makespan_s: floa
         for b in picture.boxes if b.name
     ]  # fmt: skip
     nodes = [_node(fabric, name, x, y) for name, (x, y) in picture.places.items()]
+    top = 30  # where the drawing of `fabric show` has its title
     svg = tag(
         "svg", *frames, *lines, tag("g", id="moving"), *nodes, *labels, id="fabric-picture", role="img", aria_labelledby="fabric-caption",
-        viewBox=f"0 0 {picture.width:.0f} {picture.height:.0f}", width=f"{picture.width:.0f}", height=f"{picture.height:.0f}",
+        viewBox=f"0 {top} {picture.width:.0f} {picture.height - top:.0f}", width=f"{picture.width:.0f}", height=f"{picture.height - top:.0f}",
     )  # fmt: skip
     return svg, picture.left_out
 
