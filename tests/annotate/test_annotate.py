@@ -246,7 +246,7 @@ def test_any_slices_conserve_time_and_nest(tmp_path_factory, slices, told):
     def adds_up(node):
         if node.children:
             assert node.host_ns == sum(c.host_ns for c in node.children) and node.device_ns == sum(c.device_ns for c in node.children)
-            assert node.evidence_ns == [sum(x) for x in zip(*(c.evidence_ns for c in node.children), strict=True)]
+            assert node.evidence_ns == tuple(sum(x) for x in zip(*(c.evidence_ns for c in node.children), strict=True))
         for child in node.children:
             adds_up(child)
 

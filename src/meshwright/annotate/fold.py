@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,8 @@ def fold(
         leaf.device_ns += device_ns
         leaf.estimated_ns += estimated
         leaf.count += count
-        leaf.evidence_ns[evidence] += host_ns + device_ns
+        here = leaf.evidence_ns
+        leaf.evidence_ns = (*here[:evidence], here[evidence] + host_ns + device_ns, *here[evidence + 1 :])
     _roll_up(root)
     return root
 
@@ -88,7 +90,7 @@ def _roll_up(node: Node) -> None:
         node.device_ns += child.device_ns
         node.estimated_ns += child.estimated_ns
         node.count += child.count
-        node.evidence_ns = [a + b for a, b in zip(node.evidence_ns, child.evidence_ns, strict=True)]
+        node.evidence_ns = tuple(map(add, node.evidence_ns, child.evidence_ns))
     if node.children:
         node.start_ns = min(child.start_ns for child in node.children)
         node.end_ns = max(child.end_ns for child in node.children)

@@ -13,7 +13,7 @@ from .slices import Units
 __all__ = ["Annotation", "Node"]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Node:
     """Times in ns, on the host's threads and on devices' streams; they include the children's. `evidence_ns[tier]` adds up to both times."""
 
@@ -27,7 +27,7 @@ class Node:
     count: int = 0  # units of work
     start_ns: int = 0
     end_ns: int = 0
-    evidence_ns: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 0])
+    evidence_ns: tuple[int, ...] = (0, 0, 0, 0, 0)
     children: list[Node] = field(default_factory=list)
 
 

@@ -24,7 +24,7 @@ def annotation_document(annotation: Annotation) -> dict[str, Any]:
     ]
     return {
         "schema": SCHEMA, "version": VERSION, "trace": trace.source, "rank": trace.rank, "world_size": trace.world_size, "slices": len(trace),
-        "evidence": [e.name.lower() for e in Evidence], "evidence_ns": root.evidence_ns, "tracks": tracks,
+        "evidence": [e.name.lower() for e in Evidence], "evidence_ns": list(root.evidence_ns), "tracks": tracks,
         "warnings": [{"kind": w.kind, "count": w.count, "first": w.first} for w in trace.warnings], "notes": list(annotation.notes),
         "tree": _node(annotation, root),
     }  # fmt: skip
@@ -33,7 +33,7 @@ def annotation_document(annotation: Annotation) -> dict[str, Any]:
 def _node(annotation: Annotation, node: Node) -> dict[str, Any]:
     out: dict[str, Any] = {
         "name": node.name, "kind": node.kind, "host_ns": node.host_ns, "device_ns": node.device_ns, "count": node.count, "start_ns": node.start_ns,
-        "end_ns": node.end_ns, "evidence_ns": node.evidence_ns,
+        "end_ns": node.end_ns, "evidence_ns": list(node.evidence_ns),
     }  # fmt: skip
     if node.kind == "module" and annotation.tree is not None:
         module = annotation.tree.modules[node.module]
