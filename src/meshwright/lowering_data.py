@@ -39,6 +39,7 @@ __all__ = ["DataParallel"]
 
 ADDING = ("B", "W")  # phases that add to gradients of parameters
 STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
+UPDATE_BUFFERS = 2  # temporaries of Adam for the parameter that it updates: the root of the second moment, and that over its correction
 
 Range = tuple[int, int, int]
 
@@ -312,7 +313,11 @@ class DataParallel:
         for g in self.groups.values() if self.level else ():
             updated.append((r.buffers[f"weights{g.name}"], *g.part) if self.level < 3 else low.whole(r, f"shard{g.name}"))
         reads += updated if self.level else []
-        op = low.b.op("optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, reads=reads, writes=[*updated, low.whole(r, "state")])
+        largest = max(r.sizes[p] for names in r.gradients.values() for p in names)  # parameters are updated one after the other
+        op = low.b.op(
+            "optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, workspace_bytes=UPDATE_BUFFERS * largest, reads=reads,
+            writes=[*updated, low.whole(r, "state")],
+        )  # fmt: skip
         done = r.compute.compute(op, after=waits)
         if self.level in (1, 2):
             for g in reversed(self.groups.values()):  # the first layers' first

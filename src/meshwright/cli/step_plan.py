@@ -114,9 +114,10 @@ def _measure(args: argparse.Namespace, step: MeasuredStep, plan: StepPlan) -> in
     """Built and run for real, once to warm up and once watched."""
     from ..capture.step import capture_step_of
     from ..run.step import measured_peak_bytes, runner_of, step_tensors
+    from ..run.step_optimizer import updating
 
     real = capture_step_of(args.model, loss=args.loss, batch_size=step.batch_size, seed=args.seed, device="cpu")
-    runner, tensors = runner_of(real, plan, graph=step.graph), step_tensors(real)
+    runner, tensors = runner_of(real, plan, graph=step.graph, variants=updating(real, step.optimizer)), step_tensors(real)
     runner.run([*tensors])
     return measured_peak_bytes(runner, tensors)
 

@@ -16,21 +16,22 @@ from ..errors import Infeasible, UnknownName, UsageError
 from ..io.quantity import parse_size_bytes
 from ..probe.step_costs import StepCosts, costs_file, measure_step
 from ..step_graph import StepGraph, StepPlan
+from .step_optimizer import optimizer_named, with_optimizer
 
-__all__ = ["OPTIMIZER_STATE", "LargestBatch", "MeasuredStep", "budget_bytes", "largest_batch", "measured_step", "planned", "what_would_help"]
+__all__ = ["LargestBatch", "MeasuredStep", "budget_bytes", "largest_batch", "measured_step", "planned", "what_would_help"]
 
-OPTIMIZER_STATE = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2}  # tensors of a parameter's size that the optimizer keeps for it
 BATCH_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """A captured step and its graph with measured costs; `state_bytes`: the optimizer's, counted as resident."""
+    """A captured step and its graph with measured costs, ended by the optimizer's update; `state_bytes`: the optimizer's, counted as resident."""
 
     step: CapturedStep
     graph: StepGraph
     batch_size: int
     state_bytes: int
+    optimizer: str = "none"
 
     def bytes_by_kind(self) -> dict[str, int]:
         """What lives through the whole step, and the gradients at its end."""
@@ -50,16 +51,12 @@ def measured_step(
 
     Raises: UnknownName, UsageError, CaptureError, Unsupported (dynamic shapes, sparse gradients), RunError.
     """
-    if optimizer not in OPTIMIZER_STATE:
-        raise UnknownName(f"there is no optimizer {optimizer[:64]!r}", where="--optimizer", hint=f"there are: {', '.join(OPTIMIZER_STATE)}")
+    optimizer_named(optimizer)
     step = capture_step_of(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
-    named = dict(zip(step.values, step.graph_module.graph.find_nodes(op="placeholder"), strict=True))
-    trained = [named[f"param:{o.partition(':')[2]}"] for o in step.outputs if o.startswith("gradient:")]
-    state = OPTIMIZER_STATE[optimizer] * sum(n.meta["val"].untyped_storage().nbytes() for n in trained)
     kind = "cpu" if device == "fake" else device.partition(":")[0]
-    graph = measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs or costs_file(), device=kind), device=kind)
-    graph = msgspec.structs.replace(graph, resident_bytes=graph.resident_bytes + state)
-    return MeasuredStep(step=step, graph=graph, batch_size=step.source.batch_size, state_bytes=state)
+    known = StepCosts(costs or costs_file(), device=kind)
+    graph = with_optimizer(step, measure_step(step.graph_module, step.step_graph, costs=known, device=kind), optimizer, known)
+    return MeasuredStep(step=step, graph=graph, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer)
 
 
 def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
