@@ -15,7 +15,7 @@ from meshwright.check.step_memory import check_step_plan
 from meshwright.cli import main
 from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible, UnknownName, UsageError
-from meshwright.run.module_checkpoints import module_uses, plan_modules
+from meshwright.run.module_checkpoints import checkpointed, measured_step_bytes, module_uses, plan_modules
 from meshwright.run.step_fit import budget_bytes, largest_batch, measured_step, planned
 from meshwright.step_graph import StepGraph, StepPlan
 
@@ -46,7 +46,7 @@ def small():
     return Net(), (torch.randn(64, 16), torch.randint(0, 4, (64,)))
 
 def branching():
-    return Branching(), (torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    return Branching(), (torch.randn(512, 16), torch.randint(0, 4, (512,)))
 '''
 
 
@@ -150,6 +150,23 @@ def test_what_cannot_be_captured_is_planned_by_modules(folder: Path, capsys: pyt
     fixed = {t.untyped_storage().data_ptr() for t in (*objective.parameters(), *source.inputs)}
     sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}
     assert outside + sum(u.kept_bytes for u in uses) == sum(v for k, v in sizes.items() if k not in fixed)
+    measured, budget = document["measured_peak_bytes"], document["budget_bytes"]
+    assert isinstance(measured, int) and isinstance(budget, int) and measured <= budget
+    assert measured_step_bytes(objective, source.inputs, document["checkpoint"]) == measured
+    assert measured_step_bytes(objective, source.inputs, ()) == document["measured_keep_peak_bytes"] > measured
+    objective(*source.inputs).backward()
+    plain = [p.grad for p in objective.parameters()]
+    objective.zero_grad()
+    with checkpointed(objective.model, document["checkpoint"]):
+        objective(*source.inputs).backward()
+    assert all(torch.equal(a, b) for a, b in zip(plain, (p.grad for p in objective.parameters()), strict=True) if a is not None and b is not None)
+    assert all("forward" not in m.__dict__ for m in objective.model.modules())
+    with_adam = asked(folder, capsys, "plan", "--model", odd, "--optimizer", "adam")
+    assert with_adam["measured_peak_bytes"] >= document["measured_keep_peak_bytes"] + 2 * sum(  # type: ignore[operator]
+        p.numel() * 4 for p in objective.parameters() if p.grad is not None
+    )  # fmt: skip
+    with pytest.raises(UnknownName, match="no module 'body'"), checkpointed(objective.model, ["body"]):
+        pass
     with pytest.raises(Infeasible, match="with a checkpoint around every child"):
         plan_modules(odd, loss="cross-entropy", batch_size=None, budget="1kB", refusal="x", seed=0)
 

@@ -126,4 +126,5 @@ def _whole_modules(args: argparse.Namespace, error: Any) -> Result:
     """What export refuses is planned by whole modules: which of them to run under a checkpoint."""
     from ..run.module_checkpoints import plan_modules
 
-    return Result(*plan_modules(args.model, loss=args.loss, batch_size=args.batch, budget=args.budget, refusal=error.message, seed=args.seed))
+    options: dict[str, Any] = {"loss": args.loss, "batch_size": args.batch, "budget": args.budget, "seed": args.seed, "optimizer": args.optimizer}
+    return Result(*plan_modules(args.model, refusal=error.message, **options))
