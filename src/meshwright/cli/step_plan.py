@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .frame import Result
@@ -40,12 +41,16 @@ def run(args: argparse.Namespace) -> Result:
         full = keep_everything(step.graph)
         limit = None if args.budget is None else budget_bytes(args.budget, full.peak_bytes)
         plan, others = planned(step, limit, strategy(args), seed=args.seed)
-        lines, more = [], {}
+        lines, more = [], {"more": [], "less": []}
+        if limit is not None and plan.time_s > full.time_s:
+            from ..decide.memory.auto import offers
+
+            more = dict(zip(("more", "less"), ([asdict(o) for o in side] for side in offers(step.graph, plan)), strict=True))
     verdict = check_step_plan(step.graph, plan)
     verdict.raise_if_wrong()
     full = keep_everything(step.graph)
     document = _document(step, plan, full, others) | more | {"check": verdict.to_json()["status"]}
-    lines += _lines(step, plan, full, others)
+    lines += [*_lines(step, plan, full, others), *(line for side in ("more", "less") for line in _offered(side, more.get(side, []), full))]
     if args.measure:
         document["measured_peak_bytes"] = _measure(args, step, plan)
         share = document["measured_peak_bytes"] / plan.peak_bytes - 1
@@ -108,6 +113,14 @@ def _lines(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str,
         lines.append(f"  no plan needs less than {show_size(least_bound_bytes(step.graph))}")
     lines += [f"  {name}: {said}" for name, said in others.items()]
     return lines + [f"  note: {note}" for note in (*step.graph.notes, *plan.notes)]
+
+
+def _offered(side: str, found: list[dict[str, Any]], full: StepPlan) -> list[str]:
+    """What other budgets give, one line."""
+    from ..io.quantity import show_size
+
+    said = [f"{show_size(o['peak_bytes'])} {100 * (o['time_s'] / full.time_s - 1):+.1f} %" for o in found]
+    return [f"  with {side}: {', '.join(said)}"] if said else []
 
 
 def _measure(args: argparse.Namespace, step: MeasuredStep, plan: StepPlan) -> int:

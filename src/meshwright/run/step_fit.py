@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from ..capture.step import CapturedStep, capture_step_of
-from ..decide.memory.step import best_plan, keep_everything, least_bound_bytes, size_text
+from ..decide.memory.auto import auto_plan
+from ..decide.memory.step import keep_everything, least_bound_bytes, size_text
 from ..errors import Infeasible, UnknownName, UsageError
 from ..io.quantity import parse_size_bytes
 from ..probe.step_costs import StepCosts, costs_file, measure_step
@@ -89,7 +90,7 @@ def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", 
         full = keep_everything(measured.graph)
         if budget is not None and full.peak_bytes <= budget and not any(n.alternatives for n in measured.graph.nodes):
             return msgspec.structs.replace(full, budget_bytes=budget), {}  # nothing is faster than computing nothing again
-        return best_plan(measured.graph, budget, rng=rng)
+        return auto_plan(measured.graph, budget, rng=rng)
     except Infeasible as error:
         data = {**error.data, "bound_bytes": least_bound_bytes(measured.graph), "bytes_by_kind": measured.bytes_by_kind()}
         raise Infeasible(error.message, where=error.where, hint=what_would_help(measured), data=data) from None

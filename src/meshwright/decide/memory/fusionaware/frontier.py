@@ -42,13 +42,15 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """`entries`: falling peak, rising time, none better than another in both. `plain_s`: everything once. `least_bytes`: no schedule needs less."""
+    """`entries`: falling peak, rising time, none better than another in both. `plain_s`: everything once. `least_bytes`: no schedule needs less.
+    `published`: every schedule of Chen, Revolve and Rotor, by `origin`."""
 
     lives: Lifetimes
     entries: tuple[Entry, ...]
     hulls: tuple[tuple[Moment, tuple[CutPoint, ...]], ...]
     plain_s: float
     least_bytes: int
+    published: tuple[Entry, ...] = ()
 
     def within(self, budget_bytes: int | None) -> Entry | None:
         """The fastest within the budget (None: the least peak); None where there is none."""
@@ -100,7 +102,7 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
         Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())
         for i in np.flatnonzero(np.isfinite(archive.time))
     ]
-    return Frontier(lives=lives, entries=_best([*published, *found]), hulls=hulls, plain_s=plain_s, least_bytes=low)
+    return Frontier(lives=lives, entries=_best([*published, *found]), hulls=hulls, plain_s=plain_s, least_bytes=low, published=(*published,))
 
 
 def _distinct(rows: list[I32]) -> list[I32]:

@@ -1,0 +1,93 @@
+"""The fastest plan within a budget, and no more work than it takes to know that: what `memory plan` does without a strategy.
+
+One frontier of schedules answers for `fusionaware` and for Chen's, Revolve's and Rotor's schedules, which it begins at. It is searched with little
+effort first; when its plan is within 1 % of the bound of any plan, nothing else is tried. Else the search goes on, and the integer programme too.
+Invariant: the plan given is no slower than any that is named beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from ...step_graph import StepGraph, StepPlan
+from .fusionaware.frontier import Entry, Frontier, frontier_of
+from .fusionaware.strategy import EFFORT, FusionAware
+from .step import best_plan, size_text
+
+__all__ = ["Offer", "auto_plan", "offers"]
+
+CLOSE = 0.01  # of the bound: nothing else is worth trying
+FIRST_EFFORT = 10_000  # per node of the graph
+PUBLISHED = ("chen", "revolve", "rotor")
+SHARES = (0.75, 0.5, 0.25, 0.0)  # of the time that a budget costs
+FEWER = (0.95, 0.9, 0.8)  # of the bytes of a plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What other budgets would give: peak and time of a schedule."""
+
+    peak_bytes: int
+    time_s: float
+
+
+def _first_effort(graph: StepGraph) -> int:
+    return min(FIRST_EFFORT * len(graph.nodes), EFFORT)
+
+
+def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> tuple[StepPlan, dict[str, str]]:
+    """(the plan, what the other strategies give, or why they were not tried). None: the least peak of all strategies.
+
+    Raises: Infeasible as `best_plan`.
+    """
+    if budget_bytes is None or any(n.alternatives for n in graph.nodes):
+        return best_plan(graph, budget_bytes, rng=rng)
+    for effort in dict.fromkeys((_first_effort(graph), EFFORT)):
+        frontier = frontier_of(graph, effort)
+        entry = frontier.within(budget_bytes)
+        if entry is not None and entry.time_s <= frontier.floor_s(budget_bytes) * (1 + CLOSE):
+            plan = FusionAware(effort=effort).plan(graph, budget_bytes, rng=rng)
+            return plan, _published(frontier, budget_bytes) | {"monet": f"not tried: nothing can be more than {CLOSE:.0%} faster"}
+    plan, said = best_plan(graph, budget_bytes, rng=rng)
+    floor = max(frontier.floor_s(budget_bytes), plan.floor_s or 0.0)
+    return msgspec.structs.replace(plan, floor_s=min(floor, plan.time_s), least_bytes=plan.least_bytes or frontier.least_bytes), said
+
+
+def _published(frontier: Frontier, budget_bytes: int) -> dict[str, str]:
+    said = {}
+    for name in PUBLISHED:
+        own = [e for e in frontier.published if e.origin == name]
+        fits = [e for e in own if e.peak_bytes <= budget_bytes]
+        if fits:
+            best = min(fits, key=lambda e: (e.time_s, e.peak_bytes))
+            said[name] = f"{best.time_s * 1e3:.4g} ms, peak {size_text(best.peak_bytes)}"
+        elif own:
+            said[name] = f"{name} needs {size_text(min(e.peak_bytes for e in own))} at least, the budget is {size_text(budget_bytes)}"
+    return said
+
+
+def offers(graph: StepGraph, plan: StepPlan) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
+    """(with more bytes, fewest first: three quarters, half, a quarter, nothing of the plan's extra time; with fewer bytes, most first, down to the
+    least known). From the frontier that `auto_plan` searches first."""
+    frontier = frontier_of(graph, _first_effort(graph))
+    extra = plan.time_s - frontier.plain_s
+    entries = frontier.entries
+    more = [e for share in SHARES for e in _leanest(entries, frontier.plain_s + share * extra) if e.peak_bytes > plan.peak_bytes and extra > 0]
+    less = [e for share in FEWER if (e := frontier.within(int(share * plan.peak_bytes))) is not None]
+    if entries[-1].peak_bytes < plan.peak_bytes:
+        less.append(entries[-1])
+    return _offers(more), _offers([e for e in less if e.time_s > plan.time_s])
+
+
+def _leanest(entries: Sequence[Entry], time_s: float) -> list[Entry]:
+    """The entry of fewest bytes that takes no longer; none where there is none."""
+    fast = [e for e in entries if e.time_s <= time_s * (1 + 1e-9)]
+    return fast[-1:]
+
+
+def _offers(entries: Sequence[Entry]) -> tuple[Offer, ...]:
+    return tuple(dict.fromkeys(Offer(peak_bytes=e.peak_bytes, time_s=e.time_s) for e in entries))
