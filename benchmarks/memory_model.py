@@ -1,6 +1,8 @@
 """Predicted against measured peak of training steps, at every budget, for every strategy, on five nets, in eager mode.
 
-Run: `python benchmarks/memory_model.py [--nets unet,swiglu] [--budgets 21] [--strategies keep,...] [--quick]`. Each row is one plan run for real:
+Run: `python benchmarks/memory_model.py [--nets unet,swiglu] [--budgets 21] [--strategies keep,...] [--pieces FILE] [--minutes 9] [--quick]`. With
+`--pieces` every row is kept in that file as soon as it is there, and those that it holds are not run again: start the same command until it says that
+all is done (with `--minutes` it stops by itself in time), then it records the whole. Each row is one plan run for real:
 predicted peak, the allocator's own peak (running sum of its events), and once per net the growth of the process's resident peak (VmHWM) in a process
 of its own. Gradients are compared with the plain step's, bit by bit. `--quick`: two small nets, three budgets.
 """
@@ -43,7 +45,32 @@ def bit_equal(step: Any, graph: Any, plan: Any, reference: list[Any]) -> bool:
     return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, reference, strict=True))
 
 
-def rows_of(net: str, strategies: list[str], budgets: int) -> list[dict[str, Any]]:
+class Pieces:
+    """Rows that are there already, by net, strategy and share of the peak; new ones are added to the file, one line each."""
+
+    def __init__(self, path: Path | None, minutes: float) -> None:
+        self.path, self.until = path, time.monotonic() + 60 * minutes
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self.rows: dict[tuple[str, str, float], dict[str, Any]] = {}
+        for row in map(json.loads, lines):
+            self.rows[row["net"], row["strategy"], row["share"]] = row
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows[row["net"], row["strategy"], row["share"]] = row
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def late(self) -> bool:
+        return time.monotonic() > self.until
+
+
+def shares_of(budgets: int) -> list[float]:
+    return [round(1 - i / max(1, budgets - 1), 4) for i in range(budgets)]
+
+
+def fill(net: str, strategies: list[str], budgets: int, pieces: Pieces) -> bool:
+    """Runs what is missing of a net; False where time was up."""
     import numpy as np
     import torch
 
@@ -52,30 +79,33 @@ def rows_of(net: str, strategies: list[str], budgets: int) -> list[dict[str, Any
     from meshwright.errors import MeshwrightError
     from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
 
+    missing = [(share, s) for share in shares_of(budgets) for s in strategies if (net, s, share) not in pieces.rows]
+    if not missing:
+        return True
     step, graph = captured(net)
     full, tensors = keep_everything(graph), step_tensors(step)
     torch.manual_seed(7)
     reference = runner_of(step, full, graph=graph).run([*tensors])
-    rows = []
-    for share in [1 - i / max(1, budgets - 1) for i in range(budgets)]:
-        for strategy in strategies:
-            row: dict[str, Any] = {"net": net, "strategy": strategy, "share": round(share, 4), "budget_bytes": int(share * full.peak_bytes)}
-            try:
-                start = time.process_time()
-                plan = STEP_NAMES[strategy]().plan(graph, row["budget_bytes"], rng=np.random.default_rng(0))
-                row["plan_s"] = round(time.process_time() - start, 2)
-            except MeshwrightError as error:
-                rows.append(row | {"refused": error.message})
-                continue
-            check_step_plan(graph, plan).raise_if_wrong()
-            row["bit_equal"] = bit_equal(step, graph, plan, reference)
-            measured = measured_peak_bytes(runner_of(step, plan, graph=graph), tensors)
-            row |= {"predicted_bytes": plan.peak_bytes, "measured_bytes": measured, "time_s": plan.time_s, "keep_time_s": full.time_s}
-            row["error"] = round(plan.peak_bytes / measured - 1, 5)
-            rows.append(row)
-            sizes = f"predicted {plan.peak_bytes:>12,} measured {measured:>12,}"
-            print(f"{net:<9} {strategy:<12} {share:6.2f} {sizes} {100 * row['error']:+.2f} %", flush=True)
-    return rows
+    for share, strategy in missing:
+        if pieces.late():
+            return False
+        row: dict[str, Any] = {"net": net, "strategy": strategy, "share": share, "budget_bytes": int(share * full.peak_bytes)}
+        try:
+            start = time.process_time()
+            plan = STEP_NAMES[strategy]().plan(graph, row["budget_bytes"], rng=np.random.default_rng(0))
+            row["plan_s"] = round(time.process_time() - start, 2)
+        except MeshwrightError as error:
+            pieces.add(row | {"refused": error.message})
+            continue
+        check_step_plan(graph, plan).raise_if_wrong()
+        row["bit_equal"] = bit_equal(step, graph, plan, reference)
+        measured = measured_peak_bytes(runner_of(step, plan, graph=graph), tensors)
+        row |= {"predicted_bytes": plan.peak_bytes, "measured_bytes": measured, "time_s": plan.time_s, "keep_time_s": full.time_s}
+        row["error"] = round(plan.peak_bytes / measured - 1, 5)
+        pieces.add(row)
+        sizes = f"predicted {plan.peak_bytes:>12,} measured {measured:>12,}"
+        print(f"{net:<9} {strategy:<12} {share:6.2f} {sizes} {100 * row['error']:+.2f} %", flush=True)
+    return True
 
 
 def resident_growth(net: str) -> dict[str, int]:
@@ -116,6 +146,8 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, default=21)
     parser.add_argument("--strategies", default="", help="default: all")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--pieces", type=Path, help="keep rows here, and run only those that are missing")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop when this time is up; start again to go on")
     parser.add_argument("--resident", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.resident:
@@ -124,9 +156,15 @@ def main() -> None:
 
     nets = ["swiglu", "unet"] if args.quick else args.nets.split(",")
     strategies = args.strategies.split(",") if args.strategies else list(STEP_NAMES)
-    rows, growth = [], {}
+    pieces, growth = Pieces(args.pieces, args.minutes), {}
+    budgets = 3 if args.quick else args.budgets
     for net in nets:
-        rows += rows_of(net, strategies, 3 if args.quick else args.budgets)
+        if not fill(net, strategies, budgets, pieces):
+            whole = len(nets) * len(strategies) * budgets
+            print(f"time is up: {len(pieces.rows)} of {whole} rows are in {args.pieces}; start again to go on")
+            return None
+    rows = [pieces.rows[n, s, share] for n in nets for share in shares_of(budgets) for s in strategies]
+    for net in nets:
         growth[net] = resident_growth(net)
         share = growth[net]["resident_bytes"] / growth[net]["events_bytes"] - 1
         print(f"{net:<9} resident growth {growth[net]['resident_bytes']:,} B, by events {growth[net]['events_bytes']:,} B ({100 * share:+.2f} %)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -11,32 +12,41 @@ from meshwright.capture.graph import capture
 from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.cost import Priced
+from meshwright.graph import OpGraph
 from meshwright.job import Training
+from meshwright.plan import TrainingLayout
 from meshwright.probe.node_prices import as_measured, measured_prices, segment_prices
 
 MODEL = str(Path(__file__).parent.parent.parent / "examples" / "gpt.py") + ":tiny"
 
 
+@functools.cache
+def graph() -> OpGraph:
+    return capture(MODEL)
+
+
+def layout(tensor: int, microbatch: int) -> TrainingLayout:
+    """Of four devices; collectives are not searched for, and nothing is proved: only the cuts count here."""
+    degrees = {"data": 4 // tensor, "tensor": tensor, "pipeline": 1, "microbatch": microbatch}
+    job = Training(model=MODEL, global_batch=16)
+    made = drive.plan_training(job, drive.read_fabric("laptop:4"), graph=graph(), collective="ring", unchecked=True, **degrees)
+    assert made.layout is not None
+    return made.layout
+
+
 def test_a_plan_with_measured_prices_says_so_and_stays_above_its_bound() -> None:
     job = Training(model=MODEL, global_batch=16)
-    graph = capture(MODEL)
     prices = measured_prices(job, batch_size=4, repeats=1)
-    fabric = as_measured(drive.read_fabric("two-islands"), prices.peak_flops(graph), "fp32")
-    plan = drive.plan_training(job, fabric, graph=graph, prices=prices, data=4, tensor=1, pipeline=1, microbatch=4)
+    fabric = as_measured(drive.read_fabric("two-islands"), prices.peak_flops(graph()), "fp32")
+    plan = drive.plan_training(job, fabric, graph=graph(), prices=prices, collective="ring", data=4, tensor=1, pipeline=1, microbatch=4)
     assert plan.prediction is not None and plan.prediction.evidence["measured"] > 0
     assert check_plan(plan, fabric).status == "ok"
 
 
 def test_prices_scale_with_micro_batch_and_split_and_lose_their_rank_of_evidence() -> None:
-    graph = capture(MODEL)
-    nodes = {n.name: (Priced(1.0, "measured", 1.0), Priced(2.0, "measured", 2.0)) for n in graph.nodes}
-    fabric = drive.read_fabric("two-islands")
-    job = Training(model=MODEL, global_batch=16)
-    whole = drive.plan_training(job, fabric, graph=graph, data=4, tensor=1, pipeline=1, microbatch=4).layout
-    half = drive.plan_training(job, fabric, graph=graph, data=4, tensor=1, pipeline=1, microbatch=2).layout
-    split = drive.plan_training(job, fabric, graph=graph, data=1, tensor=4, pipeline=1, microbatch=4).layout
-    assert whole is not None and half is not None and split is not None
-    count = len(graph.nodes)
+    nodes = {n.name: (Priced(1.0, "measured", 1.0), Priced(2.0, "measured", 2.0)) for n in graph().nodes}
+    whole, half, split = layout(1, 4), layout(1, 2), layout(4, 4)
+    count = len(graph().nodes)
     assert segment_prices(nodes, 4, whole) == {"s0.0|F": Priced(count, "measured", count), "s0.0|B": Priced(2 * count, "measured", 2 * count)}
     assert segment_prices(nodes, 4, half, share=0.5)["s0.0|F"] == Priced(count, "interpolated", count / 2)
     first = next(s for s in split.segments if s.split)

@@ -1,8 +1,9 @@
 """The fastest plan within a budget, and no more work than it takes to know that: what `memory plan` does without a strategy.
 
 One frontier of schedules answers for `fusionaware` and for Chen's, Revolve's and Rotor's schedules, which it begins at. It is searched with little
-effort first; when its plan is within 1 % of the bound of any plan, nothing else is tried. Else the search goes on, and the integer programme too.
-Invariant: the plan given is no slower than any that is named beside it.
+effort first; when its plan is within 1 % of the bound of any plan, nothing else is tried. Else the integer programme (`monet`) is asked, and where
+that is not as near either, the search goes on.
+Invariant: the plan given is no slower than any that is named beside it, and its floor is the highest that was found.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from ...errors import MeshwrightError
 from ...step_graph import StepGraph, StepPlan
 from .fusionaware.frontier import Entry, Frontier, frontier_of
 from .fusionaware.strategy import EFFORT, FusionAware
-from .step import best_plan, size_text
+from .step import STEP_NAMES, best_plan, size_text
 
 __all__ = ["Offer", "auto_plan", "offers"]
 
@@ -46,14 +48,26 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
     """
     if budget_bytes is None or any(n.alternatives for n in graph.nodes):
         return best_plan(graph, budget_bytes, rng=rng)
-    for effort in dict.fromkeys((_first_effort(graph), EFFORT)):
-        frontier = frontier_of(graph, effort)
-        entry = frontier.within(budget_bytes)
-        if entry is not None and entry.time_s <= frontier.floor_s(budget_bytes) * (1 + CLOSE):
-            plan = FusionAware(effort=effort).plan(graph, budget_bytes, rng=rng)
-            return plan, _published(frontier, budget_bytes) | {"monet": f"not tried: nothing can be more than {CLOSE:.0%} faster"}
-    plan, said = best_plan(graph, budget_bytes, rng=rng)
-    floor = max(frontier.floor_s(budget_bytes), plan.floor_s or 0.0)
+    frontier = frontier_of(graph, _first_effort(graph))
+    floor, plans, said = frontier.floor_s(budget_bytes), dict[str, StepPlan](), _published(frontier, budget_bytes)
+    tries = (("fusionaware", FusionAware(effort=_first_effort(graph))), ("monet", STEP_NAMES["monet"]()), ("fusionaware", FusionAware()))
+    for name, strategy in tries:
+        if plans and min(p.time_s for p in plans.values()) <= floor * (1 + CLOSE):
+            said.setdefault("monet", f"not tried: nothing can be more than {CLOSE:.0%} faster")
+            break
+        try:
+            found = strategy.plan(graph, budget_bytes, rng=rng)
+        except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
+            said[name] = error.message
+            continue
+        floor = max(floor, found.floor_s or 0.0)
+        plans[name] = min([found, *([plans[name]] if name in plans else [])], key=lambda p: p.time_s)
+        said[name] = f"{plans[name].time_s * 1e3:.4g} ms, peak {size_text(plans[name].peak_bytes)}"
+    if not plans:
+        return best_plan(graph, budget_bytes, rng=rng)
+    name = min(plans, key=lambda n: (plans[n].time_s, plans[n].peak_bytes))
+    said.pop(name)
+    plan = plans[name]
     return msgspec.structs.replace(plan, floor_s=min(floor, plan.time_s), least_bytes=plan.least_bytes or frontier.least_bytes), said
 
 
