@@ -2,10 +2,10 @@
 
 Run: `python benchmarks/memory_model.py [--nets unet,swiglu] [--budgets 21] [--strategies keep,...] [--pieces FILE] [--minutes 9] [--quick]`. With
 `--pieces` every row is kept in that file as soon as it is there, and those that it holds are not run again: start the same command until it says that
-all is done (with `--minutes` it stops by itself in time), then it records the whole. Each row is one plan run for real:
-predicted peak, the allocator's own peak (running sum of its events), and once per net the growth of the process's resident peak (VmHWM) in a process
-of its own; from the events' figure what kernels allocate for results and never write is taken off there (the scratch that the mean of `mse_loss` keeps:
-1 MiB of SwiGLU's 62 MB), because no page of it is ever resident. Gradients are compared with the plain step's, bit by bit. `--quick`: two small nets, three budgets.
+all is done (with `--minutes` it stops by itself in time), then it records the whole. Each row is one plan run for real: predicted peak, the
+allocator's own peak (running sum of its events), and once per net the growth of the process's resident peak (VmHWM) in a process of its own; from the
+events' figure what kernels allocate for results and never write is taken off there (the scratch that the mean of `mse_loss` keeps: 1 MiB of SwiGLU's
+62 MB), because no page of it is ever resident. Gradients are compared with the plain step's, bit by bit. `--quick`: two small nets, three budgets.
 """
 
 from __future__ import annotations
