@@ -12,6 +12,8 @@ from meshwright.capture.graph import capture
 from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.cost import Priced
+from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.drive_sharding import ShardingWanted
 from meshwright.graph import OpGraph
 from meshwright.job import Training
 from meshwright.plan import TrainingLayout
@@ -29,7 +31,10 @@ def layout(tensor: int, microbatch: int) -> TrainingLayout:
     """Of four devices; collectives are not searched for, and nothing is proved: only the cuts count here."""
     degrees = {"data": 4 // tensor, "tensor": tensor, "pipeline": 1, "microbatch": microbatch}
     job = Training(model=MODEL, global_batch=16)
-    made = drive.plan_training(job, drive.read_fabric("laptop:4"), graph=graph(), collective="ring", unchecked=True, **degrees)
+    made = drive.plan_training(
+        job, drive.read_fabric("two-islands"), graph=graph(), collective="ring", unchecked=True, sharding=ShardingWanted(level=0, overlap=False),
+        tensor_options=TensorOptions(sequence=False), **degrees,
+    )  # fmt: skip
     assert made.layout is not None
     return made.layout
 
