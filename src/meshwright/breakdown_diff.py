@@ -64,13 +64,19 @@ def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None 
             assert known is not None
             views: Sequence[RankView] = run_views(read_plan(known), path)[0]
         else:
-            files = sorted(x for x in path.iterdir() if x.name.endswith((".json", ".json.gz"))) if path.is_dir() else [path]
+            files = sorted(x for x in path.iterdir() if x.name.endswith((".json", ".json.gz")) and not _is_document(x)) if path.is_dir() else [path]
             if not files:
                 raise UsageError("holds no trace", where=str(path), hint="give traces (.json, .json.gz), or a folder of them")
             traces = [read_trace(f) for f in files]
             views = [rank_view(t, annotated_labels(t, tree), rank=i) for i, t in enumerate(traces)]
         sides.append(by_module(views))
     return FoundDiff(diff=difference(*sides), joined="modules", a=str(a), b=str(b))
+
+
+def _is_document(path: Path) -> bool:
+    """Whether it is a document of ours, such as the module tree beside traces."""
+    with path.open("rb") as file:
+        return b'"meshwright.' in file.read(200)
 
 
 def _kind(path: Path) -> str:

@@ -53,6 +53,7 @@ def test_what_was_made_slower_comes_first(tmp_path, capsys):
     for name, plant in (("a", {}), ("b", {"copy_in": (1, 700.0)})):
         (tmp_path / name).mkdir()
         write_ranks(tmp_path / name, Settings(seed=1, **plant))
+        (tmp_path / name / "modules.json").write_text('{"schema": "meshwright.trace-modules", "version": 1}')  # no trace: passed over
     assert main(["trace", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["changes"][0]["path"] == ["forward", "layers.1", "copy"]
