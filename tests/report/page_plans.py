@@ -42,10 +42,10 @@ def pipeline_plan(stages: int = 4, microbatches: int = 8) -> Plan:
 
 
 @functools.cache
-def collective_plan(op: str = "all-gather", spec: str = "dgx-a100:1") -> Plan:
+def collective_plan(op: str = "all-gather", spec: str = "dgx-a100:1", by: str = "ring") -> Plan:
     fabric = drive.read_fabric(spec)
     problem = CollectiveProblem(fabric=fabric, op=op, ranks=tuple(d.name for d in fabric.devices), size_bytes=1 << 20)
-    return plan_collective(problem, candidates=[strategy("ring")()])[0]
+    return plan_collective(problem, candidates=[strategy(by)()])[0]
 
 
 @functools.cache
@@ -60,6 +60,8 @@ def content(kind: str) -> PageContent:
     """`pipeline`, `collective`, `training`, or `run`: a training plan with a run."""
     if kind == "pipeline":
         return gather(pipeline_plan(), plan_file="plan.json")
+    if kind == "shared":  # messages share links
+        return gather(collective_plan("all-to-all", "two-islands", "direct"), plan_file="plan.json")
     if kind == "collective":
         return gather(collective_plan(), plan_file="plan.json")
     page = gather(training_plan(), plan_file="plan.json")

@@ -103,7 +103,17 @@ def test_joined_spans_say_how_many_and_lose_no_time() -> None:
 def test_rows_beyond_the_most_are_left_out_and_said() -> None:
     page = content("pipeline")
     view = timeline_view(page.inlined.program, [page.timeline], most_rows=5)
-    assert len(view.rows) == 5 and view.rows[0].who == "critical path" and "rows are left out" in view.notes[0]
+    assert len(view.rows) == 5 and view.rows[0].who == "critical path" and [n for n in view.notes if "rows are left out" in n] == list(view.notes)
+
+
+def test_messages_beside_others_on_a_link_go_first() -> None:
+    page = content("shared")
+    whole = timeline_view(page.inlined.program, [page.timeline], collective=True)
+    beside = [r for r in whole.rows if "also under way" in r.lane]
+    assert beside and all(r.role == "link" for r in beside)
+    view = timeline_view(page.inlined.program, [page.timeline], collective=True, most_rows=len(whole.rows) - 1)
+    assert [r.lane for r in view.rows] == [r.lane for r in whole.rows if r not in beside]
+    assert view.notes == (f"{len(beside):,} rows of messages that share a link with others are left out",)
 
 
 @pytest.mark.parametrize("kind", ["pipeline", "collective", "training"])

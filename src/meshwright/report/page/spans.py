@@ -1,8 +1,8 @@
 """The timeline of the page: rows of spans as columns, few enough for a page, predictions and measurements of a lane next to each other.
 
 Times are whole ticks from each timeline's first span; a tick is a power of ten of a second. Beyond MOST_SPANS, neighbours in a row that begin in
-the same short stretch of time are one span that says how many it stands for and how long they took together; beyond MOST_ROWS, rows of later
-ranks are left out. Both are said in `notes`.
+the same short stretch of time are one span that says how many it stands for and how long they took together; beyond MOST_ROWS, messages that
+share a link with others and then rows of later ranks are left out. Both are said in `notes`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["MOST_ROWS", "MOST_SPANS", "Row", "TimelineView", "tick_of", "timelin
 
 I64 = NDArray[np.int64]
 MOST_SPANS = 250_000
-MOST_ROWS = 4096
+MOST_ROWS = 12_000
 NANOSECOND = -9  # ticks are no finer than this unless a timeline is short
 MOST_TICKS = 2_000_000_000
 
@@ -153,6 +153,11 @@ def _ordered(
         if twice[who, origin, label] > 1:
             said[track] = (who, origin, f"{label} (lane {lane})", role)
     tracks = [track for _, track in sorted(keys)]
+    if len(tracks) > most_rows:
+        total = len(tracks)
+        tracks = [t for t in tracks if said[t][3] != "link" or "also under way" not in said[t][2]]
+        if len(tracks) < total:
+            notes.append(f"{total - len(tracks):,} rows of messages that share a link with others are left out")
     if len(tracks) > most_rows:
         notes.append(f"{len(tracks) - most_rows:,} of {len(tracks):,} rows are left out, those of the last ranks")
         tracks = tracks[:most_rows]
