@@ -46,6 +46,28 @@ def test_another_number_of_ranks_keeps_the_mass_of_every_element(old, new):
         assert torch.allclose(mass(after)[name], total, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 5)])
+def test_velocities_that_become_gradients_are_not_lost(old, new):
+    def of_all(ranks, load=None):
+        found = []
+        for rank in range(ranks):
+            groups = groups_of(codec="dgc")
+            if load is not None:
+                load_groups(groups, load, rank, ranks, drop_residual=False)
+            else:
+                groups[0].state["velocity"].copy_(torch.randn(12, generator=torch.Generator().manual_seed(rank)))
+            found.append(saved_groups(groups, step=7, rank=rank, world=ranks))
+        return found
+
+    before = of_all(old)
+    after = of_all(new, before)
+    for name in NAMES:
+        total = sum(s["elements"]["velocity"][name].double() for s in before)
+        assert torch.allclose(sum(s["elements"]["velocity"][name].double() for s in after), total, atol=1e-6)
+    with pytest.raises(PlanMismatch, match="residual of 'a'"):
+        load_groups(groups_of(), before, 0, old, drop_residual=False)
+
+
 def test_the_same_ranks_go_on_with_their_own():
     mine = state_of(1, 3, 1)
     groups = groups_of(1)

@@ -33,11 +33,12 @@ from ...errors import NotFinite, RunError, Unsupported
 from ...kernels.counter_random import key_of
 from ...kernels.select import INFINITE, largest_magnitude
 
-__all__ = ["RESIDUAL", "At", "Codec", "NonFinite", "Payload", "State", "as_floats"]
+__all__ = ["PENDING", "RESIDUAL", "At", "Codec", "NonFinite", "Payload", "State", "as_floats"]
 
 State = dict[str, torch.Tensor]
 NonFinite = Literal["refuse", "pass"]
 RESIDUAL = "residual"  # in a state: what was not sent yet, one number per element
+PENDING = (RESIDUAL, "velocity")  # states that become gradient later (DGC's velocity too): over ranks they add up, and none may be lost
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -25,12 +25,11 @@ from ...errors import FormatError, UsageError
 from ...io.atomic import write_bytes
 from ..checkpoint_parts import crc32_of
 from . import make_codec
-from .base import State
+from .base import PENDING, State
 
 __all__ = ["Group", "Saved", "load_states", "read_states", "save_states", "state_file"]
 
 SCHEMA, VERSION = "meshwright.codec-state", 1
-PENDING = ("residual", "velocity")  # not sent yet: added up; everything else belongs to one grouping
 Batch = Literal["per-rank", "global"]
 
 

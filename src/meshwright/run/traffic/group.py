@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...codec import CodecSpec
 from ...errors import Unsupported
-from ..codecs import At, ErrorFeedback, Payload, State, make_codec
+from ..codecs import At, Payload, State, make_codec
 from ..codecs.base import NonFinite
 
 __all__ = ["GroupExchange"]
@@ -110,7 +110,7 @@ class GroupExchange:
         self.missing = set(range(len(self.parts)))
 
     def give_up(self) -> None:
-        """The exchange failed: what was encoded goes back to the residual, where the codec keeps one and the ranks did not sum yet."""
-        if self.payload is not None and isinstance(self.codec, ErrorFeedback) and self.spec.aggregation == "all-gather":
+        """The exchange failed: what was encoded goes back to the codec's memory, where it keeps one and the ranks did not sum yet."""
+        if self.payload is not None and self.spec.aggregation == "all-gather":
             self.codec.take_back(self.payload, self.state)
         self.begin()

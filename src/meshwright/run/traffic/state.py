@@ -1,8 +1,9 @@
 """Codec states in checkpoints, by tensor where they are one number per element, so that another grouping or number of ranks can go on with them.
 
-Left open by the papers: another number of ranks. Our answer: what was not sent is a sum over ranks, so new rank r takes the sum of the old
-ranks r, r + new, r + 2 new, ...; the total stays (to float32 rounding). Averages of gradients (momentum) are no such sum: they are taken
-from old rank r mod old, as are states that are no number per element (starts, thresholds), and those only where the group is the same.
+Left open by the papers: another number of ranks. Our answer: what was not sent (residuals, DGC's velocity) is a sum over ranks, so new rank r takes
+the sum of the old ranks r, r + new, r + 2 new, ...; the total stays (to float32 rounding). Averages of gradients (Signum's momentum) are no such
+sum: they are taken from old rank r mod old, as are states that are no number per element (starts, thresholds),
+and those only where the group is the same.
 Invariant: nothing that was not sent is lost unless `drop_residual` is said.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import PlanMismatch
-from ..codecs.base import RESIDUAL
+from ..codecs.base import PENDING
 from .group import GroupExchange
 
 __all__ = ["load_groups", "saved_groups"]
@@ -48,7 +49,7 @@ def load_groups(groups: Sequence[GroupExchange], saved: Sequence[Mapping[str, An
     same = old == 1 and int(saved[0]["world"]) == world
     own = by_rank[0] if same else by_rank[rank % old]
     parts = [own] if same else by_rank[rank::world]
-    held: set[str] = set()
+    held: set[tuple[str, str]] = set()
     for g in groups:
         for name, value in g.state.items():
             if value.numel() != g.flat.numel():
@@ -56,9 +57,9 @@ def load_groups(groups: Sequence[GroupExchange], saved: Sequence[Mapping[str, An
                     value.copy_(kept.view(value.shape))
                 continue
             for tensor, piece in zip(g.names, value.view(-1).split([p.numel() for p in g.parts]), strict=True):
-                piece.copy_(_summed(parts, name, tensor, piece) if name == RESIDUAL else _summed([own], name, tensor, piece))
-                held.update({tensor} if name == RESIDUAL else ())
-    lost = {t for part in by_rank for t, v in part["elements"].get(RESIDUAL, {}).items() if t not in held and v.any()}
+                piece.copy_(_summed(parts, name, tensor, piece) if name in PENDING else _summed([own], name, tensor, piece))
+                held.add((name, tensor))
+    lost = {t for part in by_rank for name in PENDING for t, v in part["elements"].get(name, {}).items() if (name, t) not in held and v.any()}
     if lost and not drop_residual:
         raise PlanMismatch(
             f"the checkpoint holds a residual of {min(lost)!r}, and this plan's codec keeps none", where="traffic state",
