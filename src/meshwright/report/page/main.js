@@ -56,8 +56,10 @@ async function start() {
   new ResizeObserver(redraw).observe(timeline.box);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   printing(redraw);
-  document.documentElement.dataset.ready = "yes";
-  performance.mark("meshwright:drawn");
+  requestAnimationFrame(() => setTimeout(() => { // when the frame with all of it has been painted
+    document.documentElement.dataset.ready = "yes";
+    performance.mark("meshwright:drawn");
+  }));
 }
 
 // Bars and their keys were written without colours: the palette is here alone.
