@@ -122,6 +122,8 @@ def main() -> None:
         asked = f" (asked {row['limit']})" if "limit" in row else ""
         more = "".join(f" {key}={row[key]}" for key in ("mean_s", "measured_s", "predicted_s") if key in row)
         print(f"{row['what']:<85} {row['value']:>10} {row['unit']}{asked}{more}")
+    for name, case in by_case.items():
+        print(f"{name} steps (s): {' '.join(f'{step_s(r):.3f}' for r in case)}")
     print(f"union of {RANKS} selections: {union:.2f} of one; machine: {use}")
     if not quick:
         machine.record("oktopk", found, steps=rows, costs=costs, union=union, overlap=overlap, elements=elements, k=k)

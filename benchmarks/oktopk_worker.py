@@ -123,10 +123,10 @@ def main() -> None:
     vectors = Vectors(elements, rank)
     for case in job["cases"]:
         group = dist.new_group(timeout=timedelta(minutes=10))
-        small = Vectors(4096, rank)
-        warm = SparseAllReduce(group, 4096, k=41, **case["settings"])  # compiles and connects
+        warm = SparseAllReduce(group, elements, k=k, **case["settings"])  # compiles, connects, opens the connections' windows
         for step in range(3):
-            warm.step(small.at(step))
+            warm.step(vectors.at(step))
+        del warm
         reducer = SparseAllReduce(group, elements, k=k, **case["settings"])
         for step in range(case["steps"]):
             gradient = vectors.at(step)
