@@ -59,7 +59,7 @@ class Half(Codec):
         if self.nonfinite == "refuse" and largest >= OVERFLOWS[self.dtype]:
             self.finite((x / at.world).to(self.dtype).to(torch.float32), at)
         payload = Payload.of([(self.dtype, self.elements)])
-        torch.div(x, at.world, out=payload.summand)
+        payload.summand.copy_(x / at.world if at.world != 1 else x)
         return payload
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
