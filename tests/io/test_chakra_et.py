@@ -189,6 +189,7 @@ def one(message: bytes) -> bytes:
         (one(b"\x00"), "no field has the number 0"),
         (one(number(3, 11)), "node type 11 is not known"),
         (one(block(2, b"\xff")), "a text is not UTF-8"),
+        (one(block(10, b"") + number(10, 4)), "attr: has wire type 0, 2 is due"),
         (one(block(10, block(3, b"12345678"))), "double_val: has wire type 2, 1 is due"),
         (one(block(10, block(4, block(1, b"123")))), "3 bytes are no list of double"),
         (one(block(10, block(8, b"\x0d1234"))), "int32_list: has wire type 5, 2 is due"),

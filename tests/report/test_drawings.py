@@ -127,6 +127,12 @@ def test_many_bars_are_joined_and_many_ranks_are_left_out_and_said(monkeypatch: 
     assert "5 messages beside others are not drawn" in many
 
 
+def test_messages_of_unknown_steps_say_that_they_include_waiting() -> None:
+    svg = schedule_svg(spans([(0, 0.0, 1.0, "pipeline", ""), (0, 0.0, 1.0, "data loading", "")]))
+    words = {t.text for t in ElementTree.fromstring(svg).iter(f"{NS}text")}
+    assert {"pipeline messages, with waiting", "data loading"} <= words
+
+
 def test_memory_has_one_curve_per_different_rank_with_its_peak(plan: Plan) -> None:
     timeline = simulate(plan)
     root = ElementTree.fromstring(memory_svg(timeline))

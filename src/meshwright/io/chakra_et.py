@@ -31,6 +31,7 @@ MAX_ATTRIBUTES = 1024  # of a node
 MAX_VALUES = 1 << 20  # of a list
 MAX_TEXT = 1 << 20  # bytes of one text
 MAX_RANKS = 1 << 14
+_MOST_KNOWN = 1 << 16  # attributes of which one object is made for all nodes that have it
 
 _KINDS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",
           "string", "bytes")  # fmt: skip
@@ -39,6 +40,7 @@ _KIND = {field: kind for kind, field in _FIELD.items()}
 _PACKED = {"double": "<d", "float": "<f", "fixed32": "<I", "fixed64": "<Q", "sfixed32": "<i", "sfixed64": "<q"}
 _WIRE = dict.fromkeys(_KINDS, VARINT) | {kind: FIXED64 if struct.calcsize(form) == 8 else FIXED32 for kind, form in _PACKED.items()}
 _WIRE |= {"string": BYTES, "bytes": BYTES}
+_LAST_TYPE = int(max(NodeType))
 _BITS = {"int32": 32, "int64": 64, "uint32": 32, "sint32": 32}
 
 
@@ -103,6 +105,7 @@ def parse_chakra(data: bytes, where: str) -> ChakraTrace:
     """The trace in a file's bytes. Raises: FormatError, naming the node and the byte."""
     head: ChakraTrace | None = None
     nodes: list[ChakraNode] = []
+    known: dict[bytes, Attribute] = {}
     at, deps = 0, 0
     while at < len(data):
         place = f"{where}: message {len(nodes) + (head is not None)}"
@@ -115,7 +118,7 @@ def parse_chakra(data: bytes, where: str) -> ChakraTrace:
         if head is None:
             head = _parse_head(data, start, at, place)
             continue
-        nodes.append(_parse_node(data, start, at, place))
+        nodes.append(_parse_node(data, start, at, place, known))
         deps += len(nodes[-1].ctrl_deps) + len(nodes[-1].data_deps)
         if len(nodes) > MAX_NODES or deps > MAX_DEPS:
             raise FormatError(f"more than {MAX_NODES} nodes or {MAX_DEPS} dependencies", where=where)
@@ -137,7 +140,7 @@ def _parse_head(data: bytes, at: int, end: int, where: str) -> ChakraTrace:
     return ChakraTrace(version=version, attr=tuple(attr), unknown=bytes(unknown))
 
 
-def _parse_node(data: bytes, at: int, end: int, where: str) -> ChakraNode:
+def _parse_node(data: bytes, at: int, end: int, where: str, known: dict[bytes, Attribute]) -> ChakraNode:
     whole = {1: 0, 3: 0, 6: 0, 7: 0}
     name, unknown = "", bytearray()
     deps: dict[int, list[int]] = {4: [], 5: []}
@@ -154,11 +157,17 @@ def _parse_node(data: bytes, at: int, end: int, where: str) -> ChakraNode:
         elif field in info:
             info[field] = _parse_info(data, *_inside(wire, value, after, f"{where}.field {field}"))
         elif field == 10:
-            attr.append(_parse_attribute(data, *_inside(wire, value, after, f"{where}.attr")))
+            raw = data[value:after] if wire == BYTES else b""
+            made = known.get(raw) if wire == BYTES else None
+            if made is None:
+                made = _parse_attribute(data, *_inside(wire, value, after, f"{where}.attr"))
+                if len(known) < _MOST_KNOWN:
+                    known[raw] = made
+            attr.append(made)
             _few(attr, where)
         else:
             unknown += data[start:after]
-    if whole[3] > max(NodeType):
+    if whole[3] > _LAST_TYPE:
         raise FormatError(f"node type {whole[3]} is not known", where=where)
     return ChakraNode(
         id=whole[1], name=name, type=NodeType(whole[3]), ctrl_deps=tuple(deps[4]), data_deps=tuple(deps[5]), start_time_micros=whole[6],

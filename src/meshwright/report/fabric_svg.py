@@ -19,8 +19,8 @@ __all__ = ["NODE_H", "NODE_W", "Arrangement", "arrangement", "fabric_svg", "shor
 
 MOST_DEVICES = 256  # drawn; further servers are named in a note
 NODE_W, NODE_H, GAP = 74, 26, 16
-_COLORS = {"NV": "#0b7a3b", "XGMI": "#b3261e", "NET": "#1f4e9c", "LO": "#555555"}  # others, PCIe: brown
-_OTHER = "#8a5a00"
+_COLORS = {"NV": "#2f8f5b", "XGMI": "#c8473f", "NET": "#3b6fb6", "LO": "#808690"}  # others, PCIe: brown; to be told on white and on black
+_OTHER = "#b07a2a"
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _node(fabric: Fabric, name: str, place: tuple[float, float]) -> str:
     short = short_name(name)
     return (
         f"<g><title>{clean(name)}</title>"
-        f'<rect x="{x - NODE_W / 2:.1f}" y="{y - NODE_H / 2:.1f}" width="{NODE_W}" height="{NODE_H}" rx="{rx}" fill="{fill}" stroke="#20324d"/>'
+        f'<rect x="{x - NODE_W / 2:.1f}" y="{y - NODE_H / 2:.1f}" width="{NODE_W}" height="{NODE_H}" rx="{rx}" fill="{fill}" stroke="#5b7196"/>'
         f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" fill="{text_fill}">{clean(short)}</text></g>'
     )
 

@@ -107,12 +107,16 @@ def _rows(timeline: Timeline, program: Program | None) -> tuple[dict[int, _Row],
     rows = {int(r): _Row() for r in known[:MOST_RANKS]}
     used: dict[str, tuple[str, str]] = {}
     shades: dict[tuple[int, int], bool] = {}
-    for rank, step, start, end, phase, name in _intervals(timeline, program):
+    for rank, step, start, end, phase, given in _intervals(timeline, program):
         row = rows.get(rank)
         if row is None or end <= start:
             continue
-        kind, label, what, stage = _what(program, step, phase, name)
-        colour = used.setdefault(kind, _look(kind, used))[1]
+        kind, label, what, stage = _what(program, step, phase, given)
+        if kind not in used:
+            name, colour = _look(kind, used)
+            waits = program is None and kind in _MESSAGES  # sends and receives cannot be told apart then, and receives begin with waiting
+            used[kind] = (f"{name}, with waiting" if waits else name, colour)
+        colour = used[kind][1]
         if stage >= 0 and shades.setdefault((rank, stage), bool(sum(r == rank for r, _ in shades) % 2)):
             colour = _LIGHTER.get(colour, colour)
         bar = _Bar(start, end, kind, colour, label, f"{what}: {seconds_text(start)} + {seconds_text(end - start)}")
