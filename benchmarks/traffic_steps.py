@@ -1,9 +1,10 @@
 """Training steps in the lab: planned gradient compression beside none, torch's hooks, default buckets and layer by layer.
 
-Run: `python benchmarks/traffic_steps.py [--quick]` as root (about 12 minutes; --quick: 50 Mbit/s only, 2 minutes). Eight gloo ranks on two cores, one
-shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per layer): not at all, and so that it is
-about as long as the exchange of all gradients by TopK 1 %. Everything of one fabric and pace is measured by the same processes: ready
-times, codec costs, then all rivals in turn, several rounds; a step lasts as long as at its slowest rank. Torch's hooks begin to compress at once.
+Run: `python benchmarks/traffic_steps.py [--quick]` as root (about 20 minutes; --quick: 50 Mbit/s without pacing, 3 minutes). Eight gloo ranks on
+two cores, one shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per layer): not at all, and
+so that it is about as long as the exchange of all gradients by TopK 1 %. Everything of one fabric and pace is measured by the same processes: ready
+times, codec costs, then all rivals in turn, several rounds; a step lasts as long as at its slowest rank. Torch's PowerSGD compresses from its third
+step on, in one bucket: it waits for collectives in callbacks of gloo's two threads, so two buckets at once block each other for ever.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ RATES = (50, 100, 200, 0)  # Mbit/s; 0 = a rate that this machine does not reach
 FAST_MBIT = 10_000
 WARM = 3
 ALLOWED = 1.15
+BEGAN = time.monotonic()
 
 
 def star(rate_Mbit: int) -> Any:
@@ -65,6 +67,12 @@ def make_model(pace_s: float) -> Any:
     return nn.Sequential(*(Block(WIDTH if i < LAYERS - 1 else 10) for i in range(LAYERS)))
 
 
+def say(text: str) -> None:
+    """How far it is, from rank 0."""
+    if os.environ["RANK"] == "0":
+        print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
 def rank_main() -> None:
     import torch
     import torch.distributed as dist
@@ -74,12 +82,12 @@ def rank_main() -> None:
     rank, quick, rate = dist.get_rank(), bool(int(os.environ["QUICK"])), int(os.environ["RATE"])
     pace_s = 0.0
     for paced in (False, True):
+        say(f"profile, {pace_s * 1e3:.2f} ms per layer")
         profile = measured_profile(pace_s)
-        if paced or rate:
-            found = rivals(profile, pace_s, rounds=3 if quick else 7)
-            if rank == 0:
-                print(json.dumps({"measured": {"rate_Mbit": rate, "paced": paced, **found}}), flush=True)
-        if not rate:
+        found = rivals(profile, pace_s, rounds=3 if quick else 7)
+        if rank == 0:
+            print(json.dumps({"measured": {"rate_Mbit": rate, "paced": paced, **found}}), flush=True)
+        if not rate or quick:
             break
         cost = profile.codecs[profile.position(TOPK)]
         pace_s = cost.exchange.times_ns[-1] / 1e9 / LAYERS
@@ -95,20 +103,25 @@ def measured_profile(pace_s: float) -> Any:
     from meshwright.codec import parse_codec
     from meshwright.probe.traffic_costs import codec_cost, time_codec
     from meshwright.probe.traffic_profile import ready_times
-    from meshwright.traffic import TrafficProfile
+    from meshwright.traffic import GradientTensor, TrafficProfile
 
     model, (x, y) = make_model(pace_s), batch()
-    dist.barrier()
-    tensors, end_ns = ready_times(model, lambda: torch.nn.functional.cross_entropy(model(x), y))
-    shared: list[Any] = [tensors, end_ns]
+    own, end_ns = ready_times(model, lambda: torch.nn.functional.cross_entropy(model(x), y), before=dist.barrier)
+    shared: list[Any] = [[t.name for t in own]]
     dist.broadcast_object_list(shared)
-    tensors = shared[0]
+    ready = {t.name: t.ready_ns for t in own}
+    slowest = torch.tensor([*(ready[name] for name in shared[0]), end_ns])
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    times = slowest.cummax(0).values.tolist()
+    shapes = {t.name: t.shape for t in own}
+    tensors = tuple(GradientTensor(name=n, shape=shapes[n], ready_ns=t) for n, t in zip(shared[0], times, strict=False))
     rank, world = dist.get_rank(), dist.get_world_size()
     costs = []
     for text in ("none", *CODECS):
         spec = parse_codec(text)
+        say(f"costs of {text}")
         costs.append(codec_cost(spec, tensors, time_codec(spec, tensors, world, group=dist.group.WORLD, rank=rank)))
-    made = [TrafficProfile(tensors=tensors, codecs=tuple(costs), ranks=world, backward_ns=shared[1], source="measured")]
+    made = [TrafficProfile(tensors=tensors, codecs=tuple(costs), ranks=world, backward_ns=times[-1], source="measured")]
     dist.broadcast_object_list(made)
     return made[0]
 
@@ -145,13 +158,16 @@ def rivals(profile: Any, pace_s: float, *, rounds: int) -> dict[str, Any]:
     trained = {
         "torch ddp": Trained(pace_s, lambda ddp: None),
         "torch fp16": Trained(pace_s, lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)),
-        "torch powersgd rank 1": Trained(pace_s, power(1)), "torch powersgd rank 4": Trained(pace_s, power(4)),
+        "torch powersgd rank 1": Trained(pace_s, power(1), one_bucket=True),
+        "torch powersgd rank 4": Trained(pace_s, power(4), one_bucket=True),
     } | {name: Trained(pace_s, planned(plan)) for name, plan in plans.items()}  # fmt: skip
     times: dict[str, list[float]] = {name: [] for name in trained}
-    for one in trained.values():
+    for name, one in trained.items():
+        say(f"warm-up of {name}")
         for _ in range(WARM):
             one.step()
     for turn in range(rounds):
+        say(f"round {turn + 1}")
         order = random.Random(turn).sample(sorted(trained), len(trained))
         for name in order:
             times[name].append(trained[name].step())
@@ -173,11 +189,16 @@ def planned(plan: Any) -> Any:
 class Trained:
     """One model under DDP with one way to exchange gradients."""
 
-    def __init__(self, pace_s: float, register: Any) -> None:
+    def __init__(self, pace_s: float, register: Any, *, one_bucket: bool = False) -> None:
         import torch
+        import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
+        first = dist._DEFAULT_FIRST_BUCKET_BYTES
+        if one_bucket:
+            dist._DEFAULT_FIRST_BUCKET_BYTES = 25 << 20
         self.ddp = DistributedDataParallel(make_model(pace_s))
+        dist._DEFAULT_FIRST_BUCKET_BYTES = first
         register(self.ddp)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.05)
         self.steps, self.loss = 0, 0.0
