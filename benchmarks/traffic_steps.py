@@ -1,7 +1,7 @@
 """Training steps in the lab: planned gradient compression beside none, torch's hooks, default buckets and layer by layer.
 
 Run: `python benchmarks/traffic_steps.py [--quick]` as root (about 20 minutes; --quick: 50 Mbit/s without pacing, 3 minutes). Eight gloo ranks on
-two cores, one shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per layer): not at all, and
+two cores, one shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per layer) not at all, and
 so that it is about as long as the exchange of all gradients by TopK 1 %. Everything of one fabric and pace is measured by the same processes: ready
 times, codec costs, then all rivals in turn, several rounds; a step lasts as long as at its slowest rank. Torch's PowerSGD compresses from its third
 step on, in one bucket: it waits for collectives in callbacks of gloo's two threads, so two buckets at once block each other for ever.

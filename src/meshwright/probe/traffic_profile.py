@@ -30,7 +30,8 @@ def ready_times(
 ) -> tuple[tuple[GradientTensor, ...], int]:
     """(gradients in the order in which they become ready, end of the backward in ns); `step` runs forward and loss.
 
-    Medians over `repeats` steps after one that warms up. `before` runs ahead of each, untimed: a barrier, where ranks share processors. A shared parameter is ready when its last part is.
+    Medians over `repeats` steps after one that warms up. `before` runs ahead of each, untimed: a barrier, where ranks share processors.
+    A shared parameter is ready when its last part is.
     Raises: CaptureError when no parameter gets a gradient.
     """
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
