@@ -164,8 +164,9 @@ def test_commands_plan_explain_and_cite(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*words, "--out", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "meshwright.train.plan" and document["layout"]["data"] == 4
-    assert main(["train", "explain", str(out), "--quick"]) == 0
-    assert "collective:g" in capsys.readouterr().out
+    assert main(["train", "explain", str(out), "--quick", "--svg", str(tmp_path / "plan.svg")]) == 0
+    text = capsys.readouterr().out
+    assert "collective:g" in text and text.endswith(f"drawn into {tmp_path / 'plan.svg'}\n") and "<svg" in (tmp_path / "plan.svg").read_text()
     assert main(["cite", str(out)]) == 0
     assert "Megatron" in capsys.readouterr().out
     for more, code in ((["--model", "x.py:y"], 2), (["--out", str(tmp_path / "no" / "plan.json")], 2), (["--global-batch", "7"], 2)):

@@ -280,7 +280,8 @@ def test_a_described_transformer_on_the_command_line(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     "words",
     [
-        [], ["plan.json", "--transformer", SHAPE], ["--transformer", "layers"], ["--transformer", SHAPE, "--step-time", "0"],
+        [], ["plan.json", "--transformer", SHAPE], ["--transformer", SHAPE, "--svg", "x.svg"],
+        ["--transformer", "layers"], ["--transformer", SHAPE, "--step-time", "0"],
         ["--transformer", SHAPE, "--device", "abacus"], ["--transformer", SHAPE, "--device", "v100", "--dtype", "bf16"],
         ["--transformer", SHAPE, "--memory", "lots"], ["--transformer", SHAPE, "--global-batch", "7", "--dp", "2"],
         ["--transformer", SHAPE, "--recompute", "some"], ["--transformer", "none.toml"], ["none.json"],

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .program import I32
+from .shown import repr_html
 
 __all__ = ["ABSENT", "Collectives", "Trace", "TraceWarning", "Track"]
 
@@ -101,6 +102,8 @@ class Trace:
     metadata: Mapping[str, str] = field(default_factory=dict)  # texts and numbers of the document's own keys
     ignored: Mapping[str, int] = field(default_factory=dict)  # events that are not slices, by phase letter
     warnings: tuple[TraceWarning, ...] = ()
+
+    _repr_html_ = repr_html
 
     def __len__(self) -> int:
         return len(self.name)

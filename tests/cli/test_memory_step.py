@@ -81,9 +81,15 @@ def test_a_plan_is_written_checked_and_measured(folder: Path, model: str, capsys
     graph, plan = msgspec.convert(document["graph"], StepGraph), msgspec.convert(document["plan"], StepPlan)
     assert check_step_plan(graph, plan).ok and plan.peak_bytes == least["peak_bytes"] < keep_everything(graph).peak_bytes
     assert least_bound_bytes(graph) <= plan.peak_bytes and least["check"] == "ok"
-    assert main(["memory", "plan", "--model", model, "--costs", str(folder / "costs.json"), "--strategy", "keep"]) == 0
+    picture = str(folder / "step.svg")
+    assert main(["memory", "plan", "--model", model, "--costs", str(folder / "costs.json"), "--strategy", "keep", "--svg", picture]) == 0
     said = capsys.readouterr().out
-    assert "100.0 % of the" in said and "proved the fastest" in said
+    assert "100.0 % of the" in said and "proved the fastest" in said and said.endswith(f"drawn into {picture}\n")
+    assert "memory over the step, keep" in Path(picture).read_text()
+    assert main(["memory", "plan", "--model", model, "--svg", str(folder / "no" / "step.svg")]) == 2
+    assert main(["memory", "plan", "graph.json", "--budget", "1GB", "--svg", picture]) == 2
+    error = capsys.readouterr().err
+    assert "--svg: no directory" in error and "give --model" in error
 
 
 def test_below_the_minimum(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

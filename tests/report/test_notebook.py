@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from meshwright.drive_pipelines import plan_pipeline
 from meshwright.fabric import Device, Fabric, Link
 from meshwright.graph import OpGraph, Parameter
 from meshwright.io.fabric_name import load_fabric
+from meshwright.io.trace_read import read_trace
 from meshwright.plan import Plan
 from meshwright.report.notebook import html_of
 
@@ -85,6 +88,18 @@ def test_hostile_names_are_texts(plan: Plan) -> None:
     for noun in (fabric, evil_plan, replace(plan.main, name=EVIL), bound, graph, timeline):
         assert "<script>" in read(noun).text
     assert html_of(EVIL).count("<script") == 0
+
+
+def test_traces_show_what_is_in_them(tmp_path: Path) -> None:
+    def slice_of(name: str, start: int, thread: int) -> dict[str, object]:
+        return {"ph": "X", "cat": EVIL, "name": name, "pid": EVIL, "tid": thread, "ts": start, "dur": 5}
+
+    events = [slice_of("a", 0, 1), slice_of("b", 10, 1), slice_of("c", 95, 2), {"ph": "X", "name": "no time"}]
+    (tmp_path / "t.json").write_text(json.dumps({"distributedInfo": {"rank": 1, "world_size": 4}, "traceEvents": events}))
+    shown = read(read_trace(tmp_path / "t.json")).text
+    assert "3 on 2 threads and streams" in shown and "100 us" in shown and "1 of 4" in shown and "2 slices" in shown and "<script>" in shown
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    assert "0 on 0 threads" in read(read_trace(tmp_path / "empty.json")).text
 
 
 def test_long_lists_and_names_are_cut(plan: Plan) -> None:

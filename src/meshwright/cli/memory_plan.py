@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import step_arguments
+from . import pictures, step_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-batch", action="store_true", help="with --model: the largest batch that fits in --budget, and why one more does not")
     parser.add_argument("--measure", action="store_true", help="with --model: run the plan here and print the measured peak beside the predicted one")
     parser.add_argument("-o", "--out", type=Path, help="with --model: write the plan as JSON")
+    pictures.svg_argument(parser, "with --model: draw memory over the planned step, with its peak")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -41,12 +42,15 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.memory import CITES, NAMES
     from ..errors import Infeasible, UnknownName, Unsupported, UsageError
 
+    pictures.check_pictures(args)
     if args.model:
         from .step_plan import run as run_step
 
         return run_step(args)
     if args.graph is None or args.budget is None:
         raise UsageError("wants a captured graph and --budget, or --model and --budget", where="memory plan", hint="see memory plan --help")
+    if args.svg is not None:
+        raise UsageError("draws the step of a model", where="--svg", hint="give --model FILE.py:function instead of a graph")
     args.strategy = args.strategy or "optimal"
     from ..report.recompute_text import plan_lines, table_lines
 

@@ -14,7 +14,7 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..plan import Plan
 
-__all__ = ["check_pictures", "picture_arguments", "with_pictures", "write_plan_svg", "write_plan_trace"]
+__all__ = ["check_pictures", "drawn", "picture_arguments", "svg_argument", "with_pictures", "write_plan_svg", "write_plan_trace"]
 
 
 def picture_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def check_pictures(args: argparse.Namespace) -> None:
     """Raises: UsageError, before any work is done, for files that could not be written."""
     from ..io.trace import require_ending
 
-    if args.trace is not None:
+    if getattr(args, "trace", None) is not None:  # not every command that draws can trace
         require_ending(str(args.trace))
         require_directory(args.trace, where="--trace")
     if args.svg is not None:
@@ -37,13 +37,23 @@ def check_pictures(args: argparse.Namespace) -> None:
 
 def with_pictures(result: Result, args: argparse.Namespace, plan: Plan) -> Result:
     """The result, after writing what was asked for, with a line and a field that say where."""
-    if args.trace is not None:
+    if getattr(args, "trace", None) is not None:
         write_plan_trace(args.trace, plan)
         result = _with(result, "trace", f"trace written to {args.trace}", args.trace)
     if args.svg is not None:
         write_plan_svg(args.svg, plan)
-        result = _with(result, "svg", f"drawn into {args.svg}", args.svg)
+        result = drawn(result, args.svg)
     return result
+
+
+def svg_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--svg` of a command that draws something else than a schedule it could trace."""
+    parser.add_argument("--svg", type=Path, metavar="FILE", help=what)
+
+
+def drawn(result: Result, path: Path) -> Result:
+    """The result of a command that has drawn into `path`."""
+    return _with(result, "svg", f"drawn into {path}", path)
 
 
 def _with(result: Result, name: str, line: str, path: Path) -> Result:

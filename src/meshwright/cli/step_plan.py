@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .frame import Result
+from .pictures import drawn
 from .step_arguments import measured, strategy
 
 if TYPE_CHECKING:
@@ -60,7 +61,14 @@ def run(args: argparse.Namespace) -> Result:
 
         write_bytes(args.out, msgspec.json.encode(document | {"plan": plan, "graph": step.graph}))
         lines.append(f"wrote {args.out}")
-    return Result(document, "\n".join(lines))
+    result = Result(document, "\n".join(lines))
+    if args.svg is None:
+        return result
+    from ..io.atomic import write_text
+    from ..report.step_memory_svg import step_memory_svg
+
+    write_text(args.svg, step_memory_svg(step.graph, plan))
+    return drawn(result, args.svg)
 
 
 def _document(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str, str]) -> dict[str, Any]:
@@ -140,4 +148,5 @@ def _whole_modules(args: argparse.Namespace, error: Any) -> Result:
     from ..run.module_checkpoints import plan_modules
 
     options: dict[str, Any] = {"loss": args.loss, "batch_size": args.batch, "budget": args.budget, "seed": args.seed, "optimizer": args.optimizer}
-    return Result(*plan_modules(args.model, refusal=error.message, **options))
+    document, said = plan_modules(args.model, refusal=error.message, **options)
+    return Result(document, said if args.svg is None else f"{said}\n  nothing drawn: the step's operators are not known")

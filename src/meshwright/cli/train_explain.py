@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import pictures
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="nothing that needs the model: no other layouts, no what-if")
     parser.add_argument("--error", metavar="KIND=E,..", help="relative error of measured, interpolated, assumed costs, e.g. assumed=0.5")
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for other layouts and what-if (default 60)")
+    pictures.svg_argument(parser, "simulate the plan and draw its schedule and memory over time")
     described = parser.add_argument_group("a described transformer instead of a plan")
     described.add_argument("--transformer", metavar="SPEC", help="layers=48,hidden=6144,heads=64,sequence=2048,vocabulary=51200,... or FILE.toml")
     described.add_argument("--tp", type=int, help="tensor-parallel degree")
@@ -49,6 +51,9 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError("give either a plan or --transformer", hint="e.g. meshwright train explain plan.json")
     if args.step_time is not None and not 0 < args.step_time < float("inf"):
         raise UsageError(f"must be a time in seconds, got {args.step_time}", where="--step-time")
+    if args.svg is not None and args.plan is None:
+        raise UsageError("draws the schedule of a plan, and a described transformer has none", where="--svg", hint="give a plan")
+    pictures.check_pictures(args)
     return _ledger(args) if args.plan is None else _plan(args)
 
 
@@ -62,7 +67,8 @@ def _plan(args: argparse.Namespace) -> Result:
         plan, graph_path=args.graph, quick=args.quick, errors=_errors(args.error), step_time_s=args.step_time, causal=args.causal,
         time_limit_s=args.time_limit,
     )  # fmt: skip
-    return Result(explain_document(plan, found, path=str(args.plan), limit=args.limit), explain_text(plan, found, limit=args.limit))
+    result = Result(explain_document(plan, found, path=str(args.plan), limit=args.limit), explain_text(plan, found, limit=args.limit))
+    return pictures.with_pictures(result, args, plan)
 
 
 def _errors(text: str | None) -> dict[str, float]:

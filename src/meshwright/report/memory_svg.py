@@ -23,7 +23,7 @@ Curve = tuple[str, np.ndarray, np.ndarray]  # whose, seconds, bytes from then on
 def memory_svg(timeline: Timeline, *, title: str = "", width: float = 960, height: float = 320) -> str:
     """The curves of the ranks that need most. Equal timelines give equal text."""
     curves = memory_curves(timeline)
-    marks, note = memory_panel(timeline, curves, x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=height - TOP - 66)
+    marks, note = memory_panel(curves, end_s=timeline.makespan_s, x=LEFT, y=TOP, width=width - LEFT - RIGHT, height=height - TOP - 66)
     head = title or f"memory over time, {timeline.origin}"
     keys, tall = legend(LEFT, height - 20, [(whose, PALETTE[i]) for i, (whose, _, _) in enumerate(curves)], width=width - LEFT - RIGHT)
     body = [text(LEFT, 24, head, size=15, bold=True), *marks, *keys]
@@ -46,12 +46,14 @@ def _whose(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:4]))}{f', ... ({len(ranks)})' if len(ranks) > 4 else ''}"
 
 
-def memory_panel(timeline: Timeline, curves: list[Curve], *, x: float, y: float, width: float, height: float) -> tuple[list[str], str]:
-    """The curves in a box whose left is 0 s and whose right is the end; and what they say, in words."""
+def memory_panel(
+    curves: list[Curve], *, end_s: float, x: float, y: float, width: float, height: float, top_bytes: float = 0.0
+) -> tuple[list[str], str]:
+    """The curves in a box whose left is 0 s and whose right is the end; and what they say. `top_bytes`: what the box must hold beside them."""
     if not curves:
         return [text(x, y + 20, "no memory was recorded", kind="soft")], "no memory was recorded"
-    end = max(timeline.makespan_s, max(float(t[-1]) for _, t, _ in curves)) or 1.0
-    top = max(float(v.max()) for _, _, v in curves) or 1.0
+    end = max(end_s, max(float(t[-1]) for _, t, _ in curves)) or 1.0
+    top = max(top_bytes, max(float(v.max()) for _, _, v in curves)) or 1.0
     marks = [rect(x, y, width, height, kind="panel")]
     for value in ticks(top, 4):
         at = y + height - value / top * height

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import singledispatch
 from html import escape
 
+import numpy as np
+
 from ..bound import Bound
 from ..chakra import ChakraSet
 from ..fabric import Fabric
@@ -16,6 +18,7 @@ from ..graph import OpGraph
 from ..plan import Plan
 from ..program import Program
 from ..timeline import Timeline
+from ..trace import Trace
 from .fabric_svg import fabric_svg
 from .numbers import bytes_text, seconds_text, share_text
 from .schedule_svg import schedule_svg
@@ -105,6 +108,23 @@ def _graph(graph: OpGraph) -> str:
 def _chakra(traces: ChakraSet) -> str:
     nodes = [len(t.nodes) for t in traces.traces]
     return _card("Chakra traces", [("ranks", str(len(nodes))), ("nodes", f"{sum(nodes):,}"), ("groups", str(len(traces.groups)))])
+
+
+@html_of.register
+def _trace(trace: Trace) -> str:
+    per_track, per_category = np.diff(trace.track_start), np.bincount(trace.category, minlength=len(trace.categories))
+    busiest = trace.tracks[int(per_track.argmax())] if len(trace) else None
+    order = sorted(range(len(trace.categories)), key=lambda c: (-int(per_category[c]), trace.categories[c]))
+    kinds = ", ".join(f"{per_category[c]:,} {trace.categories[c] or '(none)'}" for c in order if per_category[c])
+    world = f" of {trace.world_size}" if trace.world_size is not None else ""
+    rows = [
+        ("rank", f"{trace.rank}{world}" if trace.rank is not None else ""), ("slices", f"{len(trace):,} on {len(trace.tracks)} threads and streams"),
+        ("time", seconds_text(float(trace.end_ns.max() - trace.start_ns.min()) * 1e-9) if len(trace) else ""), ("of", kinds),
+        ("fullest", f"{busiest.process} {busiest.thread or busiest.tid}, {int(per_track.max()):,} slices" if busiest is not None else ""),
+        ("collectives", str(len(trace.collectives)) if len(trace.collectives) else ""),
+        ("warnings", ", ".join(f"{w.kind} ({w.count})" for w in trace.warnings)),
+    ]  # fmt: skip
+    return _card(f"trace {trace.source}", rows)
 
 
 def _card(title: str, rows: Rows, drawing: str = "") -> str:

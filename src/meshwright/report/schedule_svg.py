@@ -87,7 +87,7 @@ def schedule_svg(timeline: Timeline, program: Program | None = None, *, title: s
     curves, words = memory_curves(timeline), ""
     below: list[str] = []
     if curves:
-        below, words = memory_panel(timeline, curves, x=LEFT, y=y + 10, width=WIDTH - LEFT - RIGHT, height=MEMORY_HEIGHT)
+        below, words = memory_panel(curves, end_s=timeline.makespan_s, x=LEFT, y=y + 10, width=WIDTH - LEFT - RIGHT, height=MEMORY_HEIGHT)
         more, tall = legend(LEFT, y + MEMORY_HEIGHT + 36, [(f"memory of {w}", PALETTE[i]) for i, (w, _, _) in enumerate(curves)],
                             width=WIDTH - LEFT - RIGHT)  # fmt: skip
         below += more
