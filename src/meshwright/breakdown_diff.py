@@ -21,7 +21,8 @@ from .io.trace_read import read_trace
 from .plan import Plan
 from .program import Program
 from .program_calls import PHASES, InlinedProgram, inline, phases
-from .run.record import read_run
+from .run.record import read_run, run_plan
+from .run.recording import plan_identity
 from .timeline import Timeline
 
 __all__ = ["FoundDiff", "diff_of"]
@@ -40,7 +41,7 @@ class FoundDiff:
 def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None = None, by: str = "auto") -> FoundDiff:
     """What changed from `a` to `b`, each a trace, a folder of traces (a rank each), a run folder, or a plan.
 
-    `plan`: what run folders ran. `by`: "steps", "modules", or "auto": steps where both sides are of one plan of ours.
+    `plan`: what run folders ran (default: what they hold). `by`: "steps", "modules", or "auto": steps where both sides are of one plan of ours.
     Raises: UsageError for sides that cannot be joined.
     """
     kinds = [_kind(p) for p in (a, b)]
@@ -48,21 +49,23 @@ def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None 
         raise UsageError("both are plans", where=str(b), hint="`meshwright program diff` compares plans")
     known = plan or next((p for p, kind in zip((a, b), kinds, strict=True) if kind == "plan"), None)
     ours = all(kind in ("run", "plan") for kind in kinds)
-    if "run" in kinds and known is None:
-        raise UsageError("a run folder needs the plan that was run", where=str((a, b)[kinds.index("run")]), hint="add --plan plan.json")
     if by == "steps" and not ours:
         raise UsageError("only runs and plans of ours have steps to join", where="--by", hint="use --by modules")
     if "plan" in kinds and not (ours and by != "modules"):
         raise UsageError("a plan is compared with the folder of a run of it, by steps", where=str((a, b)[kinds.index("plan")]))
+    given = read_plan(known) if known is not None and "run" in kinds else None
+    plans = {p: given or run_plan(p) for p, kind in zip((a, b), kinds, strict=True) if kind == "run"}
     if ours and by != "modules":
-        assert known is not None
-        return _by_steps(read_plan(known), (a, b), kinds)
+        first, *others = plans.values()
+        if all(plan_identity(p) == plan_identity(first) for p in others):
+            return _by_steps(first, (a, b), kinds)
+        if by == "steps":
+            raise UsageError("the runs are of different plans, which have different steps", where="--by", hint="use --by modules")
     tree = read_module_tree(modules) if modules is not None else None
     sides = []
     for path, kind in zip((a, b), kinds, strict=True):
         if kind == "run":
-            assert known is not None
-            views: Sequence[RankView] = run_views(read_plan(known), path)[0]
+            views: Sequence[RankView] = run_views(plans[path], path)[0]
         else:
             files = sorted(x for x in path.iterdir() if x.name.endswith((".json", ".json.gz")) and not _is_document(x)) if path.is_dir() else [path]
             if not files:

@@ -24,7 +24,7 @@ from .plan import Plan
 from .program import Kind as StepKind
 from .program import Part, Program
 from .program_calls import inline
-from .run.record import RecordedRun, read_run
+from .run.record import RecordedRun, read_run, run_plan
 from .run.recording import RankRecording, StepRecord
 
 __all__ = ["breakdown_of", "plain_steps", "run_views"]
@@ -37,18 +37,17 @@ def breakdown_of(
     traces: Sequence[Path], *, plan: Path | None = None, modules: Path | None = None, model: str | None = None, fabric: str | None = None,
     last_step: bool = True,
 ) -> tuple[Breakdown, dict[int, DeviceTimes]]:
-    """The breakdown, and of CUDA traces the device's totals by rank. `fabric`: its rates are what links should carry; rank r is on its device r, or
-    where the plan put it.
+    """The breakdown, and of CUDA traces the device's totals by rank. `plan`: what a run folder ran (default: what it holds).
+    `fabric`: its rates are what links should carry; rank r is on its device r, or where the plan put it.
 
-    Raises: UsageError (a run folder without its plan or among traces, ranks of several runs), FormatError (a file is no trace, clocks do not fit).
+    Raises: UsageError (a run folder that holds no plan or stands among traces, ranks of several runs), FormatError (a file is no trace, clocks do
+    not fit).
     """
     folders = [t for t in traces if t.is_dir()]
     if folders:
         if len(traces) > 1:
             raise UsageError("a run folder holds all its ranks", where=str(folders[0]), hint="give it alone")
-        if plan is None:
-            raise UsageError("a run folder needs the plan that was run", where=str(folders[0]), hint="add --plan plan.json")
-        planned = read_plan(plan)
+        planned = run_plan(folders[0]) if plan is None else read_plan(plan)
         ranks, one_clock = run_views(planned, folders[0])
         rates = _rates(load_fabric(fabric), len(ranks), planned.placement) if fabric else None
         return break_down(ranks, one_clock=one_clock, rates_Bps=rates), {}

@@ -78,10 +78,11 @@ def test_sides_that_do_not_fit_are_refused(tmp_path, capsys):
         ([one, str(tmp_path / "nothing.json")], "cannot read"),
         ([one, str(empty)], "holds no trace"),
         ([one, two, "--by", "steps"], "only runs and plans of ours have steps"),
-        ([one, str(run)], "a run folder needs the plan"),
         ([str(plan), str(plan)], "both are plans"),
         ([str(plan), one], "compared with the folder of a run"),
         ([one, two, "--limit", "-1"], "at least 0"),
     ):
         assert main(["trace", "diff", *arguments]) == 2
         assert said in capsys.readouterr().err
+    assert main(["trace", "diff", one, str(run)]) == 1  # its run.json is empty
+    capsys.readouterr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,12 @@ from meshwright.bottleneck.breakdown import break_down
 from meshwright.bottleneck.lanes import Kind
 from meshwright.breakdown_run import plain_steps, run_views
 from meshwright.cli.frame import main
-from meshwright.errors import UsageError
+from meshwright.compare_run import compare_run
+from meshwright.errors import FormatError, UsageError
 from meshwright.io.plan_file import write_plan
-from meshwright.run.record import read_run
-from meshwright.run.recording import RankRecording
+from meshwright.plan import Prediction
+from meshwright.run.record import read_run, run_plan
+from meshwright.run.recording import RankRecording, plan_identity
 from meshwright.run.train import RunRequest, train_run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run"))
@@ -30,7 +33,7 @@ pytestmark = pytest.mark.real
 def folder(tmp_path_factory):
     """Two ranks, eight steps, calibrated; the plan lies beside the run."""
     path = tmp_path_factory.mktemp("own")
-    plan = make_plan((2, 1, 1), global_batch=4)
+    plan = replace(make_plan((2, 1, 1), global_batch=4), prediction=Prediction(time_s=0.01, target_fabric="laptop:2"))
     write_plan(path / "plan.json", plan)
     train_run(plan, RunRequest(out=path / "run", steps=8, data="synthetic"))
     return path, plan
@@ -70,9 +73,45 @@ def test_breakdown_and_diff_of_a_run(folder, capsys):
     assert main(["trace", "diff", run, run, "--plan", plan, "--json"]) == 0
     same = json.loads(capsys.readouterr().out)
     assert same["delta_s"] == 0 and all(c["delta_s"] == 0 for c in same["changes"])
+    assert main(["trace", "breakdown", run, "--json"]) == 0  # by the plan that the folder holds
+    assert json.loads(capsys.readouterr().out) == document
+    assert main(["trace", "diff", run, run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == same
     assert main(["trace", "breakdown", run, run, "--plan", plan]) == 2
     assert "holds all its ranks" in capsys.readouterr().err
     assert main(["trace", "breakdown", run, "--plan", plan, "--modules", plan, "--model", "x:y"]) == 2
+
+
+def test_a_run_folder_holds_its_plan(folder, tmp_path, capsys):
+    path, plan = folder
+    assert plan_identity(run_plan(path / "run")) == plan_identity(plan)
+    assert (path / "run" / "plan.json").read_bytes() == (path / "plan.json").read_bytes()
+    page = tmp_path / "page.html"
+    assert main(["report", str(path / "run"), "-o", str(page), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run"] == str(path / "run") and document["plan"] == str(path / "run" / "plan.json")
+    comparison, _ = compare_run(plan, path / "run")
+    for rank in comparison.measured_phases:  # the phases of the step that the summary names
+        assert sum(rank.values()) == pytest.approx(comparison.measured_step_s)
+    assert comparison.measured_step_s == pytest.approx(np.median([t.makespan_s for t in comparison.measured.steps[2:]]))
+    assert "median step measured on" in page.read_text()
+    assert main(["report", str(path / "run"), str(path / "run"), "-o", str(page)]) == 2
+    assert "is a folder, not a plan" in capsys.readouterr().err
+    other = rewritten(path, "without", lambda recording: None)
+    (other / "plan.json").unlink()
+    for words in (["report", str(other), "-o", str(page)], ["trace", "breakdown", str(other)], ["trace", "diff", str(path / "run"), str(other)]):
+        assert main(words) == 2
+        assert "does not hold the plan" in capsys.readouterr().err
+    another = make_plan((1, 1, 2), global_batch=4)
+    write_plan(other / "plan.json", another)
+    with pytest.raises(FormatError, match="is not the plan that this folder's"):
+        run_plan(other)
+    document = json.loads((other / "run.json").read_bytes())
+    (other / "run.json").write_text(json.dumps({**document, "plan": plan_identity(another)}))
+    assert main(["trace", "diff", str(path / "run"), str(other), "--by", "steps"]) == 2
+    assert "are of different plans" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="not a run folder"):
+        run_plan(tmp_path)
 
 
 def rewritten(path, folder_name, change):

@@ -16,11 +16,12 @@ HELP = "explain a plan, and its run, on one self-contained page (HTML)"
 EPILOG = """\
 examples:
   meshwright report plan.json -o report.html
-  meshwright report plan.json run/ -o report.html      prediction above measurement"""
+  meshwright report run/ -o report.html                prediction above measurement, of the plan that the run's folder holds
+  meshwright report plan.json run/ -o report.html      the same with the plan from elsewhere"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, help="a plan file of any kind")
+    parser.add_argument("plan", type=Path, help="a plan file of any kind, or the folder of a run, which holds its plan")
     parser.add_argument("run", type=Path, nargs="?", help="the folder of a run of that plan (`meshwright train run --out`)")
     parser.add_argument("--out", "-o", type=Path, default=Path("report.html"), help="where to write the page (default report.html)")
     parser.add_argument("--step", type=int, default=0, help="which program of a plan with a cycle of several (default 0, the first)")
@@ -36,17 +37,27 @@ def run(args: argparse.Namespace) -> Result:
     from .arguments import require_directory
 
     require_directory(args.out)
-    plan = read_plan(args.plan)
+    folder, plan_file = args.run, args.plan
+    if plan_file.is_dir():
+        if folder is not None:
+            raise UsageError("is a folder, not a plan", where=str(plan_file), hint="meshwright report RUN, or meshwright report plan.json RUN")
+        from ..io.run_names import PLAN
+        from ..run.record import run_plan
+
+        folder, plan_file = plan_file, plan_file / PLAN
+        plan = run_plan(folder)
+    else:
+        plan = read_plan(plan_file)
     if not 0 <= args.step < len(plan.cycle):
         raise UsageError(f"there is no step {args.step} in a cycle of {len(plan.cycle)}", where="--step")
     if not args.no_check:
         check(plan)
-    ran = _ran(plan, args.run) if args.run is not None else None
-    content = gather(plan, plan_file=args.plan.name, run=ran, entry=args.step, checked=not args.no_check)
+    ran = _ran(plan, folder) if folder is not None else None
+    content = gather(plan, plan_file=plan_file.name, run=ran, entry=args.step, checked=not args.no_check)
     page = report_page(content)
     write_text(args.out, page.html)
     document: dict[str, Any] = {
-        "schema": "meshwright.report", "version": 1, "plan": str(args.plan), "run": str(args.run) if args.run else None, "path": str(args.out),
+        "schema": "meshwright.report", "version": 1, "plan": str(plan_file), "run": str(folder) if folder else None, "path": str(args.out),
         "kind": plan.kind, "bytes": page.size_bytes, "time_s": content.timeline.makespan_s, "spans": page.spans, "spans_shown": page.shown,
         "messages": page.messages, "checked": content.checked, "notes": list(page.notes),
     }  # fmt: skip

@@ -15,7 +15,7 @@ put on one clock by the collectives they share."""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a trace per rank, or one run folder")
-    parser.add_argument("--plan", type=Path, help="with a run folder: the plan that was run")
+    parser.add_argument("--plan", type=Path, help="with a run folder: the plan that was run (default: plan.json in it)")
     parser.add_argument("--modules", type=Path, metavar="FILE", help="module tree of the model (`trace annotate` and `train run` write one)")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="capture the module tree from this function")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n: what links should carry, to tell slow ones (default: what the other links carry)")

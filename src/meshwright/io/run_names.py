@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["MODULES", "trace_name"]
+__all__ = ["MODULES", "PLAN", "trace_name"]
 
 MODULES = "modules.json"
+PLAN = "plan.json"  # the plan that was run
 
 
 def trace_name(rank: int) -> str:

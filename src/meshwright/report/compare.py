@@ -22,7 +22,7 @@ from .plan_text import columns
 
 __all__ = ["Comparison", "compare", "compare_document", "compare_text"]
 
-WARM_UP_STEPS = 2  # left out of every mean: first sends, allocator growth, page faults
+WARM_UP_STEPS = 2  # left out of the median: first sends, allocator growth, page faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Comparison:
     predicted: Timeline  # of one step on the run's fabric
     predicted_phases: list[dict[str, float]]  # per rank
     measured: Measured
-    measured_phases: list[dict[str, float]]  # per rank, mean over the steps after warm-up
+    measured_phases: list[dict[str, float]]  # per rank, of the median step, so that they add up to it
     measured_step_s: float  # median after warm-up
     step_s: list[float]
     target_step_s: float
@@ -60,7 +60,7 @@ def compare(
         raise UsageError("the run recorded no complete step", hint="run more steps: the first ones and those under the memory profiler are left out")
     warm = measured.steps[WARM_UP_STEPS:] or measured.steps
     step_s = list(measured.step_s)
-    per_step = [phase_seconds(t.spans, codes, ranks, t.makespan_s) for t in warm]
+    per_step = [phase_seconds(t.spans, codes, ranks, t.makespan_s) for t in _middle(warm)]
     mean = [{k: float(np.mean([s[r][k] for s in per_step])) for k in per_step[0][r]} for r in range(ranks)]
     predicted_phases = phase_seconds(predicted.spans, codes, ranks, predicted.makespan_s)
     compute = ("forward", "backward", "optimizer")
@@ -71,7 +71,7 @@ def compare(
         predicted_phases=predicted_phases,
         measured=measured,
         measured_phases=mean,
-        measured_step_s=float(np.median([t.makespan_s for t in warm])),
+        measured_step_s=float(np.mean([t.makespan_s for t in _middle(warm)])),
         step_s=step_s,
         target_step_s=plan.prediction.time_s,
         target_phases=plan.prediction.phases_s,
@@ -81,6 +81,12 @@ def compare(
         evidence=dict(evidence),
         cpu_s=list(cpu_s),
     )
+
+
+def _middle(steps: Sequence[Timeline]) -> list[Timeline]:
+    """The step of median duration; the two in the middle where their number is even. Means over all would follow a few disturbed steps."""
+    ordered = sorted(steps, key=lambda t: t.makespan_s)
+    return ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
 
 
 def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:
@@ -134,7 +140,7 @@ def compare_text(c: Comparison, *, trace: str = "") -> str:
     for r, (p, m) in enumerate(zip(c.predicted.memory_peak_bytes, c.measured.memory_peak_bytes, strict=True)):
         memory.append([str(r), bytes_text(p), bytes_text(m), f"{100 * (p / m - 1):+.1f} %" if m else "", bytes_text(c.measured.rss_peak_bytes[r])])
     losses = c.measured.losses
-    steps = f"{len(c.step_s)} steps on {c.measured.run_fabric} ({c.measured.pacing}), loss {losses[0]:.4f} -> {losses[-1]:.4f}"
+    steps = f"{len(c.step_s)} steps on {c.measured.run_fabric} ({c.measured.pacing}), the median one below, loss {losses[0]:.4f} -> {losses[-1]:.4f}"
     lines = [steps, "", *columns(rows), "", *columns(memory), ""]
     lines.append("prediction rests on " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in c.evidence.items() if v > 0))
     if c.measured.others_share > 0.1:

@@ -26,6 +26,8 @@ import torch.distributed as dist
 
 from ..errors import MeshwrightError, RankFailed, UsageError
 from ..io.atomic import write_bytes
+from ..io.plan_file import write_plan
+from ..io.run_names import PLAN
 from ..plan import Plan
 from ..program import I32
 from ..program_calls import inline
@@ -146,6 +148,7 @@ class _ElasticRank:
             try:
                 for r, data in enumerate(recordings):
                     write_bytes(partial / f"rank-{r:03d}.json", data)
+                write_plan(partial / PLAN, self.plan)
                 write_modules(partial, self.plan, self.graph)
                 write_bytes(partial / "run.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
                 document = commit(partial, self.request.out)

@@ -13,6 +13,8 @@ from ..cost import Cost
 from ..errors import FormatError, UsageError
 from ..fabric import Fabric
 from ..io.fabric_document import fabric_from_document
+from ..io.plan_file import read_plan
+from ..io.run_names import PLAN
 from ..plan import Plan
 from ..program import I32
 from ..program_calls import inline
@@ -20,7 +22,7 @@ from ..timeline import Spans, Timeline
 from .recording import RankRecording, plan_identity
 from .train import RUN_SCHEMA, RUN_VERSION, RunDocument
 
-__all__ = ["RecordedRun", "read_run"]
+__all__ = ["RecordedRun", "read_run", "run_plan"]
 
 MAX_FILE_BYTES = 1 << 30
 T = TypeVar("T")
@@ -43,9 +45,7 @@ def read_run(folder: Path, plan: Plan | None = None) -> RecordedRun:
 
     Raises: UsageError (no run there, another plan), FormatError (a file is not what it should be).
     """
-    path = folder / "run.json"
-    if not path.is_file():
-        raise UsageError("is not a run folder: it has no run.json", where=str(folder), hint="give the folder of `meshwright train run --out`")
+    path = _run_file(folder)
     document = _decode(path, RunDocument)
     if document.schema != RUN_SCHEMA or document.version != RUN_VERSION:
         raise FormatError(f"is {document.schema!r} version {document.version}, expected {RUN_SCHEMA!r} version {RUN_VERSION}", where=str(path))
@@ -68,6 +68,29 @@ def read_run(folder: Path, plan: Plan | None = None) -> RecordedRun:
     timelines = tuple(_timeline(recordings, i, document, fabric.name, lanes) for i in range(count))
     profiled = tuple(recordings[0].steps[i].profiled for i in range(count))
     return RecordedRun(document=document, fabric=fabric, cost=cost, steps=timelines, profiled=profiled, recordings=tuple(recordings))
+
+
+def run_plan(folder: Path) -> Plan:
+    """The plan that ran, as the folder holds it.
+
+    Raises: UsageError (no run there; a run from before folders held their plan), FormatError (the file is no plan, or not the one that ran).
+    """
+    document = _decode(_run_file(folder), RunDocument)
+    path = folder / PLAN
+    if not path.is_file():
+        hint = "name it: --plan plan.json, or `meshwright report plan.json RUN`"
+        raise UsageError("does not hold the plan that was run", where=str(folder), hint=hint)
+    plan = read_plan(path)
+    if plan_identity(plan) != document.plan:
+        raise FormatError("is not the plan that this folder's run.json is of", where=str(path), hint="name the plan that was run")
+    return plan
+
+
+def _run_file(folder: Path) -> Path:
+    path = folder / "run.json"
+    if not path.is_file():
+        raise UsageError("is not a run folder: it has no run.json", where=str(folder), hint="give the folder of `meshwright train run --out`")
+    return path
 
 
 def _timeline(recordings: list[RankRecording], index: int, document: RunDocument, fabric: str, lanes: I32 | None) -> Timeline:

@@ -1,6 +1,6 @@
 """`train_run`: execute a training plan for real on this machine, or as one rank under torchrun, and leave a run folder behind.
 
-The folder holds `run.json` (written last), `rank-<r>.json` recordings and `checkpoint/`. A run that fails leaves none of the first two.
+The folder holds `run.json` (written last), `plan.json`, `rank-<r>.json` recordings and `checkpoint/`. A run that fails leaves only the last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..graph_vocabulary import base_node
 from ..io.atomic import write_bytes
 from ..io.fabric_document import fabric_document
 from ..io.module_tree_file import write_module_tree
-from ..io.run_names import MODULES, trace_name
+from ..io.run_names import MODULES, PLAN, trace_name
 from ..job import Training
 from ..module_tree import CapturedOperator, ModuleTree
 from ..plan import Plan, TrainingLayout
@@ -289,7 +289,7 @@ def _run_locally(
             return f"rank {rank}"
         return program.describe(int(orders[rank][min(position, len(orders[rank]) - 1)]))
 
-    write_plan(partial / "plan.json", plan)
+    write_plan(partial / PLAN, plan)
     options = RankOptions(
         data=request.data, steps=request.steps, out=str(request.out.resolve()), device=request.device, checkpoint_every=request.checkpoint_every,
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
@@ -297,7 +297,7 @@ def _run_locally(
         also_shared=request.also_shared, module_spans=request.module_spans, traces=str(partial.resolve()) if request.profile else "",
     )  # fmt: skip
     ranks = LocalRanks(
-        layout.ranks, partial.resolve(), (partial / "plan.json").resolve(), msgspec.to_builtins(options), pacing=pacing, port=request.port,
+        layout.ranks, partial.resolve(), (partial / PLAN).resolve(), msgspec.to_builtins(options), pacing=pacing, port=request.port,
         timeout_s=request.timeout_s, describe=describe, on_step=on_step,
     )  # fmt: skip
     ranks.run(prepare)
@@ -381,13 +381,13 @@ def versions() -> dict[str, str]:
 
 
 def commit(partial: Path, out: Path) -> RunDocument:
-    """Move recordings, then run.json, into the run folder."""
+    """Move recordings, the plan, then run.json, into the run folder."""
     document = msgspec.json.decode((partial / "run.json").read_bytes(), type=RunDocument)
     (out / "run.json").unlink(missing_ok=True)  # of an earlier run; its recordings are about to be replaced
     here = [document.modules, *(t for t in document.traces if not (partial / t).exists())]  # ranks under torchrun write their traces themselves
     for old in (*out.glob("rank-*.json"), *(t for t in out.glob("trace-rank-*.json.gz") if t.name not in here)):
         old.unlink()
-    for name in (*document.recordings, *document.traces, document.modules, "run.json"):
+    for name in (*document.recordings, *document.traces, document.modules, PLAN, "run.json"):
         if name not in here or (partial / name).exists():
             (partial / name).replace(out / name)
     return document

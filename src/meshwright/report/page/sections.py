@@ -46,7 +46,7 @@ def summary(page: PageContent) -> Html:
             figure_of(seconds_text(c.predicted.makespan_s), "the same step predicted for the machine that ran it", "simulated for the run")
         )
         off = f"the prediction is {100 * c.error:+.1f} % off"
-        figures.append(figure_of(seconds_text(c.measured_step_s), f"step measured on {c.measured.run_fabric}", "measured", note=off))
+        figures.append(figure_of(seconds_text(c.measured_step_s), f"median step measured on {c.measured.run_fabric}", "measured", note=off))
     peak = max(page.timeline.memory_peak_bytes, default=0)
     if peak and plan.kind != "collective":
         figures.append(figure_of(bytes_text(peak), "most memory of a rank", "simulated"))
@@ -73,7 +73,7 @@ def breakdown_section(page: PageContent) -> Html:
     if run is not None:
         c = run.comparison
         rows.append((f"predicted for {c.measured.run_fabric}", "simulated for the run", _mean(c.predicted_phases)))
-        rows.append((f"measured on {c.measured.run_fabric}", "measured", _mean(c.measured_phases)))
+        rows.append((f"median step measured on {c.measured.run_fabric}", "measured", _mean(c.measured_phases)))
     names = [n for n in (*PHASE_ORDER, "idle") if any(seconds.get(n, 0.0) > 0 for _, _, seconds in rows)]
     parts += [tag("figure", tag("figcaption", what, " ", source_link(source)), _bar(seconds, names)) for what, source, seconds in rows]
     body = [[what, *(seconds_text(seconds.get(n, 0.0)) for n in names), seconds_text(sum(seconds.values()))] for what, _, seconds in rows]
