@@ -12,9 +12,10 @@ from virtual_reduce import all_ranks, expected, mean, step, whole_numbers
 
 from meshwright.errors import CheckFailed, Deadlock, FormatError, MessageDamaged, NotFinite, PlanMismatch, Unsupported, UsageError
 from meshwright.run.sparse.assumption import measured_xi, top
+from meshwright.run.sparse.oktopk import counts_by_edge
 from meshwright.run.sparse.protocol import AllGather, AllReduce, Message, Post, Wait
 from meshwright.run.sparse.reducer import METHODS, RankReducer
-from meshwright.run.sparse.selection import ThresholdKind, bits_of, scaled, value_of
+from meshwright.run.sparse.selection import ThresholdKind, ahead, bits_of, scaled, value_of
 from meshwright.run.sparse.twin import run_twin
 from meshwright.run.sparse.unions import Zen, hash_factor
 
@@ -103,6 +104,48 @@ def test_words_stay_below_six_k_between_re_evaluations_and_on_average(ranks: int
             assert all(s.within_limit for s in stats)
         words += [max(s.words_sent, s.words_received) for s in stats]
     assert np.mean(words) <= 6 * k * (ranks - 1) / ranks
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 1.0])
+def test_while_the_residual_grows_steps_need_no_exact_threshold_and_send_k(alike: float) -> None:
+    """Each rank's k largest are summed, and the largest of the sums are the result: about k, from the second step on without a round more."""
+    ranks, elements, k = 6, 60_000, 600
+    rng = np.random.default_rng(11)
+    common, place = rng.standard_normal(elements), np.linspace(0, 1, elements)
+    reducers = all_ranks(ranks, elements, k=k)
+    words = set()
+    for turn in range(16):
+        own = [alike * common + (1 - alike) * rng.standard_normal(elements) for _ in range(ranks)]
+        gradients = [np.rint(1e4 * np.exp(-3 * place) * x).astype(np.float32) for x in own]
+        sums = [r.residual + g for r, g in zip(reducers, gradients, strict=True)]
+        updates, _ = step(reducers, gradients, turn)
+        stats = updates[0].stats
+        assert 0.7 * k <= stats.result <= 1.34 * k and max(u.stats.selected for u in updates) <= k
+        if stats.kind == "steady":
+            words.add(stats.control_words)
+        if min(u.stats.selected for u in updates) == k:
+            rows, values = expected(sums, k, stats.result)
+            assert updates[0].indices.tolist() == rows.tolist()
+            np.testing.assert_array_equal(updates[0].values, (values * np.float32(1 / ranks)).astype(np.float32))
+    assert len(words) == 1
+
+
+def test_a_guess_follows_growth_and_ends_in_bounds() -> None:
+    two, three = bits_of(2.0), bits_of(3.0)
+    assert value_of(ahead(0, two)) == pytest.approx(1.96)
+    assert value_of(ahead(two, three)) == pytest.approx(3 * 0.98 * 1.25)
+    assert value_of(ahead(three, two)) == pytest.approx(2 * 0.98 / 1.1)
+    assert ahead(bits_of(3e38), 1) == 1 and ahead(1, bits_of(3.4e38)) < bits_of(float("inf"))
+
+
+def test_entries_that_found_no_room_are_counted_beyond_every_edge() -> None:
+    room = np.zeros((4, 2), np.int32)
+    room[:, 1] = np.array([1.0, -1.004, 1.5, 4.0], np.float32).view(np.int32)
+    low = bits_of(1.0)
+    counts = counts_by_edge(room, 4, low)
+    assert counts[[0, 64, 127]].tolist() == [2, 1, 1] and counts.sum() == 4
+    assert np.flatnonzero(counts_by_edge(room, 9, low)).tolist() == [127] and counts_by_edge(room, 9, low)[127] == 9
+    assert counts_by_edge(room[:0], 0, low).tolist() == [0] * 128
 
 
 def test_a_result_that_lies_in_one_region_is_gathered_in_equal_blocks() -> None:

@@ -42,13 +42,13 @@ def largest(x: Any, k: int) -> Any:
     return np.sort(order[x[order] != 0])
 
 
-def expected(sums: Sequence[Any], k: int) -> tuple[Any, Any]:
-    """(indices, sums) of Ok-Topk with exact thresholds: the top k of the sum of everybody's top k."""
+def expected(sums: Sequence[Any], k: int, kept: int = 0) -> tuple[Any, Any]:
+    """(indices, sums) of Ok-Topk with exact thresholds: the top `kept` (k unless told) of the sum of everybody's top k."""
     total = np.zeros(len(sums[0]), np.float64)
     for x in sums:
         rows = largest(x, k)
         total[rows] += x[rows]
-    rows = largest(total, k)
+    rows = largest(total, kept or k)
     return rows, total[rows]
 
 

@@ -14,9 +14,9 @@ from ...kernels.entries import LEVELS, add_entries, descend, entry_values, histo
 from .protocol import AllGather, AllReduce, Message, Post, Protocol, Wait
 from .state import Entries, RankState, StepStats
 
-__all__ = ["FIXED", "THROTTLE", "gather_blocks", "gather_words", "global_threshold", "greet", "sum_regions"]
+__all__ = ["BUCKET", "FIXED", "UNDER_WAY", "gather_blocks", "gather_words", "global_threshold", "greet", "sum_regions"]
 
-THROTTLE = 4  # messages of a bucket: as many sends and receives are under way at once
+BUCKET, UNDER_WAY = 2, 2  # messages of a bucket, and buckets under way at once: while one is waited for, the next keeps links busy
 FIELDS = ("elements", "k", "method", "step", "index bytes")  # which must be equal on all ranks
 FIXED = len(FIELDS) + 4  # words of the header before the counts
 MASS_TOLERANCE = 2.0**-22  # of the sum of magnitudes, per addition in float32
@@ -63,9 +63,9 @@ def greet(
 
 
 def buckets(ranks: int) -> Iterator[range]:
-    """Distances 1..ranks-1 in groups of THROTTLE."""
-    for first in range(1, ranks, THROTTLE):
-        yield range(first, min(ranks, first + THROTTLE))
+    """Distances 1..ranks-1 in groups of BUCKET."""
+    for first in range(1, ranks, BUCKET):
+        yield range(first, min(ranks, first + BUCKET))
 
 
 def sum_regions(
@@ -75,18 +75,18 @@ def sum_regions(
     """Send every rank the entries of its region and add up what comes for this one's, in `dense`, whose element 0 is index `base`.
 
     entries: in the order of their owners, as `counts[rank]` says. At distance i a rank sends to rank + i and receives from rank - i, so that nobody
-    hears two at once; a bucket's entries are added while the next bucket is under way. `places(entries)` turns indices into places first.
+    hears two at once; a bucket's entries are added while the next ones are under way. `places(entries)` turns indices into places first.
     """
     me, n = state.rank, state.ranks
     first = [0, *accumulate(counts[me].tolist())]
     arriving = [0, *accumulate(int(counts[(me - i) % n, me]) for i in range(1, n))]
     room = state.entries("arriving", arriving[-1])
 
-    def parts(distances: range) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    def post(distances: range) -> Post:
         to = [(me + i) % n for i in distances]
         sends = tuple(Message(p, entries[first[p] : first[p + 1]].reshape(-1)) for p in to)
         receives = tuple(Message((me - i) % n, room[arriving[i - 1] : arriving[i]].reshape(-1)) for i in distances)
-        return sends, receives
+        return Post("regions", sends, receives)
 
     def add(found: Entries) -> None:
         if places is not None:
@@ -100,22 +100,16 @@ def sum_regions(
 
     dense[:] = 0
     own = entries[first[me] : first[me + 1]]
-    previous: range | None = None
-    ticket: Any = None
-    for bucket in buckets(n):
-        if ticket is not None:
-            yield Wait(ticket)
-        ticket = yield Post("regions", *parts(bucket))
-        if previous is None:
-            add(own if places is None else own.copy())
-        else:
-            add(room[arriving[previous[0] - 1] : arriving[previous[-1]]])
-        previous = bucket
-    if previous is None:
-        add(own if places is None else own.copy())
-    else:
-        yield Wait(ticket)
-        add(room[arriving[previous[0] - 1] : arriving[previous[-1]]])
+    groups = list(buckets(n))
+    tickets = []
+    for group in groups[:UNDER_WAY]:
+        tickets.append((yield post(group)))
+    add(own if places is None else own.copy())
+    for i, group in enumerate(groups):
+        yield Wait(tickets[i])
+        if i + UNDER_WAY < len(groups):
+            tickets.append((yield post(groups[i + UNDER_WAY])))
+        add(room[arriving[group[0] - 1] : arriving[group[-1]]])
     stats.words_sent += (first[-1] - len(own)) * state.entry_words
     stats.words_received += arriving[-1] * state.entry_words
     stats.words_to_regions = (counts.sum(0) - np.diag(counts)) * state.entry_words

@@ -51,7 +51,7 @@ class GTopk(_Union):
         state.total = float(entry_values(kept).sum(dtype=np.float64))
         self.local.commit()
         state.commit()
-        stats.selected, stats.result, stats.local_threshold = len(picked.entries), len(kept), value_of(self.local.low)
+        stats.selected, stats.result, stats.local_threshold = len(picked.entries), len(kept), value_of(self.local.kth)
         return Update(elements=state.elements, ranks=n, entries=kept.copy(), stats=stats)
 
     def _keep(self, state: RankState, entries: Entries) -> Entries:

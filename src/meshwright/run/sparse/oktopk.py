@@ -1,8 +1,10 @@
 """Ok-Topk: sums by balanced regions, a global threshold, and a balanced gathering of what is above it.
 
 Cite, deviations: `decide.collective.sparse.oktopk`. A step: select locally; (every `region_period` steps) average everybody's proposals for the
-regions' boundaries; headers; sums by region; (every `period` steps, and when a reused threshold fails) the exact global threshold; sizes; blocks of
-equal length where the largest is `balance` times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
+regions' boundaries; headers; sums by region; the global threshold and everybody's sizes; blocks of equal length where the largest is `balance`
+times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
+The global threshold is exact every `period` steps. In between it is guessed, a little low, and sizes are exchanged for `EDGES` thresholds from there
+on at once: the one that leaves closest to k entries is taken without another round. Where none of them will do, it is found exactly in the same step.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from numpy.typing import NDArray
 from ...kernels.entries import clear_chosen, entry_values, move_tail, select_from
 from .exchange import gather_blocks, gather_words, global_threshold, greet, sum_regions
 from .protocol import AllGather, Message, Post, Protocol, Wait
-from .selection import LEAST, MOST, LocalSelection, ThresholdKind, followed, value_of
+from .selection import LEAST, MOST, LocalSelection, ThresholdKind, ahead, followed, value_of
 from .state import Entries, RankState, StepStats, Update
 
 __all__ = ["OkTopk", "equal_regions", "proposals"]
 
 UNEVEN = 1.25  # the busiest rank over the mean
+EDGES, STEP_BITS = 128, 16  # thresholds tried at once: each 2^16 above the last as an integer, 0.4-0.8 % as a number; all of them span a factor of 2
 
 
 def equal_regions(elements: int, ranks: int) -> NDArray[np.int64]:
@@ -45,6 +48,14 @@ def agreed_regions(proposed: NDArray[np.int64], elements: int) -> NDArray[np.int
     return np.concatenate([[0], inner, [elements]]).astype(np.int64)
 
 
+def counts_by_edge(room: Entries, found: int, low: int) -> NDArray[np.int64]:
+    """Entries from each edge to the next, the last one open; all in the last if they have not found room, so that no edge seems to leave few."""
+    if found > len(room):
+        return np.bincount([EDGES - 1], [found], EDGES).astype(np.int64)
+    magnitudes = np.abs(np.ascontiguousarray(entry_values(room[:found]))).view(np.int32)
+    return np.bincount(np.minimum((magnitudes - low) >> STEP_BITS, EDGES - 1), minlength=EDGES).astype(np.int64)
+
+
 @dataclass(kw_only=True)
 class OkTopk:
     """Options as `decide.collective.sparse.OkTopk`; the rest is state that lives as long as the reducer."""
@@ -57,7 +68,7 @@ class OkTopk:
 
     def start(self, state: RankState) -> None:
         self.local = LocalSelection(self.threshold, state.k)
-        self.low = 0  # global threshold
+        self.low = self.kth = 0  # the global threshold to try next, and the last step's k-th magnitude
         self.regions = equal_regions(state.elements, state.ranks)
         self.agreed = False  # whether the regions are anybody's proposals
 
@@ -87,7 +98,7 @@ class OkTopk:
         base, end = int(regions[state.rank]), int(regions[state.rank + 1])
         dense = state.room("region", end - base, np.float32)
         yield from sum_regions(state, entries, counts, dense, base, stats)
-        chosen, low, sizes = yield from self._choose(state, dense, base, anew, stats)
+        chosen, kth, sizes = yield from self._choose(state, dense, base, anew, stats)
         block, lengths = chosen, sizes.tolist()
         if self._lopsided(state, counts, sizes):
             block, lengths = yield from self._blocks(state, chosen, sizes, stats)
@@ -96,10 +107,11 @@ class OkTopk:
         state.given, state.given_size = clear_chosen(state.sums, entries, own, result)
         state.total = float(entry_values(result).sum(dtype=np.float64))
         self.local.commit()
-        self.low, self.regions, self.agreed = low, regions, True
+        self.low, self.kth = ahead(self.kth, kth), kth
+        self.regions, self.agreed = agreed_regions(inner, state.elements), True  # of this step's proposals, which all ranks have: no round
         state.commit()
         stats.selected, stats.result = len(entries), len(result)
-        stats.local_threshold, stats.global_threshold = value_of(self.local.low), value_of(low)
+        stats.local_threshold, stats.global_threshold = value_of(self.local.kth), value_of(kth)
         return Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
 
     def _uneven(self, state: RankState, counts: NDArray[np.int64]) -> bool:
@@ -119,27 +131,29 @@ class OkTopk:
     def _choose(
         self, state: RankState, dense: NDArray[np.float32], base: int, anew: bool, stats: StepStats
     ) -> Protocol[tuple[Entries, int, NDArray[np.int64]]]:
-        """Entries of this rank's region above the global threshold, the threshold for the next step, and how many every rank has."""
-        bits = dense.view(np.int32)
+        """Entries of this rank's region above the global threshold, the k-th magnitude, and how many every rank has."""
         limit = int(MOST * state.k)
-        low, ties = self.low, limit
-        for exact in ((True,) if anew else (False, True)):
-            if exact:
-                low, above = yield from global_threshold(state, bits, state.k, stats)
-                ties = max(0, state.k - above)
-            room = state.entries("chosen", int(MOST * state.k) + 1)
-            found = select_from(bits, base, np.int32(low), ties if exact else len(room), room)
-            stats.control_words += 4 * (state.ranks - 1)
-            rows: NDArray[np.int64] = yield AllGather("sizes", np.array(found, np.int64))
-            count = int(rows.sum())
-            if exact:
-                shares = np.clip(ties - np.concatenate([[0], np.cumsum(rows[:-1, 1])]), 0, rows[:, 1])  # equal ones, rank by rank until there are k
-                stored = found[0] + min(found[1], ties)
-                kept, _ = move_tail(room[:stored], low, int(shares[state.rank]), state.entries("dropped", stored))
-                return room[:kept], low, rows[:, 0] + shares
-            if count <= limit and (count >= LEAST * state.k or low == 1):
-                return room[: sum(found)], followed(low, count, state.k), rows.sum(1)
-        raise AssertionError("an exact threshold is always taken")
+        bits, room = dense.view(np.int32), state.entries("chosen", limit + 1)
+        if not anew:
+            found = sum(select_from(bits, base, np.int32(self.low), len(room), room))
+            stats.control_words += 2 * EDGES * (state.ranks - 1)
+            steps: NDArray[np.int64] = yield AllGather("edges", counts_by_edge(room, found, self.low))
+            sizes = steps[:, ::-1].cumsum(1)[:, ::-1]  # [rank, edge]
+            totals = sizes.sum(0)
+            edge = int(np.abs(totals - state.k).argmin())
+            if LEAST * state.k <= totals[edge] <= limit or (self.low == 1 and totals[0] <= limit):
+                low = self.low + (edge << STEP_BITS)
+                kept, _ = move_tail(room[:found], low - 1, 0, state.entries("dropped", found)) if edge else (found, 0)
+                return room[:kept], followed(low, int(totals[edge]), state.k), sizes[:, edge]
+        low, above = yield from global_threshold(state, bits, state.k, stats)
+        ties = max(0, state.k - above)
+        found = select_from(bits, base, np.int32(low), ties, room)
+        stats.control_words += 4 * (state.ranks - 1)
+        rows: NDArray[np.int64] = yield AllGather("sizes", np.array(found, np.int64))
+        shares = np.clip(ties - np.concatenate([[0], np.cumsum(rows[:-1, 1])]), 0, rows[:, 1])  # equal ones, rank by rank until there are k
+        stored = found[0] + min(found[1], ties)
+        kept, _ = move_tail(room[:stored], low, int(shares[state.rank]), state.entries("dropped", stored))
+        return room[:kept], low, rows[:, 0] + shares
 
     def _blocks(self, state: RankState, chosen: Entries, sizes: NDArray[np.int64], stats: StepStats) -> Protocol[tuple[Entries, list[int]]]:
         """Equal blocks of all entries in order: the one that this rank brings to the gathering, and everybody's lengths."""

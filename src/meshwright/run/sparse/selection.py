@@ -1,6 +1,7 @@
 """Which entries a rank sends: those above a threshold that is found exactly, estimated, or reused from earlier steps.
 
-exact: the k-th largest magnitude, every step. reuse: exact every `period` steps, in between as it was, with Ok-Topk's safeties against drift.
+exact: the k-th largest magnitude, every step. reuse: exact every `period` steps, in between guessed from the steps before, a little low; the k
+largest of what is above it are sent, and where too few or far too many are, it is found exactly at once.
 gaussian: from a normal distribution fitted to the vector, corrected until the count fits (Gaussiank). sampled: exact in a sample (DGC).
 """
 
@@ -18,12 +19,13 @@ from ...kernels.entries import add_select, count_from, entry_values, moments, mo
 from ...kernels.select import INFINITE, kth_magnitude, magnitude_of
 from .state import Entries, RankState
 
-__all__ = ["LocalSelection", "Selected", "ThresholdKind", "bits_of", "followed", "largest_entries", "scaled", "take_largest", "value_of"]
+__all__ = ["LocalSelection", "Selected", "ThresholdKind", "ahead", "bits_of", "followed", "largest_entries", "scaled", "take_largest", "value_of"]
 
 ThresholdKind = Literal["exact", "reuse", "gaussian", "sampled"]
-RAISE, RAISES = 1.03, 5  # while more than 4/3 k are above a reused threshold
-FOLLOW, FARTHEST = 0.15, 1.1  # the next threshold is this times (count / k) to the power of FOLLOW, by no more than FARTHEST
-MOST, LEAST = 4 / 3, 1 / 3  # of k: beyond, a threshold is found anew
+FOLLOW, FARTHEST = 0.15, 1.1  # the k-th magnitude is a threshold times (count / k) to the power of FOLLOW, by no more than FARTHEST
+SLOPE, MARGIN = 0.75, 0.98  # share of the last step's growth that is expected again, and how much lower the guess is: more are found than needed
+FIRST = 2**0.5  # growth from an empty residual to one that holds a gradient, if gradients are independent; more if they are alike
+MOST, LEAST = 4 / 3, 1 / 3  # of k: no more entries of a sum are kept; with fewer above it a threshold is found anew
 GAUSSIAN_STEP, GAUSSIAN_TRIES = 1.02, 20
 ROOM = 8  # times k entries are kept in one pass: the k-th largest of so many costs less than another pass over the vector
 SAMPLE = 0.01
@@ -61,7 +63,8 @@ class LocalSelection:
         if kind not in get_args(ThresholdKind):
             raise UsageError(f"no threshold {kind!r}", where="threshold", hint=f"one of {', '.join(get_args(ThresholdKind))}")
         self.kind, self.k, self.low = kind, k, 0
-        self._next = 0  # takes the place of `low` when the step is complete
+        self.kth = self._before = 0  # k-th magnitudes of this step (or what they seem to be) and the last one; of all committed once complete
+        self._first = False  # this step starts from an empty residual
 
     def select(self, state: RankState, gradient: Any, *, anew: bool) -> Selected:
         """Writes `state.sums`. `anew`: find the threshold exactly, whatever the kind."""
@@ -81,32 +84,28 @@ class LocalSelection:
         above, equal = select_from(state.bits, 0, np.int32(low), len(room), room)
         if above + equal > len(room):
             return self._exact(state, room)
-        self._next = low
+        self.kth = low
         return Selected(room[: above + equal])
 
     def commit(self) -> None:
-        self.low = self._next
+        """The step is complete: its threshold is known, the next one's is guessed."""
+        self.low = scaled(self.kth, FIRST * MARGIN) if self._first else ahead(self._before, self.kth)
+        self._before, self._first = self.kth, False
 
     def _exact(self, state: RankState, room: Entries) -> Selected:
-        low = self._next = max(1, kth_magnitude(state.sums, self.k))
+        low = self.kth = max(1, kth_magnitude(state.sums, self.k))
+        self._first = not self._before and not state.residual.any()
         return Selected(take_largest(state.bits, low, self.k, room, state.entries("dropped", len(room))))
 
     def _reused(self, state: RankState, room: Entries, found: int) -> Selected:
-        low = self.low
-        dropped = state.entries("dropped", len(room))
-        for _ in range(RAISES):
-            if found <= MOST * self.k or found > 2 * self.k:
-                break
-            low = scaled(low, RAISE)
-            found, _ = move_tail(room[:found], low, found, dropped)
-        if found > len(room) or (found < LEAST * self.k and low > 1):
+        if found > len(room) or (found < LEAST * self.k and self.low > 1):
             return self._exact(state, room)
-        if found > MOST * self.k:  # all that could be among the k largest is here
-            kept, _ = largest_entries(room[:found], self.k, dropped)
-            self._next = max(1, int(np.abs(np.ascontiguousarray(entry_values(room[:kept]))).min().view(np.int32)))
-            return Selected(room[:kept])
-        self._next = followed(low, found, self.k)
-        return Selected(room[:found])
+        if found < self.k:
+            self.kth = followed(self.low, found, self.k)
+            return Selected(room[:found])
+        kept, _ = largest_entries(room[:found], self.k, state.entries("dropped", found))  # all that could be among the k largest is here
+        self.kth = max(1, int(np.abs(np.ascontiguousarray(entry_values(room[:kept]))).min().view(np.int32)))
+        return Selected(room[:kept])
 
     def _gaussian(self, state: RankState) -> int:
         n = state.elements
@@ -147,6 +146,12 @@ def largest_entries(entries: Entries, k: int, dropped: Entries) -> tuple[int, in
 
 
 def followed(low: int, count: int, k: int) -> int:
-    """The threshold for the next step, after `count` entries were above this one; the power is that of a normal distribution's tail near 1 %."""
+    """About the k-th magnitude, where `count` entries are above `low`; the power is that of a normal distribution's tail near 1 %."""
     factor = max(1 / FARTHEST, min(FARTHEST, (count / k) ** FOLLOW))
     return low if factor == 1 else scaled(low, factor)
+
+
+def ahead(before: int, now: int) -> int:
+    """The threshold for the next step, from the k-th magnitudes of the last two (0: there was none)."""
+    growth = 1 + SLOPE * (1 - value_of(before) / value_of(now)) if before else 1.0
+    return scaled(now, MARGIN * max(1 / FARTHEST, growth))

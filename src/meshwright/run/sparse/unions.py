@@ -45,7 +45,7 @@ class _Union:
         state.total = float(entry_values(result).sum(dtype=np.float64))
         self.local.commit()
         state.commit()
-        stats.selected, stats.result, stats.local_threshold = len(sent), len(result), value_of(self.local.low)
+        stats.selected, stats.result, stats.local_threshold = len(sent), len(result), value_of(self.local.kth)
         return Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
 
 

@@ -1,11 +1,13 @@
 """Ok-Topk: sums by balanced regions, a threshold for the sums, and a balanced gathering: at most 6k(P-1)/P words whatever the number of ranks.
 
 Cite: S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), sections 3 and 4.
-Left open by the paper: how thresholds are kept from drifting between re-evaluations. Our answer: as in its authors' code raised by 1.03 up to
-five times while more than 4/3 k are above; then the next step's is times (count/k)^0.15 instead of a fixed 1.012, which follows a growing residual;
-where that does not help, or below k/3, the exact one at once.
-Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries each rank's proposal, so they
-are made anew in the same step when somebody would receive more than half of the promised volume.
+Left open by the paper: how thresholds are kept from drifting between re-evaluations (its authors' code multiplies them by 1.03 or 1.012). Our
+answer: the next step's is the last step's k-th magnitude, moved on by 3/4 of what it grew by and lowered by 2 %, so that a little more than k are
+above it. Of its own entries a rank then sends the k largest. For the sums, sizes are exchanged for 128 thresholds at once, and the one that leaves
+closest to k is taken: no further round. Where it leaves more than 4/3 k or less than k/3, the exact one is found in the same step.
+Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries each rank's proposal; the next
+step's regions are their mean, without a round of their own, and they are made anew in the same step when somebody would receive more than half of
+the promised volume.
 Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;
 blocks are also balanced where the bound would be missed, not only beyond four times the mean; equal values are kept rank by rank until there are k.
 Invariant: every rank's every region is in the result once; between re-evaluations at most 6k(P-1)/P words each way where ranks select alike.
@@ -20,7 +22,7 @@ from ....cite import Cite
 from ....errors import Unsupported, UsageError
 from ....program import Program
 from ..problem import options_of
-from .phases import Phases
+from .phases import EDGES, Phases
 from .problem import SparsePlan, SparseProblem
 
 __all__ = ["CITE", "DEVIATIONS", "KINDS", "OkTopk"]
@@ -29,7 +31,10 @@ CITE = Cite(
     key="li2022oktopk", title="Near-Optimal Sparse Allreduce for Distributed Deep Learning", authors="Shigang Li, Torsten Hoefler", year=2022,
     venue="PPoPP 2022",
 )  # fmt: skip
-DEVIATIONS = ("thresholds follow the count", "exact thresholds from histograms", "regions made anew when they are uneven", "ties rank by rank")
+DEVIATIONS = (
+    "thresholds follow the k-th magnitude", "sizes for 128 thresholds at once", "exact thresholds from histograms",
+    "regions follow every step's proposals", "ties rank by rank",
+)  # fmt: skip
 KINDS = ("steady", "thresholds", "regions", "thresholds+regions")
 MOST_RANKS = 64
 
@@ -64,9 +69,12 @@ class OkTopk:
         if "regions" in kind:
             p.gather_counts("counts", 8 * n)
         sums = p.sum_regions(picked)
-        p.histograms(always="thresholds" in kind)
+        exact = "thresholds" in kind
+        if not exact:
+            p.gather_counts("edges", 8 * EDGES)
+        p.histograms(always=exact)
         chosen = p.choose(sums, problem.most)
-        p.gather_counts("sizes", 16)
+        p.gather_counts("histogram, then sizes", 16, always=exact)
         blocks = p.balance(chosen)
         rooms = p.gather(blocks, n, problem.k / n, problem.most)
         # chunk (region j, part q) of the result lies in the block of rank q, at j

@@ -15,10 +15,11 @@ from ....program import Contract, Role, Unit
 from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
 from .problem import SparseProblem
 
-__all__ = ["BINS", "THROTTLE", "Phases"]
+__all__ = ["BINS", "BUCKET", "EDGES", "THROTTLE", "Phases"]
 
-THROTTLE = 4  # messages under way at once (`run.sparse.exchange.THROTTLE`)
+BUCKET, THROTTLE = 2, 4  # messages added up together, and under way at once (`run.sparse.exchange.BUCKET` and twice as many)
 BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
+EDGES = 128  # thresholds for which sizes are exchanged at once (`run.sparse.oktopk.EDGES`)
 HEADER_WORDS = 9  # and two per rank, 8 bytes each
 
 
@@ -89,10 +90,10 @@ class Phases:
             found.append(picked)
         return found
 
-    def gather_counts(self, name: str, row_bytes: int) -> None:
-        """Rows of fixed length from all to all, all messages under way at once."""
+    def gather_counts(self, name: str, row_bytes: int, *, always: bool = True) -> None:
+        """Rows of fixed length from all to all, all messages under way at once; or none, where they are not always needed."""
         rows = [self.b.buffer(r, chunks=self.n, chunk_bytes=row_bytes, name=f"{name}:{r}") for r in range(self.n)]
-        self.spread(rows)
+        self.spread(rows, -1 if always else self.b.size(name, lower=0, expected=0, upper=row_bytes))
 
     def spread(self, rows: list[int], size: int = -1) -> None:
         """Rank r's chunk r to all others."""
@@ -134,8 +135,8 @@ class Phases:
             sums.append(room)
             self.op(r, ("own", "accumulate"), [(picked[r], r * q, q)], [(room, 0, q)], 4 * self.problem.elements / n, after=self.ready[r])
         start = [list(x) for x in self.ready]
-        for first in range(1, n, THROTTLE):
-            bucket = range(first, min(n, first + THROTTLE))
+        for first in range(1, n, BUCKET):
+            bucket = range(first, min(n, first + BUCKET))
             got: list[list[StepRef]] = [[] for _ in range(n)]
             for i in bucket:
                 for r in range(n):
@@ -144,7 +145,7 @@ class Phases:
                     got[r].append(self.move(source, r, (picked[source], r * q), place, q, size, sent=start[source], taken=start[r]))
             for r in range(n):
                 reads = [(arriving[r], (bucket[0] - 1) * q, len(bucket) * q)]
-                done = self.op(r, ("region", "accumulate"), reads, [(sums[r], 0, q)], 3 * THROTTLE * per_region, after=got[r], add=True)
+                done = self.op(r, ("region", "accumulate"), reads, [(sums[r], 0, q)], 3 * BUCKET * per_region, after=got[r], add=True)
                 self.ready[r] = [done]
         return sums
 
