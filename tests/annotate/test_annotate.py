@@ -136,6 +136,19 @@ def test_a_receive_under_way_does_not_own_what_runs_meanwhile(tmp_path):
     assert "communication" not in {n.kind for s in a.root.children for stage in s.children for n in stage.children}
 
 
+def test_what_the_backends_own_thread_copies_is_the_collectives(tmp_path):
+    """gloo's threads run nothing but its collectives, which copy between the user's tensors and one flat buffer."""
+    made = Made()
+    made.forward(*FORWARD[:2])
+    made.slice("gloo:all_gather", cat="user_annotation", tid=5, dur=9.0, inside=[lambda: made.slice("aten::copy_", tid=5)])
+    made.forward(*FORWARD[2:])
+    a = annotate(made.trace(tmp_path), tree(*MODULES, operators=OPERATORS))
+    assert [p for n, p, *_ in found(a) if n in FORWARD] == OWNERS
+    (copy,) = np.flatnonzero(a.trace.where_name(np.array([n == "aten::copy_" for n in a.trace.names])))
+    assert a.units.communication[a.units.outer[copy]] and a.labels.module[copy] == -1
+    assert {n.kind for s in a.root.children for stage in s.children for n in stage.children} >= {"communication"}
+
+
 def test_module_slices_are_exact_and_python_is_the_modules(tmp_path):
     made = Made()
 

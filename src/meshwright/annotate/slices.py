@@ -69,8 +69,14 @@ def names_like(trace: Trace, pattern: re.Pattern[str]) -> Flags:
 
 
 def _pending(trace: Trace, operator: Flags) -> Flags:
-    """Slices of collectives under way on a thread that does other work meanwhile: they say that something is awaited, not what the thread does."""
+    """Slices of collectives under way on a thread that does other work meanwhile: they say that something is awaited, not what the thread does.
+
+    A thread of the backend's own does nothing else: nothing there could be differentiated, and nothing lies outside such slices. What it copies belongs
+    to the collective.
+    """
     asynchronous = names_like(trace, _ASYNCHRONOUS) & trace.in_category(*_ANNOTATIONS)
+    elsewhere = (trace.sequence >= 0) | ((trace.parent < 0) & ~asynchronous)
+    asynchronous &= (np.bincount(trace.track, weights=elsewhere, minlength=len(trace.tracks)) > 0)[trace.track]
     found = np.zeros(len(trace), bool)
     outer = around(trace, asynchronous)
     level = np.unique(outer[operator & (outer >= 0)])
