@@ -1,4 +1,4 @@
-"""`meshwright program import PREFIX`: what Chakra execution traces say, and a plan of it."""
+"""`meshwright program import PREFIX`: what execution traces (Chakra's, PyTorch's) say, and a plan of Chakra's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .pictures import check_pictures, picture_arguments, with_pictures
 if TYPE_CHECKING:
     from ..chakra_graph import RankSummary
 
-HELP = "read Chakra execution traces: a summary, and with --fabric a checked, simulated plan"
+HELP = "read execution traces (Chakra, PyTorch): a summary, and of Chakra's with --fabric a checked, simulated plan"
 EPILOG = """PREFIX stands before `.0.et`, `.1.et`, ...; or name a folder with one such set in it. Rank i is placed on device i.
 Without --fabric the traces are only checked and summed up. Foreign traces say nothing about memory: only messages
-under way count."""
+under way count. FILE.json or FILE.json.gz instead of PREFIX: a trace of torch.profiler.ExecutionTraceObserver, of one
+process; it has no times, so its operators are only counted and summed up."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prefix", metavar="PREFIX", help="traces to read")
+    parser.add_argument("prefix", metavar="PREFIX", help="traces to read: a prefix or folder of .et files, or a .json of PyTorch")
     parser.add_argument("--groups", type=Path, metavar="FILE", help="process groups (default: PREFIX.comm_group.json or comm_group.json, if there)")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, see `meshwright fabric list`: make a plan")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
@@ -31,6 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    if args.prefix.endswith((".json", ".json.gz")):
+        return _of_pytorch(args)
     from ..chakra_graph import summarise
     from ..drive import read_fabric
     from ..drive_chakra import plan_of_chakra
@@ -70,6 +73,17 @@ def run(args: argparse.Namespace) -> Result:
         document["plan"] = str(args.out)
         lines.append(f"plan written to {args.out}")
     return with_pictures(Result(document, "\n".join(lines)), args, plan)
+
+
+def _of_pytorch(args: argparse.Namespace) -> Result:
+    from ..errors import UsageError
+    from ..io.execution_trace_file import read_execution_trace
+    from ..report.execution_trace_text import execution_trace_document, execution_trace_text
+
+    if args.fabric or args.out or args.trace or args.svg or args.groups:
+        raise UsageError("no plan is made of it: it has no times and one process", where=args.prefix, hint="give it alone, for a summary")
+    trace = read_execution_trace(args.prefix)
+    return Result(execution_trace_document(trace), execution_trace_text(trace))
 
 
 def _lines(rows: list[RankSummary]) -> list[str]:
