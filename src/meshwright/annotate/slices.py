@@ -71,8 +71,8 @@ def names_like(trace: Trace, pattern: re.Pattern[str]) -> Flags:
 def _pending(trace: Trace, operator: Flags) -> Flags:
     """Slices of collectives under way on a thread that does other work meanwhile: they say that something is awaited, not what the thread does.
 
-    A thread of the backend's own does nothing else: nothing there could be differentiated, and nothing lies outside such slices. What it copies belongs
-    to the collective.
+    A thread of the backend's own does nothing else: nothing there could be differentiated, and nothing lies outside such slices. What it copies
+    belongs to the collective.
     """
     asynchronous = names_like(trace, _ASYNCHRONOUS) & trace.in_category(*_ANNOTATIONS)
     elsewhere = (trace.sequence >= 0) | ((trace.parent < 0) & ~asynchronous)

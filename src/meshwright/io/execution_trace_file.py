@@ -90,7 +90,7 @@ def _parents_first(nodes: list[_Node], rows: dict[int, _Node], where: str) -> li
             if above.ctrl_deps == above.id:
                 break
             if above.ctrl_deps not in rows:
-                raise FormatError(f"is inside node {above.ctrl_deps}, which does not exist", where=f"{where}: node {above.id}", hint="the file is cut?")
+                raise FormatError(f"is inside node {above.ctrl_deps}, which does not exist", where=f"{where}: node {above.id}")
             above = rows[above.ctrl_deps]
         order += reversed(chain)
         done |= seen
