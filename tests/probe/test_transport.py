@@ -191,6 +191,21 @@ def test_a_start_that_fails_says_why(monkeypatch):
         calibrate_laptop(2, NONE, **QUICK)
 
 
+@pytest.mark.real
+@pytest.mark.timeout(60)
+def test_a_start_that_ends_before_it_is_told_anything_is_waited_for(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    tell = transport._Workers.tell
+
+    def late(self, line):
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # the pipe is broken for certain, the process still to be reaped
+        tell(self, line)
+
+    monkeypatch.setattr(transport._Workers, "tell", late)
+    with pytest.raises(RankDied, match="the process that starts the ranks"):
+        calibrate_laptop(2, NONE, **QUICK)
+
+
 def test_refusals(monkeypatch):
     with pytest.raises(UsageError, match="at least 2 ranks"):
         calibrate_laptop(1, NONE)

@@ -76,8 +76,8 @@ def test_a_plan_that_shares_too_early_shows() -> None:
         if check_arena(made.problem, plan).ok:
             continue
         broken = ArenaGraph(made.problem, plan, made.calls, made.outputs, made.placeholders, made.constants)
-        found = [same(broken.run(*inputs, sleep_s=3e-4, seed=seed), wanted) for seed in range(6)]
-        assert not all(found), (made.problem.name(a), made.problem.name(b))
+        shown = any(not same(broken.run(*inputs, sleep_s=3e-4, seed=seed), wanted) for seed in range(60))  # a busy machine shows it late
+        assert shown, (made.problem.name(a), made.problem.name(b))
         wrong += 1
         if wrong == 12:
             break

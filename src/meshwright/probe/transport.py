@@ -218,7 +218,11 @@ class _Workers:
                 [sys.executable, "-m", "meshwright.probe.transport_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env=environment, start_new_session=True, bufsize=0,
             )  # fmt: skip
-        self.tell(json.dumps({**config, "parent": os.getpid(), "folder": str(folder)}))
+        try:
+            self.tell(json.dumps({**config, "parent": os.getpid(), "folder": str(folder)}))
+        except RankDied:  # ended before it could be told: nobody holds this object yet who could end it
+            self.end()
+            raise
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None
