@@ -56,7 +56,7 @@ def predicted(elements: int, k: int, costs: list[dict[str, Any]], fabric: Any, o
     from meshwright.decide.collective.sparse.choice import rank_sparse
 
     table = {key: Priced(max(c["table"][key] for c in costs), "measured") for key in costs[0]["table"]}
-    transport = Transport(per_message_s=median(c["message_s"] for c in costs) / 2, evidence="measured")
+    transport = Transport(per_message_s=median(c["round_s"] for c in costs) / RANKS, evidence="measured")  # a round: that many, end to end
     cost = Cost(name="measured", table=table, transport=transport, source="benchmarks/oktopk.py")
     problem = SparseProblem(
         fabric=fabric, ranks=tuple(d.name for d in fabric.devices), elements=elements, k=k, overlap=overlap, cost=cost

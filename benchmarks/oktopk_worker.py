@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -58,55 +59,28 @@ def payload_words(size_bytes: int, packets: int) -> float:
     return (size_bytes - acks * ACK_BYTES) * 0.957 / 4
 
 
-def costs(reducer: Any, group: Any, vectors: Vectors) -> dict[str, Any]:
-    """Seconds of this rank's kernels, by key of the programs' ops, and of a small message, all ranks at once: what a prediction is made of."""
-    import torch
+def costs(reducer: Any, group: Any) -> dict[str, Any]:
+    """Seconds of this rank's kernels, by key of the programs' ops, and of a round of small messages, all ranks at once: what predictions use."""
+    from meshwright.probe.sparse_prices import sparse_prices
+    from meshwright.run.sparse.protocol import AllGather, Protocol
 
-    from meshwright.kernels import entries as e
-    from meshwright.run.sparse.unions import merge_all
-
-    state, k, n = reducer.state, reducer.state.k, reducer.state.ranks
-    vector = vectors.at(0)
-    low = np.int32(max(1, reducer.method.local.low))
-    room = state.entries("selected", 2 * k)
+    state = reducer.state
 
     def timed(what: Any) -> float:
-        least = float("inf")
-        for _ in range(3):
+        found = []
+        for _ in range(5):
             group.barrier().wait()
             start = time.perf_counter()
             what()
-            least = min(least, time.perf_counter() - start)
-        return least
+            found.append(time.perf_counter() - start)
+        return median(found)
 
-    rows = e.select_from(vector.view(np.int32), 0, low, len(room), room)
-    picked = room[: min(len(room), sum(rows))]
-    region = np.zeros(state.elements // n, np.float32)
-    part = picked[picked[:, 0] < len(region)][: k // n]
-    bucket = np.repeat(part, -(-4 * k // n // max(1, len(part))), axis=0)[: 4 * k // n]
-    chosen = picked[:k]
-    word = torch.zeros(1)
+    def rounds() -> Protocol[None]:
+        for _ in range(20):
+            yield AllGather("headers", np.zeros(32, np.int64))
 
-    def ring() -> None:
-        works = [group.recv([word.clone()], (state.rank - 1) % n, 1), group.send([word], (state.rank + 1) % n, 1)]
-        for work in works:
-            work.wait()
-
-    def clear() -> None:
-        e.clear_chosen(state.sums, picked, e.entry_values(picked), chosen)
-
-    table = {
-        "local|select": timed(lambda: e.add_select(state.residual, vector, state.sums, state.bits, low, room)),
-        "own|accumulate": timed(lambda: region.fill(0)),
-        "region|accumulate": timed(lambda: e.add_entries(region, 0, bucket, e.entry_values(bucket))),
-        "global|select": timed(lambda: e.select_from(region.view(np.int32), 0, low, k, state.entries("chosen", k))),
-        "block|decode": timed(lambda: chosen[: k // n].copy()),
-        "block|encode": 0.0,
-        "result|decode": timed(clear) + timed(lambda: chosen.copy()),
-        "result|merge": timed(lambda: merge_all(state, [picked[: k + i] for i in range(n)])),
-        "tree|merge": timed(lambda: merge_all(state, [chosen, chosen])) + timed(lambda: e.move_tail(chosen.copy(), low, k, room.copy())),
-    }
-    return {"rank": state.rank, "table": table, "message_s": timed(lambda: [ring() for _ in range(20)]) / 20}
+    table = sparse_prices(state.elements, state.k, state.ranks, timed=timed)
+    return {"rank": state.rank, "table": table, "round_s": timed(lambda: reducer.runner.run(rounds(), state.step)) / 20}
 
 
 def main() -> None:
@@ -158,7 +132,7 @@ def main() -> None:
                 sys.stdout.write(json.dumps({"row": {"case": case["name"], "step": step, "ranks": rows}}) + "\n")
                 sys.stdout.flush()
         if case["name"] == "oktopk":
-            sys.stdout.write(json.dumps({"costs": costs(reducer, group, vectors)}) + "\n")
+            sys.stdout.write(json.dumps({"costs": costs(reducer, group)}) + "\n")
             sys.stdout.flush()
         dist.barrier()
     dist.barrier()

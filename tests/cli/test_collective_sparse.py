@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.frame import main
+from meshwright.cost import Cost, Priced
+from meshwright.io.cost_file import write_cost
 
 FABRIC = ["collective", "sparse", "--fabric", "star:4?link=12.5MB/s"]
 
@@ -45,6 +47,23 @@ def test_where_dense_is_best_there_is_no_plan_to_write(tmp_path: Path, capsys: p
 def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FABRIC, *words]) == 2
     assert capsys.readouterr().err
+
+
+def test_costs_that_were_measured_here_or_lie_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*FABRIC, "--elements", "300000", "--density", "0.01", "--strategies", "oktopk,gtopk", "--json", "--cost"]
+    assert main([*asked, "measured"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cost"] == "kernels of sparse all-reduces timed here"
+    kinds = {r["strategy"]: r["kinds_s"] for r in found["strategies"]}
+    assert set(kinds["gtopk"]) == {"steady", "thresholds"} and "thresholds+regions" in kinds["oktopk"]
+    mine = Cost(name="mine", table={"local|select": Priced(1.0), "exact|select": Priced(3.0)}, source="by hand")
+    write_cost(mine, tmp_path / "cost.json")
+    assert main([*asked, str(tmp_path / "cost.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    gtopk = next(r for r in found["strategies"] if r["strategy"] == "gtopk")
+    assert found["cost"] == "by hand" and gtopk["kinds_s"]["thresholds"] - gtopk["time_s"] == pytest.approx(2)
+    assert gtopk["mean_s"] - gtopk["time_s"] == pytest.approx(2 / 32)
+    assert main([*asked, str(tmp_path / "none.json")]) == 2 and "cannot read" in capsys.readouterr().err
 
 
 def test_a_refused_strategy_is_a_line_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .arguments import fabric_arguments, require_directory
 from .frame import Result
+
+if TYPE_CHECKING:
+    from ..cost import Cost
+    from ..decide.collective.sparse import SparseProblem
 
 HELP = "which sparse all-reduce pays for a gradient of which k elements are sent, or none"
 
@@ -18,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--density", type=float, metavar="D", help="share of the elements that a rank sends, e.g. 0.01")
     size.add_argument("--k", type=whole, metavar="K", help="elements that a rank sends")
     parser.add_argument("--overlap", type=float, default=0.3, metavar="O", help="share of a rank's selection that all have in common (default 0.3)")
+    parser.add_argument("--cost", default="roofline", help="roofline (default: compute by bytes), measured (kernels timed here), or a cost file")
     parser.add_argument("--strategies", help="names separated by commas (default: all)")
     parser.add_argument("--out", "-o", type=Path, help="also write the best one's plan to this file (.json or .json.gz)")
 
@@ -31,6 +38,21 @@ def whole(text: str) -> int:
     if not (1 <= value < 1 << 48 and value == int(value)):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 2^48 - 1, got {text[:32]!r}")
     return int(value)
+
+
+def _cost(name: str, problem: SparseProblem) -> Cost | None:
+    """None: the default. Raises: what reading a cost file raises."""
+    if name == "roofline":
+        return None
+    if name != "measured":
+        from ..io.cost_file import read_cost
+
+        return read_cost(name)
+    from ..cost import assumed_cost
+    from ..probe.sparse_prices import priced_here
+
+    share = min(d.cpu_share or 1.0 for d in problem.fabric.devices)
+    return priced_here(assumed_cost(problem.fabric), problem.elements, problem.k, len(problem.ranks), share=share)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -49,6 +71,7 @@ def run(args: argparse.Namespace) -> Result:
     k = args.k if args.k is not None else max(1, int(args.density * args.elements))
     names = tuple(d.name for d in fabric.devices)
     problem = SparseProblem(fabric=fabric, ranks=names, elements=args.elements, k=k, overlap=args.overlap)
+    problem = replace(problem, cost=_cost(args.cost, problem))
     plan, ranked = plan_sparse(problem, strategies=args.strategies.split(",") if args.strategies else ())
     document, text = sparse_document(problem, ranked, receive_bound_s(problem)), sparse_text(problem, ranked, receive_bound_s(problem))
     if args.out is not None:

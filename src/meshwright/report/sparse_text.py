@@ -19,7 +19,8 @@ def sparse_document(problem: SparseProblem, ranked: Sequence[SparseRanked], boun
     ]
     return {
         "schema": "meshwright.collective-sparse", "version": 1, "fabric": problem.fabric.name, "devices": len(problem.ranks),
-        "elements": problem.elements, "k": problem.k, "overlap": problem.overlap, "bound": {"words": problem.bound_words, "time_s": bound_s},
+        "elements": problem.elements, "k": problem.k, "overlap": problem.overlap, "cost": problem.cost.source if problem.cost else "roofline",
+        "bound": {"words": problem.bound_words, "time_s": bound_s},
         "limit_words": problem.limit_words, "best": ranked[0].strategy, "strategies": rows,
     }  # fmt: skip
 

@@ -62,14 +62,13 @@ class OkTopk:
         )  # fmt: skip
 
     def _program(self, problem: SparseProblem, kind: str, works: dict[str, object]) -> Program:
-        n = len(problem.ranks)
+        n, exact = len(problem.ranks), "thresholds" in kind
         p = Phases(problem, f"oktopk {kind}", regions=n, parts=n)
-        picked = p.select()
+        picked = p.select(exact=exact)
         p.headers()
         if "regions" in kind:
             p.gather_counts("counts", 8 * n)
         sums = p.sum_regions(picked)
-        exact = "thresholds" in kind
         if not exact:
             p.gather_counts("edges", 8 * EDGES)
         p.histograms(always=exact)

@@ -7,20 +7,27 @@ have room for the most entries; messages of data have symbols for sizes, those o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ....graph import Work
-from ....program import Contract, Role, Unit
+from ....program import Contract, Program, Role, Unit
 from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
 from .problem import SparseProblem
 
-__all__ = ["BINS", "BUCKET", "EDGES", "THROTTLE", "Phases"]
+__all__ = ["BINS", "BUCKET", "EDGES", "THROTTLE", "Phases", "two_programs"]
 
 BUCKET, THROTTLE = 2, 4  # messages added up together, and under way at once (`run.sparse.exchange.BUCKET` and twice as many)
 BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
 EDGES = 128  # thresholds for which sizes are exchanged at once (`run.sparse.oktopk.EDGES`)
 HEADER_WORDS = 9  # and two per rank, 8 bytes each
+
+
+def two_programs(build: Callable[[bool], Phases]) -> tuple[dict[str, Program], dict[str, Work]]:
+    """What `build` makes without and with an exact threshold of every rank's own, by kind of step; and the works of both."""
+    made = {"steady": build(False), "thresholds": build(True)}
+    works = {key: work for p in made.values() for key, work in p.works.items()}
+    return {kind: p.b.build() for kind, p in made.items()}, works
 
 
 class Lanes(NamedTuple):
@@ -80,12 +87,13 @@ class Phases:
         return self.lanes[rank].work.compute(self.b.op(name, graph=graph, reads=reads, writes=writes, accumulate=add), after=after)
 
     # ---- phases ------------------------------------------------------------------------------------------------------
-    def select(self) -> list[int]:
-        """Every rank's selection, by chunks."""
+    def select(self, *, exact: bool = False) -> list[int]:
+        """Every rank's selection, by chunks; with an exact threshold the vector is read again to find it."""
         found = []
         for r in range(self.n):
             picked = self.room(r, self.chunks, self.problem.most, "picked")
-            step = self.op(r, ("local", "select"), [(self.inputs[r], 0, self.chunks)], [(picked, 0, self.chunks)], 12 * self.problem.elements)
+            graph, moved = ("exact", 24) if exact else ("local", 12)
+            step = self.op(r, (graph, "select"), [(self.inputs[r], 0, self.chunks)], [(picked, 0, self.chunks)], moved * self.problem.elements)
             self.ready[r] = [step]
             found.append(picked)
         return found

@@ -23,8 +23,9 @@ class SparseProblem:
     """An all-reduce of `elements` float32 of which every rank sends the k largest; rank i runs on device `ranks[i]`.
 
     overlap: share of a rank's selection that all ranks have in common (their union decides what the result weighs); the rest is independent.
-    cost: prices of the ops "local|select" (a pass over the vector), "region|accumulate", "global|select", "result|decode", "result|merge" and of
-    messages; what it does not price is priced by bytes. Raises: UsageError, UnknownName.
+    cost: prices of the ops "local|select" (a pass over the vector), "exact|select" (with an exact threshold), "region|accumulate",
+    "global|select", "result|decode", "result|merge", "tree|merge" and of messages; what it does not price is priced by bytes.
+    Raises: UsageError, UnknownName.
     """
 
     fabric: Fabric

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ....cite import Cite
 from ..problem import options_of
-from .phases import Phases
+from .phases import Phases, two_programs
 from .problem import SparsePlan, SparseProblem
 
 __all__ = ["CITE", "DEVIATIONS", "TopkA"]
@@ -32,10 +32,15 @@ class TopkA:
 
     def plan(self, problem: SparseProblem) -> SparsePlan:
         n = len(problem.ranks)
-        p = Phases(problem, "topka", regions=1)
-        picked = p.select()
-        p.headers()
-        rooms = p.gather(picked, 1, problem.k, n * problem.most)
-        p.finish(rooms, list(range(n)), n * problem.k)
+
+        def build(exact: bool) -> Phases:
+            p = Phases(problem, "topka", regions=1)
+            picked = p.select(exact=exact)
+            p.headers()
+            rooms = p.gather(picked, 1, problem.k, n * problem.most)
+            p.finish(rooms, list(range(n)), n * problem.k)
+            return p
+
         words = 2 * problem.k * (n - 1) * problem.entry_bytes / 8
-        return SparsePlan(strategy="topka", programs={"every": p.b.build()}, usual="every", words=words, works=p.works, options=options_of(self))
+        programs, works = two_programs(build)
+        return SparsePlan(strategy="topka", programs=programs, usual="steady", words=words, works=works, options=options_of(self))

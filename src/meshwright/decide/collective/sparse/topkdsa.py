@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..problem import options_of
-from .phases import Phases
+from .phases import Phases, two_programs
 from .problem import SparsePlan, SparseProblem
 from .topka import CITE
 
@@ -30,12 +30,17 @@ class TopkDsa:
         n, entry = len(problem.ranks), problem.entry_bytes
         dense = -(-4 * problem.elements // entry)  # the whole vector's bytes, counted in entries
         expected = min(problem.union(n), dense)
-        p = Phases(problem, "topkdsa", regions=n)
-        picked = p.select()
-        p.headers()
-        chosen = p.choose(p.sum_regions(picked), min(n * problem.most, dense))
-        p.gather_counts("sizes", 8)
-        rooms = p.gather(chosen, 1, expected / n, min(n * problem.most, dense))
-        p.finish(rooms, list(range(n)), expected)
+
+        def build(exact: bool) -> Phases:
+            p = Phases(problem, "topkdsa", regions=n)
+            picked = p.select(exact=exact)
+            p.headers()
+            chosen = p.choose(p.sum_regions(picked), min(n * problem.most, dense))
+            p.gather_counts("sizes", 8)
+            rooms = p.gather(chosen, 1, expected / n, min(n * problem.most, dense))
+            p.finish(rooms, list(range(n)), expected)
+            return p
+
         words = (2 * problem.k + 2 * expected) * (n - 1) / n * entry / 8
-        return SparsePlan(strategy="topkdsa", programs={"every": p.b.build()}, usual="every", words=words, works=p.works, options=options_of(self))
+        programs, works = two_programs(build)
+        return SparsePlan(strategy="topkdsa", programs=programs, usual="steady", words=words, works=works, options=options_of(self))

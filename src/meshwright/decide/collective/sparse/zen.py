@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ....cite import Cite
 from ....errors import Unsupported
 from ..problem import options_of
-from .phases import Phases
+from .phases import Phases, two_programs
 from .problem import SparsePlan, SparseProblem
 
 __all__ = ["CITE", "DEVIATIONS", "Zen"]
@@ -38,12 +38,17 @@ class Zen:
         if problem.elements >= 1 << 31:
             raise Unsupported(f"hashed regions of {problem.elements} elements", where="zen", hint="use oktopk beyond 2^31 elements")
         n, expected = len(problem.ranks), problem.union(len(problem.ranks))
-        p = Phases(problem, "zen", regions=n)
-        picked = p.select()
-        p.headers()
-        chosen = p.choose(p.sum_regions(picked), n * problem.most)
-        p.gather_counts("sizes", 8)
-        rooms = p.gather(chosen, 1, expected / n, n * problem.most)
-        p.finish(rooms, list(range(n)), expected)
+
+        def build(exact: bool) -> Phases:
+            p = Phases(problem, "zen", regions=n)
+            picked = p.select(exact=exact)
+            p.headers()
+            chosen = p.choose(p.sum_regions(picked), n * problem.most)
+            p.gather_counts("sizes", 8)
+            rooms = p.gather(chosen, 1, expected / n, n * problem.most)
+            p.finish(rooms, list(range(n)), expected)
+            return p
+
         words = (2 * problem.k + 2 * expected) * (n - 1) / n
-        return SparsePlan(strategy="zen", programs={"every": p.b.build()}, usual="every", words=words, works=p.works, options=options_of(self))
+        programs, works = two_programs(build)
+        return SparsePlan(strategy="zen", programs=programs, usual="steady", words=words, works=works, options=options_of(self))
