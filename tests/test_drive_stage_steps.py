@@ -33,6 +33,14 @@ MEMORY = 4_400_000
 swap = msgspec.structs.replace
 
 
+@pytest.fixture(autouse=True, scope="module")
+def little_effort():
+    """What is shown here holds of any schedule that fits; how good the search's are is `tests/decide/memory`'s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwright.drive_stage_steps.EFFORT", 2_000)
+        yield
+
+
 @functools.cache
 def graph() -> OpGraph:
     return capture(MODEL)

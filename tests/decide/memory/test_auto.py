@@ -10,7 +10,7 @@ from random_steps import chain, step_graphs
 from meshwright.check.step_memory import check_step_plan
 from meshwright.decide.memory.auto import auto_plan, offers
 from meshwright.decide.memory.baselines import Chen, Revolve, Rotor
-from meshwright.decide.memory.step import keep_everything
+from meshwright.decide.memory.step import keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible
 
 LONG = chain([5, 9, 3, 8, 2, 7, 4, 6, 9, 3, 5, 1], [3.0, 1.0, 2.0, 5.0, 1.0, 4.0, 2.0, 2.0, 3.0, 1.0, 2.0, 1.0])
@@ -54,5 +54,11 @@ def test_what_more_and_fewer_bytes_give(graph):
 
 
 def test_nothing_that_fits_says_the_least():
-    with pytest.raises(Infeasible, match="no plan at all needs less"):
-        auto_plan(LONG, 10, rng=rng())
+    """Below the bound of every plan nothing is asked; between it and what is reached, every strategy is. Both name a peak that can be had."""
+    bound = least_bound_bytes(LONG)
+    for budget in (bound - 1, bound):
+        with pytest.raises(Infeasible, match="no plan at all needs less") as refused:
+            auto_plan(LONG, budget, rng=rng())
+        data = refused.value.data
+        assert data["bound_bytes"] == bound < data["least_bytes"] and data["proved"] and "chen" in data["strategies"]
+        assert auto_plan(LONG, data["least_bytes"], rng=rng())[0].peak_bytes <= data["least_bytes"]

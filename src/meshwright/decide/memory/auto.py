@@ -18,7 +18,7 @@ from ...errors import MeshwrightError
 from ...step_graph import StepGraph, StepPlan
 from .fusionaware.frontier import Entry, Frontier, frontier_of
 from .fusionaware.strategy import EFFORT, FusionAware
-from .step import STEP_NAMES, best_plan, size_text
+from .step import STEP_NAMES, best_plan, least_bound_bytes, nothing_fits, size_text
 
 __all__ = ["Offer", "auto_plan", "offers"]
 
@@ -49,6 +49,10 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
     if budget_bytes is None or any(n.alternatives for n in graph.nodes):
         return best_plan(graph, budget_bytes, rng=rng)
     frontier = frontier_of(graph, _first_effort(graph))
+    if budget_bytes < least_bound_bytes(graph):  # proved for every strategy: none has to be asked
+        raise nothing_fits(
+            graph, budget_bytes, least_bytes=frontier.entries[-1].peak_bytes, proved=True, said=_published(frontier, budget_bytes)
+        )
     floor, plans, said = frontier.floor_s(budget_bytes), dict[str, StepPlan](), _published(frontier, budget_bytes)
     tries = (("fusionaware", FusionAware(effort=_first_effort(graph))), ("monet", STEP_NAMES["monet"]()), ("fusionaware", FusionAware()))
     for name, strategy in tries:

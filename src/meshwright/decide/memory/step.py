@@ -6,7 +6,7 @@ Most only decide what runs when; `finished` adds when results are let go (after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from ...step_graph import StepAction, StepGraph, StepPlan
 
 __all__ = [
     "STEP_NAMES", "KeepEverything", "StepStrategy", "best_plan", "dropped_at_last_use", "finished", "keep_everything", "least_bound_bytes",
-    "size_text",
+    "nothing_fits", "size_text",
 ]  # fmt: skip
 
 Runs = Sequence[tuple[int, int]]  # (node, alternative or -1), in the order they run
@@ -142,19 +142,23 @@ def best_plan(
             least += [int(error.data["least_bytes"])] if error.data.get("least_bytes") is not None else []
             proved |= bool(error.data.get("proved"))
     if not plans:
-        bound = least_bound_bytes(graph)
-        known = min(least, default=None)
-        reached = f"; the least that a strategy reaches is {size_text(known)}" if known is not None else ""
-        raise Infeasible(
-            f"nothing fits in {size_text(budget_bytes or 0)}: no plan at all needs less than {size_text(bound)}{reached}", where=graph.name,
-            data={
-                "least_bytes": known, "bound_bytes": bound, "budget_bytes": budget_bytes, "proved": proved or bound > (budget_bytes or 0),
-                "strategies": said,
-            },
-        )  # fmt: skip
+        raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=proved, said=said)
     name = min(plans, key=lambda n: (plans[n].peak_bytes, plans[n].time_s) if budget_bytes is None else (plans[n].time_s, plans[n].peak_bytes))
     said.pop(name)
     return plans[name], said
+
+
+def nothing_fits(graph: StepGraph, budget_bytes: int | None, *, least_bytes: int | None, proved: bool, said: Mapping[str, str]) -> Infeasible:
+    """The error for a budget that no strategy keeps. `least_bytes`: the least peak that any is known to reach; `said`: what each said."""
+    bound = least_bound_bytes(graph)
+    reached = f"; the least that a strategy reaches is {size_text(least_bytes)}" if least_bytes is not None else ""
+    return Infeasible(
+        f"nothing fits in {size_text(budget_bytes or 0)}: no plan at all needs less than {size_text(bound)}{reached}", where=graph.name,
+        data={
+            "least_bytes": least_bytes, "bound_bytes": bound, "budget_bytes": budget_bytes, "proved": proved or bound > (budget_bytes or 0),
+            "strategies": dict(said),
+        },
+    )  # fmt: skip
 
 
 def size_text(size_bytes: int) -> str:
