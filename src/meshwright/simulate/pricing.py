@@ -1,7 +1,8 @@
 """Seconds of every step of a program on a fabric, and how well each is known.
 
 compute: `cost.price(key, works[key], device)` with key `"<graph>|<name>"`. transfer, at the lane that runs it: per message sent
-or received `transport.per_message_s`, plus `transport.per_byte_s` for the bytes it moves; the links' time is the network's.
+or received `transport.per_message_s`, plus `transport.per_byte_s` for the bytes it moves; the links' time is the network's. A message whose size is
+a symbol and expected to be 0 is not posted and costs neither.
 Every step of any kind: `transport.per_step_s`.
 """
 
@@ -34,7 +35,9 @@ def durations(
     time_s = np.full(len(s), transport.per_step_s)
     moves = s.kind == Kind.TRANSFER
     ends = ((s.parts & Part.RECV) != 0).astype(np.float64) + ((s.parts & Part.SEND) != 0)
-    time_s[moves] += transport.per_message_s * ends[moves] + transport.per_byte_s * program.message_bytes()[moves]
+    size_bytes = program.message_bytes()
+    ends[(s.size >= 0) & (size_bytes == 0)] = 0
+    time_s[moves] += transport.per_message_s * ends[moves] + transport.per_byte_s * size_bytes[moves]
     computes = np.flatnonzero(s.kind == Kind.COMPUTE)
     if len(computes):
         keys: dict[str, int] = {}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from meshwright.check import check_program, check_volume
 from meshwright.check.volume import symbolic_bytes
 from meshwright.cli.frame import main
+from meshwright.cost import Cost, Transport
 from meshwright.decide.collective.sparse import NAMES, SparseProblem, strategy
 from meshwright.decide.collective.sparse.choice import rank_sparse, receive_bound_s
 from meshwright.decide.collective.sparse.oktopk import OkTopk
@@ -25,6 +26,7 @@ from meshwright.program import Kind, Part, Program
 from meshwright.program_hash import program_hash
 from meshwright.run.sparse.reducer import RankReducer
 from meshwright.run.sparse.twin import Sent, run_twin
+from meshwright.simulate.pricing import durations
 
 STRATEGY = st.sampled_from(sorted(NAMES))
 
@@ -133,6 +135,16 @@ def test_the_choice_is_by_simulated_time_and_never_beats_its_bound() -> None:
     assert set(times) == {*NAMES, "dense"} and all(r.upper_s >= r.time_s for r in ranked if r.time_s is not None and r.upper_s is not None)
     none, ranked = plan_sparse(problem(8, 1000, 500), strategies=["oktopk", "topka"])
     assert none is None and ranked[0].strategy == "dense" and len(ranked) == 3
+
+
+def test_messages_that_are_expected_to_be_empty_cost_nothing() -> None:
+    asked = problem(4)
+    program = OkTopk().plan(asked).programs["steady"]
+    s, cost = program.steps, Cost(transport=Transport(per_message_s=1.0))
+    time_s, _ = durations(program, cost, asked.fabric, asked.ranks)
+    moves, empty = s.kind == Kind.TRANSFER, (s.size >= 0) & (program.message_bytes() == 0)
+    assert np.all(time_s[moves & empty] == 0) and np.any(moves & empty)
+    assert np.all(time_s[moves & ~empty] >= 1)
 
 
 def test_the_plan_holds_the_cycle(tmp_path: Path) -> None:
