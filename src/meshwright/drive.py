@@ -28,6 +28,7 @@ from .bound import Bound, Certificate
 from .cost import Cost, Priced, assumed_cost
 from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
+from .drive_compress import CompressWanted, choose_compression, compression_citations
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_nearest import leanest_fitting, nearest_changes, with_nearest_changes
 from .drive_pipeline_choice import PipelineWanted, choose_schedule, pipeline_decision, schedule_does_not_fit
@@ -125,6 +126,7 @@ def plan_training(
     recompute: str = "auto",
     sharding: ShardingWanted | None = None,
     steps: StepSource | None = None,
+    compress: CompressWanted | None = None,
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -139,6 +141,7 @@ def plan_training(
             every layer), `full` (every layer), `optimal` (as auto, without another word), `steps` (whole stages by their step graphs).
         steps: step graphs of stages; with it, `auto` and `optimal` also try plans of whole stages, and take what is faster.
         sharding: level of data-parallel sharding, overlap of gradient sums, bucket size; None: the search chooses all three.
+        compress: which codec gradient sums go through, or `auto`; None: they are summed as they are.
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
         schedule: of the pipeline: one by name, or `auto`; None: 1F1B.
 
@@ -184,6 +187,7 @@ def plan_training(
         raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
     best = search.whole(best)
     best = search.refine_collectives(best)
+    best, search.compression = choose_compression(search, best, judged, compress, wanted)
     plan = plan_of(job, fabric, cost, search, best, judged, wanted, asked)
     if not unchecked:
         check(plan)
@@ -285,7 +289,7 @@ def plan_of(
         decisions["sequence"] = sequence_decision(search.tensor_options.sequence, best, judged)
     if layout.data > 1:
         decisions["sharding"] = sharding_decision(best, judged, wanted or ShardingWanted())
-    decisions |= search.planner.decisions(best.callees)
+    decisions |= ({"compress": search.compression} if search.compression else {}) | search.planner.decisions(best.callees)
     builtin = msgspec.to_builtins
     return Plan(
         kind="training",
@@ -374,6 +378,8 @@ def citations(plan: Plan) -> list[tuple[str, Any]]:
         elif name == "pipeline":
             known = import_module(".decide.pipeline", __package__).CITES
             found += [(name, known[decision["strategy"]])] if decision["strategy"] in known else []
+        elif name == "compress":
+            found += compression_citations(decision)
         elif name == "fill":
             found.append((name, import_module(".decide.pipeline.fill", __package__).CITE))
     return found

@@ -134,6 +134,8 @@ class LayoutSearch:
     recompute: str = "auto"  # one of drive_recompute.POLICIES
     frontiers: dict[Any, Any] = field(default_factory=dict)
     steps: StepSource | None = None  # step graphs of stages, for plans of whole stages beside those of regions
+    codec_prices: dict[str, Priced] = field(default_factory=dict)  # of encode and decode steps, by their keys
+    compression: dict[str, Any] = field(default_factory=dict)  # what was decided on codecs, where it was asked
     unplanned: str = ""  # why a layout's stages were not planned as steps
 
     def graph_at(self, batch: int) -> OpGraph:
@@ -277,6 +279,8 @@ class LayoutSearch:
             source = getattr(self.prices, "source", "operators measured")
             table = split_prices(self.prices(graph, candidate.layout), candidate.layout, cost, self.fabric.device(placement[0]))
             cost = cost.with_table(table, source=f"{cost.source}; {source}")
+        if any(b.codec for b in candidate.layout.buckets):
+            cost = cost.with_table(self.codec_prices, source=f"{cost.source}; codecs measured")
         try:
             rings = planner.for_placement(placement)
             program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import Unsupported
 from .layout_sizes import summed_over
+from .lowering_compressed import CompressedSums
 from .lowering_sequence import per_chunk
 from .program_builder import LaneBuilder, StepRef
 
@@ -89,6 +90,7 @@ class DataParallel:
     current: list[_Residency] = field(default_factory=list)
     next: int = 0  # number of the residency that starts next
     gather_lane: LaneBuilder | None = None
+    compressed: CompressedSums = field(init=False)
 
     def __post_init__(self) -> None:
         low, r = self.low, self.r
@@ -109,6 +111,7 @@ class DataParallel:
                     ends[at.microbatch if self.level > 1 else 0] = i
             for i in ends.values():
                 self.closing.setdefault(i, []).append(g)
+        self.compressed = CompressedSums.of(low, r, self._data(), self._label("dp"))
         if self.level == 3:
             self.gather_lane = low.b.lane(r.number)
             self._residencies()
@@ -149,6 +152,7 @@ class DataParallel:
                     r.number, chunks=count, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=name,
                     alias_of=r.buffers[gradients], alias_offset_bytes=first * g.chunk_bytes,
                 )  # fmt: skip
+        self.compressed.buffers()
         trained = sum(g.part[1] * g.chunk_bytes if self.level else g.size_bytes for g in self.groups.values())
         r.buffers["state"] = b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
 
@@ -160,7 +164,7 @@ class DataParallel:
         for data in self._data_of_all(g):  # stages that share a parameter cut it alike
             if self.level:
                 counts += [n, plan("gradient", data, size, "reduce-scatter").chunks, plan("weights", data, size, "all-gather").chunks]
-            elif len(data) > 1:
+            elif len(data) > 1 and g.name not in self.compressed.groups:
                 counts.append(plan("gradient", data, size).chunks)
         if tied is not None:
             counts.append(n * plan("tied", tied, -(-size // n)).chunks if self.level else plan("tied", tied, size).chunks)
@@ -281,7 +285,9 @@ class DataParallel:
         if tensor is not None:
             label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
             r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
-        if len(self._data()) > 1:
+        if g.name in self.compressed.groups:
+            self.compressed.send(g.name, after)
+        elif len(self._data()) > 1:
             operation = ("reduce-scatter",) if self.level else ()
             r.sync.call(low.call("gradient", self._label("dp"), self._data(), r.number, buffer, g.planned_bytes, *operation), after=[after])
         if self.level > 1:
@@ -306,6 +312,7 @@ class DataParallel:
                 r.sync.call(low.call("tied", f"tied:{g.name.partition(':')[2]}:{copy}{d}.{t}", tied, r.number, buffer, size), after=[last])
         if not self.groups:  # nothing here is trained
             return
+        self.compressed.receive()
         waits = [r.sync.last] if len(r.sync) else []
         gradients = [n for n in r.buffers if n.startswith("gradients") or (n.startswith("gradshard") and self.level > 1)]
         reads = [low.whole(r, n) for n in (*gradients, "state", "weights")]

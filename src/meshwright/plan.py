@@ -180,11 +180,12 @@ class GradientBucket(_Record, frozen=True, kw_only=True):
     """Parameters of stage `stage` whose gradients are summed over the data replicas together (and, when sharded, divided together).
 
     A stage's buckets are numbered from 0 in the order in which its backward completes them. A parameter that several stages use is in none: it
-    is a group of its own.
+    is a group of its own. With a `codec` (as `codec.parse_codec` reads it) replicas gather each other's payloads instead of summing gradients.
     """
 
     stage: int
     params: tuple[str, ...]
+    codec: str = ""
 
 
 class ValueInfo(_Record, frozen=True, kw_only=True):

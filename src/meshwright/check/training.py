@@ -30,6 +30,7 @@ from typing import Any
 
 from ..plan import Segment, TrainingLayout
 from ..program import BUFFER_ROLES, Kind, Program
+from .compressed import codec_steps, decode, encode
 from .data_groups import DataGroups
 from .order import Order
 from .training_cells import ADDING, KEPT, WeightCells, compute_steps, too_small
@@ -84,6 +85,7 @@ class TrainingStep(WeightCells):
         self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
         self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
         self.data = DataGroups(p, layout)
+        self.data_buffers = {(int(p.buffers.actor[b]), name): b for b, name in enumerate(p.buffers.name)}
         for b, cells in self.memory.items():
             if self.in_cells(b) and self.role[b] == "weight":
                 cells[:] = [self.weight("old", int(p.buffers.actor[b]), b, i) for i in range(len(cells))]
@@ -117,6 +119,7 @@ class TrainingStep(WeightCells):
             want = Counter(compute_steps(lay, lay.coordinates(rank)[0]))
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
                 want["optimizer", "", 0] = 1
+            want |= codec_steps(lay, rank)
             for key in sorted({*want, *has[rank]}):
                 if want[key] != has[rank][key]:
                     step = at.get((rank, *key), -1)
@@ -214,6 +217,9 @@ class TrainingStep(WeightCells):
         rank = self.actor[step]
         if self.p.ops.name[op] == "optimizer":
             self.optimizer(step, rank, op)
+            return
+        if o.name[op] in ("encode", "decode"):
+            (encode if o.name[op] == "encode" else decode)(self, step, rank, op)
             return
         s, mb = self.segment[o.graph[op]], int(o.microbatch[op])
         part = int(o.part[op])

@@ -13,6 +13,7 @@ from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
     from ..cost import Cost
+    from ..drive_compress import CompressWanted
     from ..drive_pipeline_choice import PipelineWanted
     from ..drive_sharding import ShardingWanted
     from ..drive_stage_steps import StepSource
@@ -58,6 +59,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="sum gradients of replicas while backward goes on, bucket by bucket (default auto)",
     )  # fmt: skip
     parser.add_argument("--bucket", metavar="SIZE", help="fill buckets up to this size, e.g. 25MB (default: a quarter of a stage, at most 25 MiB)")
+    parser.add_argument(
+        "--compress", default="none", metavar="auto|none|CODEC",
+        help="send gradients of replicas smaller: none (default), auto (where the step gets shorter), or one codec, e.g. topk:density=0.01",
+    )  # fmt: skip
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument(
         "--pipeline", default="1f1b", metavar="NAME",
@@ -103,6 +108,7 @@ def run(args: argparse.Namespace) -> Result:
         collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,
         tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
         recompute=args.recompute, schedule=_schedule(args), steps=_steps(args, job, fabric, cost),
+        compress=_compress(args.compress),
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
@@ -165,6 +171,15 @@ def _sharding(args: argparse.Namespace) -> ShardingWanted:
             raise UsageError("a bucket holds at least one byte", where="--bucket", hint="e.g. 25MB")
     level = None if args.zero == "auto" else int(args.zero)
     return ShardingWanted(level=level, overlap={"auto": None, "on": True, "off": False}[args.overlap], bucket_bytes=size)
+
+
+def _compress(text: str) -> CompressWanted | None:
+    if text == "none":
+        return None
+    from ..drive_compress import CompressWanted
+    from ..probe.traffic_profile import profile_tensors
+
+    return CompressWanted(codec=text, profile=profile_tensors)
 
 
 def _measured(job: Training, fabric: Fabric) -> tuple[Fabric, OpGraph, MeasuredPrices]:

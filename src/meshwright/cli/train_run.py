@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--local-shards", default="", metavar="DIR", help="keep each rank's checkpoint shard in this folder of its own device; {device} is its name"
     )
     parser.add_argument("--also-shared", action="store_true", help="with --local-shards: write checkpoints to --out as well")
+    parser.add_argument("--drop-residual", action="store_true", help="with --resume: what the checkpoint's codecs had not sent may be lost")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")
     parser.add_argument("--dry-run", action="store_true", help="only list ranks, ports, memory and time needed")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
@@ -66,7 +67,8 @@ def _run(args: argparse.Namespace) -> Result:
     request = RunRequest(
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
-        local_shards=args.local_shards, also_shared=args.also_shared, module_spans=not args.no_module_spans, profile=args.profile,
+        local_shards=args.local_shards, also_shared=args.also_shared, drop_residual=args.drop_residual,
+        module_spans=not args.no_module_spans, profile=args.profile,
     )  # fmt: skip
     if args.dry_run:
         document, text = dry_run(plan, request)

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import msgspec
 
 from ..bound import Bound, fraction_of
-from ..errors import FormatError
+from ..codec import parse_codec
+from ..errors import FormatError, MeshwrightError
 from ..plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
 from ..program import MAX_EXECUTED_STEPS, Program
 from ..program import SCHEMA as PROGRAM_SCHEMA
@@ -191,6 +192,11 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for i, bucket in enumerate(layout.buckets):
         if not 0 <= bucket.stage < len(layout.stages):
             raise FormatError(f"must be 0 to {len(layout.stages) - 1}, got {bucket.stage}", where=f"{where}.buckets[{i}].stage")
+        if bucket.codec:
+            try:
+                parse_codec(bucket.codec)
+            except MeshwrightError as error:
+                raise FormatError(error.message, where=f"{where}.buckets[{i}].codec", hint=error.hint) from None
     if layout.microbatches > MAX_EXECUTED_STEPS:
         raise FormatError(f"must be <= {MAX_EXECUTED_STEPS}, got {layout.microbatches}", where=f"{where}.microbatches")
     if layout.ranks != ranks:

@@ -71,6 +71,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
         *([("schedule", _schedule_line(plan))] if layout.pipeline > 1 else []),
         *([("sharding", _sharding_line(plan))] if layout.data > 1 else []),
+        ("compress", str(plan.decisions.get("compress", {}).get("why", ""))),
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),

@@ -23,6 +23,7 @@ from ..errors import FormatError, Unsupported, UsageError
 from ..io.atomic import write_bytes
 from ..plan import Plan, TrainingLayout
 from .checkpoint_parts import Part, model_identity, parts_of
+from .compressed import residual_file
 from .recording import RestartBytes, plan_identity
 from .segments import RankModule
 
@@ -38,6 +39,7 @@ class SavedRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     losses: list[float]
     parts: dict[str, Part]
     scalars: dict[str, Any] = {}
+    residual: str = ""  # digest of its file of what its codecs have not sent; empty: there is none
 
 
 class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -57,6 +59,7 @@ class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str = ""
     parts: dict[str, dict[str, Part]] = {}
     scalars: dict[str, Any] = {}
+    residuals: dict[str, str] = {}  # file of what a rank's codecs have not sent -> sha256
     writers: dict[str, str] = {}  # file -> rank and device that wrote it, in words
 
 
@@ -195,4 +198,5 @@ def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Seq
     return CheckpointIndex(
         plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts,
         scalars={k: v for saved in ranks for k, v in saved.scalars.items()}, writers=writers,
+        residuals={residual_file(rank): saved.residual for rank, saved in enumerate(ranks) if saved.residual},
     )  # fmt: skip

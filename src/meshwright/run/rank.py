@@ -59,6 +59,7 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     resume_from: str = ""  # a checkpoint's folder
     local_shards: str = ""  # folder of the own device's shards, with {device} for its name; "": all ranks share `out`
     resume_local: bool = False
+    drop_residual: bool = False  # what the checkpoint's codecs had not sent may be lost
     also_shared: bool = False  # with local shards: checkpoints go to `out` too
     timeout_s: float = 60.0
     pacing: str = "none"
@@ -89,6 +90,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     marks = ModuleClock() if options.module_spans else None
     module, optimizer = made.module(marks)
     first = 0
+    index: CheckpointIndex | None = None
     losses_before: list[float] = []
     restart: RestartBytes | None = None
     if options.resume_local:
@@ -101,6 +103,8 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
+    if index is not None:
+        work.compressed.load(Path(options.resume_from), index.residuals, drop_residual=options.drop_residual)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
     executor = Executor(program, orders, rank, memory=memory, transport=own_transport(rank, device), work=work, clock=clock, progress=link.progress)
@@ -113,7 +117,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         def spoilable() -> tuple[TrainingWork, RankMemory]:
             copy, its_optimizer = made.module()
             spare = RankMemory(program, rank, device, local_values(layout, rank), copy.flats, layout=layout)
-            return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed), spare
+            return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed, alone=True), spare
 
         costs = time_rank(program, orders, rank, spoilable, messages=layout.ranks > 1)
         blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
@@ -249,6 +253,7 @@ class _Trainer:
         found += [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
         found += [t for free in self.memory.staging.free.values() for t in free]
         found += [f for f in self.memory.flats if f is not None]
+        found += self.work.compressed.tensors()
         return found + [t for s in self.module.segments.values() for t in s.constants]
 
     def checkpoint(self, step: int) -> None:
@@ -259,6 +264,7 @@ class _Trainer:
         folders = ([checkpoint_folder(local, step)] if local is not None else []) + ([checkpoint_folder(root, step)] if shared else [])
         for folder in folders:
             saved = save_rank(folder, self.rank, self.module, self.optimizer, self.layout, self.recording.losses)
+            saved.residual = self.work.compressed.save(folder, step)
         blob_put(store, f"saved/{step}/{self.rank}", msgspec.json.encode(saved))
         if self.rank == 0:
             ranks = [msgspec.json.decode(blob_get(store, f"saved/{step}/{r}"), type=SavedRank) for r in range(self.layout.ranks)]

@@ -28,6 +28,7 @@ from ..io.fabric_document import fabric_document
 from ..io.module_tree_file import write_module_tree
 from ..io.run_names import MODULES, PLAN, trace_name
 from ..job import Training
+from ..lowering_compressed import require_codecs_run
 from ..module_tree import CapturedOperator, ModuleTree
 from ..plan import Plan, TrainingLayout
 from ..program import I32
@@ -94,6 +95,7 @@ class RunRequest:
     calibrate: bool = True
     local_shards: str = ""
     also_shared: bool = False
+    drop_residual: bool = False  # what the codecs of the checkpoint had not sent
     module_spans: bool = True
     profile: bool = False  # also a torch.profiler trace of three steps, per rank
 
@@ -176,6 +178,7 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
         raise UsageError(f"the timeout must be positive, got {request.timeout_s:g}", where="--timeout")
     if request.also_shared and not request.local_shards:
         raise UsageError("is about local shards", where="--also-shared", hint="name their folder with --local-shards")
+    require_codecs_run(plan.layout, local_shards=request.local_shards, device=request.device)
     if request.local_shards and "{device}" not in request.local_shards and ranks > 1 and not under_torchrun():
         raise UsageError("every device needs a folder of its own here", where="--local-shards", hint="write {device} where its name belongs")
     if request.out.exists() and not request.out.is_dir():
@@ -294,7 +297,8 @@ def _run_locally(
         data=request.data, steps=request.steps, out=str(request.out.resolve()), device=request.device, checkpoint_every=request.checkpoint_every,
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
         calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
-        also_shared=request.also_shared, module_spans=request.module_spans, traces=str(partial.resolve()) if request.profile else "",
+        drop_residual=request.drop_residual, also_shared=request.also_shared, module_spans=request.module_spans,
+        traces=str(partial.resolve()) if request.profile else "",
     )  # fmt: skip
     ranks = LocalRanks(
         layout.ranks, partial.resolve(), (partial / PLAN).resolve(), msgspec.to_builtins(options), pacing=pacing, port=request.port,

@@ -1,4 +1,4 @@
-"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `optimizer`."""
+"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `encode`, `decode`, `optimizer`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from ..errors import Unsupported
 from ..plan import TrainingLayout
 from ..program import Program
+from .compressed import CompressedGroups
 from .memory import RankMemory
 from .segments import RankModule, SegmentModule, random_seed
 from .sharded_state import ParameterGroup, as_they_are, referring
@@ -36,13 +37,18 @@ class TrainingWork:
     data: BatchSource
     optimizer: Any  # torch.optim.Optimizer
     seed: int = 0
+    alone: bool = False  # messages are left out: the steps are only timed
     step: int = 0
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     _batches: dict[int, Sequence[torch.Tensor]] = field(default_factory=dict)
+    compressed: CompressedGroups = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compressed = CompressedGroups(self.layout, self.rank, self.module, alone=self.alone)
 
     def begin(self, step: int) -> None:
         """Start training step `step`: fetch its micro-batches, forget the last one's."""
-        self.step = step
+        self.step = self.compressed.step = step
         self.losses.clear()
         self._batches.clear()
         if any(s.inputs for s in self.module.segments.values()):
@@ -65,6 +71,8 @@ class TrainingWork:
         name = ops.name[op]
         if name == "optimizer":
             return self._optimizer()
+        if name in ("encode", "decode"):
+            return self.compressed.compile(name, ops.graph[op], memory)
         segment = self.module.segments.get(ops.graph[op])
         actions = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
         if segment is None or name not in actions:

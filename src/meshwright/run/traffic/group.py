@@ -23,16 +23,17 @@ Received = Payload | list[torch.Tensor]
 
 
 class GroupExchange:
-    """`names`, `shapes`: of its tensors, in the order in which they lie in the buffer."""
+    """`names`, `shapes`: of its tensors, in the order in which they lie in the buffer: `flat`, where they lie in one already."""
 
     def __init__(
-        self, index: int, spec: CodecSpec, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, nonfinite: NonFinite
-    ) -> None:
+        self, index: int, spec: CodecSpec, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, nonfinite: NonFinite,
+        flat: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.index, self.spec, self.names, self.shapes = index, spec, tuple(names), tuple(shapes)
         self.codec = make_codec(spec, self.shapes, name=f"group {index} ({self.names[0]} to {self.names[-1]})", nonfinite=nonfinite)
         self.state: State = self.codec.new_state()
         sizes = [torch.Size(s).numel() for s in shapes]
-        self.flat = torch.zeros(sum(sizes), dtype=dtype)
+        self.flat = torch.zeros(sum(sizes), dtype=dtype) if flat is None else flat
         self.parts = [piece.view(s) for piece, s in zip(self.flat.split(sizes), shapes, strict=True)]
         self.missing = set(range(len(sizes)))
         self.payload: Payload | None = None

@@ -1,0 +1,37 @@
+"""A small float32 regression that gives its own loss, with layers of different sizes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SIZES = (24, 32, 48, 32, 5)
+
+
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(SIZES))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        return F.mse_loss(self.layers[-1](x), y)
+
+
+def regression(batch_size: int = 2) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Regression(), (torch.randn(batch_size, SIZES[0]), torch.randn(batch_size, SIZES[-1]))
+
+
+class _Samples:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = torch.Generator().manual_seed(index)
+        return torch.randn(SIZES[0], generator=made), torch.randn(SIZES[-1], generator=made)
+
+
+def samples() -> _Samples:
+    """Data by file name: sample i is what it is by i alone."""
+    return _Samples()
