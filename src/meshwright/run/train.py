@@ -277,8 +277,7 @@ def _run_locally(
 
     if request.port:
         listen(request.port).close()  # say at once that it is taken
-    orders: list[I32] = []
-    graphs: list[Any] = []
+    orders, graphs = list[I32](), list[Any]()
     program = inline(plan.main, plan.programs).program
 
     def prepare() -> tuple[Any, list[I32]]:
