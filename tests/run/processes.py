@@ -16,7 +16,10 @@ __all__ = ["RankPool"]
 class RankPool:
     """`run(function, *args)`: `function(rank, group, *args)` in `ranks` processes; function and arguments must be importable or plain data."""
 
+    alive = 0  # pools: the last one to close ends the fork server, which waits for the processes of all
+
     def __init__(self, most: int, *, timeout_s: float = 60.0) -> None:
+        RankPool.alive += 1
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "meshwright.run.rank"])
         self.folder = tempfile.TemporaryDirectory()
@@ -55,6 +58,9 @@ class RankPool:
                 process.kill()
                 process.join()
         self.folder.cleanup()
+        RankPool.alive -= 1
+        if RankPool.alive:
+            return
         from multiprocessing import forkserver, resource_tracker
 
         forkserver._forkserver._stop()
