@@ -119,7 +119,7 @@ def test_no_steps_no_operators_and_foreign_ranks(tmp_path, capsys):
     assert "1 of 2 ranks are missing (1)" in capsys.readouterr().out
     assert main(["trace", "breakdown", str(one), "--limit", "0"]) == 2
     assert main(["trace", "breakdown", str(tmp_path)]) == 2
-    assert "needs the plan" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_ranks_of_different_runs_are_refused(tmp_path):
