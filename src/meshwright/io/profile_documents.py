@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from ..errors import FormatError, UsageError
+from ..errors import FormatError
 from ..profile_layout import MeasuredRun, ProfiledLayout, TrainingRuntime
-from .strict_json import decode, header, read_document, refuse_ambiguous, write_document
+from .strict_json import read_versioned, write_document
 
 __all__ = ["read_layout", "read_measured_runs", "read_runtime", "write_runtime"]
 
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
-T = TypeVar("T")
 
 
 class _Runtime(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,30 +41,19 @@ class _Runs(msgspec.Struct, forbid_unknown_fields=True):
     runs: list[MeasuredRun]
 
 
-def _read(path: str | os.PathLike[str], schema: str, kind: type[T]) -> tuple[T, str]:
-    data, where = read_document(path, limit=MAX_FILE_BYTES), Path(path).name or str(path)
-    header(data, schema=schema, version=VERSION, where=where)
-    try:
-        document = decode(data, msgspec.json.Decoder(kind), where)
-    except UsageError as error:  # what the record itself refuses
-        raise FormatError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
-    refuse_ambiguous(data, where)
-    return document, where
-
-
 def read_runtime(path: str | os.PathLike[str]) -> TrainingRuntime:
     """Raises: UsageError (no such file), FormatError naming the field."""
-    return _read(path, "meshwright.training-runtime", _Runtime)[0].runtime
+    return read_versioned(path, _Runtime, schema="meshwright.training-runtime", version=VERSION, limit=MAX_FILE_BYTES)[0].runtime
 
 
 def read_layout(path: str | os.PathLike[str]) -> ProfiledLayout:
     """Raises: UsageError (no such file), FormatError naming the field."""
-    return _read(path, "meshwright.profiled-layout", _Layout)[0].layout
+    return read_versioned(path, _Layout, schema="meshwright.profiled-layout", version=VERSION, limit=MAX_FILE_BYTES)[0].layout
 
 
 def read_measured_runs(path: str | os.PathLike[str]) -> tuple[MeasuredRun, ...]:
     """Raises: UsageError (no such file), FormatError for anything wrong, also a time that is not positive."""
-    document, where = _read(path, "meshwright.measured-runs", _Runs)
+    document, where = read_versioned(path, _Runs, schema="meshwright.measured-runs", version=VERSION, limit=MAX_FILE_BYTES)
     for i, run in enumerate(document.runs):
         if not (math.isfinite(run.time_s) and run.time_s > 0):
             raise FormatError(f"must be > 0, got {run.time_s}", where=f"{where}: runs[{i}].time_s")

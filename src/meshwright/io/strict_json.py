@@ -22,7 +22,7 @@ import msgspec
 from ..errors import FormatError, UsageError
 from .atomic import write_bytes
 
-__all__ = ["MAX_BYTES", "check_finite", "decode", "header", "read_document", "refuse_ambiguous", "write_document"]
+__all__ = ["MAX_BYTES", "check_finite", "decode", "header", "read_document", "read_versioned", "refuse_ambiguous", "write_document"]
 
 T = TypeVar("T")
 
@@ -116,6 +116,21 @@ def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
         raise FormatError("nested too deeply", where=where) from None
     except (ValueError, OverflowError) as error:  # bad UTF-8, integers of thousands of digits
         raise FormatError(f"not JSON: {str(error)[:120]}", where=where) from error
+
+
+def read_versioned(path: str | os.PathLike[str], kind: type[T], *, schema: str, version: int, limit: int = MAX_BYTES) -> tuple[T, str]:
+    """A document of a schema and version as `kind`, and the file's name for messages.
+
+    Raises: UsageError (no such file), FormatError naming the field.
+    """
+    data, where = read_document(path, limit=limit), Path(path).name or str(path)
+    header(data, schema=schema, version=version, where=where)
+    try:
+        document = decode(data, msgspec.json.Decoder(kind), where)
+    except UsageError as error:  # what the record itself refuses
+        raise FormatError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
+    refuse_ambiguous(data, where)
+    return document, where
 
 
 def _joined(where: str, path: str) -> str:

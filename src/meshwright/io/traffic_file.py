@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from ..errors import FormatError, UsageError
+from ..errors import FormatError
 from ..traffic import MAX_TENSORS, GradientTensor, TrafficPlan, TrafficProfile
-from .strict_json import decode, header, read_document, refuse_ambiguous, write_document
+from .strict_json import read_document, read_versioned, write_document
 
 __all__ = [
     "is_traffic_plan", "plan_document", "read_tensors", "read_traffic_plan", "read_traffic_profile", "write_traffic_plan", "write_traffic_profile",
@@ -44,17 +44,6 @@ class _Profile(msgspec.Struct, forbid_unknown_fields=True):
     profile: TrafficProfile
 
 
-def _read(path: str | os.PathLike[str], schema: str, kind: Any) -> Any:
-    data, where = read_document(path, limit=MAX_FILE_BYTES), Path(path).name or str(path)
-    header(data, schema=schema, version=VERSION, where=where)
-    try:
-        document = decode(data, msgspec.json.Decoder(kind), where)
-    except UsageError as error:  # what the record itself refuses
-        raise FormatError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
-    refuse_ambiguous(data, where)
-    return document
-
-
 class _Schema(msgspec.Struct):
     schema: str = ""
 
@@ -71,13 +60,13 @@ def is_traffic_plan(path: str | os.PathLike[str]) -> bool:
 
 def read_traffic_plan(path: str | os.PathLike[str]) -> TrafficPlan:
     """As it stands in the file; `drive_traffic.load_traffic_plan` checks it. Raises: UsageError (no such file), FormatError naming the field."""
-    plan: TrafficPlan = _read(path, "meshwright.traffic-plan", _Plan).plan
+    plan: TrafficPlan = read_versioned(path, _Plan, schema="meshwright.traffic-plan", version=VERSION, limit=MAX_FILE_BYTES)[0].plan
     return plan
 
 
 def read_traffic_profile(path: str | os.PathLike[str]) -> TrafficProfile:
     """Raises: UsageError (no such file), FormatError naming the field."""
-    profile: TrafficProfile = _read(path, "meshwright.traffic-profile", _Profile).profile
+    profile: TrafficProfile = read_versioned(path, _Profile, schema="meshwright.traffic-profile", version=VERSION, limit=MAX_FILE_BYTES)[0].profile
     return profile
 
 
