@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,10 +15,10 @@ from rig import in_threads, whole_model
 from safetensors.torch import load_file
 
 from meshwright.codec import parse_codec
-from meshwright.errors import FormatError, PlanMismatch, Unsupported
+from meshwright.errors import FormatError, Unsupported, UsageError
 from meshwright.lowering_compressed import require_codecs_run
 from meshwright.run.codecs import At, make_codec
-from meshwright.run.compressed import residual_file
+from meshwright.run.codecs.saved import state_file
 from meshwright.run.train import RunRequest, train_run
 
 
@@ -118,7 +119,7 @@ def residuals(plan, folder, steps):
     prepare(plan)
     found = in_threads(plan.layout.ranks, body)
     sums = {n: sum(t[n].double() for _, t in found) for n in found[0][1]}
-    return {residual_file(r): d for r, (d, _) in enumerate(found)}, sums
+    return {state_file(Path(), r).name: d for r, (d, _) in enumerate(found)}, sums
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
@@ -140,7 +141,7 @@ def test_residuals_go_on_with_another_number_of_replicas(tmp_path, before, after
 def test_a_residual_without_a_place_or_a_damaged_one_is_refused(tmp_path):
     digests, _ = residuals(planned("topk:density=0.05"), tmp_path, 1)
     plain = Rank(planned(None), 0, None).work.compressed
-    with pytest.raises(PlanMismatch, match="holds a residual"):
+    with pytest.raises(UsageError, match="has no place"):
         plain.load(tmp_path, digests, drop_residual=False)
     plain.load(tmp_path, digests, drop_residual=True)
     first = min(digests)
@@ -151,7 +152,7 @@ def test_a_residual_without_a_place_or_a_damaged_one_is_refused(tmp_path):
     with pytest.raises(FormatError, match="cannot be read"):
         again.load(tmp_path, digests, drop_residual=False)
     (tmp_path / first).write_bytes(b"{}")
-    with pytest.raises(FormatError, match="no state of codecs"):
+    with pytest.raises(FormatError, match="no file of codec states"):
         again.load(tmp_path, digests | {first: hashlib.sha256(b"{}").hexdigest()}, drop_residual=False)
 
 
@@ -184,4 +185,4 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     whole = trained(plan, 3)[0]
     assert found.keys() == whole.keys() and all(torch.equal(found[n], whole[n]) for n in whole)
     index = json.loads((folder / "index.json").read_text())
-    assert sorted(index["residuals"]) == ["residual-000.safetensors", "residual-001.safetensors"]
+    assert sorted(index["residuals"]) == ["codecs-000.safetensors", "codecs-001.safetensors"]

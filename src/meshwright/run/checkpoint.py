@@ -23,7 +23,7 @@ from ..errors import FormatError, Unsupported, UsageError
 from ..io.atomic import write_bytes
 from ..plan import Plan, TrainingLayout
 from .checkpoint_parts import Part, model_identity, parts_of
-from .compressed import residual_file
+from .codecs.saved import state_file
 from .recording import RestartBytes, plan_identity
 from .segments import RankModule
 
@@ -198,5 +198,5 @@ def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Seq
     return CheckpointIndex(
         plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts,
         scalars={k: v for saved in ranks for k, v in saved.scalars.items()}, writers=writers,
-        residuals={residual_file(rank): saved.residual for rank, saved in enumerate(ranks) if saved.residual},
+        residuals={state_file(Path(), rank).name: saved.residual for rank, saved in enumerate(ranks) if saved.residual},
     )  # fmt: skip

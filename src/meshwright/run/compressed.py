@@ -2,35 +2,28 @@
 
 The gradients of a training program are shares of the mean: the loss is divided by replicas and micro-batches. A codec sends this replica's own mean,
 so that what it keeps is as large as in any other data-parallel run, and the mean over replicas is taken once, by the codec's `finish`.
-Left open by the papers: what a checkpoint holds. Our answer: `traffic.state`, one file per rank beside the parameters', read by any number of
-replicas: new replica r goes on with the sum of what the old replicas r, r + new, ... had not sent.
+Checkpoints hold it as `codecs.saved` does, a file per rank beside the parameters', read by any number of replicas: new replica r goes on with
+the sum of what the old replicas r, r + new, ... had not sent.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..codec import parse_codec
 from ..errors import FormatError, Unsupported
-from ..io.atomic import write_bytes
 from ..plan import TrainingLayout
 from .codecs import At
+from .codecs.saved import Group, load_states, save_states, state_file
 from .memory import RankMemory
 from .segments import RankModule
 from .traffic.group import GroupExchange
-from .traffic.state import load_groups, saved_groups
 
-__all__ = ["CompressedGroups", "residual_file"]
-
-
-def residual_file(rank: int) -> str:
-    return f"residual-{rank:03d}.safetensors"
+__all__ = ["CompressedGroups"]
 
 
 class CompressedGroups:
@@ -87,51 +80,35 @@ class CompressedGroups:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def save(self, folder: Path, step: int) -> str:
         """Write this rank's file; gives its digest, empty where nothing is kept."""
-        from safetensors.torch import save
-
         if not self.tensors():
             return ""
-        found = saved_groups(list(self.groups.values()), step=step, rank=self.replica, world=self.world)
-        tensors = {f"{kind}:{a}:{b}": t for kind in ("elements", "groups") for a, inner in found[kind].items() for b, t in inner.items()}
-        facts = {k: v for k, v in found.items() if k not in ("elements", "groups")}
-        data = save({k: v.contiguous() for k, v in tensors.items()}, metadata={"meshwright": json.dumps(facts)})
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / residual_file(self.rank), data)
-        return hashlib.sha256(data).hexdigest()
+        states = {name: g.state for name, g in self.groups.items()}
+        path = save_states(folder, self._described(), states, step=step, rank=self.replica, world=self.world)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def load(self, folder: Path, digests: Mapping[str, str], *, drop_residual: bool) -> None:
-        """Go on with what the ranks of the checkpoint had not sent; this rank's own file alone where their number is the same.
+        """Go on with what the ranks of the checkpoint had not sent; with this rank's own where their number is the same.
 
-        Raises: FormatError for a damaged file; PlanMismatch where a residual has no place, unless it may be dropped.
+        Raises: FormatError for a damaged file; UsageError where a residual has no place, unless it may be dropped.
         """
         if not digests:
             return
-        own = residual_file(self.rank)
-        same = len(digests) == self.world and own in digests and bool(self.groups)
-        saved = [_read(folder / name, digest) for name, digest in sorted(digests.items()) if not same or name == own]
-        load_groups(list(self.groups.values()), saved, self.replica, self.world, drop_residual=drop_residual)
+        taken = [self.replica] if len(digests) == self.world else range(self.replica, len(digests), self.world)
+        for path in {state_file(folder, r) for r in (0, *taken)}:
+            _require_digest(path, digests.get(path.name, ""))
+        found = load_states(folder, self._described(), rank=self.replica, world=self.world, drop_residual=drop_residual)
+        for name, g in self.groups.items():
+            for key, value in found[name].items():
+                g.state[key].copy_(value)
+
+    def _described(self) -> dict[str, Group]:
+        return {name: Group(codec=g.spec.text, tensors=tuple(zip(g.names, g.shapes, strict=True))) for name, g in self.groups.items()}
 
 
-def _read(path: Path, digest: str) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors import safe_open as opened
-
+def _require_digest(path: Path, digest: str) -> None:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise FormatError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if hashlib.sha256(data).hexdigest() != digest:
         raise FormatError("is not the file that the checkpoint's index names (its digest differs)", where=str(path), hint="the checkpoint is damaged")
-    try:
-        with opened(str(path), "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("meshwright", "{}"))
-            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        found: dict[str, Any] = {**facts, "elements": {}, "groups": {}}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(":")
-            a, b = rest.split(":", 1) if kind == "elements" else rest.rsplit(":", 1)
-            found[kind].setdefault(a, {})[b] = tensor
-        int(found["rank"]), int(found["world"]), int(found["step"])
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"is no state of codecs: {error}", where=str(path)) from None
-    return found
