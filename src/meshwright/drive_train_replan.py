@@ -9,7 +9,7 @@ wins, and what is printed is from how many steps on it pays.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -48,6 +48,9 @@ __all__ = ["KEEP", "Candidate", "OldShards", "TrainReplan", "old_shards", "repla
 KEEP = ("dp", "tp", "pp", "microbatch")
 LAYOUTS = 4  # of the fastest, whose placements are judged by their restart too
 FEWER = 3  # smaller numbers of devices tried beside all that are left
+
+
+Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, pipeline degree, micro-batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +159,42 @@ def replan_training(
     fabric.require_connected()
     cost = _layout_free(cost_of(old), old)
     wanted = ShardingWanted(overlap=None if old.layout.overlap or old.layout.zero_level else False)
+
+    def search_on(part: Fabric) -> LayoutSearch:
+        planner = CollectivePlanner(fabric=part, transport=cost.transport, strategy="auto", seed=job.seed)
+        return LayoutSearch(job=job, fabric=part, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s / (1 + FEWER))
+
+    parts = map(search_on, _parts(fabric, job.global_batch))
+    asked, found, judged = _found(old, parts, fixed, wanted, schedule, shards, storage_Bps)
+    if not found:
+        raise nothing_fits(judged, fabric)
+    chosen, ranked = _choose(found, steps_left)
+    require_complete(chosen.problem, chosen.transfers, _holder_names(old))
+    better = chosen.search.refine_collectives(chosen.evaluated)
+    chosen = replace(chosen, evaluated=better)
+    quickest = min(ranked, key=lambda c: (c.restart.time_s, c.step_s))
+    plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged, wanted, asked)
+    restart = _decision(old, chosen, quickest, shards, lost, added, keep, steps_left, storage_Bps)
+    plan = replace(plan, decisions={**plan.decisions, "restart": restart})
+    check(plan)
+    return TrainReplan(
+        plan=plan, chosen=chosen, candidates=(chosen, *(c for c in ranked if c.evaluated.identity != chosen.evaluated.identity)),
+        quickest=quickest, old_time_s=old.prediction.time_s if old.prediction is not None else float("nan"),
+    )  # fmt: skip
+
+
+def _found(
+    old: Plan, searches: Iterable[LayoutSearch], fixed: Fixed, wanted: ShardingWanted, schedule: PipelineWanted | None, shards: OldShards,
+    storage_Bps: int,
+) -> tuple[PipelineWanted, list[Candidate], list[Evaluated]]:  # fmt: skip
+    """The schedule that counts, what has it, and all that was judged. Raises: UsageError, Infeasible where what was asked for exists nowhere."""
     asked = schedule or schedule_asked(old)
     judged: list[Evaluated] = []
     found: list[Candidate] = []
     plain: list[tuple[LayoutSearch, list[Evaluated]]] = []  # where the asked schedule exists for nothing
     refused: UsageError | None = None
     unscheduled: Infeasible | None = None
-    for part in _parts(fabric, job.global_batch):
-        planner = CollectivePlanner(fabric=part, transport=cost.transport, strategy="auto", seed=job.seed)
-        search = LayoutSearch(job=job, fabric=part, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s / (1 + FEWER))
+    for search in searches:
         try:
             best, here = search.best(fixed)
             best, here = choose_sharding(search, fixed, best, here, wanted)
@@ -187,23 +217,9 @@ def replan_training(
         for search, here in plain:
             judged += here
             found += _candidates(old, search, here, shards, storage_Bps)
-    if not found:
-        if refused is not None and not judged:
-            raise refused
-        raise nothing_fits(judged, fabric)
-    chosen, ranked = _choose(found, steps_left)
-    require_complete(chosen.problem, chosen.transfers, _holder_names(old))
-    better = chosen.search.refine_collectives(chosen.evaluated)
-    chosen = replace(chosen, evaluated=better)
-    quickest = min(ranked, key=lambda c: (c.restart.time_s, c.step_s))
-    plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged, wanted, asked)
-    restart = _decision(old, chosen, quickest, shards, lost, added, keep, steps_left, storage_Bps)
-    plan = replace(plan, decisions={**plan.decisions, "restart": restart})
-    check(plan)
-    return TrainReplan(
-        plan=plan, chosen=chosen, candidates=(chosen, *(c for c in ranked if c.evaluated.identity != chosen.evaluated.identity)),
-        quickest=quickest, old_time_s=old.prediction.time_s if old.prediction is not None else float("nan"),
-    )  # fmt: skip
+    if not found and refused is not None and not judged:
+        raise refused
+    return asked, found, judged
 
 
 # ---- the fabric ----------------------------------------------------------------------------------------------------------
@@ -241,7 +257,7 @@ def _layout_free(cost: Cost, old: Plan) -> Cost:
     return msgspec.structs.replace(cost, table={k: v for k, v in cost.table.items() if k.partition("@")[0] not in old.job["works"]})
 
 
-def _kept(old: Plan, keep: Sequence[str]) -> tuple[int | None, int | None, int | None, int | None]:
+def _kept(old: Plan, keep: Sequence[str]) -> Fixed:
     unknown = [k for k in keep if k not in KEEP]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be kept", where="--keep", hint=f"some of {', '.join(KEEP)}")
