@@ -20,7 +20,7 @@ from ..baselines.chain import chain_of
 from ..lifetimes import Lifetimes, lifetimes_of
 from .hull import CutPoint, Moment, cut_points, floor_s, held_of, moments
 
-__all__ = ["Entry", "Frontier", "frontier_of"]
+__all__ = ["Entry", "Frontier", "frontier_of", "least_bytes"]
 
 I32 = NDArray[np.int32]
 BINS = 1024
