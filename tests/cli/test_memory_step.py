@@ -13,10 +13,12 @@ import torch
 from meshwright.capture.forward import build_objective
 from meshwright.check.step_memory import check_step_plan
 from meshwright.cli import main
+from meshwright.decide.memory.fusionaware.frontier import frontier_of, least_bytes
+from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible, UnknownName, UsageError
 from meshwright.run.module_checkpoints import checkpointed, measured_step_bytes, module_uses, plan_modules
-from meshwright.run.step_fit import budget_bytes, largest_batch, measured_step, planned
+from meshwright.run.step_fit import budget_bytes, largest_batch, measured_step, planned, refusal
 from meshwright.step_graph import StepGraph, StepPlan
 
 MODEL = '''
@@ -106,13 +108,20 @@ def test_the_largest_batch(folder: Path, model: str) -> None:
     full = keep_everything(at[3].graph).peak_bytes
     found = largest_batch(at.__getitem__, full, "keep")
     assert found.batch_size == max(b for b in at if keep_everything(at[b].graph).peak_bytes <= full) >= 3
-    assert found.plan.peak_bytes <= full and not found.proved and "unproven" in found.why
+    assert found.plan.peak_bytes <= full and found.proved == (least_bytes(lifetimes_of(at[found.batch_size + 1].graph)) > full)
+    order = ({"bound_bytes": 5, "order_bound_bytes": 11}, "operators in the graph's order")
+    for bounds, scope in (({"bound_bytes": 11}, "any plan"), order, ({}, "")):
+        assert refusal(3, Infeasible("too many", data=bounds), 10)[0] == scope
+    assert "unproven" in refusal(3, Infeasible("too many"), 10)[1]
     with pytest.raises(Infeasible):
         largest_batch(at.__getitem__, least_bound_bytes(at[1].graph) - 1, "keep")
     lean = largest_batch(at.__getitem__, planned(at[2], None, "monet")[0].peak_bytes, "monet")
     assert lean.batch_size >= 2
     if lean.proved:
         assert lean.refuted == lean.batch_size + 1
+    tight = largest_batch(at.__getitem__, frontier_of(at[2].graph, 100_000).entries[-1].peak_bytes, "fusionaware")
+    bound = least_bytes(lifetimes_of(at[tight.batch_size + 1].graph))
+    assert tight.proved == (bound > tight.plan.budget_bytes) and (not tight.proved or tight.scope == "operators in the graph's order")
 
 
 def test_max_batch_on_the_command_line(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

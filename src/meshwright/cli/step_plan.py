@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> Result:
         best = largest_batch(lambda b: measured(args, batch=b), budget, strategy(args), seed=args.seed)
         step, plan, others = best.measured, best.plan, dict[str, str]()
         lines = [f"largest batch: {best.batch_size}" + (f" (one more does not fit, proved: {best.why})" if best.proved else f" ({best.why})")]
-        more: dict[str, Any] = {"max_batch": best.batch_size, "proved": best.proved, "why": best.why, "refuted": best.refuted, "tried": best.tried}
+        said = {name: getattr(best, name) for name in ("proved", "scope", "why", "refuted", "tried")}
+        more: dict[str, Any] = {"max_batch": best.batch_size, **said}
     else:
         try:
             step = measured(args)

@@ -12,6 +12,8 @@ import numpy as np
 
 from ..capture.step import CapturedStep, capture_step_of
 from ..decide.memory.auto import auto_plan
+from ..decide.memory.fusionaware.frontier import least_bytes
+from ..decide.memory.lifetimes import lifetimes_of
 from ..decide.memory.step import keep_everything, least_bound_bytes, size_text
 from ..errors import Infeasible, UnknownName, UsageError
 from ..io.quantity import parse_size_bytes
@@ -19,9 +21,10 @@ from ..probe.step_costs import StepCosts, costs_file, measure_step
 from ..step_graph import StepGraph, StepPlan
 from .step_optimizer import optimizer_named, with_optimizer
 
-__all__ = ["LargestBatch", "MeasuredStep", "budget_bytes", "largest_batch", "measured_step", "planned", "what_would_help"]
+__all__ = ["LargestBatch", "MeasuredStep", "budget_bytes", "largest_batch", "measured_step", "planned", "refusal", "what_would_help"]
 
 BATCH_LIMIT = 1 << 20
+ANY, IN_ORDER = "any plan", "operators in the graph's order"  # scopes of a proof
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,8 @@ def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", 
         return auto_plan(measured.graph, budget, rng=rng)
     except Infeasible as error:
         data = {**error.data, "bound_bytes": least_bound_bytes(measured.graph), "bytes_by_kind": measured.bytes_by_kind()}
+        if not any(n.alternatives for n in measured.graph.nodes):
+            data["order_bound_bytes"] = least_bytes(lifetimes_of(measured.graph))
         raise Infeasible(error.message, where=error.where, hint=what_would_help(measured), data=data) from None
 
 
@@ -111,9 +116,10 @@ def what_would_help(measured: MeasuredStep) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch:
-    """`batch_size` fits by `plan`; no batch of `refuted` rows or more fits any plan (None: not found). `proved`: one more row does not fit.
+    """`batch_size` fits by `plan`; no batch of `refuted` rows or more fits (None: not found). `proved`: one more row does not fit.
 
-    `why`: how one more row failed, in words. Steps of more rows are taken to need no less memory.
+    `scope`: of which plans that is proved: `any plan`, or those that run `operators in the graph's order` (again as often as they like). `why`: how
+    one more row failed, in words. Steps of more rows are taken to need no less memory.
     """
 
     batch_size: int
@@ -121,6 +127,7 @@ class LargestBatch:
     plan: StepPlan
     refuted: int | None
     proved: bool
+    scope: str
     why: str
     tried: tuple[int, ...]
 
@@ -128,7 +135,8 @@ class LargestBatch:
 def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str = "auto", *, seed: int = 0) -> LargestBatch:
     """The largest batch whose step fits, by doubling and halving. `at`: the measured step of a batch.
 
-    One more row is proved not to fit when `least_bound_bytes` of its step exceeds the budget, or the strategy that refused it proved its least peak.
+    One more row is proved not to fit when `least_bound_bytes` of its step exceeds the budget, or the strategy that refused it proved its least peak;
+    and, for plans in the graph's order, when what stands beside one of its operators in that order does.
     Raises: Infeasible when one row does not fit.
     """
     fits: dict[int, tuple[MeasuredStep, StepPlan]] = {}
@@ -154,10 +162,21 @@ def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str 
         middle = (low + high) // 2
         low, high = (middle, high) if ok(middle) else (low, middle)
     error = fails[high]
-    bound = int(error.data.get("bound_bytes", 0))
-    proved = bound > budget or bool(error.data.get("proved"))
-    reason = f"no plan of {high} rows needs less than {size_text(bound)}" if bound > budget else error.message
-    why = reason if proved else f"unproven: no strategy fits {high} rows ({reason}), but the bound is {size_text(bound)}"
-    refuted = min((b for b, e in fails.items() if int(e.data.get("bound_bytes", 0)) > budget or e.data.get("proved")), default=None)
+    scope, why = refusal(high, error, budget)
+    refuted = min((b for b, e in fails.items() if refusal(b, e, budget)[0]), default=None)
     step, plan = fits[low]
-    return LargestBatch(batch_size=low, measured=step, plan=plan, refuted=refuted, proved=proved, why=why, tried=tuple(sorted({*fits, *fails})))
+    return LargestBatch(
+        batch_size=low, measured=step, plan=plan, refuted=refuted, proved=bool(scope), scope=scope, why=why, tried=tuple(sorted({*fits, *fails}))
+    )
+
+
+def refusal(rows: int, error: Infeasible, budget: int) -> tuple[str, str]:
+    """(of which plans it is proved that a batch does not fit, "" for none; how it failed)."""
+    bound, order = int(error.data.get("bound_bytes", 0)), int(error.data.get("order_bound_bytes", 0))
+    if bound > budget:
+        return ANY, f"no plan of {rows} rows needs less than {size_text(bound)}"
+    if error.data.get("proved"):
+        return ANY, error.message
+    if order > budget:
+        return IN_ORDER, f"no plan of {rows} rows that runs operators in the graph's order needs less than {size_text(order)}"
+    return "", f"unproven: no strategy fits {rows} rows ({error.message}), but the bound is {size_text(max(bound, order))}"
