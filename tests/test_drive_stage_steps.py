@@ -22,7 +22,7 @@ from meshwright.graph import OpGraph
 from meshwright.io.export_layout import export_layout
 from meshwright.io.plan_file import plan_bytes, plan_from_bytes
 from meshwright.job import Training
-from meshwright.plan import Plan, SegmentStep, TrainingLayout
+from meshwright.plan import Plan, Recompute, SegmentStep, TrainingLayout
 from meshwright.report.plan_text import plan_text
 from meshwright.run.stage_steps import StageSource
 
@@ -125,7 +125,9 @@ def test_every_claim_about_a_planned_step_is_checked():
     assert not check_segment_steps(changed())
     saved = plan("steps").layout.segments[0]
     wrong = {
-        "is split": changed(segment_split=True),
+        "is split": changed(weights=step().plan.boundary),
+        "recomputes by regions": changed(segment_recompute=(Recompute(starts=(0,), again=(0,)),)),
+        "in its place": changed(segment_sum_writes=saved.writes, kept=saved.writes),
         "0 writes": changed(writes=()),
         "node 99999": changed(handed=99999),
         "the plan says": changed(plan=swap(step().plan, peak_bytes=1)),

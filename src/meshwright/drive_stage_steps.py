@@ -2,13 +2,15 @@
 
 A stage that is over its devices' memory gets the fastest plan of its step graph that saves what is missing (`decide.memory`); the segment then runs
 that plan, and its bytes and seconds in the training program are the plan's. Where nothing saves enough, it gets the plan of least memory.
-Left out: stages in several segments (tensor parallelism), sharded training state, backward in two parts; those are recomputed by regions
-(`drive_recompute`).
+A stage that tensor parallelism cuts into several segments has a graph for each of them; which of its plans each one runs is the mix of least time
+(`decide.memory.mix`): all keep what their plans keep, and one of them runs at a time.
+Where backward is split, the plan's backward actions are told apart: what gradients of reads need runs first, all else in `W`, where what both need is
+held in between (`in_two`); the bytes held from `F` to `I` are counted until `W`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
@@ -16,24 +18,28 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from .decide.memory.mix import Members, whole_mix
+from .decide.memory.problem import LayerPolicy
 from .decide.memory.regions import Chosen
-from .decide.memory.step import STEP_NAMES, keep_everything
+from .decide.memory.step import STEP_NAMES, finished, keep_everything
 from .decide.pipeline import peak_in_flight
-from .errors import Infeasible, Unsupported
+from .errors import Infeasible
 from .graph import Work
 from .plan import Segment, SegmentStep, TrainingLayout
+from .plan_shards import local_value
 from .simulate.step_memory import simulate_step
 from .step_graph import StepGraph, StepPlan
 
-__all__ = ["StageGraph", "StageSteps", "StepSource", "with_step"]
+__all__ = ["SegmentGraph", "StageSteps", "StepSource", "with_step"]
 
-EFFORT = 40_000  # of the search over a stage's schedules, per node of its graph
+EFFORT = 40_000  # of the search over a segment's schedules, per node of its graph
+POINTS = 9  # budgets that the segments of a stage are planned for, from keeping everything to the least
 replace = msgspec.structs.replace
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageGraph:
-    """A stage's step graph with costs; the other fields as in `plan.SegmentStep`."""
+class SegmentGraph:
+    """A segment's step graph with costs; the other fields as in `plan.SegmentStep`."""
 
     graph: StepGraph
     reads: tuple[int, ...]
@@ -43,61 +49,167 @@ class StageGraph:
 
 
 class StepSource(Protocol):
-    def __call__(self, layout: TrainingLayout, stage: int) -> StageGraph:
-        """Raises: Unsupported for a stage that cannot be run as a planned step."""
+    def __call__(self, layout: TrainingLayout, key: str) -> SegmentGraph:
+        """Of a segment. Raises: Unsupported for one that cannot be run as a planned step."""
         ...
 
 
 @dataclass
 class StageSteps:
-    """As `drive_recompute.StageRecompute`, with a plan for the whole stage as its choice. Raises: Unsupported for a layout or stage left out."""
+    """As `drive_recompute.StageRecompute`, with a plan for every segment of a stage as its choice."""
 
     layout: TrainingLayout
     source: StepSource
-    effort: int | None = None  # of the search over a stage's schedules
+    effort: int | None = None  # of the search over a segment's schedules
     name: str = "steps"
-    steps: dict[int, SegmentStep] = field(default_factory=dict)  # what `saving` chose last, by stage
+    steps: dict[str, SegmentStep] = field(default_factory=dict)  # what `saving` chose last, by segment
+    _menus: dict[object, tuple[StepPlan | None, ...]] = field(default_factory=dict)  # of graphs that are alike
 
     def __post_init__(self) -> None:
-        lay = self.layout
-        if lay.tensor > 1 or lay.zero_level or lay.split_backward or any(len(s.segments) != 1 for s in lay.stages):
-            raise Unsupported("stages in parts, sharded state and split backwards are not planned as steps", hint="--tp 1 --zero 0")
-        self.segment = {s.key: s for s in lay.segments}
-        self.graphs = {stage.index: self._in_flight(stage.index, self.source(lay, stage.index)) for stage in lay.stages}
+        self.segment = {s.key: s for s in self.layout.segments}
+        self.size_bytes = {v.name: local_value(v, 0, self.layout.tensor).size_bytes for v in self.layout.values}
+        self.graphs = {s.key: self._in_flight(s.stage, self.source(self.layout, s.key)) for s in self.layout.segments}
 
-    def _in_flight(self, stage: int, found: StageGraph) -> StageGraph:
+    def _in_flight(self, stage: int, found: SegmentGraph) -> SegmentGraph:
         lay = self.layout
         at = lay.placement[0][stage] if lay.placement else stage
         flight = peak_in_flight(lay.pipeline, lay.microbatches, at)  # of 1F1B; other schedules are corrected by the next round
-        return StageGraph(**{**vars(found), "graph": replace(found.graph, in_flight=flight)})
+        return SegmentGraph(**{**vars(found), "graph": replace(found.graph, in_flight=flight)})
 
     def saving(self, need_bytes: Mapping[int, int]) -> dict[int, Chosen]:
-        """Per stage the fastest plan that needs so many bytes less than keeping everything; the leanest where none does."""
+        """Per stage the fastest plans that need so many bytes less than keeping everything; the leanest where none do."""
         self.steps = {}
         chosen = {}
         for stage, need in need_bytes.items():
             if need > 0:
-                found = self.graphs[stage]
-                plan = self.fastest(found.graph, keep_everything(found.graph).peak_bytes - need)
-                segment = self.segment[self.layout.stages[stage].segments[0]]
-                step = SegmentStep(
-                    graph=found.graph, plan=plan, reads=found.reads, writes=found.writes, gradients=found.gradients, handed=found.handed,
-                    kept=_kept(found, plan, segment),
-                )  # fmt: skip
-                self.steps[stage] = step
-                chosen[stage] = _chosen(segment, step)
+                keys = self.layout.stages[stage].segments
+                plans = [self._alone(keys[0], need)] if len(keys) == 1 else self._mixed(keys, need)
+                mine = {k: self._step(k, plan) for k, plan in zip(keys, plans, strict=True) if plan is not None}
+                self.steps |= mine
+                chosen[stage] = self._chosen(mine)
         return {i: c for i, c in chosen.items() if c.again}
 
-    def fastest(self, graph: StepGraph, budget_bytes: int) -> StepPlan:
+    def _alone(self, key: str, need: int) -> StepPlan:
+        graph = self.graphs[key].graph
+        return self.fastest(graph, keep_everything(graph).peak_bytes - need)
+
+    def fastest(self, graph: StepGraph, budget_bytes: int | None) -> StepPlan:
         strategy, rng = STEP_NAMES["fusionaware"](effort=self.effort or EFFORT * len(graph.nodes)), np.random.default_rng(0)
         try:
             return strategy.plan(graph, budget_bytes, rng=rng)
         except Infeasible:
             return strategy.plan(graph, None, rng=rng)
 
+    def _mixed(self, keys: Sequence[str], need: int) -> list[StepPlan | None]:
+        """A plan for each of the segments, None: it runs as it is. The least time that saves `need`, else the least that all together hold."""
+        alike: dict[object, list[str]] = {}
+        for k in keys:
+            alike.setdefault(_alike(self.graphs[k].graph, self.segment[k]), []).append(k)
+        flight = self.graphs[keys[0]].graph.in_flight
+        menus = [self._worthwhile(mine[0]) for mine in alike.values()]
+        classes = [
+            Members(count=len(mine), policies=tuple(policy for _, policy in menu), copies=flight)
+            for mine, menu in zip(alike.values(), menus, strict=True)
+        ]
+        whole = sum(flight * m.count * m.policies[0].kept_bytes for m in classes) + max(m.policies[0].workspace_bytes for m in classes)
+        try:
+            counts = whole_mix(classes, whole - need)
+        except Infeasible:
+            least = [min(m.policies, key=lambda p: flight * p.kept_bytes + p.workspace_bytes) for m in classes]
+            counts = [[m.count if p is lean else 0 for p in m.policies] for m, lean in zip(classes, least, strict=True)]
+        found: dict[str, StepPlan | None] = {}
+        for mine, menu, count in zip(alike.values(), menus, counts, strict=True):
+            order = [plan for (plan, _), times in zip(reversed(menu), reversed(count), strict=True) for _ in range(times)]  # the first hold longest
+            found |= dict(zip(mine, order, strict=True))
+        return [found[k] for k in keys]
+
+    def _worthwhile(self, key: str) -> list[tuple[StepPlan | None, LayerPolicy]]:
+        """The segment as it is, and plans that hold fewer bytes between its passes or while one runs."""
+        plain, *others = [(plan, self._policy(key, plan)) for plan in self._menu(key)]
+        held, working = plain[1].kept_bytes, plain[1].workspace_bytes
+        return [plain, *((plan, p) for plan, p in others if p.kept_bytes < held or p.workspace_bytes < working)]
+
+    def _menu(self, key: str) -> tuple[StepPlan | None, ...]:
+        """From the segment as it is to the plan of least memory; a partial sum that others complete in place is held by none of them."""
+        graph, which = self.graphs[key].graph, _alike(self.graphs[key].graph, self.segment[key])
+        if graph.boundary == len(graph.nodes):  # no backward: nothing is kept for it
+            return (None,)
+        if which not in self._menus:
+            top, low = keep_everything(graph).peak_bytes, self.fastest(graph, None).peak_bytes
+            plans = [self.fastest(graph, top - i * (top - low) // (POINTS - 1)) for i in range(1, POINTS)]
+            summed = {*self.segment[key].sum_writes}
+            held = [p for p in {(p.peak_bytes, p.time_s): p for p in plans}.values() if not summed & {*_kept(self.graphs[key], p, self.segment[key])}]
+            self._menus[which] = (None, *held)
+        return self._menus[which]
+
+    def _policy(self, key: str, plan: StepPlan | None) -> LayerPolicy:
+        """What a segment holds and takes by a plan, as far as mixing them asks."""
+        found, segment = self.graphs[key], self.segment[key]
+        used = keep_everything(found.graph) if plan is None else plan
+        made = segment if plan is None else with_step(segment, self._step(key, plan))
+        border = sum(self.size_bytes[v] for v in _kept(found, used, segment))
+        again_s = 0.0 if plan is None else plan.time_s - _once_s(found.graph, plan)
+        return LayerPolicy(
+            recompute=(), keep=(), kept_bytes=made.saved_bytes + made.left_bytes + border, workspace_bytes=made.backward_workspace_bytes,
+            time_s=max(0.0, again_s),
+        )  # fmt: skip
+
+    def _step(self, key: str, plan: StepPlan) -> SegmentStep:
+        found, weights = self.graphs[key], -1
+        if self.layout.split_backward:
+            plan, weights = in_two(found, plan)
+        return SegmentStep(
+            graph=found.graph, plan=plan, reads=found.reads, writes=found.writes, gradients=found.gradients, handed=found.handed,
+            kept=_kept(found, plan, self.segment[key]), weights=weights,
+        )  # fmt: skip
+
+    def _chosen(self, steps: Mapping[str, SegmentStep]) -> Chosen:
+        again, saved, workspace, time_s, bound_s = {}, 0, 0, 0.0, 0.0
+        for key, step in steps.items():
+            made, ran = with_step(self.segment[key], step), [a.node for a in step.plan.actions]
+            nodes, once_s = step.graph.nodes, _once_s(step.graph, step.plan)
+            if names := tuple(nodes[x].name for x in sorted({*ran}) if ran.count(x) > 1 and nodes[x].makes):
+                again[key, "step"] = names
+            saved += self.segment[key].saved_bytes - made.saved_bytes
+            workspace = max(workspace, made.backward_workspace_bytes)
+            time_s += max(0.0, step.plan.time_s - once_s)
+            bound_s += max(0.0, (step.plan.floor_s or 0.0) - once_s) if len(steps) == 1 else 0.0  # of a mix none is known
+        return Chosen(again=again, saved_bytes=saved, workspace_bytes=workspace, time_s=time_s, bound_s=bound_s)
+
     def apply(self, chosen: Mapping[int, Chosen]) -> TrainingLayout:
-        made = {self.layout.stages[i].segments[0]: self.steps[i] for i in chosen}
+        made = {k: self.steps[k] for i in chosen for k in self.layout.stages[i].segments if k in self.steps}
         return replace(self.layout, segments=tuple(with_step(s, made[s.key]) if s.key in made else s for s in self.layout.segments))
+
+
+def _alike(graph: StepGraph, segment: Segment) -> object:
+    """Equal for segments whose graphs differ in names only, and that autograd would run alike."""
+    nodes = tuple(replace(n, name="", module="") for n in graph.nodes)
+    own = segment.saved_bytes, segment.backward_workspace_bytes, tuple(v in segment.sum_writes for v in segment.writes)
+    return nodes, tuple((s.size_bytes, s.kind) for s in graph.storages), graph.results, graph.in_flight, own
+
+
+def _once_s(graph: StepGraph, plan: StepPlan) -> float:
+    return sum(graph.nodes[x].time_s for x in {a.node for a in plan.actions})
+
+
+def in_two(found: SegmentGraph, plan: StepPlan) -> tuple[StepPlan, int]:
+    """(the plan with what the gradients of reads need before all other backward actions, the first of these)."""
+    graph, latest, needs = found.graph, dict[int, int](), list[tuple[int, ...]]()
+    for i, a in enumerate(plan.actions):
+        way = graph.nodes[a.node] if a.alternative < 0 else graph.nodes[a.node].alternatives[a.alternative]
+        needs.append(tuple(latest[x] for x in way.inputs if x in latest))
+        latest[a.node] = i
+    stack, first = [latest[n] for n in found.gradients if n in latest], set[int]()
+    while stack:
+        i = stack.pop()
+        if i not in first:
+            first.add(i)
+            stack += needs[i]
+    backward = range(plan.boundary, len(plan.actions))
+    order = [*range(plan.boundary), *(i for i in backward if i in first), *(i for i in backward if i not in first)]
+    runs = [(plan.actions[i].node, plan.actions[i].alternative) for i in order]
+    made = finished(graph, runs, plan.boundary, strategy=plan.strategy, options=plan.options, notes=("backward in two parts",))
+    return made, plan.boundary + sum(i >= plan.boundary for i in first)
 
 
 def with_step(segment: Segment, step: SegmentStep) -> Segment:
@@ -111,15 +223,27 @@ def with_step(segment: Segment, step: SegmentStep) -> Segment:
     kept: set[int] = set().union(*(s for v, s in given.items() if v in step.kept))
     back = _made(graph, [n for n in step.gradients if n >= 0])
     saved = _bytes(graph, held - border)
-    once_s = sum(graph.nodes[x].time_s for x in {a.node for a in plan.actions})
+    crossing = _read_late(step)
+    arrived = _bytes(graph, {s for s in crossing if graph.storages[s].kind == "tangent"})
+    left = max(0, arrived + _bytes(graph, {s for s in crossing if graph.storages[s].kind == "made"} - kept) - saved) if step.weights >= 0 else 0
+    once_s = _once_s(graph, plan)
     forward_s = sum(graph.nodes[x].time_s for x in {a.node for a in plan.actions[: plan.boundary]})
     share = Fraction((plan.time_s - once_s) / forward_s) if forward_s > 0 else Fraction(0)
     return replace(
-        segment, step=step, recompute=(), saved_bytes=saved,
+        segment, step=step, recompute=(), saved_bytes=saved, left_bytes=left,
         forward_workspace_bytes=max(0, max(alive[: plan.boundary], default=0) - saved - _bytes(graph, border)),
-        backward_workspace_bytes=max(0, max(alive[plan.boundary :], default=0) - saved - _bytes(graph, kept | back)),
+        backward_workspace_bytes=max(0, max(alive[plan.boundary :], default=0) + arrived - saved - left - _bytes(graph, kept | back)),
         again=Work(**{x: max(0, round(getattr(segment.forward, x) * share)) for x in ("flops", "bytes_read", "bytes_written", "calls")}),
     )  # fmt: skip
+
+
+def _read_late(step: SegmentStep) -> set[int]:
+    """Storages in which something lies that the second part of a split backward reads and does not make."""
+    fresh, read = set[int](), set[int]()
+    for a in step.plan.actions[step.weights :] if step.weights >= 0 else ():
+        read |= {s for x in step.graph.nodes[a.node].inputs if x not in fresh for s in step.graph.nodes[x].storages}
+        fresh.add(a.node)
+    return read
 
 
 def _made(graph: StepGraph, nodes: tuple[int, ...] | list[int]) -> set[int]:
@@ -131,7 +255,7 @@ def _bytes(graph: StepGraph, storages: set[int]) -> int:
     return sum(graph.storages[s].size_bytes for s in storages)
 
 
-def _kept(found: StageGraph, plan: StepPlan, segment: Segment) -> tuple[str, ...]:
+def _kept(found: SegmentGraph, plan: StepPlan, segment: Segment) -> tuple[str, ...]:
     """Border values that backward needs: reads that lie where backward actions read or held results lie, writes of which something held is a part."""
     graph = found.graph
     asked = {*plan.saved, *(x for a in plan.actions[plan.boundary :] for x in graph.nodes[a.node].inputs)}
@@ -140,15 +264,3 @@ def _kept(found: StageGraph, plan: StepPlan, segment: Segment) -> tuple[str, ...
     held = {s for x in plan.saved for s in graph.nodes[x].storages}
     writes = [v for v, n in zip(segment.writes, found.writes, strict=True) if held & _made(graph, (n,))]
     return tuple(dict.fromkeys([*reads, *writes]))
-
-
-def _chosen(segment: Segment, step: SegmentStep) -> Chosen:
-    made, plan = with_step(segment, step), step.plan
-    ran = [a.node for a in plan.actions]
-    nodes = step.graph.nodes
-    again = tuple(nodes[x].name for x in sorted({*ran}) if ran.count(x) > 1 and nodes[x].makes)
-    once_s = sum(nodes[x].time_s for x in {*ran})
-    return Chosen(
-        again={(segment.key, "step"): again} if again else {}, saved_bytes=segment.saved_bytes - made.saved_bytes,
-        workspace_bytes=made.backward_workspace_bytes, time_s=max(0.0, plan.time_s - once_s), bound_s=max(0.0, (plan.floor_s or 0.0) - once_s),
-    )  # fmt: skip

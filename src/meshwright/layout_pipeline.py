@@ -134,7 +134,7 @@ def split_prices(table: Mapping[str, Priced], layout: TrainingLayout, cost: Cost
 # ---- split backward ----------------------------------------------------------------------------------------------------
 def _split(graph: OpGraph, layout: TrainingLayout, s: Segment) -> Segment:
     if s.recompute or s.step is not None:
-        raise Unsupported("calls that run again are needed in both parts of a split backward", where=f"segment {s.key}", hint="--recompute none")
+        raise Unsupported("calls that run again are needed in both parts of a split backward", where=f"segment {s.key}", hint="--recompute steps")
     if s.gathers or s.sequence:
         raise Unsupported(
             "values gathered along the sequence are needed in both parts of a split backward", where=f"segment {s.key}",

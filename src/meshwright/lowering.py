@@ -91,8 +91,9 @@ class _Lowering:
             [(phase, p, mb) for phase, mb in order(layout.pipeline, layout.microbatches, p)] for p in range(layout.pipeline)
         ]
         require_orders(layout, self.orders)
-        if layout.split_backward and any(s.recompute or s.step for s in layout.segments):
-            raise Unsupported("calls that run again are needed in both parts of a split backward", hint="--recompute none, or whole backward")
+        split = layout.split_backward
+        if any((split and s.recompute) or (s.step is not None and (s.step.weights >= 0) != split) for s in layout.segments):
+            raise Unsupported("calls that run again are needed in both parts of a split backward", hint="--recompute steps, or whole backward")
         if folded:
             require_foldable(layout)
         self.stored = representatives(layout) if folded else list(range(layout.ranks))

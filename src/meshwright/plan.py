@@ -107,7 +107,8 @@ class SegmentStep(_Record, frozen=True, kw_only=True):
 
     `reads`, `writes`: the nodes of the values that cross its border, in the segment's order; `gradients`: of each read the node of its gradient, -1
     where it has none. Node `handed` ends the forward pass: it gives the writes away. Gradients of parameters are added to their buffers by nodes of
-    the graph. `kept`: border values that backward actions read, or in whose storage something lies that is held for them.
+    the graph. `kept`: border values that backward actions read, or in whose storage something lies that is held for them. `weights`: the action at
+    which `W` begins where backward is split (before it the gradients of reads are made, from it on those of parameters), -1 where it is whole.
     """
 
     graph: StepGraph
@@ -117,6 +118,7 @@ class SegmentStep(_Record, frozen=True, kw_only=True):
     gradients: tuple[int, ...]
     handed: int
     kept: tuple[str, ...] = ()
+    weights: int = -1
 
 
 class Segment(_Record, frozen=True, kw_only=True):

@@ -122,12 +122,12 @@ def _lowered(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
         kept=kept, sharding=sharding,
     )  # fmt: skip
-    if recompute == "steps":
-        layout = planned_stages(model, layout, loss)
-    elif recompute != "none":
+    if recompute not in ("none", "steps"):
         layout = recomputed(graph, layout, recompute)
     if orders is not None:
         layout = scheduled(layout, graph, orders)
+    if recompute == "steps":
+        layout = planned_stages(model, layout, loss)
     names = [x.name for x in fabric.devices]
 
     @cache

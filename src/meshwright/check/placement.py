@@ -14,7 +14,7 @@ def placement_faults(layout: TrainingLayout) -> list[str]:
         bad.append(f"{layout.microbatches} micro-batches run through one of {max(1, len(rows))} copies of the stages each, it says {layout.copy_of}")
     if len(rows) > 1 and not layout.copy_of:
         bad.append(f"there are {len(rows)} copies of the stages, and nothing says which micro-batch runs through which")
-    if layout.split_backward and any(s.recompute or s.step or s.gathers or s.sequence for s in layout.segments):
+    if layout.split_backward and any(s.recompute or s.gathers or s.sequence for s in layout.segments):
         bad.append("backward is split, and segments recompute or gather values")
     if not rows:
         return bad

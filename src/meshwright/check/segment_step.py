@@ -2,7 +2,8 @@
 
 The step's own graph is in the plan (`SegmentStep.graph`); that the model's is the same is for whoever runs it to see. Shown here: everything that
 `check_step_plan` shows; reads are placeholders; the forward pass ends by giving away the writes; nothing but the kept border values, and what is
-counted in `saved_bytes`, is held from F to B; workspaces are no smaller than what is alive while either pass runs.
+counted in `saved_bytes`, is held from F to B; workspaces are no smaller than what is alive while either pass runs. Where backward is split, its first
+part makes all gradients of reads and adds to none of parameters, and what it leaves to the second is counted in `left_bytes`.
 """
 
 from __future__ import annotations
@@ -26,20 +27,36 @@ def _wrong(s: Segment, text: str, **facts: Any) -> Finding:
 
 
 def _segment(layout: TrainingLayout, s: Segment, step: SegmentStep) -> list[Finding]:
-    if s.split or s.gathers or s.recompute:
-        return [_wrong(s, "it is split, or recomputes by regions as well")]
+    if s.recompute:
+        return [_wrong(s, "it recomputes by regions as well")]
     nodes = len(step.graph.nodes)
     if (len(step.reads), len(step.writes), len(step.gradients)) != (len(s.reads), len(s.writes), len(s.reads)):
         return [_wrong(s, f"its border has {len(step.reads)} reads and {len(step.writes)} writes, the segment {len(s.reads)} and {len(s.writes)}")]
     named = [*step.reads, *step.writes, step.handed, *(n for n in step.gradients if n != -1)]
     if (odd := next((n for n in named if not 0 <= n < nodes), None)) is not None:
         return [_wrong(s, f"node {odd} of {nodes}", node=odd)]
-    verdict = check_step_plan(step.graph, step.plan)
+    verdict = check_step_plan(step.graph, step.plan, split=step.weights)
     if verdict.findings:
         return [_wrong(s, f.message, **(f.witness or {})) for f in verdict.findings]
     if foreign := [v for v in step.kept if v not in s.reads and v not in s.writes]:
         return [_wrong(s, f"keeps {foreign[0]!r}, which does not cross its border", value=foreign[0])]
-    return [*_border(layout, s, step), *_bytes(s, step, verdict.facts)]
+    return [*_split(layout, s, step), *_border(layout, s, step), *_bytes(s, step, verdict.facts)]
+
+
+def _split(layout: TrainingLayout, s: Segment, step: SegmentStep) -> list[Finding]:
+    graph, plan = step.graph, step.plan
+    if layout.split_backward != (step.weights >= 0):
+        return [_wrong(s, f"its backward is {'split' if step.weights >= 0 else 'whole'}, the layout's is not")]
+    if step.weights < 0:
+        return []
+    if not plan.boundary <= step.weights <= len(plan.actions):
+        return [_wrong(s, f"its second part of backward begins at action {step.weights} of {len(plan.actions)}")]
+    for i, a in enumerate(plan.actions[plan.boundary :], plan.boundary):
+        if (a.node in step.gradients) and i >= step.weights:
+            return [_wrong(s, "makes the gradient of a read in the second part of its backward", action=i)]
+        if i < step.weights and any(graph.storages[x].kind == "buffer" for x in graph.nodes[a.node].writes):
+            return [_wrong(s, "adds to the gradient of a parameter in the first part of its backward", action=i)]
+    return []
 
 
 def _border(layout: TrainingLayout, s: Segment, step: SegmentStep) -> list[Finding]:
@@ -77,17 +94,28 @@ def _bytes(s: Segment, step: SegmentStep, facts: Mapping[str, Any]) -> list[Find
     hidden = [v for v, n in zip(s.writes, step.writes, strict=True) if v not in step.kept and held & made((n,))]
     if hidden:
         return [_wrong(s, f"something is held in the storage of {hidden[0]!r}, which is not kept", value=hidden[0])]
+    if summed := [v for v in s.sum_writes if v in step.kept]:
+        return [_wrong(s, f"backward reads {summed[0]!r} as it was before other ranks' parts were added in its place", value=summed[0])]
     kept = made(n for v, n in zip(s.writes, step.writes, strict=True) if v in step.kept)
     back = made(n for n in step.gradients if n >= 0)
     forward = int(facts["forward_bytes"]) - saved - size(writes)
-    backward = int(facts["backward_bytes"]) - saved - size(kept | back)
+    arrived = _arrived_bytes(step)
+    left = arrived + sum(bytes for x, bytes in facts.get("split_bytes", {}).items() if x not in kept) - saved
+    backward = int(facts["backward_bytes"]) + arrived - saved - s.left_bytes - size(kept | back)
     for what, said, least in (
         ("saved_bytes", s.saved_bytes, saved), ("forward_workspace_bytes", s.forward_workspace_bytes, forward),
-        ("backward_workspace_bytes", s.backward_workspace_bytes, backward),
+        ("backward_workspace_bytes", s.backward_workspace_bytes, backward), ("left_bytes", s.left_bytes if step.weights >= 0 else 0, left),
     ):  # fmt: skip
         if said < least:
             return [_wrong(s, f"its {what} are {least}, the layout says {said}", bytes=least)]
     return []
+
+
+def _arrived_bytes(step: SegmentStep) -> int:
+    """Gradients that arrive for the first part of backward and that the second reads too."""
+    graph, later = step.graph, step.plan.actions[step.weights :] if step.weights >= 0 else ()
+    read = _storages(graph.nodes[x].storages for a in later for x in graph.nodes[a.node].inputs)
+    return sum(graph.storages[x].size_bytes for x in read if graph.storages[x].kind == "tangent")
 
 
 def _storages(rows: Iterable[tuple[int, ...]]) -> set[int]:

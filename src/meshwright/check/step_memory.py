@@ -40,9 +40,10 @@ class _Run:
     end: int = -1
 
 
-def check_step_plan(graph: StepGraph, plan: StepPlan) -> Verdict:
+def check_step_plan(graph: StepGraph, plan: StepPlan, *, split: int = -1) -> Verdict:
     """Findings name the node and the action. Facts, as recomputed: peak_bytes, peak_at, time_s; forward_bytes and backward_bytes, the most that
-    either pass of the micro-batch that runs has made and not let go, with workspaces (fixed bytes and other micro-batches left out)."""
+    either pass of the micro-batch that runs has made and not let go, with workspaces (fixed bytes and other micro-batches left out); split_bytes,
+    by storage, what it has made and holds for action `split` and those after it."""
     walk = _Walk(graph, plan)
     if not walk.actions_exist():
         return Verdict(findings=tuple(walk.found))
@@ -51,7 +52,7 @@ def check_step_plan(graph: StepGraph, plan: StepPlan) -> Verdict:
         if len(walk.found) >= FOUND_LIMIT:
             break
     walk.whole()
-    facts = {} if walk.found else walk.figures()
+    facts = {} if walk.found else walk.figures() | ({} if split < 0 else {"split_bytes": walk.crossing(split)})
     return Verdict(findings=tuple(walk.found), facts=facts)
 
 
@@ -230,6 +231,22 @@ class _Walk:
         peak, at = (int(alive.max()), int(alive.argmax())) if len(alive) else (graph.fixed_bytes(), 0)
         self._claims(peak, at, alive, time_s)
         return {"peak_bytes": peak, "peak_at": at, "time_s": time_s, **passes}
+
+    def crossing(self, split: int) -> dict[int, int]:
+        """Bytes, by storage, of what is made before action `split` and lies in something that is read from it on."""
+        latest: dict[int, _Run] = {}
+        places: dict[int, tuple[int, _Place]] = {}
+        for run in self.runs:
+            a = self.plan.actions[run.start]
+            way = self.graph.nodes[a.node]
+            for x in way.inputs if a.alternative < 0 else way.alternatives[a.alternative].inputs:
+                if run.start >= split and x in latest and latest[x].start < split:
+                    places |= {id(p): (s, p) for s, p in latest[x].places.items()}
+            latest[run.node] = run
+        found: dict[int, int] = {}
+        for s, p in places.values():
+            found[s] = found.get(s, 0) + p.size
+        return found
 
     def _claims(self, peak: int, at: int, alive: np.ndarray[tuple[int], np.dtype[np.int64]], time_s: float) -> None:
         plan = self.plan

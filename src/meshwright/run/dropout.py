@@ -3,7 +3,8 @@
 A bit is a hash of (seed, number of the random call in the model, global sample, element within the sample): a counter-based generator, after
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11); the mixing function is splitmix64's (Steele et al., OOPSLA '14).
 So a rank of a tensor-parallel group draws its slice of a split tensor and all ranks draw equal masks for whole ones, a data replica or a pipeline
-stage draws the masks of its samples, and a backward pass that computes a segment again finds the masks it had.
+stage draws the masks of its samples, and a backward pass that computes a segment again finds the masks it had. In traced segments drawing is one
+operator, `meshwright::keep_mask`, a function of the tensor that `Draws.tensor` gives.
 Left open by Megatron-LM (which keeps one generator per purpose and rank, so that a run differs from the serial one): equality with the
 serial run. Here `SerialDraws` gives plain eager training the same bits.
 Invariant: dimension 0 of a tensor that depends on the job's inputs counts samples, or samples times something.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import Unsupported
 from .forward_graph import ForwardGraph, ForwardNode
 
-__all__ = ["Draws", "PlacesUnknown", "RandomPlace", "SerialDraws", "draw_function", "draws_bits", "keep_mask", "random_places"]
+__all__ = [
+    "Draws", "PlacesUnknown", "RandomPlace", "SerialDraws", "draw_function", "draws_bits", "keep_mask", "random_places", "traced_mask",
+]  # fmt: skip
 
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 ROWS_AT_ONCE = 1 << 20  # elements hashed at a time: temporaries are eight bytes each
@@ -32,12 +35,20 @@ _FAMILY = ("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "fea
 
 @dataclass
 class Draws:
-    """What is being computed: set before a segment runs. `samples`: first global sample of the micro-batch and how many it has."""
+    """What is being computed: set before a segment runs. `samples`: first global sample of the micro-batch and how many it has.
+
+    `traced`: while a segment is traced, what stands for `tensor()`.
+    """
 
     seed: int = 0
     step: int = 0
     first: int = 0
     samples: int = 1
+    traced: torch.Tensor | None = field(default=None, compare=False)
+
+    def tensor(self) -> torch.Tensor:
+        """The four numbers, for `traced_mask`."""
+        return torch.tensor([self.seed, self.step, self.first, self.samples])
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,37 @@ def keep_mask(
             x = x + (own[d] * strides[d] * GOLDEN).reshape([-1 if i == d else 1 for i in range(rank)])
         mask[part] = (_mixed(x) & 0xFFFFFFFF) >= limit
     return mask
+
+
+def traced_mask(
+    draws: torch.Tensor, place: RandomPlace, keep: float, whole: Sequence[int], ranges: Sequence[Sequence[tuple[int, int]]]
+) -> torch.Tensor:
+    """As `keep_mask`, as one operator that tracing sees; `draws`: of `Draws.tensor`."""
+    counts, ends = [len(parts) for parts in ranges], [end for parts in ranges for pair in parts for end in pair]
+    mask: torch.Tensor = _mask_operator(draws, place.number, place.batched, keep, list(whole), counts, ends)
+    return mask
+
+
+@torch.library.custom_op("meshwright::keep_mask", mutates_args=())  # type: ignore[untyped-decorator]
+def _mask_operator(
+    draws: torch.Tensor, number: int, batched: bool, keep: float, whole: Sequence[int], counts: Sequence[int], ends: Sequence[int]
+) -> torch.Tensor:
+    """`counts`: ranges per dimension; `ends`: start and stop of all, one after the other."""
+    seed, step, first, samples = draws.tolist()
+    said = Draws(seed=seed, step=step, first=first, samples=max(1, samples))  # zeros where it is measured
+    return keep_mask(said, RandomPlace(number, batched), keep, whole, _ranges(counts, ends), draws.device)
+
+
+@_mask_operator.register_fake  # type: ignore[untyped-decorator]
+def _(
+    draws: torch.Tensor, number: int, batched: bool, keep: float, whole: Sequence[int], counts: Sequence[int], ends: Sequence[int]
+) -> torch.Tensor:
+    return draws.new_empty([sum(b - a for a, b in parts) for parts in _ranges(counts, ends)], dtype=torch.bool)
+
+
+def _ranges(counts: Sequence[int], ends: Sequence[int]) -> list[list[tuple[int, int]]]:
+    pairs = iter(zip(ends[::2], ends[1::2], strict=True))
+    return [[next(pairs) for _ in range(n)] for n in counts]
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import fx
 
+from ..graph_vocabulary import base_node
 from ..module_tree import MODULE_SPAN
+from .forward_graph import ForwardNode
 from .recording import ModuleRun
 
-__all__ = ["ModuleClock"]
+__all__ = ["ModuleClock", "ModuleMarks"]
 
 
 class ModuleClock:
@@ -69,3 +72,38 @@ class ModuleClock:
         found = list(self.which), [round(t - zero, 7) for t in self.times_s]
         del self.which[:], self.times_s[:]
         return found
+
+
+class ModuleMarks:
+    """Adds the clock's marks to the graph of one segment: where a run of calls of one module begins, and at its last differentiable result."""
+
+    def __init__(self, clock: ModuleClock | None, modules: Mapping[str, str], segment: str, graph: fx.Graph) -> None:
+        self.clock, self.modules, self.segment, self.graph = clock, modules, segment, graph
+        self.module: str | None = None
+        self.last: fx.Node | None = None
+        self.leave: Callable[[Any], None] | None = None
+
+    def before(self, node: ForwardNode) -> None:
+        module = self.modules.get(base_node(node.name), self.module or "")
+        if self.clock is None or module == self.module:
+            return
+        self._leave()
+        enter, self.leave = self.clock.begins(self.segment, module)
+        self.module = module
+        self.graph.call_function(enter)
+
+    def after(self, node: ForwardNode, made: fx.Node) -> None:
+        info = node.outputs[0]
+        if not node.many and info is not None and not info.dtype.startswith(("int", "uint", "bool")):
+            self.last = made
+
+    def _leave(self) -> None:
+        if self.leave is not None and self.last is not None:
+            with self.graph.inserting_after(self.last):
+                self.graph.call_function(self.leave, (self.last,))
+        self.last = None
+
+    def end(self) -> None:
+        self._leave()
+        if self.clock is not None:
+            self.graph.call_function(self.clock.close)

@@ -1,7 +1,7 @@
 """One segment as a function of real tensors, forward under autograd and backward; what it keeps in between is the plan's affair.
 
 Values enter through `_Entry`, so that autograd does not hold them for the sake of their gradient; results leave as gradient edges. A value that was
-gathered along the sequence is not kept (`_gathered_later`); what calls make that run again is not kept either (`replay`).
+gathered along the sequence is not kept (`gathered_later`); what calls make that run again is not kept either (`replay`).
 A backward may be split: `backward_input` gives the gradients of the reads, `backward_weight` later adds those of the parameters (`split_backward`).
 """
 
@@ -17,11 +17,12 @@ from torch.autograd.graph import GradientEdge
 
 from ..capture.torch_private import run_backward, storage_key
 from ..errors import Unsupported
+from .dropout import Draws
 from .replay import ReplayedForward, Replays
 from .sharded_state import StandIn, as_they_are, opened
 from .split_backward import WeightWork, input_gradients
 
-__all__ = ["SegmentModule"]
+__all__ = ["SegmentModule", "gathered_later"]
 
 
 class _Entry(torch.autograd.Function):  # type: ignore[misc]
@@ -55,7 +56,7 @@ class _Later(StandIn):
         return self.found[self.read].as_strided(self.size, self.stride, self.offset)
 
 
-def _gathered_later(
+def gathered_later(
     reads: Sequence[torch.Tensor], again: Container[int], found: Mapping[int, torch.Tensor], refer: Callable[[torch.Tensor], Any]
 ) -> Callable[[torch.Tensor], Any]:
     """What to keep instead of a tensor that lies in one of the reads of `again`; of others `refer` says."""
@@ -91,7 +92,7 @@ class SegmentModule:
     differentiable: tuple[bool, ...]
     random: bool
     split: bool
-    draws: bool = False  # dropout, whose bits come by place
+    draws: Draws | None = None  # of its dropout, whose bits come by place
     sum_grads: frozenset[str] = frozenset()
     sum_writes: frozenset[str] = frozenset()
     gathers: frozenset[str] = frozenset()
@@ -111,7 +112,7 @@ class SegmentModule:
         holder: dict[int, torch.Tensor] = {}
         later: dict[int, torch.Tensor] = {}
         entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
-        refer = _gathered_later(reads, again, later, self.refer)
+        refer = gathered_later(reads, again, later, self.refer)
         if self.replays.count or self.meter is not None:
             outputs = self._noted(entries, inputs, again, refer)
         else:

@@ -2,13 +2,16 @@
 
 `trace_segment` runs the segment's calls and autograd's backward through them once on fakes and notes what is called; the same kernels in the same
 order are what autograd would run, so results are equal to the last bit. Gradients of parameters are added to their buffers right after they are made.
-`PlannedSegment` takes the place of a `SegmentModule`: what a micro-batch holds between its passes is exactly what the plan says.
+Dropout's bits are a function of what is computed (`dropout.traced_mask`), given as one more tensor; other random calls that run again find the
+generator as it was (`step`).
+`PlannedSegment` takes the place of a `SegmentModule`: what a micro-batch holds between its passes is exactly what the plan says. Of weights that are
+gathered for each pass, and reads that are gathered again for backward, references are held (`sharded_state`, `segment_module`).
 Cost: tracing runs every call on fakes, some milliseconds each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,10 +24,11 @@ from ..capture.torch_private import fake_like, fake_mode, make_fx_graph
 from ..errors import Unsupported
 from ..plan import Segment, SegmentStep
 from ..step_graph import StepGraph
-from .segment_module import SegmentModule
+from .segment_module import SegmentModule, gathered_later
+from .sharded_state import StandIn, as_they_are, opened
 from .step import StepRunner
 
-__all__ = ["PlannedSegment", "TracedSegment", "planned_segment", "trace_segment"]
+__all__ = ["PlannedSegment", "TracedSegment", "border_of", "planned_segment", "trace_segment"]
 
 
 def handed(*values: Any) -> tuple[Any, ...]:
@@ -34,7 +38,8 @@ def handed(*values: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSegment:
-    """`graph_module(reads, inputs, constants, gradient buffers, gradients of writes)`, its graph without times, and its border by node number.
+    """`graph_module(reads, inputs, constants[, draws], gradient buffers, gradients of writes)`, its graph without times, and its border by node
+    number.
 
     `leads`: positions of the writes that carry a gradient.
     """
@@ -53,39 +58,48 @@ def trained(segment: SegmentModule) -> list[torch.nn.Parameter]:
     return [x for x in segment.constants if isinstance(x, torch.nn.Parameter) and x.requires_grad]
 
 
-def trace_segment(segment: SegmentModule, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> TracedSegment:
-    """`reads`, `inputs`: tensors (real or fake) of the sizes and dtypes that one micro-batch brings.
+def trace_segment(
+    segment: SegmentModule, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
+) -> TracedSegment:
+    """`reads`, `inputs`: tensors (real or fake) of the sizes and dtypes that one micro-batch brings; `constants`: of the segment's constants.
 
-    Raises: Unsupported for a segment that is split, draws random numbers, or whose calls cannot be traced.
+    Raises: Unsupported for a segment whose calls cannot be traced.
     """
     where = f"segment {segment.key}"
-    if segment.split or segment.gathers:
-        raise Unsupported("is split over tensor-parallel ranks: only whole segments are planned as steps", where=where, hint="--tp 1")
-    if segment.random or segment.draws:
-        raise Unsupported("draws random numbers (dropout): it cannot be planned as a step", where=where, hint="--recompute auto plans it by rules")
     mode, leaves = fake_mode(), trained(segment)
-    given = [*reads, *inputs, *segment.constants]
+    given = [*reads, *inputs, *constants]
     values = [fake_like(mode, x) for x in given]
     differentiable = [i for i, d in enumerate(segment.differentiable) if d]
-    positions = [i for i, x in enumerate(given) if any(x is p for p in leaves)]
+    positions = [len(reads) + len(inputs) + i for i, x in enumerate(segment.constants) if any(x is p for p in leaves)]
     for i in (*differentiable, *positions):
         values[i].requires_grad_()
-    slots = [fake_like(mode, p) for p in leaves]
+    slots = [fake_like(mode, values[i]) for i in positions]
+    draws = [] if segment.draws is None else [fake_like(mode, segment.draws.tensor())]
+
+    def run(values: Sequence[Any], drawn: Sequence[torch.Tensor]) -> Any:
+        if segment.draws is None:
+            return segment.function(*values)
+        (segment.draws.traced,) = drawn
+        try:
+            return segment.function(*values)
+        finally:
+            segment.draws.traced = None
+
     with quiet(), mode:
-        outputs = segment.function(*values)
+        outputs = run(values, draws)
         leads = tuple(i for i, y in enumerate(outputs) if y.requires_grad)
         tangents = [torch.empty_like(outputs[i]) for i in leads]
 
     def step(*everything: torch.Tensor) -> list[Any]:
-        outputs = list(segment.function(*everything[: len(given)]))
+        outputs = list(run(everything[: len(given)], everything[len(given) : len(given) + len(draws)]))
         wanted = [everything[i] for i in (*differentiable, *positions)]
-        arriving = everything[len(given) + len(slots) :]
+        arriving = everything[len(given) + len(draws) + len(slots) :]
         found = torch.autograd.grad([outputs[i] for i in leads], wanted, arriving, allow_unused=True) if leads and wanted else [None] * len(wanted)
         return [*outputs, *found]
 
     try:
         with quiet(), mode:
-            graph = make_fx_graph(step, [*values, *slots, *tangents])
+            graph = make_fx_graph(step, [*values, *draws, *slots, *tangents])
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise Unsupported(f"cannot be traced: {type(error).__name__}: {reason}", where=where) from error
@@ -109,7 +123,7 @@ def _described(
     with graph.inserting_after(last):
         given_away = graph.call_function(handed, tuple(writes))
     given_away.meta.update(val=(), partitioner_tag="is_forward")
-    start = reads + inputs + len(segment.constants)
+    start = reads + inputs + _constants(segment)
     slot_of = dict(zip(positions, places[start : start + slots], strict=True))
     for i, g in zip(positions, grads[len(differentiable) :], strict=True):
         if g is not None:
@@ -136,10 +150,17 @@ def _owner(segment: SegmentModule, i: int, reads: int, inputs: int, slots: int) 
     if i < reads + inputs:
         return f"input:{segment.inputs[i - reads]}"
     i -= reads + inputs
+    if i == len(segment.constants) and segment.draws is not None:
+        return "input:draws"
     if i < len(segment.constants):
         return f"{'param' if isinstance(segment.constants[i], torch.nn.Parameter) else 'buffer'}:{i}"
-    i -= len(segment.constants)
+    i -= _constants(segment)
     return f"buffer:gradient {i}" if i < slots else f"tangent:{i - slots}"
+
+
+def _constants(segment: SegmentModule) -> int:
+    """Placeholders between the inputs and the gradient buffers."""
+    return len(segment.constants) + (segment.draws is not None)
 
 
 @dataclass
@@ -149,19 +170,24 @@ class PlannedSegment(SegmentModule):
     runner: StepRunner | None = None
     step: SegmentStep | None = None
     leads: tuple[int, ...] = ()  # positions of the writes that carry a gradient
-    _held: dict[int, tuple[list[Any], dict[int, Any]]] = field(default_factory=dict)
+    _held: dict[int, tuple[list[Any], dict[int, Any], dict[int, torch.Tensor]]] = field(default_factory=dict)
+    _left_over: dict[int, tuple[list[Any], dict[int, Any]]] = field(default_factory=dict)
 
     def forward(
         self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
     ) -> list[torch.Tensor]:
-        """As `SegmentModule.forward`; `again` is empty, because nothing is gathered."""
+        """As `SegmentModule.forward`."""
         assert self.runner is not None and self.step is not None
         values: list[Any] = [None] * len(self.runner.graph.nodes)
-        arguments = [*(x.contiguous() for x in reads), *inputs, *(x.detach() for x in self.constants)]
+        read = [x.contiguous() for x in reads]
+        later: dict[int, torch.Tensor] = {}
+        refer = gathered_later(read, again, later, self.refer)
+        arguments = [*read, *inputs, *(x.detach() for x in self.constants), *([] if self.draws is None else [self.draws.tensor()])]
         for i, x in zip(self.runner.placeholders, arguments, strict=False):
             values[i] = x
         x = None
         arguments.clear()
+        read.clear()
         states: dict[int, Any] = {}
         self.runner.run_actions(values, states, 0, self.step.plan.boundary)
         outputs, values[self.step.handed] = list(values[self.step.handed]), None
@@ -170,34 +196,72 @@ class PlannedSegment(SegmentModule):
                 values[node] = None
         if self.meter is not None:
             self.meter(self.key, _held_bytes(self.step, values))
-        self._held[microbatch] = values, states
+        self._held[microbatch] = [_each(v, refer) for v in values] if refer is not as_they_are else values, states, later
         return outputs
 
     def backward(
         self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
     ) -> dict[int, torch.Tensor]:
         """As `SegmentModule.backward`."""
-        assert self.runner is not None and self.step is not None
-        values, states = self._held.pop(microbatch)
-        slots = [p.grad for p in trained(self)]
-        fakes = self.runner.module.graph.find_nodes(op="placeholder")
-        start = len(self.reads) + len(self.inputs) + len(self.constants)
-        arriving = [_arrived(gradients[k], fakes[start + len(slots) + j].meta["val"]) for j, k in enumerate(self.leads)]
-        for i, x in zip(self.runner.placeholders[start:], [*slots, *arriving], strict=True):
-            values[i] = x
-        arriving.clear()
-        x = None
-        self.runner.run_actions(values, states, self.step.plan.boundary, len(self.step.plan.actions))
+        assert self.step is not None
+        values, states = self._arrive(microbatch, gradients, again or {})
+        self._add(values, states, self.step.plan.boundary)
         return {i: values[n] for i, n in enumerate(self.step.gradients) if n >= 0}
+
+    def _arrive(
+        self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor]
+    ) -> tuple[list[Any], dict[int, Any]]:
+        """What is held of a micro-batch, with the gradients of the writes."""
+        assert self.runner is not None
+        values, states, later = self._held.pop(microbatch)
+        later.update({i: x.contiguous() for i, x in again.items()})
+        values = [_each(v, opened) for v in values]
+        later.clear()
+        fakes = self.runner.module.graph.find_nodes(op="placeholder")
+        start = len(self.reads) + len(self.inputs) + _constants(self) + len(trained(self))
+        for j, k in enumerate(self.leads):
+            values[self.runner.placeholders[start + j]] = _arrived(gradients[k], fakes[start + j].meta["val"])
+        return values, states
+
+    def _add(self, values: list[Any], states: dict[int, Any], first: int) -> None:
+        """Runs the actions from `first` to the last, which add to the gradients of parameters."""
+        assert self.runner is not None
+        start = len(self.reads) + len(self.inputs) + _constants(self)
+        slots = [p.grad for p in trained(self)]
+        for i, x in zip(self.runner.placeholders[start : start + len(slots)], slots, strict=True):
+            values[i] = x
+        self.runner.run_actions(values, states, first, len(self.runner.actions))
 
     def backward_input(
         self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
     ) -> dict[int, torch.Tensor]:
-        """Raises: Unsupported, always: a planned step's backward is one."""
-        raise Unsupported("is run as a planned step, and its backward is split in two", where=f"segment {self.key}", hint="a schedule with whole B")
+        """As `SegmentModule.backward_input`. Raises: Unsupported where the plan's backward is one."""
+        assert self.runner is not None and self.step is not None
+        if self.step.weights < 0:
+            raise Unsupported("is planned with whole backward passes", where=f"segment {self.key}", hint="a schedule with whole B, or plan again")
+        values, states = self._arrive(microbatch, gradients, again or {})
+        self.runner.run_actions(values, states, self.step.plan.boundary, self.step.weights)
+        found = {i: values[n] for i, n in enumerate(self.step.gradients) if n >= 0}
+        read = {x for a in self.step.plan.actions[self.step.weights :] for x in self.step.graph.nodes[a.node].inputs}
+        self._left_over[microbatch] = [_each(v, self.refer) if i in read else None for i, v in enumerate(values)], states
+        return found
+
+    def backward_weight(self, microbatch: int) -> None:
+        """As `SegmentModule.backward_weight`."""
+        assert self.step is not None
+        values, states = self._left_over.pop(microbatch)
+        self._add([_each(v, opened) for v in values], states, self.step.weights)
 
     def forget(self) -> None:
         self._held.clear()
+        self._left_over.clear()
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A node's result with `change` made to each of its tensors, or to what is held instead of one."""
+    if isinstance(value, (tuple, list)):
+        return [_each(x, change) for x in value]
+    return change(value) if isinstance(value, (torch.Tensor, StandIn)) else value
 
 
 def _arrived(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -215,14 +279,14 @@ def _held_bytes(step: SegmentStep, values: Sequence[Any]) -> int:
     return sum(step.graph.storages[s].size_bytes for s in made - border)
 
 
-def planned_segment(module: SegmentModule, segment: Segment, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> PlannedSegment:
+def planned_segment(
+    module: SegmentModule, segment: Segment, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
+) -> PlannedSegment:
     """`module` run by the plan that `segment.step` holds. Raises: Unsupported when it is not the segment that was planned; as `trace_segment`."""
     assert segment.step is not None
-    found = trace_segment(module, reads, inputs)
+    found = trace_segment(module, reads, inputs, constants)
     step = segment.step
-    if _shape(found.graph) != _shape(step.graph) or (found.reads, found.writes, found.gradients, found.handed) != (
-        step.reads, step.writes, step.gradients, step.handed,
-    ):  # fmt: skip
+    if border_of(found) != border_of(step):
         raise Unsupported(
             f"its {len(found.graph.nodes)} operators are not the {len(step.graph.nodes)} that were planned", where=f"segment {segment.key}",
             hint="make the plan again, with this torch and on this kind of device",
@@ -231,7 +295,8 @@ def planned_segment(module: SegmentModule, segment: Segment, reads: Sequence[tor
     return PlannedSegment(**own, runner=StepRunner(found.graph_module, step.graph, step.plan), step=step, leads=found.leads)
 
 
-def _shape(graph: StepGraph) -> tuple[object, ...]:
-    """Of two graphs equal exactly if one's plan is one of the other."""
+def border_of(found: TracedSegment | SegmentStep) -> tuple[object, ...]:
+    """Of two segments equal exactly if one's plan is one of the other: what is called on what, and the border."""
+    graph = found.graph
     nodes = tuple((n.target, n.phase, n.inputs, n.storages, n.makes, n.writes) for n in graph.nodes)
-    return nodes, graph.boundary, graph.results
+    return nodes, graph.boundary, graph.results, found.reads, found.writes, found.gradients, found.handed

@@ -22,13 +22,12 @@ import torch
 from torch import fx
 
 from ..errors import Unsupported
-from ..graph_vocabulary import base_node
 from ..layout_sizes import gradient_names
 from ..plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
-from ..plan_shards import sequence_values
-from .dropout import Draws, draw_function, draws_bits, keep_mask, random_places
+from ..plan_shards import local_value, sequence_values
+from .dropout import Draws, RandomPlace, draw_function, draws_bits, keep_mask, random_places, traced_mask
 from .forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
-from .module_clock import ModuleClock
+from .module_clock import ModuleClock, ModuleMarks
 from .replay import Replays
 from .segment_module import SegmentModule
 from .segment_step import planned_segment
@@ -121,16 +120,16 @@ def build_rank_module(
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
     wanted = set(stage.segments)
-    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock)
+    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups)
 
 
 def example_tensors(
-    graph: ForwardGraph, layout: TrainingLayout, segment: Segment, inputs: Sequence[int]
+    graph: ForwardGraph, layout: TrainingLayout, segment: Segment, inputs: Sequence[int], part: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors without data, as one micro-batch brings them: what a whole segment reads, and the example inputs it takes."""
-    value = {v.name: v for v in layout.values}
+    """Tensors without data, as one micro-batch brings them: what a segment reads on tensor index `part`, and the example inputs it takes."""
+    value = {v.name: v if v.name in segment.gathers else local_value(v, part, layout.tensor) for v in layout.values}
 
     def empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
@@ -169,8 +168,9 @@ class _Builder:
     def __init__(
         self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
         buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None, clock: ModuleClock | None,
+        groups: Mapping[str, ParameterGroup],
     ) -> None:  # fmt: skip
-        self.clock = clock
+        self.clock, self.groups = clock, groups
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
         self.places = random_places(graph)
@@ -208,14 +208,21 @@ class _Builder:
             constants=tuple(values),
             differentiable=tuple(self.differentiable.get(v, True) for v in segment.reads),
             random=any(_is_random(n) and n.name not in self.places for n in nodes),
-            draws=any(n.name in self.places for n in nodes),
+            draws=self.draws if any(n.name in self.places for n in nodes) else None,
             split=segment.split,
             sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
             sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
             gathers=frozenset(segment.gathers),
             replays=replays,
         )
-        return made if segment.step is None else planned_segment(made, segment, *example_tensors(self.graph, self.layout, segment, made.inputs))
+        if segment.step is None:
+            return made
+        return planned_segment(made, segment, *example_tensors(self.graph, self.layout, segment, made.inputs, self.tensor_index), self.whole(values))
+
+    def whole(self, constants: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """As they are while the segment runs: parameters that data replicas divide hold nothing in between."""
+        shape = {id(p.tensor): shape for g in self.groups.values() for p, _, shape in g.places}
+        return [torch.empty(shape[id(x)], dtype=x.dtype, device="meta") if id(x) in shape else x for x in constants]
 
     def member(self, segment: Segment) -> Member:
         return Member(self.tensor_index, segment.shares or (1,) * self.layout.tensor)
@@ -249,7 +256,7 @@ class _Builder:
             reader = next((n.name for n in nodes if n.name in replays.region and bias.value in n.inputs), None)
             add = replays.wrap(reader, torch.ops.aten.add.Tensor) if reader else torch.ops.aten.add.Tensor
             known[bias.value] = graph.call_function(add, (known[bias.value], known[f"param:{bias.bias}"]))
-        modules = _ModuleMarks(self.clock, self.graph.modules, segment.key, graph)
+        modules = ModuleMarks(self.clock, self.graph.modules, segment.key, graph)
         for node in nodes:
             modules.before(node)
             missing = [v for v in node.inputs if v not in known]
@@ -279,8 +286,11 @@ class _Builder:
             split = state if isinstance(state, Shard) else None
             return [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
 
-        def mask(draws: Draws, *more: Any) -> torch.Tensor:
-            return drawn(replace(draws), *more)  # as they are now: backward may draw again when another micro-batch has had its turn
+        def mask(draws: Draws, place: RandomPlace, keep: float, shape: Sequence[int], parts: Any, device: torch.device) -> torch.Tensor:
+            if draws.traced is not None:
+                return traced_mask(draws.traced, place, keep, shape, parts)
+            # as they are now: backward may draw again when another micro-batch has had its turn
+            return drawn(replace(draws), place, keep, shape, parts, device)
 
         drawn = replays.whole(keep_mask)
         found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, self.shapes[node.inputs[0]], ranges, mask)
@@ -345,41 +355,6 @@ class _Builder:
             return self.tensor(name).dtype
         info = self.graph.by_name[name].outputs[0]
         return getattr(torch, info.dtype) if info else torch.float32
-
-
-class _ModuleMarks:
-    """Adds the clock's marks to the graph of one segment: where a run of calls of one module begins, and at its last differentiable result."""
-
-    def __init__(self, clock: ModuleClock | None, modules: Mapping[str, str], segment: str, graph: fx.Graph) -> None:
-        self.clock, self.modules, self.segment, self.graph = clock, modules, segment, graph
-        self.module: str | None = None
-        self.last: fx.Node | None = None
-        self.leave: Callable[[Any], None] | None = None
-
-    def before(self, node: ForwardNode) -> None:
-        module = self.modules.get(base_node(node.name), self.module or "")
-        if self.clock is None or module == self.module:
-            return
-        self._leave()
-        enter, self.leave = self.clock.begins(self.segment, module)
-        self.module = module
-        self.graph.call_function(enter)
-
-    def after(self, node: ForwardNode, made: fx.Node) -> None:
-        info = node.outputs[0]
-        if not node.many and info is not None and not info.dtype.startswith(("int", "uint", "bool")):
-            self.last = made
-
-    def _leave(self) -> None:
-        if self.leave is not None and self.last is not None:
-            with self.graph.inserting_after(self.last):
-                self.graph.call_function(self.leave, (self.last,))
-        self.last = None
-
-    def end(self) -> None:
-        self._leave()
-        if self.clock is not None:
-            self.graph.call_function(self.clock.close)
 
 
 def _is_random(node: ForwardNode) -> bool:

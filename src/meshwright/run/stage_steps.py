@@ -1,7 +1,8 @@
-"""Step graphs of a layout's stages, from the model itself: what `train plan --memory` plans and `train run` runs.
+"""Step graphs of a layout's segments, from the model itself: what `train plan --memory` plans and `train run` runs.
 
-The model is traced once per micro-batch size, without memory. Where the fabric's devices are processors like this one, every operator is measured
-here (times, inner workspaces, true sizes of results); elsewhere times are the roofline's and workspaces are not counted.
+The model is traced once per micro-batch size, without memory; of a split segment the tensor-parallel rank with the largest part is planned. Where the
+fabric's devices are processors like this one, every operator is measured here (times, inner workspaces, true sizes of results); elsewhere times are
+the roofline's and workspaces are not counted.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from torch import fx
 from ..capture.forward import trace_forward
 from ..capture.work import work_of
 from ..cost import Cost
-from ..drive_stage_steps import StageGraph
+from ..drive_stage_steps import SegmentGraph
 from ..errors import Unsupported
 from ..fabric import Device
 from ..job import Training
-from ..plan import TrainingLayout
+from ..plan import Segment, TrainingLayout
 from ..probe.step_costs import StepCosts, costs_file, measure_step
 from ..step_graph import StepGraph
 from .forward_graph import ForwardGraph, from_traced
-from .segment_step import trace_segment
-from .segments import build_rank_module, example_tensors
+from .segment_step import TracedSegment, border_of, trace_segment
+from .segments import RankModule, build_rank_module, example_tensors
 
 __all__ = ["StageSource"]
 
@@ -40,27 +41,41 @@ class StageSource:
     cost: Cost
     costs: Path | None = None
     _models: dict[int, tuple[Any, ForwardGraph]] = field(default_factory=dict)
-    _found: dict[tuple[int, tuple[str, ...]], StageGraph] = field(default_factory=dict)
+    _found: dict[tuple[object, ...], SegmentGraph] = field(default_factory=dict)
+    _ranks: dict[int, RankModule] = field(default_factory=dict)  # of the layout that was asked about last
+    _layout: TrainingLayout | None = None
 
-    def __call__(self, layout: TrainingLayout, stage: int) -> StageGraph:
-        """Raises: Unsupported where the stage cannot be run as a planned step, CaptureError where the model cannot be traced."""
-        (key,) = layout.stages[stage].segments
-        nodes = next(s.nodes for s in layout.segments if s.key == key)
-        if (layout.microbatch_size, nodes) not in self._found:
-            self._found[layout.microbatch_size, nodes] = self._graph(layout, stage, key)
-        return self._found[layout.microbatch_size, nodes]
+    def __call__(self, layout: TrainingLayout, key: str) -> SegmentGraph:
+        """Raises: Unsupported where the segment cannot be run as a planned step, CaptureError where the model cannot be traced."""
+        s = next(s for s in layout.segments if s.key == key)
+        asked = (layout.microbatch_size, layout.tensor, s.nodes, s.reads, s.writes, s.split, s.gathers, s.sequence, s.shares)
+        if asked not in self._found:
+            self._found[asked] = self._graph(layout, s)
+        return self._found[asked]
 
-    def _graph(self, layout: TrainingLayout, stage: int, key: str) -> StageGraph:
-        traced, graph = self._model(layout.microbatch_size)
-        at = layout.placement[0][stage] if layout.placement else stage
-        with traced.mode:
-            module = build_rank_module(
-                graph, layout, layout.rank(at, 0, 0), traced.parameters, traced.buffers, device=torch.device("cpu"), gradient_bytes={}
-            )
-        segment = next(s for s in layout.segments if s.key == key)
-        found = trace_segment(module.segments[key], *example_tensors(graph, layout, segment, module.segments[key].inputs))
+    def _graph(self, layout: TrainingLayout, segment: Segment) -> SegmentGraph:
+        shares = segment.shares or (1,)
+        parts = [shares.index(max(shares)), *(shares.index(x) for x in {*shares} if x < max(shares))]
+        found, *others = (self._traced(layout, segment, part) for part in parts)
+        if any(border_of(x) != border_of(found) for x in others):
+            raise Unsupported("tensor-parallel ranks of unequal shares make other calls", where=f"segment {segment.key}", hint="equal shares")
         priced = self._measured(found.graph_module, found.graph) if self.device.kind == "cpu" else self._priced(found.graph_module, found.graph)
-        return StageGraph(graph=priced, reads=found.reads, writes=found.writes, gradients=found.gradients, handed=found.handed)
+        return SegmentGraph(graph=priced, reads=found.reads, writes=found.writes, gradients=found.gradients, handed=found.handed)
+
+    def _traced(self, layout: TrainingLayout, segment: Segment, part: int) -> TracedSegment:
+        traced, graph = self._model(layout.microbatch_size)
+        at = layout.placement[0][segment.stage] if layout.placement else segment.stage
+        rank = layout.rank(at, 0, part)
+        if self._layout is not layout:
+            self._layout, self._ranks = layout, {}
+        if rank not in self._ranks:
+            whole = msgspec.structs.replace(layout, zero_level=0)  # calls are the same; a micro-batch sees whole weights
+            with traced.mode:
+                self._ranks[rank] = build_rank_module(
+                    graph, whole, rank, traced.parameters, traced.buffers, device=torch.device("cpu"), gradient_bytes={}
+                )
+        module = self._ranks[rank].segments[segment.key]
+        return trace_segment(module, *example_tensors(graph, layout, segment, module.inputs, part), module.constants)
 
     def _model(self, batch: int) -> tuple[Any, ForwardGraph]:
         if batch not in self._models:

@@ -15,7 +15,7 @@ from ..program import Program
 from .compressed import CompressedGroups
 from .memory import RankMemory
 from .segments import RankModule, SegmentModule, random_seed
-from .sharded_state import ParameterGroup, as_they_are, referring
+from .sharded_state import ParameterGroup, referring
 
 __all__ = ["BatchSource", "TrainingWork", "gradient_bytes", "optimizer_update"]
 
@@ -81,9 +81,9 @@ class TrainingWork:
             )
         microbatch = int(ops.microbatch[op])
         action = actions[name](segment, microbatch, memory)
-        return self._with_whole(op, memory, action, forward=name == "F") if self.module.groups else action
+        return self._with_whole(op, memory, action) if self.module.groups else action
 
-    def _with_whole(self, op: int, memory: RankMemory, action: Callable[[], None], *, forward: bool) -> Callable[[], None]:
+    def _with_whole(self, op: int, memory: RankMemory, action: Callable[[], None]) -> Callable[[], None]:
         """The action with gathered weights attached, and whole gradients to add to."""
         ops, names = self.program.ops, self.program.buffers.name
 
@@ -102,7 +102,7 @@ class TrainingWork:
                 g.attach(memory.make(buffer))
             for g, buffer in full:
                 g.collect(memory.make(buffer, zero=True))
-            segment.refer = referring(attached) if forward else as_they_are
+            segment.refer = referring(attached)
             action()
             for g, _ in full:
                 g.let_go()
