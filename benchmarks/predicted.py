@@ -1,20 +1,25 @@
 """Prediction against measurement: every strategy that makes an all-reduce, six fabrics, 64 KiB to 64 MiB, real processes in the lab.
 
-Run: `python benchmarks/predicted.py` (root or user namespaces; about half an hour). Overheads of the executor (per message, per byte) and what a
-link loses per flow that shares it are fitted on two fabrics and two sizes that are not among those tested; rates of links are the lab's own
-calibration. Then nothing is adjusted any more. A prediction is the simulated time of the walk that ran, at each link's measured goodput.
+Run: `python benchmarks/predicted.py` (root or user namespaces; about an hour), or in pieces: with `--folder DIR` what was measured is kept there and
+not measured again, `--minutes 5` begins nothing after so many, and the same command goes on; `--predict` only predicts what the folder holds.
+Overheads of the executor (per message, per byte) and what a link loses per flow that shares it are fitted on two fabrics and two sizes that are not
+among those tested; rates of links are the lab's own calibration. Then nothing is adjusted any more. A prediction is the simulated time of the walk
+that ran, at each link's measured goodput. Medians of five iterations up to 4 MiB, of three above.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
 import statistics
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,7 @@ FIT_SIZES = (512 * KIB, 2 * MIB, 8 * MIB)
 SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
 LARGE = (16 * MIB,)
 LARGEST, ON = (64 * MIB,), ("five alike", "ring of cables")  # the quick fabrics: a direct exchange on the others takes a minute
+BATCH = 5  # strategies that are measured in one job
 COUNTED = MIB  # errors are asked for from here on
 PER_MESSAGE_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 PER_BYTE_S = (0.0, 5e-10, 1e-9, 2e-9, 4e-9)
@@ -70,35 +76,60 @@ TEST = {
 }  # fmt: skip
 
 
-def measured(
-    fabrics: dict[str, Fabric], sizes: tuple[int, ...], folder: str, large: tuple[int, ...] = (), largest: tuple[int, ...] = ()
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Medians of three up to 4 MiB; above, one iteration after one of warm-up."""
-    from meshwright.io.fabric_document import fabric_document
-    from meshwright.lab import Lab
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured on each fabric, BATCH strategies to a file of `folder`, until `deadline`."""
 
-    rows = []
-    for name, fabric in fabrics.items():
-        jobs = []
-        for s in STRATEGIES:
-            few = [*large, *(largest if name in ON else ())]
-            jobs.append({"op": "all-reduce", "sizes": list(sizes), "strategies": [s], "iterations": 3, "warmup": 1, "keep": folder})
-            if few:
-                jobs.append({**jobs[-1], "sizes": few, "iterations": 1})
-        with Lab.up(fabric) as lab:
-            document = fabric_document(lab.measured_fabric)
-            for row in measure(lab, jobs):
-                rows.append({"fabric": name, "measured_fabric": document, **row})
-            print(f"{name}: {len(rows)} rows so far", flush=True)
-    return [r for r in rows if r.get("program")]
+    folder: Path
+    strategies: tuple[str, ...]
+    fabrics: tuple[str, ...]
+    deadline: float
+    quick: bool
+
+    def sizes(self, fabric: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of which five iterations are taken, and those of which three are."""
+        if fabric in FIT:
+            return (FIT_SIZES[1:], ()) if self.quick else (FIT_SIZES, ())
+        if self.quick:
+            return (MIB, 4 * MIB), ()
+        return SIZES, (*LARGE, *(LARGEST if fabric in ON else ()))
+
+    def batches(self) -> Iterator[tuple[str, tuple[str, ...], Path]]:
+        for name in self.fabrics:
+            for first in range(0, len(self.strategies), BATCH):
+                some = self.strategies[first : first + BATCH]
+                yield name, some, self.folder / f"{name.replace(' ', '-')}-{some[0]}-{len(some)}.json"
+
+    def run(self) -> bool:
+        """Measure what is missing; False if time is up before all is there."""
+        from meshwright.io.fabric_document import fabric_document
+        from meshwright.lab import Lab
+
+        for name, strategies, path in self.batches():
+            if path.exists():
+                continue
+            if time.monotonic() > self.deadline:
+                return False
+            sizes, large = self.sizes(name)
+            job = {"op": "all-reduce", "sizes": list(sizes), "iterations": 5, "warmup": 1, "keep": str(self.folder)}
+            jobs = [{**job, "strategies": [s]} for s in strategies]
+            jobs += [{**j, "sizes": list(large), "iterations": 3} for j in jobs if large]
+            with Lab.up({**FIT, **TEST}[name]) as lab:
+                rows = measure(lab, jobs)
+                document = fabric_document(lab.measured_fabric)
+            machine.keep_part(path, [{"fabric": name, "measured_fabric": document, **r} for r in rows if r.get("program")])
+            print(f"{name}, {', '.join(strategies)}: {len(rows)} rows", flush=True)
+        return True
+
+    def rows(self) -> list[dict[str, Any]]:
+        return machine.join_parts(path for _, _, path in self.batches() if path.exists())[0]
 
 
 class Predictor:
     """Simulated times of what ran; walks are made once."""
 
     def __init__(self) -> None:
-        self.walks: dict[tuple[str, str], Any] = {}
-        self.fabrics: dict[str, Fabric] = {}
+        self.walks: dict[tuple[str, str, int], Any] = {}
 
     def time_s(self, row: dict[str, Any], transport: Transport, loss: float) -> float:
         from meshwright.io.fabric_document import fabric_from_document
@@ -106,20 +137,17 @@ class Predictor:
         from meshwright.run.group import predict
         from meshwright.simulate import simulate_program
 
-        if row["fabric"] not in self.fabrics:
-            self.fabrics[row["fabric"]] = fabric_from_document(row["measured_fabric"])
-        fabric = self.fabrics[row["fabric"]]
-        names = tuple(d.name for d in fabric.devices)
-        key = row["fabric"], row["program"]
+        key = json.dumps(row["measured_fabric"]), row["program"], row["size_bytes"]
         if key not in self.walks:
+            fabric = fabric_from_document(row["measured_fabric"])
+            names = tuple(d.name for d in fabric.devices)
             program = read_program(row["program"])
             order, _ = predict.quickest_walk(program, fabric, names, predict.executor_transport(fabric, per_core(row)))  # as rank 0 decided
-            walk = predict.walk_program(predict.walked(program, fabric, names, order))
-            self.walks[key] = walk, predict.flows_on_links(walk, fabric, names)
-        walk, flows = self.walks[key]
-        share = [1 - min(loss * max(int(f) - 1, 0), predict.MOST_LOSS) for f in flows]
-        slowed = replace(fabric, links=tuple(replace(x, rate_Bps=int(x.rate_Bps * f)) for x, f in zip(fabric.links, share, strict=True)))
-        return simulate_program(predict.at_size(walk, row["size_bytes"]), slowed, names, Cost(transport=transport), record=False).makespan_s
+            walk = predict.on_the_wire(predict.walked(program, fabric, names, order), row["size_bytes"])
+            self.walks[key] = walk, fabric, names, predict.flows_on_links(walk, fabric, names)
+        walk, fabric, names, flows = self.walks[key]
+        slowed = predict.slowed_by_flows(fabric, flows, loss)
+        return simulate_program(walk, slowed, names, Cost(transport=transport), record=False).makespan_s
 
 
 def per_core(row: dict[str, Any]) -> float:
@@ -145,16 +173,38 @@ def fit(predictor: Predictor, rows: list[dict[str, Any]]) -> tuple[float, float,
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, help="keep what is measured here, and measure only what is missing")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--fabrics", default=",".join((*FIT, *TEST)))
+    parser.add_argument("--predict", action="store_true", help="measure nothing, and write no result")
+    parser.add_argument("--quick", action="store_true", help="one and four MiB only, and write no result")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        fitted_on = measured(FIT, FIT_SIZES, folder)
-        tested_on = measured(TEST, SIZES, folder, LARGE, LARGEST)
-        predictor = Predictor()
-        message, byte, loss = fit(predictor, fitted_on)
-        for row in (*fitted_on, *tested_on):
-            row["predicted_s"] = predictor.time_s(row, transport_of(row, message, byte), loss)
-            row["error"] = row["predicted_s"] / row["time_s"] - 1
+        kept = args.folder or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        strategies, fabrics = tuple(args.strategies.split(",")), tuple(args.fabrics.split(","))
+        sweep = Sweep(kept.resolve(), strategies, fabrics, time.monotonic() + 60 * args.minutes, args.quick)
+        if not args.predict and not sweep.run():
+            there = [path.exists() for *_, path in sweep.batches()]
+            print(f"time is up: {sum(there)} of {len(there)} pieces are in {kept}; start again")
+            return
+        if {r["fabric"] for r in sweep.rows()} >= {*FIT, *TEST}:
+            report(sweep.rows(), write=not args.predict and not args.quick)
+        else:
+            print("more fabrics are needed before anything can be fitted and predicted")
+
+
+def report(measured: list[dict[str, Any]], *, write: bool) -> None:
+    fitted_on, tested_on = ([r for r in measured if r["fabric"] in names] for names in (FIT, TEST))
+    predictor = Predictor()
+    message, byte, loss = fit(predictor, fitted_on)
+    for row in measured:
+        row["predicted_s"] = predictor.time_s(row, transport_of(row, message, byte), loss)
+        row["error"] = row["predicted_s"] / row["time_s"] - 1
     for row in (*fitted_on, *tested_on):
-        del row["measured_fabric"], row["program"]
+        del row["measured_fabric"], row["program"], row["keep"]
     rows: list[dict[str, Any]] = []
 
     def said(what: str, chosen: list[dict[str, Any]], limit: float | None = None) -> None:
@@ -179,7 +229,8 @@ def main() -> None:
     wrong = sum(r["wrong"] for r in (*fitted_on, *tested_on))
     found = {"per_message_s": message, "per_byte_s": byte, "loss_per_flow": loss}
     print("fitted", json.dumps(found), "wrong elements", wrong)
-    machine.record("predicted", rows, fitted=found, wrong_elements=wrong, fitted_on=fitted_on, tested_on=tested_on)
+    if write:
+        machine.record("predicted", rows, fitted=found, wrong_elements=wrong, fitted_on=fitted_on, tested_on=tested_on)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ from ...simulate import compile_network, simulate_program
 from .code import F64, Form, form_of
 
 __all__ = [
-    "WALKS", "executor_transport", "flows_on_links", "predicted_time_s", "quickest_walk", "slowed_by_flows", "timed_form", "walk_program", "walked",
-    "with_headers",
+    "WALKS", "executor_transport", "flows_on_links", "on_the_wire", "predicted_time_s", "quickest_walk", "slowed_by_flows", "timed_form",
+    "walk_program", "walked", "with_headers",
 ]  # fmt: skip
 
 WALKS = ("depth", "simulated")
 
 # Fitted on the fabrics that `benchmarks/predicted.py` fits on.
-PER_MESSAGE_S = 5e-5  # at either end, a core to itself
-PER_BYTE_S = 2e-9
+PER_MESSAGE_S = 1e-4  # at either end, a core to itself
+PER_BYTE_S = 1e-9
 WIRE_BYTES = 256  # that a message adds on the wire: gloo's header, what announces it and what allows it, each a small packet in line with the data
 LOSS_PER_FLOW = 0.005  # of a link's rate, for every pair of ranks beyond the first
 MOST_LOSS = 0.3
@@ -98,9 +98,9 @@ def flows_on_links(program: Program, fabric: Fabric, ranks: Sequence[str]) -> np
     return flows
 
 
-def slowed_by_flows(program: Program, fabric: Fabric, ranks: Sequence[str]) -> Fabric:
-    flows = flows_on_links(program, fabric, ranks)
-    share = 1 - np.minimum(LOSS_PER_FLOW * np.maximum(flows - 1, 0), MOST_LOSS)
+def slowed_by_flows(fabric: Fabric, flows: np.ndarray, loss_per_flow: float = LOSS_PER_FLOW) -> Fabric:
+    """`flows`: by link, of `flows_on_links`."""
+    share = 1 - np.minimum(loss_per_flow * np.maximum(flows - 1, 0), MOST_LOSS)
     return replace(fabric, links=tuple(replace(x, rate_Bps=max(1, int(x.rate_Bps * f))) for x, f in zip(fabric.links, share.tolist(), strict=True)))
 
 
@@ -150,10 +150,14 @@ def quickest_walk(program: Program, fabric: Fabric, ranks: Sequence[str], transp
     return min(times.items(), key=lambda x: x[1])
 
 
+def on_the_wire(form: Form, size_bytes: int | None = None) -> Program:
+    """The walks with what messages take on the wire, for the planned or another size."""
+    walks = walk_program(form)
+    return with_headers(walks if size_bytes is None else at_size(walks, size_bytes))
+
+
 def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport, size_bytes: int | None = None) -> float:
     """Simulated time of the walks on links slowed by their flows, for the planned or another size. Raises: as `simulate_program`."""
-    walks = walk_program(form)
-    if size_bytes is not None:
-        walks = at_size(walks, size_bytes)
-    walks = with_headers(walks)
-    return simulate_program(walks, slowed_by_flows(walks, fabric, ranks), tuple(ranks), Cost(transport=transport), record=False).makespan_s
+    walks = on_the_wire(form, size_bytes)
+    slowed = slowed_by_flows(fabric, flows_on_links(walks, fabric, ranks))
+    return simulate_program(walks, slowed, tuple(ranks), Cost(transport=transport), record=False).makespan_s
