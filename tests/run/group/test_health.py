@@ -33,9 +33,9 @@ from meshwright.run.group import control as control_module
 from meshwright.run.group import health as health_module
 from meshwright.run.group.addresses import own_address, transferred
 from meshwright.run.group.agreement import Agreement
-from meshwright.run.group.control import MAX_FRAME, PROTOCOL, Control, Hello, frame
+from meshwright.run.group.control import MAX_FRAME, PROTOCOL, SAMPLES, Control, Hello, Member, _Connection, frame
 from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s, refuse
-from meshwright.run.group.verdict import CUT, SILENT, Claim, Verdict, View, first_cause
+from meshwright.run.group.verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View, first_cause
 from meshwright.run.group.work import PlannedWork
 
 pytestmark = pytest.mark.timeout(60)
@@ -266,6 +266,26 @@ def test_bytes_of_a_connection_are_seen() -> None:
             assert into.recv(10_000, socket.MSG_WAITALL)
             assert transferred({"127.0.0.2"})["127.0.0.2"] - before >= 10_000
             assert transferred({"127.0.0.9"}) == {"127.0.0.9": 0}
+
+
+@pytest.mark.parametrize(("still", "said"), [(SAMPLES - 1, CRAWLS), (SAMPLES, CUT)])
+def test_a_slow_link_may_stall_for_a_while(still: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes move, then none for some samples, while nobody takes what this rank sends."""
+    with socket.create_server(("127.0.0.2", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        agreement = Agreement(0, 2, 0.5, lambda: View(rank=0), lambda _: CUT)
+        member = Member("group", "token", agreement, lambda _: None, lambda: True, 1.0)
+        connection = member.connections[1] = _Connection(out, member, 1)
+        connection.out += b"not taken"
+        seen = 0
+
+        def moving(hosts: set[str]) -> dict[str, int]:
+            return dict.fromkeys(hosts, seen)
+
+        monkeypatch.setattr(control_module, "transferred", moving)
+        for k in range(10):
+            seen += k < 10 - still
+            member.sample(float(2 * k))
+        assert member.judge(1) == said
 
 
 def test_the_address_that_peers_use(monkeypatch: pytest.MonkeyPatch) -> None:

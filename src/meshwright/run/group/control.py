@@ -36,6 +36,8 @@ PROTOCOL = 1
 MAX_FRAME = 1 << 20
 MAX_HELLO = 1024
 HELLO_S = 10.0
+PERIODS = 8  # in a deadline, at each of which links are sampled
+SAMPLES = 5  # of the last, that tell a link that moves bytes at times from one that moves none
 MAX_STRANGERS = 256  # connections that have not said hello yet
 _LENGTH = struct.Struct("!I")
 
@@ -69,7 +71,7 @@ class Member:
         agreement.judge = self.judge
         self.busy, self.period_s, self.next_sample_s = busy, period_s, 0.0
         self.seen: dict[str, int] = {}
-        self.moved: dict[int, list[bool]] = {}  # in the last two samples: a slow link stalls at times
+        self.moved: dict[int, collections.deque[bool]] = {}  # in the last few samples: a slow link stalls at times
         if agreement.size == 1:
             self.attached.set()
 
@@ -113,7 +115,7 @@ class Member:
         now = transferred(set(alone))
         for host, peer in alone.items():
             if host in self.seen:
-                self.moved[peer] = [*self.moved.get(peer, [])[-1:], now.get(host, 0) > self.seen[host]]
+                self.moved.setdefault(peer, collections.deque(maxlen=SAMPLES)).append(now.get(host, 0) > self.seen[host])
         self.seen = now
 
 

@@ -32,7 +32,7 @@ from ...errors import (
 )
 from .addresses import own_address
 from .agreement import Agreement, Message
-from .control import PROTOCOL, Hello, Member, control, frame, release
+from .control import PERIODS, PROTOCOL, Hello, Member, control, frame, release
 from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
@@ -133,7 +133,7 @@ class GroupHealth:
         self._come(["group"], deadline, limit_s, 0)
         told = msgspec.json.decode(self.store.get("group"), type=_Group)
         self.run = told.group
-        period_s = min(30.0, max(0.1, self.timeout_s / 4))
+        period_s = min(30.0, max(0.1, self.timeout_s / PERIODS))
         member = self._member = Member(told.group, told.token, self.agreement, self._over, self._busy, period_s)
         self._control.join(member)
         mine = _Place(address=self._control.address, port=self._control.port)
