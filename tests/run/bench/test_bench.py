@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.errors import RunError, UsageError
-from meshwright.run.bench.data import DTYPES, REDUCTIONS, contribution, expected, wrong_elements
+from meshwright.run.bench.data import BLOCK, DTYPES, REDUCTIONS, contribution, expected, wrong_elements
 from meshwright.run.bench.operations import make_case
 from meshwright.run.bench.start import rows_of
 
@@ -42,6 +42,9 @@ def test_wrong_elements_are_counted() -> None:
     broken = want.clone()
     broken[[3, 50, 99]] += 1
     assert wrong_elements(broken, want) == 3
+    long = expected(0, 4, 5, 2 * BLOCK + 7, torch.float32, "avg")
+    for first in (0, BLOCK - 3, 2 * BLOCK - 3):
+        assert torch.equal(long[first : first + 10], expected(0, 4, 5 + first, 10, torch.float32, "avg")), "however it is cut"
 
 
 @pytest.mark.real

@@ -7,6 +7,8 @@ products 1 or 2 with at most EXACT_TWOS twos, the rest 0..100 or, for bitwise op
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 __all__ = ["DTYPES", "REDUCTIONS", "contribution", "expected", "wrong_elements"]
@@ -17,6 +19,7 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
 EXACT_TWOS = 4
+BLOCK = 1 << 15
 _MIX = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 
 
@@ -31,6 +34,24 @@ def _hash(seed: int, rank: int, first: int, count: int) -> torch.Tensor:
 
 def contribution(seed: int, rank: int, ranks: int, first: int, count: int, dtype: torch.dtype, reduction: str = "sum") -> torch.Tensor:
     """What `rank` puts in at elements first .. first+count."""
+    return _in_blocks(lambda at, size: _contribution(seed, rank, ranks, at, size, reduction), first, count, dtype)
+
+
+def expected(seed: int, ranks: int, first: int, count: int, dtype: torch.dtype, reduction: str) -> torch.Tensor:
+    """All ranks' contributions combined, in exact integers."""
+    return _in_blocks(lambda at, size: _expected(seed, ranks, at, size, reduction), first, count, dtype)
+
+
+def _in_blocks(make: Callable[[int, int], torch.Tensor], first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """int64 elements from `make(first, count)`, BLOCK at a time: whole tensors of them would cost fresh memory at every operation."""
+    out = torch.empty(count, dtype=dtype)
+    for at in range(0, count, BLOCK):
+        size = min(BLOCK, count - at)
+        out[at : at + size] = make(first + at, size)
+    return out
+
+
+def _contribution(seed: int, rank: int, ranks: int, first: int, count: int, reduction: str) -> torch.Tensor:
     mixed = _hash(seed, rank, first, count)
     if reduction == "prod":
         spread = _hash(seed, 1 << 20, first, count) % max(ranks, 1)
@@ -41,12 +62,11 @@ def contribution(seed: int, rank: int, ranks: int, first: int, count: int, dtype
         mixed = mixed % 4 * ranks
     else:
         mixed = mixed % 101
-    return mixed.to(dtype)
+    return mixed
 
 
-def expected(seed: int, ranks: int, first: int, count: int, dtype: torch.dtype, reduction: str) -> torch.Tensor:
-    """All ranks' contributions combined, in exact integers."""
-    rows = [contribution(seed, r, ranks, first, count, torch.int64, reduction) for r in range(ranks)]
+def _expected(seed: int, ranks: int, first: int, count: int, reduction: str) -> torch.Tensor:
+    rows = [_contribution(seed, r, ranks, first, count, reduction) for r in range(ranks)]
     total = rows[0].clone()
     for row in rows[1:]:
         if reduction in ("sum", "avg"):
@@ -55,7 +75,7 @@ def expected(seed: int, ranks: int, first: int, count: int, dtype: torch.dtype, 
             total *= row
         else:
             total = torch.minimum(total, row) if reduction == "min" else torch.maximum(total, row)
-    return (total // ranks if reduction == "avg" else total).to(dtype)
+    return total // ranks if reduction == "avg" else total
 
 
 def wrong_elements(found: torch.Tensor, wanted: torch.Tensor) -> int:
