@@ -1,12 +1,14 @@
 """Collectives on real processes and sockets in the lab, against gloo's own, our bound with the measured goodput of every link in it, and each other.
 
-Run: `python benchmarks/executed.py` (root or user namespaces; about ten minutes on two quiet cores), and with `unshaped` for what the backend adds
-where it has no plan. All figures are medians of ITERATIONS after warm-up, of the slowest rank; results are verified element by element. "tuned": the
-first calls try the four programs predicted to be fastest, and gloo.
+Run: `python benchmarks/executed.py` (root or user namespaces; about twelve minutes on two quiet cores), or in pieces (`--only slow-node --part FILE`,
+..., then `--join FILE...`), and `python benchmarks/executed.py unshaped` for what the backend adds where it has no plan (three minutes). All figures
+are medians of ITERATIONS after warm-up, of the slowest rank; results are verified element by element. "tuned": the first calls try the four programs
+predicted to be fastest, and gloo.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -100,7 +102,7 @@ def dgx1() -> list[dict[str, Any]]:
 
 
 def unshaped() -> list[dict[str, Any]]:
-    """Without a fabric everything goes to gloo: what the backend adds. Iterations of both take turns."""
+    """Without a fabric everything goes to gloo: what the backend adds to each call, on the same sockets, in pairs (`lab_worker.paired`)."""
     import json
     import os
     import socket
@@ -111,39 +113,58 @@ def unshaped() -> list[dict[str, Any]]:
     env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "LAB_PAIRED": "1"}
     command = [sys.executable, str(Path(__file__).with_name("lab_worker.py"))]
     ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True) for r in range(2)]
-    said = [r.communicate(timeout=300)[0] for r in ranks]
+    said = [r.communicate(timeout=550)[0] for r in ranks]
     rows = []
     for line in said[0].splitlines():
         if line.startswith('{"row"'):
             row = json.loads(line)["row"]
-            what = f"unshaped machine, {row['op']}, {row['size_bytes']} B: time over gloo"
-            rows.append({"what": what, "value": round(row["ours_s"] / row["gloo_s"], 3), "unit": "x", "limit": 1.1, **row})
-            bare = round(row["forward_s"] / row["gloo_s"], 3)
-            rows.append({"what": f"{what}, of a Python group that only hands on", "value": bare, "unit": "x"})
-            rows.append({"what": f"{what}, gloo's slowest group over its fastest", "value": round(row["twin"], 3), "unit": "x"})
-            if row["size_bytes"] > 1 << 18:  # beyond, copies into cold memory drown what a call costs
-                continue
-            added = 1e6 * (row["ours_caller_cpu_s"] - row["gloo_caller_cpu_s"])
-            rows.append({"what": f"{what.partition(': ')[0]}: processor time added per call", "value": round(added, 1), "unit": "us", "limit": 20})
+            what = f"unshaped machine, {row['op']}, {row['size_bytes']} B"
+            own, twin, added = row.pop("own"), row.pop("own_twin"), 1e6 * (row.pop("caller_cpu_s") - row.pop("gloo_caller_cpu_s"))
+            rows.append({**row, "what": f"{what}: time over gloo", "value": round(row["value"], 3), "unit": "x", "limit": 1.1})
+            rows.append({"what": f"{what}: over gloo groups with sockets of their own", "value": round(own, 3), "unit": "x", "their_spread": twin})
+            if row["size_bytes"] <= 1 << 18:  # beyond, copies into cold memory drown what a call costs
+                rows.append({"what": f"{what}: processor time added per call", "value": round(added, 1), "unit": "us"})
     return rows
 
 
+def slow_node() -> list[dict[str, Any]]:
+    return case("slow node (400/400/400/100 Mbit/s), 32 MiB", star(400, 400, 400, 100), 32 * MIB, 1.35)
+
+
+def contiguous() -> list[dict[str, Any]]:
+    return case("two islands of four, trunk 200 Mbit/s, 16 MiB, contiguous ranks", islands(4, 1000, 200), 16 * MIB, 1.7)
+
+
+def interleaved() -> list[dict[str, Any]]:
+    what = "two islands of four, trunk 200 Mbit/s, 16 MiB, interleaved ranks"
+    return case(what, islands(4, 1000, 200), 16 * MIB, 6.0, order=[0, 4, 1, 5, 2, 6, 3, 7])
+
+
+CASES = {"slow-node": slow_node, "contiguous": contiguous, "interleaved": interleaved, "dgx1": dgx1}
+
+
 def main() -> None:
-    if sys.argv[1:] == ["unshaped"]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("lab", "unshaped"), default="lab")
+    parser.add_argument("--only", nargs="+", choices=tuple(CASES), default=tuple(CASES))
+    parser.add_argument("--part", metavar="FILE", help="write the rows of --only here instead of the results")
+    parser.add_argument("--join", nargs="+", metavar="FILE", help="record what --part wrote, instead of running anything")
+    args = parser.parse_args()
+    if args.what == "unshaped":
         rows = unshaped()
-        for row in rows:
-            asked = f" (asked {row['limit']})" if "limit" in row else ""
-            print(f"{row['what']:<110} {row['value']:>8} {row['unit']}{asked}")
-        machine.record("unshaped", rows, command="python benchmarks/executed.py unshaped")
-        return
-    rows = case("slow node (400/400/400/100 Mbit/s), 32 MiB", star(400, 400, 400, 100), 32 * MIB, 1.35)
-    two, turns = islands(4, 1000, 200), [0, 4, 1, 5, 2, 6, 3, 7]
-    rows += case("two islands of four, trunk 200 Mbit/s, 16 MiB, contiguous ranks", two, 16 * MIB, 1.7)
-    rows += case("two islands of four, trunk 200 Mbit/s, 16 MiB, interleaved ranks", two, 16 * MIB, 6.0, order=turns)
-    rows += dgx1()
+    elif args.join:
+        rows, _ = machine.join_parts(args.join)
+    else:
+        rows = [row for name in args.only for row in CASES[name]()]
     for row in rows:
-        print(f"{row['what']:<95} {row['value']:>8} {row['unit']} (asked {row['limit']})")
-    machine.record("executed", rows)
+        asked = f" (asked {row['limit']})" if "limit" in row else ""
+        print(f"{row['what']:<95} {row['value']:>8} {row['unit']}{asked}")
+    if args.part:
+        machine.keep_part(args.part, rows)
+    elif args.what == "unshaped":
+        machine.record("unshaped", rows, command="python benchmarks/executed.py unshaped")
+    else:
+        machine.record("executed", rows)
 
 
 if __name__ == "__main__":

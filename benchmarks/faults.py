@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import statistics
@@ -274,12 +273,7 @@ def main() -> None:
     parser.add_argument("--part", metavar="FILE", help="write the rows of --only here instead of the results")
     parser.add_argument("--join", nargs="+", metavar="FILE", help="record what --part wrote, instead of running anything")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
-    for path in args.join or ():
-        part = json.loads(Path(path).read_text())
-        rows += part.pop("rows")
-        facts |= part
+    rows, facts = machine.join_parts(args.join or ())
     with tempfile.TemporaryDirectory() as folder:
         plans = make_plans(Path(folder)) if not args.join else {}
         if args.join:
@@ -294,7 +288,7 @@ def main() -> None:
     for row in rows:
         print(f"{row['what']}: {row['value']} {row['unit']}" + (f" (limit {row['limit']})" if "limit" in row else ""))
     if args.part:
-        Path(args.part).write_text(json.dumps({"rows": rows, **facts}))
+        machine.keep_part(args.part, rows, **facts)
     else:
         machine.record("faults", rows, deadline_s=TIMEOUT_S, grace_s=GRACE_S, **facts)
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-GROUPS = 6  # of each kind, in `paired`
+GROUPS, WARM = 4, 10  # of each kind, and rounds that do not count, in `paired`
 
 
 def measure(lab: Any, jobs: Sequence[dict[str, Any]], *, order: Sequence[int] | None = None, timeout_s: float = 3600.0) -> list[dict[str, Any]]:
@@ -52,53 +52,13 @@ def keep(group: Any, op: str, size_bytes: int, folder: str) -> str:
     return str(path)
 
 
-def forwarding() -> Any:
-    """A backend "forward": the least that a process group written in Python can do, hand everything on to gloo."""
-    import torch
-    import torch.distributed as dist
-
-    class Forward(dist.ProcessGroup):  # type: ignore[misc]
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-            super().__init__(rank, size)
-            self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-            kind = dist.ProcessGroup.BackendType.GLOO
-            self._set_default_backend(kind)
-            self._register_backend(torch.device("cpu"), kind, self.gloo)
-            self.name = ""
-
-        def getBackendName(self) -> str:
-            return "forward"
-
-        @property
-        def group_name(self) -> str:
-            return self.name
-
-        def _set_group_name(self, name: str) -> None:
-            self.name = name
-
-        def allreduce(self, tensors: Any, opts: Any) -> Any:
-            return self.gloo.allreduce(tensors, opts)
-
-        def broadcast(self, tensors: Any, opts: Any) -> Any:
-            return self.gloo.broadcast(tensors, opts)
-
-        def all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-            return self.gloo._allgather_base(output, input, opts)
-
-        def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-            return self.gloo._reduce_scatter_base(output, input, opts)
-
-        _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
-
-    dist.Backend.register_backend("forward", Forward, devices=["cpu"])
-    return dist.new_group(backend="forward")
-
-
 def paired() -> None:
-    """Our backend without plans, gloo, and a bare Python process group over gloo: what is added to what falls through.
+    """What our backend adds to a call that falls through to gloo: ours against gloo, in pairs that follow each other.
 
-    A group's sockets and buffers make it faster or slower than its twin for as long as it lives, so there are GROUPS of each kind; every round calls
-    each of them once, in an order of its own. `twin`: the slowest gloo group's time over the fastest one's, which is what this cannot resolve.
+    A group's sockets and buffers make it faster or slower than its twin for as long as it lives, by up to twice. So each of our groups is paired with
+    a group of torch's over the very gloo object inside it: both calls take the same sockets, and only our path differs. Every round calls each pair,
+    in an order of its own. `value`: the median of all rounds' quotients, with the 95 % interval of that median by order statistics; `own`: our median
+    time over that of gloo groups with sockets of their own, `own_twin` how far these are from each other.
     """
     import random
     import statistics
@@ -114,35 +74,43 @@ def paired() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     control = dist.group.WORLD  # none of those measured is kept warm by barriers and times
-    kinds = {"ours": lambda: dist.new_group(backend="meshwright"), "gloo": lambda: dist.new_group(backend="gloo"), "forward": forwarding}
-    groups = [(kind, make()) for _ in range(GROUPS) for kind, make in kinds.items()]
+    ours = [dist.new_group(backend="meshwright") for _ in range(GROUPS)]
+    inner = iter([g.builtin for g in ours])
+    dist.Backend.register_backend("inner", lambda store, rank, size, timeout: next(inner), devices=["cpu"])
+    groups = [*ours, *(dist.new_group(backend="inner") for _ in ours), *(dist.new_group(backend="gloo") for _ in ours)]
     sizes = [int(x) for x in os.environ.get("LAB_SIZES", "").split(",") if x] or [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
     turns = random.Random(0)
-    for op in ("all-reduce", "all-gather", "reduce-scatter", "broadcast"):
+    for op in os.environ.get("LAB_OPS", "all-reduce,all-gather,reduce-scatter,broadcast").split(","):
         for size in sizes:
-            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for _, g in groups]
-            rounds = 10 + (150 if size < 1 << 20 else 60 if size < 1 << 24 else 15)
+            made = [make_case(op, size, torch.float32, "sum", 0, in_place=True, seed=0, group=g) for g in groups]
+            rounds = WARM + (300 if size < 1 << 20 else 120 if size < 1 << 24 else 40)
             times = torch.zeros(rounds, len(groups), dtype=torch.float64)
             cpu = torch.zeros(rounds, len(groups), dtype=torch.float64)
             for turn in range(rounds):
-                for which in turns.sample(range(len(groups)), len(groups)):
-                    case = made[which]
-                    assert case is not None
-                    case.fill()
-                    dist.barrier(control)
-                    start, used = time.perf_counter(), time.thread_time()
-                    case.call()
-                    cpu[turn, which] = time.thread_time() - used
-                    times[turn, which] = time.perf_counter() - start
+                for pair in turns.sample(range(GROUPS), GROUPS):
+                    for which in turns.sample(range(pair, len(groups), GROUPS), 3):
+                        case = made[which]
+                        assert case is not None
+                        case.fill()
+                        dist.barrier(control)
+                        start, used = time.perf_counter(), time.thread_time()
+                        case.call()
+                        cpu[turn, which] = time.thread_time() - used
+                        times[turn, which] = time.perf_counter() - start
             dist.all_reduce(times, dist.ReduceOp.MAX, group=control)
             if dist.get_rank() == 0:
-                found: dict[str, Any] = {"op": op, "size_bytes": size}
-                medians = times[10:].median(0).values.tolist()
-                for kind in kinds:
-                    mine = [i for i, (k, _) in enumerate(groups) if k == kind]
-                    found |= {f"{kind}_s": statistics.mean(medians[i] for i in mine), f"{kind}_caller_cpu_s": float(cpu[10:, mine].median())}
-                same = [medians[i] for i, (k, _) in enumerate(groups) if k == "gloo"]
-                sys.stdout.write(json.dumps({"row": {**found, "twin": max(same) / min(same)}}) + "\n")
+                mine, same, own = times[WARM:].split(GROUPS, 1)
+                quotients = sorted((mine / same).flatten().tolist())
+                half = int(0.98 * len(quotients) ** 0.5)  # of the interval, in places: 1.96 sqrt(n) / 2
+                apart = own.median(0).values
+                used_s = [float(c.median()) for c in cpu[WARM:].split(GROUPS, 1)]
+                row = {
+                    "op": op, "size_bytes": size, "value": statistics.median(quotients), "pairs": len(quotients),
+                    "low": quotients[len(quotients) // 2 - half], "high": quotients[len(quotients) // 2 + half],
+                    "ours_s": float(mine.median()), "gloo_s": float(same.median()), "caller_cpu_s": used_s[0], "gloo_caller_cpu_s": used_s[1],
+                    "own": float(mine.median() / own.median()), "own_twin": float(apart.max() / apart.min()),
+                }  # fmt: skip
+                sys.stdout.write(json.dumps({"row": row}) + "\n")
                 sys.stdout.flush()
     dist.barrier(control)
     dist.destroy_process_group()

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -89,3 +90,19 @@ def record(name: str, rows: list[dict[str, Any]], *, command: str | None = None,
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return document
+
+
+def keep_part(path: str | Path, rows: list[dict[str, Any]], **facts: Any) -> None:
+    """Write a part of a benchmark that is run in pieces; `join_parts` reads it."""
+    Path(path).write_text(json.dumps({"rows": rows, **facts}))
+
+
+def join_parts(paths: Iterable[str | Path]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows of all parts, and their facts."""
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    for path in paths:
+        part = json.loads(Path(path).read_text())
+        rows += part.pop("rows")
+        facts |= part
+    return rows, facts
