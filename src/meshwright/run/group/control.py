@@ -33,11 +33,9 @@ from .verdict import CRAWLS, CUT, SILENT, Verdict
 __all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control"]
 
 PROTOCOL = 1
-MAX_FRAME = 1 << 20
-MAX_HELLO = 1024
+MAX_FRAME, MAX_HELLO = 1 << 20, 1024
 HELLO_S = 10.0
-PERIODS = 8  # in a deadline, at each of which links are sampled
-SAMPLES = 5  # of the last, that tell a link that moves bytes at times from one that moves none
+PERIODS, SAMPLES = 8, 5  # links are sampled so often in a deadline; the last so many tell one that moves bytes at times from one that moves none
 MAX_STRANGERS = 256  # connections that have not said hello yet
 _LENGTH = struct.Struct("!I")
 
