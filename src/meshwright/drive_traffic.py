@@ -22,6 +22,7 @@ from .traffic import TrafficPlan, TrafficProfile
 __all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of", "traffic_citations"]
 
 UNCOMPRESSED = "none"
+LEAST_GAIN = 0.05  # of the step that DDP takes by itself: gradients are left to it for less
 _BASELINES = ("mergecomp", "ddp-buckets", "one-group", "layer-wise")
 
 
@@ -54,7 +55,9 @@ def plan_traffic(
     profile: TrafficProfile, *, strategy: str = "cupcake", codecs: Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
     bounds: tuple[Bound, Bound] | None = None,
 ) -> TrafficPlan:  # fmt: skip
-    """A plan that chooses among `codecs` (default: all of the profile), checked. `bounds`: of these codecs and uncompressed, where known already.
+    """A plan that chooses among `codecs`, checked; by default among all of the profile and, where DDP's own step was measured, to leave it at that.
+
+    `bounds`: of these codecs and uncompressed, where known already.
 
     Raises: UnknownName (strategy, codec), UsageError (options, a codec without costs), CheckFailed.
     """
@@ -72,8 +75,9 @@ def plan_traffic(
         least = _bound(found if found.least_ns else NAMES["cupcake"]().plan(problem), names)
     if uncompressed is None:
         uncompressed = least if names == (UNCOMPRESSED,) else _uncompressed(profile)
+    leave = codecs is None and 0 < profile.plain_ns * (1 - LEAST_GAIN) < found.step_ns
     plan = TrafficPlan(
-        profile=profile, groups=found.groups, strategy=strategy, options=dict(found.options), codecs=names, step_ns=found.step_ns,
+        leave=leave, profile=profile, groups=found.groups, strategy=strategy, options=dict(found.options), codecs=names, step_ns=found.step_ns,
         payload_bytes=_payload(profile, found), bound=least, uncompressed=uncompressed, version=__version__,
     )  # fmt: skip
     if findings := check_traffic(plan):

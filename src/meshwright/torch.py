@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from .errors import MeshwrightError, PlanMismatch, UsageError
+from .errors import MeshwrightError, PlanMismatch, RunError, UsageError
 from .fabric import Fabric
 from .run.group.engine import Engine
 from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 
-__all__ = ["MeshwrightGroup", "compress_fsdp", "configure", "memory_budget", "planned_traffic", "probe", "report"]
+__all__ = ["MeshwrightGroup", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "planned_traffic", "probe", "report"]
 
 PROBE = "probe"  # as a fabric's name
 
@@ -149,6 +149,40 @@ def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, no
     from .run.traffic import PlannedTraffic
 
     return PlannedTraffic(ddp, load_traffic_plan(plan), deadline_s=deadline_s, nonfinite=nonfinite)
+
+
+def measured_traffic(
+    ddp: Any, step: Callable[[], object], *, codecs: Sequence[str] = ("fp16", "topk:density=0.01", "powersgd:rank=2"), save: str | Path | None = None,
+    deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse",
+) -> Any:  # fmt: skip
+    """Measure what gradients cost in this job, plan for it, and go on with the plan: registers its own hook and returns its state.
+
+    `step` runs forward and backward once, without the optimizer; it is called some dozens of times on all ranks. Gradients are left to DDP where no
+    plan is at least 5 % faster than what it takes by itself. `save`: rank 0 writes the plan there, for `planned_traffic`.
+    Raises: what `probe.traffic_steps.measure_traffic` and `drive_traffic.plan_traffic` raise, RunError on the other ranks when rank 0 could not plan.
+    """
+    import msgspec
+
+    from .drive_traffic import plan_traffic
+    from .io.traffic_file import write_traffic_plan
+    from .probe.first_rank import first_rank_bytes
+    from .probe.traffic_steps import measure_traffic
+    from .traffic import TrafficPlan
+
+    found = measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite)
+    made, failed = b"", None
+    if found.state.rank == 0:
+        try:
+            plan = plan_traffic(found.profile)
+            if save is not None:
+                write_traffic_plan(save, plan)
+            made = msgspec.json.encode(plan)
+        except MeshwrightError as error:  # the others wait: they must hear of it
+            failed = error
+    if not (made := first_rank_bytes(made, ddp.process_group)):
+        raise failed or RunError("rank 0 could not plan or write the plan", where="measured_traffic", hint="see its message")
+    found.state.use(msgspec.json.decode(made, type=TrafficPlan))
+    return found.state
 
 
 def compress_fsdp(model: torch.nn.Module, codec: str, *, nonfinite: Literal["refuse", "pass"] = "refuse") -> list[Any]:

@@ -8,7 +8,7 @@ so that planner and checker agree to the last one. A group of the tensors `first
     decodes begin when backward and all encodes are over, in order, each when its exchange is over.
 
 While the network is busy the compute stream loses `interference_permille` / (1000 + interference_permille) of its speed until backward is over:
-communication threads take processor time. The step ends with the last decode.
+communication threads take processor time. The step ends `finish_ns` after the last decode, when gradients are handed back.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class TrafficProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     interference_permille: int = 0
     element_bytes: int = 4
     backward_ns: int = 0  # end of the backward where it is later than the last gradient
+    finish_ns: int = 0  # what every step does after its last decode
+    plain_ns: int = 0  # a step whose gradients torch's DDP exchanges by itself, as measured; 0: not known
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -99,7 +101,8 @@ class TrafficProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if self.ranks < 1 or not 0 <= self.interference_permille <= 100_000:
             raise UsageError("ranks >= 1, interference from 0 to 100000 per mille", where="profile")
         ready = [0, *(t.ready_ns for t in self.tensors)]
-        if any(a > b for a, b in pairwise(ready)) or max(ready[-1], self.backward_ns) > _LONGEST_NS or self.backward_ns < 0:
+        ends = (ready[-1], self.backward_ns, self.finish_ns, self.plain_ns)
+        if any(a > b for a, b in pairwise(ready)) or not 0 <= min(ends) <= max(ends) <= _LONGEST_NS:
             raise UsageError("tensors must stand in the order in which they become ready, within eleven days", where="tensors.ready_ns")
         for t in self.tensors:
             if any(extent < 0 for extent in t.shape) or t.elements > 1 << 40:
@@ -143,7 +146,8 @@ class TrafficTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class TrafficPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Groups that cover the profile's tensors in order, with the predicted step and a lower bound of every plan that chooses among `codecs`.
 
-    `uncompressed`: bound of the best plan without compression. `codecs`: what the strategy chose from.
+    `uncompressed`: bound of the best plan without compression. `codecs`: what the strategy chose from. `leave`: gradients are left to DDP, which was
+    measured (`profile.plain_ns`) to be about as fast as the groups would be; these then say what was compared with it.
     """
 
     profile: TrafficProfile
@@ -155,4 +159,5 @@ class TrafficPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     payload_bytes: int
     bound: Bound
     uncompressed: Bound
+    leave: bool = False
     version: str = ""

@@ -28,8 +28,10 @@ def test_a_line_is_found_in_spite_of_one_disturbed_size():
 
 
 def test_times_that_are_no_line_are_followed_and_never_fall():
-    curve = fit_curve([1, 10, 100, 1000], [1e-3, 1e-3, 0.9e-3, 9e-3])
-    assert curve.sizes == (1, 10, 100, 1000) and list(curve.times_ns) == [10**6, 10**6, 10**6, 9 * 10**6]
+    curve = fit_curve([1, 10, 100, 1000], [1e-3, 2e-3, 1e-3, 9e-3])
+    assert curve.sizes == (1, 10, 100, 1000) and list(curve.times_ns) == [10**6, 15 * 10**5, 15 * 10**5, 9 * 10**6]
+    weighed = fit_curve([1, 10, 100, 1000], [4e-3, 2e-3, 1e-3, 9e-3], [1, 1, 6, 1])
+    assert list(weighed.times_ns) == [15 * 10**5] * 3 + [9 * 10**6]  # eight groups take as long as before
     assert fit_curve([7], [1e-3]).times_ns == (10**6,)
     for sizes, times in (([], []), ([1], [-1.0]), ([1], [float("nan")]), ([1, 2], [1.0])):
         with pytest.raises(UsageError, match="finite"):
@@ -70,4 +72,4 @@ def test_codecs_are_timed_and_priced_with_the_simulated_network():
         assert cost.exchange.times_ns[-1] >= network_s(spec.aggregation, times[0].payload_bytes) * 1e9 * 0.5
     assert network_s("all-reduce", 0) == 0 and network_s("all-gather", 1000) > 0
     with pytest.raises(RunError, match="was not timed"):
-        codec_cost(parse_codec("none"), tensors, [])
+        codec_cost(parse_codec("none"), tensors, [], network_s)

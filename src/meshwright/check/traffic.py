@@ -49,6 +49,8 @@ def check_traffic(plan: TrafficPlan) -> list[Finding]:
 
 
 def _plan(plan: TrafficPlan) -> None:
+    if plan.leave and not plan.profile.plain_ns:
+        raise _Wrong("the plan leaves gradients to DDP, whose step was not measured")
     at = 0
     for i, g in enumerate(plan.groups):
         if g.first != at or g.last <= g.first:
@@ -82,7 +84,7 @@ def replayed_ns(profile: TrafficProfile, groups: Sequence[tuple[int, int, str]])
         arrivals.append((wire, _time(cost.decode, elements)))
     for arrival, decode in arrivals:
         clock = max(clock, arrival) + decode
-    return clock
+    return clock + profile.finish_ns
 
 
 def _slowed(start: int, busy_until: int, work: int, permille: int) -> int:
@@ -111,7 +113,7 @@ def _bounds(plan: TrafficPlan) -> None:
             raise _Wrong(f"the bound on {bound.quantity} is not whole nanoseconds with a proof of kind fusion", quantity=bound.quantity)
         if tuple(bound.certificate.data["codecs"]) != codecs:
             raise _Wrong(f"the bound on {bound.quantity} is for other codecs", codecs=list(bound.certificate.data["codecs"]))
-        _Proof(plan.profile, codecs, bound).check(int(claimed))
+        _Proof(plan.profile, codecs, bound).check(int(claimed) - plan.profile.finish_ns)
     if plan.bound.exact > Fraction(plan.step_ns, 10**9):
         raise _Wrong(f"the bound {plan.bound.value} s is above the step", step_ns=plan.step_ns)
 

@@ -27,6 +27,7 @@ from .fabric_campaign import BUDGET_S, probe_fabric
 from .fabric_infer import TOLERANCE, Inferred
 from .fabric_measurements import Measurements
 from .fabric_network import AgentNetwork
+from .first_rank import first_rank_bytes
 from .rank_order import Endpoint
 from .rank_order_agent import Agent
 
@@ -77,7 +78,7 @@ def probe_group(
     if dist.get_backend(group) != "gloo":
         raise Unsupported(f"a probe needs a gloo group, not {dist.get_backend(group)}", hint='dist.new_group(backend="gloo")')
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    token = _shared(secrets.token_hex(16).encode() if rank == 0 else b"", 32, group).decode()
+    token = first_rank_bytes(secrets.token_hex(16).encode(), group).decode()
     address = own_address()
     agent = Agent(address, 0, token, patience_s=1e9)
     serving = threading.Thread(target=agent.serve, daemon=True)
@@ -97,7 +98,7 @@ def probe_group(
                 answer = {"fabric": fabric_toml(outcome[1].fabric)}
             except Exception as error:
                 failure, answer = error, {"error": str(error)}
-        answer = json.loads(_variable(json.dumps(answer).encode(), group))
+        answer = json.loads(first_rank_bytes(json.dumps(answer).encode(), group))
     finally:
         agent.stopped.set()
         serving.join(5)
@@ -141,20 +142,6 @@ def _ping(rank: int, size: int, group: dist.ProcessGroup | None) -> float:
         if rank == first:
             found = float(np.percentile(times[PINGS // 4 :], PERCENTILE))
     return found
-
-
-# ---- bytes over a group: JSON in tensors ------------------------------------------------------------------------------------
-def _shared(data: bytes, size: int, group: dist.ProcessGroup | None) -> bytes:
-    """The first rank's `size` bytes, on all."""
-    tensor = torch.zeros(size, dtype=torch.uint8)
-    tensor[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    dist.broadcast(tensor, dist.get_global_rank(group, 0) if group is not None else 0, group)
-    return bytes(tensor.tolist())
-
-
-def _variable(data: bytes, group: dist.ProcessGroup | None) -> bytes:
-    size = int.from_bytes(_shared(len(data).to_bytes(8, "big"), 8, group), "big")
-    return _shared(data if dist.get_rank(group) == 0 else b"", size, group)
 
 
 def _gathered(document: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
-"""What codecs cost here: encode, exchange and decode of growing parts of a model's own tensors, timed as the hook runs them.
+"""What codecs cost here: encode and decode of growing parts of a model's own tensors, timed in one process as the hook runs them.
 
-With a process group all ranks time together (so under the contention that training will have), and what counts is the slowest rank's median.
-Without one the exchange is left to a function of the caller, and a rank decodes as many payloads as there would be ranks.
+The exchange is left to a function of the caller, and a rank decodes as many payloads as there would be ranks. `traffic_steps` times real ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from ..codec import CodecSpec
 from ..errors import RunError
@@ -50,61 +48,46 @@ def parts_of(tensors: Tensors, parts: int = PARTS) -> list[Tensors]:
     return [list(group) for group in {tuple(t.name for t in f): f for f in found}.values()]
 
 
-def time_codec(
-    spec: CodecSpec, tensors: Tensors, world: int, *, group: dist.ProcessGroup | None = None, rank: int = 0, repeats: int = REPEATS
-) -> list[CodecTimes]:
+def time_codec(spec: CodecSpec, tensors: Tensors, world: int, *, repeats: int = REPEATS) -> list[CodecTimes]:
     """Medians over `repeats` steps after one that warms up, of each part. Raises: RunError when a codec refuses its own test."""
     found = []
     for part in parts_of(tensors):
         made = GroupExchange(0, spec, [t.name for t in part], [t.shape for t in part], torch.float32, "refuse")
         rows = []
         for step in range(1 + repeats):
-            made.flat.copy_(torch.randn(made.flat.numel(), generator=torch.Generator().manual_seed(step * 1000 + rank)))
+            made.flat.copy_(torch.randn(made.flat.numel(), generator=torch.Generator().manual_seed(step)))
             made.missing.clear()
-            at = At(step=step, rank=rank, world=world)
-            rows.append(_one(made, at, group))
-        medians = torch.tensor([statistics.median(column) for column in zip(*rows[1:], strict=True)], dtype=torch.float64)
-        if group is not None:
-            dist.all_reduce(medians, op=dist.ReduceOp.MAX, group=group)
-        encode_s, exchange_s, decode_s = medians.tolist()
+            rows.append(_one(made, step, world))
+        encode_s, exchange_s, decode_s = (statistics.median(column) for column in zip(*rows[1:], strict=True))
         size = sum(r.expected for r in spec.rounds(made.shapes))
         found.append(CodecTimes(elements=made.flat.numel(), payload_bytes=size, encode_s=encode_s, exchange_s=exchange_s, decode_s=decode_s))
     return found
 
 
-def _one(made: GroupExchange, at: At, group: dist.ProcessGroup | None) -> tuple[float, float, float]:
-    if group is not None:
-        dist.barrier(group=group)
+def _one(made: GroupExchange, step: int, world: int) -> tuple[float, float, float]:
     start = time.perf_counter()
-    made.encode(at)
+    made.encode(At(step=step, world=world))
     encoded = time.perf_counter()
-    if group is not None:
-        dist.barrier(group=group)
-    sent = time.perf_counter()
-    made.exchange(At(step=at.step, rank=at.rank, world=at.world if group is not None else 1), group)
+    made.exchange(At(step=step), None)
     arrived = time.perf_counter()
-    if isinstance(made.received, list) and group is None:
-        made.received = made.received * at.world
-    if group is not None:
-        dist.barrier(group=group)
+    if isinstance(made.received, list):
+        made.received = made.received * world
     begin = time.perf_counter()
-    made.decode(at.world)
-    return encoded - start, arrived - sent, time.perf_counter() - begin
+    made.decode(world)
+    return encoded - start, arrived - encoded, time.perf_counter() - begin
 
 
-def codec_cost(
-    spec: CodecSpec, tensors: Tensors, times: Sequence[CodecTimes], network_s: Callable[[str, int], float] | None = None
-) -> CodecCost:
-    """Curves through the times; `network_s(operation, bytes of one rank)` is added to the exchange where it was not measured.
+def codec_cost(spec: CodecSpec, tensors: Tensors, times: Sequence[CodecTimes], network_s: Callable[[str, int], float]) -> CodecCost:
+    """Curves through the times; `network_s(operation, bytes of one rank)` is added to the exchange.
 
     Raises: RunError when there are no times.
     """
     if not times:
         raise RunError(f"codec {spec.text} was not timed", hint="give at least one tensor")
     sizes, payloads = [t.elements for t in times], [t.payload_bytes for t in times]
-    exchange = [t.exchange_s + (network_s(spec.aggregation, t.payload_bytes) if network_s else 0.0) for t in times]
+    exchange = [t.exchange_s + network_s(spec.aggregation, t.payload_bytes) for t in times]
     return CodecCost(
         codec=spec.text, encode=fit_curve(sizes, [t.encode_s for t in times]), exchange=fit_curve(payloads, exchange),
         decode=fit_curve(sizes, [t.decode_s for t in times]),
-        payload_bytes=tuple(sum(r.expected for r in spec.rounds([t.shape])) for t in tensors), evidence="assumed" if network_s else "measured",
+        payload_bytes=tuple(sum(r.expected for r in spec.rounds([t.shape])) for t in tensors), evidence="assumed",
     )  # fmt: skip

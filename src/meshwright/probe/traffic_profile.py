@@ -25,13 +25,10 @@ __all__ = ["model_tensors", "network_times", "profile_tensors", "ready_times"]
 REPEATS = 5
 
 
-def ready_times(
-    module: nn.Module, step: Callable[[], torch.Tensor], *, repeats: int = REPEATS, before: Callable[[], object] = lambda: None
-) -> tuple[tuple[GradientTensor, ...], int]:
+def ready_times(module: nn.Module, step: Callable[[], torch.Tensor], *, repeats: int = REPEATS) -> tuple[tuple[GradientTensor, ...], int]:
     """(gradients in the order in which they become ready, end of the backward in ns); `step` runs forward and loss.
 
-    Medians over `repeats` steps after one that warms up. `before` runs ahead of each, untimed: a barrier, where ranks share processors.
-    A shared parameter is ready when its last part is.
+    Medians over `repeats` steps after one that warms up. A shared parameter is ready when its last part is.
     Raises: CaptureError when no parameter gets a gradient.
     """
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -45,7 +42,6 @@ def ready_times(
     try:
         for _ in range(1 + repeats):
             module.zero_grad(set_to_none=True)
-            before()
             began = time.perf_counter()
             step().backward()
             ends.append(time.perf_counter() - began)

@@ -19,7 +19,8 @@ def plan_summary(plan: TrafficPlan) -> dict[str, Any]:
     least, plain = float(plan.bound), float(plan.uncompressed)
     return {
         "strategy": plan.strategy, "codecs": list(plan.codecs), "ranks": plan.profile.ranks, "tensors": len(plan.profile.tensors),
-        "time_s": plan.step_ns / 1e9, "compute_s": plan.profile.compute_ns / 1e9, "payload_bytes": plan.payload_bytes,
+        "time_s": plan.step_ns / 1e9, "compute_s": plan.profile.compute_ns / 1e9, "leave": plan.leave,
+        "plain_s": plan.profile.plain_ns / 1e9 or None, "payload_bytes": plan.payload_bytes,
         "bound": {"time_s": least}, "ratio": plan.step_ns / 1e9 / least if least else None, "uncompressed_bound": {"time_s": plain},
         "groups": [msgspec.to_builtins(g) for g in plan.groups],
         "risks": [msgspec.to_builtins(r) for r in risks_of(plan)],
@@ -35,6 +36,8 @@ def plan_text(plan: TrafficPlan) -> str:
         f"without compression at least {seconds_text(float(plan.uncompressed))}; backward alone {seconds_text(p.compute_ns / 1e9)}",
         f"each rank sends {bytes_text(plan.payload_bytes)} of payload in {len(plan.groups)} groups",
     ]
+    if plan.leave:
+        lines.append(f"DDP by itself took {seconds_text(p.plain_ns / 1e9)} where this was measured: gradients are left to it; the best groups are")
     for i, g in enumerate(plan.groups):
         inside = p.tensors[g.first : g.last]
         elements = sum(t.elements for t in inside)

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.drive_traffic import plan_traffic
+from meshwright.probe.traffic_steps import measure_traffic
 from meshwright.run.traffic import PlannedTraffic, traffic_hook
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficProfile
 
@@ -168,3 +170,59 @@ def sharded(rank, _, world, store, codec, steps):
             optimizer.zero_grad()
             losses.append(loss.item())
         return losses, [m.step for m in made], sum(float(s["residual"].abs().sum()) for m in made for s in m.states if "residual" in s)
+
+
+def replanned(rank, _, world, store, plans, other):
+    """A run that goes over to the second plan after two steps: what it owed before and after, what `other` (per rank) was refused with, and the
+    weights at the end."""
+    with Joined(rank, world, store):
+        net = make_net()
+        ddp = nn.parallel.DistributedDataParallel(net)
+        traffic = PlannedTraffic(ddp, plans[0], deadline_s=20)
+        ddp.register_comm_hook(traffic, traffic_hook)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        owed, met = [], ""
+        for step in range(4):
+            if step == 2:
+                owed.append(traffic.state_dict()["elements"]["residual"])
+                try:
+                    traffic.use(other[rank])
+                except Exception as error:
+                    met = getattr(error, "code", type(error).__name__)
+                traffic.use(plans[1])
+                owed.append(traffic.state_dict()["elements"]["residual"])
+            x, y = inputs(rank, step)
+            nn.functional.mse_loss(ddp(x, True), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = {k: v.clone() for k, v in net.state_dict().items()}
+        traffic.close()
+        del ddp, traffic
+        return owed, met, weights
+
+
+def measured(rank, _, world, store, codecs):
+    """What `measure_traffic` finds, which gradients it leaves, and a step's gradients behind it: left to DDP, and by a plan without codecs."""
+    with Joined(rank, world, store):
+        return _measured(rank, codecs)  # DDP must be gone before the group
+
+
+def _measured(rank, codecs):
+    net = make_net()
+    ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+    x, y = inputs(rank, 0)
+
+    def step():
+        nn.functional.mse_loss(ddp(x, False), y).backward()
+
+    found = measure_traffic(ddp, step, codecs, repeats=1, deadline_s=20)
+    left = [n for n, p in net.named_parameters() if p.grad is not None]
+    gradients = []
+    for plan in (None, plan_traffic(found.profile, strategy="one-group", codecs=["none"])):
+        if plan is not None:
+            found.state.use(plan)
+        net.zero_grad()
+        step()
+        gradients.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
+    found.state.close()
+    return found.profile, found.probes, left, gradients

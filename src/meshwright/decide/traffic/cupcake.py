@@ -70,14 +70,15 @@ class Cupcake:
                 break
             least, labels = min(cutoff, best), kept
         options = (("gap", self.gap), ("states", self.states), ("time_limit_s", self.time_limit_s))
-        return Fusion(groups=groups, step_ns=best, least_ns=least, labels=labels or ((0, 0, 0, 0, 0),), options=options)
+        finish = problem.finish_ns
+        return Fusion(groups=groups, step_ns=best + finish, least_ns=least + finish, labels=labels or ((0, 0, 0, 0, 0),), options=options)
 
     def _one_codec(self, problem: TrafficProblem, rng: np.random.Generator | None) -> tuple[int, Groups]:
         """Where the search begins: the best fusion with one codec for all groups, or one group."""
         if len(problem.codecs) > 1:
             found = [self.plan(replace(problem, codecs=(c,)), rng=rng) for c in problem.codecs]
             best = min(found, key=lambda f: f.step_ns)
-            return best.step_ns, best.groups
+            return best.step_ns - problem.finish_ns, best.groups
         groups = groups_of([problem.count], problem.profile.codecs[problem.codecs[0]].codec)
         return timeline(problem, groups)[0], groups
 

@@ -33,7 +33,7 @@ MERGECOMP_CITE = Cite(
 def _best(problem: TrafficProblem, ends: Iterable[list[int]], **options: float) -> Fusion:
     names = [problem.profile.codecs[c].codec for c in problem.codecs]
     groups = best_of(problem, [groups_of(e, name) for e in ends for name in names])
-    return Fusion(groups=groups, step_ns=timeline(problem, groups)[0], options=tuple(options.items()))
+    return Fusion(groups=groups, step_ns=timeline(problem, groups)[0] + problem.finish_ns, options=tuple(options.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,10 @@ class TrafficProblem:
     def count(self) -> int:
         return len(self.profile.tensors)
 
+    @property
+    def finish_ns(self) -> int:
+        return self.profile.finish_ns
+
     @cached_property
     def ready_ns(self) -> I64:
         """Compute time until tensor i - 1 is ready, [0] = 0; after the last: to the end of the backward."""
@@ -113,7 +117,7 @@ class TrafficProblem:
 
 
 def timeline(problem: TrafficProblem, groups: Sequence[TrafficGroup]) -> tuple[int, tuple[TrafficTime, ...]]:
-    """(end of the step, times of every group). Raises: UsageError when the groups do not cover the tensors in order."""
+    """(end of the last decode, times of every group). Raises: UsageError when the groups do not cover the tensors in order."""
     edges = [0, *(g.last for g in groups)]
     if [g.first for g in groups] != edges[:-1] or edges[-1] != problem.count or any(a >= b for a, b in pairwise(edges)):
         raise UsageError("groups must cover the tensors in ready order, each once", where="groups")

@@ -18,7 +18,7 @@ def digest(plan: TrafficPlan) -> bytes:
     """Of what ranks must have in common: tensors, their order, groups and codecs; not of times."""
     tensors = [(t.name, t.shape) for t in plan.profile.tensors]
     groups = [(g.first, g.last, g.codec) for g in plan.groups]
-    return hashlib.sha256(msgspec.json.encode([tensors, groups, plan.profile.ranks])).digest()
+    return hashlib.sha256(msgspec.json.encode([tensors, groups, plan.profile.ranks, plan.leave])).digest()
 
 
 def agree(mine: bytes, group: dist.ProcessGroup, rank: int) -> None:

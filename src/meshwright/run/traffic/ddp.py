@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ...codec import parse_codec
 from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsupported
@@ -42,6 +43,9 @@ DEADLINE_S = 300.0
 class PlannedTraffic:
     """The state of `hook.traffic_hook`. Make it on all ranks; `close` it, or let it go, when training is over.
 
+    Of the last step: `measured` (each group's times), `ready_ns` (each gradient's), `backward_end_ns`, all from the start of its forward, which was
+    at `began_s` by `time.monotonic`.
+
     deadline_s: how long an exchange may take. nonfinite: "refuse" raises NotFinite, "pass" sends NaN on, for loss scaling.
     Raises: PlanMismatch when the plan is for other tensors, another number of ranks, or differs between ranks; Unsupported for parameters that are
     not dense and on the CPU.
@@ -50,40 +54,70 @@ class PlannedTraffic:
     def __init__(
         self, ddp: nn.parallel.DistributedDataParallel, plan: TrafficPlan, *, deadline_s: float = DEADLINE_S, nonfinite: NonFinite = "refuse"
     ) -> None:
-        self.plan, self.deadline_s = plan, deadline_s
+        self.deadline_s, self._nonfinite = deadline_s, nonfinite
         self.rank, self.world = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
-        if plan.profile.ranks != self.world:
-            raise PlanMismatch(f"the plan is for {plan.profile.ranks} ranks, there are {self.world}", where="traffic plan", hint="plan again")
-        parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad}
-        _require(plan, parameters)
+        self._parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad}
+        _require(plan, self._parameters, self.world)
         ranks = dist.get_process_group_ranks(ddp.process_group)
         self.group = dist.new_group(ranks, timeout=timedelta(seconds=deadline_s), backend="gloo", use_local_synchronization=True)
-        agree(digest(plan), self.group, self.rank)
         self.step = 0
-        self.groups: list[GroupExchange] = []
-        self._place: dict[int, tuple[int, int]] = {}
-        for index, g in enumerate(plan.groups):
-            names = [t.name for t in plan.profile.tensors[g.first : g.last]]
-            inside = [parameters[n] for n in names]
-            dtype = inside[0].dtype
-            for p in inside[1:]:
-                dtype = torch.promote_types(dtype, p.dtype)
-            self.groups.append(GroupExchange(index, parse_codec(g.codec), names, [tuple(p.shape) for p in inside], dtype, nonfinite))
-            for position, p in enumerate(inside):
-                self._place[id(p)] = (index, position)
+        agree(digest(plan), self.group, self.rank)
         self.measured: list[TrafficTime] = []
+        self.ready_ns: dict[str, int] = {}
+        self.began_s, self.backward_end_ns = 0.0, 0
         self._exchange = _Thread(self.group)
         self._begin()
         self._synchronises = False
-        mine = weakref.ref(self)
-        self._handles = [ddp.register_forward_pre_hook(_forwards(mine, ddp))]
-        self._handles += [p.register_post_accumulate_grad_hook(_arrives(mine)) for p in parameters.values()]
+        self._ddp_group = ddp.process_group
+        self._handles = [ddp.register_forward_pre_hook(_forwards(weakref.ref(self), ddp))]
+        self._arrivals: list[Any] = []
+        self._take(plan, self._grouped(plan))
         weakref.finalize(self, self._exchange.close)
+
+    def _grouped(self, plan: TrafficPlan) -> list[GroupExchange]:
+        groups: list[GroupExchange] = []
+        for index, g in enumerate(plan.groups if not plan.leave else ()):
+            names = [t.name for t in plan.profile.tensors[g.first : g.last]]
+            inside = [self._parameters[n] for n in names]
+            dtype = inside[0].dtype
+            for p in inside[1:]:
+                dtype = torch.promote_types(dtype, p.dtype)
+            groups.append(GroupExchange(index, parse_codec(g.codec), names, [tuple(p.shape) for p in inside], dtype, self._nonfinite))
+        return groups
+
+    def _take(self, plan: TrafficPlan, groups: list[GroupExchange]) -> None:
+        """From here on these groups, and hooks on parameters where there are any."""
+        self.plan, self.groups = plan, groups
+        self._place = {id(self._parameters[name]): (g.index, position) for g in groups for position, name in enumerate(g.names)}
+        while self._arrivals:
+            self._arrivals.pop().remove()
+        if groups:
+            self._arrivals += [p.register_post_accumulate_grad_hook(_arrives(weakref.ref(self))) for p in self._parameters.values()]
+
+    def use(self, plan: TrafficPlan, *, drop_residual: bool = False) -> None:
+        """Go on with another plan of this model from the next step on, on all ranks; what was not sent goes over to its groups.
+
+        Raises on every rank: PlanMismatch (another model, number of ranks, or plan than the other ranks'; a residual without a place, unless
+        `drop_residual`). The old plan then stays.
+        """
+        _require(plan, self._parameters, self.world)
+        agree(digest(plan), self.group, self.rank)
+        groups, refused = self._grouped(plan), None
+        try:
+            load_groups(groups, [self.state_dict()], self.rank, self.world, drop_residual=drop_residual)
+        except PlanMismatch as error:
+            refused = error
+        anywhere = torch.tensor([refused is not None], dtype=torch.int32)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self.group)
+        if anywhere.item():
+            raise refused or PlanMismatch("another rank's residual has no place in this plan", where="traffic state", hint="see that rank's message")
+        self._take(plan, groups)
 
     def _begin(self) -> None:
         self._next, self._waiting = 0, False
         self._buckets: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor, list[tuple[torch.Tensor, tuple[int, int]]]]] = []
         self._spans: list[list[float]] = []
+        self._arrived: dict[str, float] = {}
         self._began = time.monotonic()
 
     def forward(self, synchronises: bool) -> None:
@@ -111,6 +145,7 @@ class PlannedTraffic:
         gradient = parameter.grad
         assert gradient is not None
         self.groups[index].put(position, gradient)
+        self._arrived[self.groups[index].names[position]] = time.monotonic()
         while self._next < len(self.groups) and self.groups[self._next].complete:
             self._launch()
 
@@ -123,7 +158,9 @@ class PlannedTraffic:
         self._next += 1
 
     def bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's bucket is full: a future that holds its mean once backward has ended."""
+        """DDP's bucket is full: a future that holds its mean once backward has ended; or at once, where gradients are left to DDP."""
+        if self.plan.leave:
+            return allreduce_hook(self._ddp_group, bucket)
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         places = [self._place[id(p)] for p in bucket.parameters()]
         self._buckets.append((done, bucket.buffer(), list(zip(bucket.gradients(), places, strict=True))))
@@ -131,6 +168,7 @@ class PlannedTraffic:
 
     def _finish(self) -> None:
         """Backward is over: send what is left, decode in order, fill DDP's buckets."""
+        ended = time.monotonic()
         try:
             for group in self.groups[self._next :]:
                 group.leave_out()
@@ -148,10 +186,15 @@ class PlannedTraffic:
                 view.copy_(self.groups[index].parts[position])
             done.set_result(buffer)
         fields = TrafficTime.__struct_fields__
-        self.measured = [TrafficTime(**{f: int((t - self._began) * 1e9) for f, t in zip(fields, row, strict=True)}) for row in rows]
+        self.measured = [TrafficTime(**{f: self._since(t) for f, t in zip(fields, row, strict=True)}) for row in rows]
+        self.ready_ns = {name: self._since(t) for name, t in self._arrived.items()}
+        self.began_s, self.backward_end_ns = self._began, self._since(ended)
         self._buckets = []  # views of DDP's memory
         self._synchronises = self._waiting = False
         self.step += 1
+
+    def _since(self, at_s: float) -> int:
+        return int((at_s - self._began) * 1e9)
 
     def _failed(self, error: Exception) -> MeshwrightError:
         self._exchange.close()
@@ -184,7 +227,7 @@ class PlannedTraffic:
 
     def close(self) -> None:
         """Take the hooks away and end the communication thread."""
-        for handle in self._handles:
+        for handle in (*self._handles, *self._arrivals):
             handle.remove()
         self._exchange.close()
         self._buckets = []
@@ -206,7 +249,9 @@ def _arrives(state: weakref.ref[PlannedTraffic]) -> Any:
     return hook
 
 
-def _require(plan: TrafficPlan, parameters: Mapping[str, nn.Parameter]) -> None:
+def _require(plan: TrafficPlan, parameters: Mapping[str, nn.Parameter], world: int) -> None:
+    if plan.profile.ranks != world:
+        raise PlanMismatch(f"the plan is for {plan.profile.ranks} ranks, there are {world}", where="traffic plan", hint="plan again")
     planned = {t.name: t for t in plan.profile.tensors}
     if odd := sorted(planned.keys() ^ parameters.keys()):
         where = "the model" if odd[0] in planned else "the plan"
