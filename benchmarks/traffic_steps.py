@@ -138,11 +138,12 @@ def rivals(found: Any, pace_s: float, *, rounds: int) -> dict[str, Any]:
     for p in found.probes:
         say(f"{p.codec} in {p.groups} groups: {p.measured_ns / 1e6:.1f} ms, fitted {p.predicted_ns / 1e6:.1f}")
     say(f"plans; interference {profile.interference_permille / 10} %")
-    wanted: dict[str, dict[str, Any]] = {"planned": {}}
-    for codec in ("none", TOPK, LOW1, LOW4):
-        ways = ("cupcake", "ddp-buckets", "layer-wise") if codec == TOPK else ("cupcake",)
-        wanted |= {f"{codec} {way}": {"strategy": way, "codecs": [codec]} for way in ways}
-    box = [{name: plan_traffic(profile, **how) for name, how in wanted.items()} if dist.get_rank() == 0 else {}]
+    plans: dict[str, Any] = {}
+    if dist.get_rank() == 0:
+        plans = {"planned": plan_traffic(profile), **{f"{c} cupcake": plan_traffic(profile, codecs=[c]) for c in ("none", TOPK, LOW1, LOW4)}}
+        known = (plans[f"{TOPK} cupcake"].bound, plans[f"{TOPK} cupcake"].uncompressed)
+        plans |= {f"{TOPK} {way}": plan_traffic(profile, strategy=way, codecs=[TOPK], bounds=known) for way in ("ddp-buckets", "layer-wise")}
+    box = [plans]
     dist.broadcast_object_list(box)
     plans = box[0]
 

@@ -19,8 +19,9 @@ FLOOR_S = 20e-6  # ... or than this, which is what timing resolves
 def fit_curve(sizes: Sequence[int], times_s: Sequence[float], weights: Sequence[float] | None = None, tolerance: float = TOLERANCE) -> Curve:
     """Theil-Sen (Theil 1950, Sen 1968): the median of all pairwise slopes, then the median offset; both at least 0.
 
-    `r2` is the line's, also where the curve goes from point to point because some time is further off than `tolerance`. Sizes may repeat: their median counts. Where times fall, from point to
-    point, they are replaced by their mean (isotonic regression); `weights`: how often each size occurs, so that the sum over all stays.
+    Where some time is further off than `tolerance` the curve goes from point to point instead; `r2` is the line's also then. Sizes may repeat:
+    their median counts. Points that fall are replaced by their mean (isotonic regression); `weights`: how often each size occurs, so that the sum
+    over all stays.
     Raises: UsageError without points, or for times that are negative or not finite.
     """
     x, y = np.asarray(sizes, np.float64), np.asarray(times_s, np.float64)

@@ -89,8 +89,8 @@ class MeasuredTraffic:
 
 
 def measure_traffic(
-    ddp: nn.parallel.DistributedDataParallel, step: Callable[[], object], codecs: Sequence[str], *, repeats: int = REPEATS, few: Sequence[int] = FEW, deadline_s: float = 300.0,
-    nonfinite: NonFinite = "refuse",
+    ddp: nn.parallel.DistributedDataParallel, step: Callable[[], object], codecs: Sequence[str], *, repeats: int = REPEATS,
+    few: Sequence[int] = FEW, deadline_s: float = 300.0, nonfinite: NonFinite = "refuse",
 ) -> MeasuredTraffic:  # fmt: skip
     """Run `step` (forward and backward, no optimizer) some dozens of times on all ranks; gradients are as zeroed afterwards.
 

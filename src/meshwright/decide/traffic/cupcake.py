@@ -56,9 +56,7 @@ class Cupcake:
             raise UsageError(f"gap {self.gap}, states {self.states}, {self.time_limit_s} s", where="cupcake", hint="gap from 0 to below 1")
         deadline = monotonic() + self.time_limit_s
         search = _Search(problem)
-        best, groups = self._one_codec(problem, rng)
-        for beam in _BEAMS:
-            best, groups, _ = search.run(best, groups, best, beam=beam)
+        best, groups = self._near(problem, search)
         least = min(best, search.root_bound())
         labels: Labels = ()
         for gap in (*(g for g in _GAPS if g > self.gap), self.gap):
@@ -73,14 +71,17 @@ class Cupcake:
         finish = problem.finish_ns
         return Fusion(groups=groups, step_ns=best + finish, least_ns=least + finish, labels=labels or ((0, 0, 0, 0, 0),), options=options)
 
-    def _one_codec(self, problem: TrafficProblem, rng: np.random.Generator | None) -> tuple[int, Groups]:
-        """Where the search begins: the best fusion with one codec for all groups, or one group."""
+    def _near(self, problem: TrafficProblem, search: _Search) -> tuple[int, Groups]:
+        """What beams find, beginning with the best fusion that one codec for all groups has."""
         if len(problem.codecs) > 1:
-            found = [self.plan(replace(problem, codecs=(c,)), rng=rng) for c in problem.codecs]
-            best = min(found, key=lambda f: f.step_ns)
-            return best.step_ns - problem.finish_ns, best.groups
-        groups = groups_of([problem.count], problem.profile.codecs[problem.codecs[0]].codec)
-        return timeline(problem, groups)[0], groups
+            alone = [replace(problem, codecs=(c,)) for c in problem.codecs]
+            best, groups = min((self._near(p, _Search(p)) for p in alone), key=lambda found: found[0])
+        else:
+            groups = groups_of([problem.count], problem.profile.codecs[problem.codecs[0]].codec)
+            best = timeline(problem, groups)[0]
+        for beam in _BEAMS:
+            best, groups, _ = search.run(best, groups, best, beam=beam)
+        return best, groups
 
 
 class _Search:
