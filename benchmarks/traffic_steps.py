@@ -88,7 +88,7 @@ def rank_main() -> None:
     pace_s = 0.0
     if paced:
         say("how long the exchange of all gradients by TopK takes")
-        bare = measured(0.0, [TOPK], few=(1,)).profile
+        bare = measured(0.0, [TOPK], few=(1,), repeats=1).profile
         exchange_ns = bare.codecs[bare.position(TOPK)].exchange.times_ns[-1]
         pace_s = max(0, exchange_ns - backward_ns(bare)) / 1e9 / LAYERS
     say(f"profile, {pace_s * 1e3:.2f} ms per layer")

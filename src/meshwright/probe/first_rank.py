@@ -15,7 +15,7 @@ def first_rank_bytes(data: bytes, group: dist.ProcessGroup | None) -> bytes:
         found = torch.frombuffer(bytearray(data), dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
     else:
         found = torch.empty(size, dtype=torch.uint8)
-    return _broadcast(found, group).numpy().tobytes()
+    return bytes(_broadcast(found, group).numpy())
 
 
 def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
