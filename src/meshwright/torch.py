@@ -170,7 +170,8 @@ def measured_traffic(
     from .traffic import TrafficPlan
 
     found = measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite)
-    made, failed = b"", None
+    made = b""
+    failed: MeshwrightError | None = None
     if found.state.rank == 0:
         try:
             plan = plan_traffic(found.profile)

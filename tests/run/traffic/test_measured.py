@@ -6,9 +6,10 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from traffic_rig import inputs, make_net, measured, profile_of, replanned
+from traffic_rig import inputs, make_net, measured, one_call, profile_of, replanned
 
-from meshwright.drive_traffic import plan_traffic
+from meshwright.drive_traffic import load_traffic_plan, plan_traffic
+from meshwright.run.traffic.agreement import digest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -43,3 +44,16 @@ def test_a_new_plan_takes_over_what_was_not_sent(pool, tmp_path):
             assert met == code
             assert any(v.any() for v in before.values()) and all(torch.equal(before[n], after[n]) for n in before)
             assert all(torch.equal(weights[n], found[0][2][n]) for n in weights)
+
+
+def test_one_call_measures_plans_and_goes_on_or_fails_everywhere(pool, tmp_path):
+    path = tmp_path / "plan.json"
+    (leave, planned, gradients), other = pool.run(one_call, 2, 2, str(tmp_path / "a"), str(path))
+    assert planned == other[1] == digest(load_traffic_plan(path)) and leave == other[0]
+    net = make_net()
+    for rank in range(2):
+        x, y = inputs(rank, 0)
+        (nn.functional.mse_loss(net(x, True), y) / 2).backward()
+    assert all(torch.allclose(gradients[n], p.grad, rtol=2e-3, atol=1e-4) for n, p in net.named_parameters())  # half precision at worst
+    found = pool.run(one_call, 2, 2, str(tmp_path / "b"), str(tmp_path / "missing" / "plan.json"))
+    assert [code for code, _, _ in found] == ["usage", "run"]

@@ -14,8 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.drive_traffic import plan_traffic
+from meshwright.errors import MeshwrightError
 from meshwright.probe.traffic_steps import measure_traffic
 from meshwright.run.traffic import PlannedTraffic, traffic_hook
+from meshwright.run.traffic.agreement import digest
+from meshwright.torch import measured_traffic
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficProfile
 
 FREE = Curve(sizes=(0,), times_ns=(0,))
@@ -226,3 +229,22 @@ def _measured(rank, codecs):
         gradients.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
     found.state.close()
     return found.profile, found.probes, left, gradients
+
+
+def one_call(rank, _, world, store, save):
+    """Whether `measured_traffic` left gradients to DDP, its plan's digest and the step's gradients behind it; or the code of what it raised."""
+    with Joined(rank, world, store):
+        return _one_call(rank, save)
+
+
+def _one_call(rank, save):
+    net = make_net()
+    ddp = nn.parallel.DistributedDataParallel(net)
+    x, y = inputs(rank, 0)
+    try:
+        state = measured_traffic(ddp, lambda: nn.functional.mse_loss(ddp(x, True), y).backward(), codecs=["fp16"], save=save, deadline_s=20)
+    except MeshwrightError as error:
+        return error.code, b"", {}
+    nn.functional.mse_loss(ddp(x, True), y).backward()
+    state.close()
+    return state.plan.leave, digest(state.plan), {n: p.grad.clone() for n, p in net.named_parameters()}
