@@ -99,6 +99,7 @@ class CodecKind:
     refusal: Callable[[CodecSpec], str] = lambda spec: ""  # why options do not go together
     random: bool = False  # draws random numbers, from seed and step
     own_memory: bool = False  # keeps what it did not send in a state of its own: never wrapped into error feedback
+    summand: Literal["float32", "float16", "bfloat16"] = "float32"  # what ranks add up, where the encoded form is summed
     keeps_loss: bool = True  # promises the dense loss within 1 % after the same number of steps (benchmarks/codec_convergence.py)
 
 

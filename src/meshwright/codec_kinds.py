@@ -198,10 +198,13 @@ CODECS: tuple[CodecKind, ...] = (
         name="none", title="the gradient itself", cite=None, aggregation="all-reduce", bias=_exact, feedback=False, payload=_none_bytes,
         variance=lambda spec, n: 0.0, contraction=lambda spec, n: 1.0,
     ),
-    CodecKind(name="fp16", title="half precision", cite=None, aggregation="all-reduce", bias=_biased, feedback=False, payload=_half_bytes),
+    CodecKind(
+        name="fp16", title="half precision", cite=None, aggregation="all-reduce", bias=_biased, feedback=False, payload=_half_bytes,
+        summand="float16",
+    ),
     CodecKind(
         name="bf16", title="bfloat16", cite=None, aggregation="all-reduce", bias=_biased, feedback=False, payload=_half_bytes,
-        contraction=lambda spec, n: 1 - 2.0**-16,
+        contraction=lambda spec, n: 1 - 2.0**-16, summand="bfloat16",
     ),
     CodecKind(
         name="fp8", title="8-bit floats with a scale per block", aggregation="all-gather", bias=_biased, feedback=True, payload=_block_bytes(8, 1),

@@ -1,15 +1,18 @@
 """The decision on compressed gradient sums of a training plan: which gradients replicas exchange together, and through which codec.
 
-The layout, placement and backward are decided before, without codecs. From the simulated backward of that plan comes when each gradient is ready,
-from a profile what codecs cost and how long the fabric takes; the traffic planner groups the gradients and gives each group a codec, or none;
-the groups become the buckets of the layout, and the whole step is lowered and simulated again. `auto` also tries the best groups without codecs,
-and takes codecs only where the simulated step is shorter by a margin, so it is never slower by prediction.
+The layout, placement, schedule and backward are decided before, without codecs. From the simulated backward of that plan comes when each gradient is
+ready on the ranks of every stage, from a profile what codecs cost and how long the fabric takes among a stage's replicas; the traffic planner groups
+the stage's gradients and gives each group a codec, or none; the groups become the buckets of the layout, and the whole step is lowered and simulated
+again. `auto` also tries the best groups without codecs, and takes codecs only where the simulated step is shorter by a margin, so it is never slower
+by prediction. Gradients of shared parameters of several stages, and with tensor parallelism of parameters that every rank has whole, are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -29,7 +32,7 @@ from .drive_traffic import UNCOMPRESSED, plan_traffic, risks_of
 from .errors import Unsupported
 from .fabric import Fabric
 from .graph import OpGraph
-from .lowering_compressed import unsupported_codec, unsupported_layout
+from .lowering_compressed import divided_parameters, local_shapes, unsupported_codec, unsupported_layout
 from .plan import GradientBucket, TrainingLayout
 from .program import Kind
 from .traffic import GradientTensor, TrafficPlan, TrafficProfile
@@ -38,7 +41,10 @@ __all__ = ["OFFERED", "CompressWanted", "Profiler", "choose_compression", "compr
 
 AUTO = "auto"
 WORTH = 1.05  # how many times faster a step with codecs must be: predictions are not better than that, and a codec changes the training
-OFFERED = ("int8", "topk:density=0.01")  # to `auto`: error feedback, the dense loss after as many steps, and payloads of a fixed size
+OFFERED = ("int8", "topk:density=0.01")  # to `auto`: error feedback, the dense loss after as many steps, payloads of a fixed size
+ADDING = ("B", "W")  # phases that add to gradients of parameters
+
+Ready = dict[str, int]  # parameter -> ns from the start of the step
 
 # (gradients in ready order, end of the backward in ns, fabric, codecs) -> what they cost there
 Profiler = Callable[[Sequence[GradientTensor], int, Fabric, Sequence[str]], TrafficProfile]
@@ -48,19 +54,35 @@ Profiler = Callable[[Sequence[GradientTensor], int, Fabric, Sequence[str]], Traf
 class CompressWanted:
     """`codec`: `auto`, or one for every group whatever it costs. `profile` times codecs, e.g. `probe.traffic_profile.profile_tensors`.
 
+    `kept`: codecs of an older plan, whose memories are to go on: chosen among them, whatever that costs, where the layout has replicas.
     Raises: UnknownName, UsageError (no such codec); Unsupported for one that training steps cannot use.
     """
 
     codec: str
     profile: Profiler
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.codec != AUTO and (reason := unsupported_codec(parse_codec(self.codec))):
-            raise Unsupported(reason, where="--compress", hint="e.g. topk:density=0.01, int8, efsign; `meshwright traffic plan` knows the others")
+            raise Unsupported(reason, where="--compress", hint="e.g. topk:density=0.01, int8, powersgd; `meshwright traffic plan` knows the others")
 
     @property
     def offered(self) -> tuple[str, ...]:
+        if self.kept:
+            return self.kept
         return (*OFFERED, UNCOMPRESSED) if self.codec == AUTO else (parse_codec(self.codec).text,)
+
+    @property
+    def forced(self) -> bool:
+        return self.codec != AUTO or bool(self.kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """What the ranks of one family, `pipeline` the first index of them, send of their gradients."""
+
+    pipeline: int
+    plan: TrafficPlan
 
 
 def choose_compression(
@@ -73,36 +95,41 @@ def choose_compression(
     if wanted is None:
         return best, {}
     base, reason = _base(search, best, judged, sharding)
-    if base is None:
-        if wanted.codec != AUTO:
-            hint = "--zero 0 --tp 1 --pp 1, or --compress none"
+    ready = gradient_times(base) if base is not None else []
+    profiles = _profiles(search, base, ready, wanted) if base is not None else []
+    if base is None or not profiles:
+        reason = reason or "no rank has gradients of its own that replicas exchange"
+        if wanted.codec != AUTO and not wanted.kept:
+            hint = "another layout (--dp, --tp, --pp, --zero), or --compress none"
             raise Unsupported(f"no gradients can go through {wanted.codec}: {reason}", where="--compress", hint=hint)
-        return best, _entry(wanted, best, best, None, reason)
-    profile = _profile(search, base, wanted)
-    tried = [_try(search, base, plan_traffic(profile, codecs=list(wanted.offered)))]
-    if wanted.codec != AUTO:
-        made, plan = tried[0]
+        return best, _entry(search, wanted, best, best, [], reason)
+
+    def made_of(codecs: Iterable[str]) -> tuple[Evaluated, list[_Sums]]:
+        sums = [_Sums(pipeline=p, plan=plan_traffic(profile, codecs=list(codecs))) for p, profile in profiles]
+        made = _evaluated(search, base, ready, sums)
+        return (search.refine_collectives(made) if made.timeline is not None and made.excess_bytes <= 0 else made), sums
+
+    tried = [made_of(wanted.offered)]
+    if wanted.forced:
+        made, sums = tried[0]
         if made.timeline is None or made.excess_bytes > 0:
             why = made.why or f"needs {made.excess_bytes} bytes more than a device has"
-            raise Unsupported(f"the plan with {wanted.codec} cannot be made: {why}", where="--compress", hint="--compress none, or more memory")
-        return made, _entry(wanted, made, best, plan, "")
-    tried.append(_try(search, base, plan_traffic(profile, codecs=[UNCOMPRESSED])))
-    fitting = [(made, plan) for made, plan in tried if made.timeline is not None and made.excess_bytes <= 0]
-    plain = min([best.time_s, *(made.time_s for made, plan in fitting if not _compresses(plan))])
-    for made, plan in sorted(fitting, key=lambda x: x[0].time_s):
-        if made.time_s * (WORTH if _compresses(plan) else 1.0) < plain or (made.time_s < best.time_s and not _compresses(plan)):
-            return made, _entry(wanted, made, best, plan, "")
-    told = ", ".join(f"{made.time_s:.4g} s" for made, plan in fitting if _compresses(plan)) or "no such plan"
-    return best, _entry(wanted, best, best, None, f"codecs must shorten the simulated step by {100 * (WORTH - 1):.0f} %: {told}")
+            raise Unsupported(
+                f"the plan with {', '.join(wanted.offered)} cannot be made: {why}", where="--compress", hint="--compress none, or more memory"
+            )
+        return made, _entry(search, wanted, made, best, sums, "")
+    tried.append(made_of([UNCOMPRESSED]))
+    fitting = [(made, sums) for made, sums in tried if made.timeline is not None and made.excess_bytes <= 0]
+    plain = min([best.time_s, *(made.time_s for made, sums in fitting if not _compresses(sums))])
+    for made, sums in sorted(fitting, key=lambda x: x[0].time_s):
+        if made.time_s * (WORTH if _compresses(sums) else 1.0) < plain or (made.time_s < best.time_s and not _compresses(sums)):
+            return made, _entry(search, wanted, made, best, sums, "")
+    told = ", ".join(f"{made.time_s:.4g} s" for made, sums in fitting if _compresses(sums)) or "no such plan"
+    return best, _entry(search, wanted, best, best, [], f"codecs must shorten the simulated step by {100 * (WORTH - 1):.0f} %: {told}")
 
 
-def _compresses(plan: TrafficPlan) -> bool:
-    return any(g.codec != UNCOMPRESSED for g in plan.groups)
-
-
-def _try(search: LayoutSearch, base: Evaluated, plan: TrafficPlan) -> tuple[Evaluated, TrafficPlan]:
-    made = _evaluated(search, base, plan)
-    return (search.refine_collectives(made) if made.timeline is not None and made.excess_bytes <= 0 else made), plan
+def _compresses(sums: Sequence[_Sums]) -> bool:
+    return any(g.codec != UNCOMPRESSED for s in sums for g in s.plan.groups)
 
 
 def _base(search: LayoutSearch, best: Evaluated, judged: Sequence[Evaluated], sharding: ShardingWanted) -> tuple[Evaluated | None, str]:
@@ -112,11 +139,12 @@ def _base(search: LayoutSearch, best: Evaluated, judged: Sequence[Evaluated], sh
     if best.program is not None and best.program.fold is not None:
         return None, "the program of so many ranks is folded"
     fitting = [e for e in (best, *judged) if e.timeline is not None and e.excess_bytes <= 0 and as_wanted(e, sharding)]
+    fitting = [e for e in fitting if bool(e.candidate.schedule) == bool(best.candidate.schedule) and (e.program is None or e.program.fold is None)]
     able = [e for e in fitting if not unsupported_layout(e.layout)]
-    if not able or best.candidate.schedule:
-        return None, unsupported_layout(best.layout) or "a pipeline schedule was asked for"
+    if not able:
+        return None, unsupported_layout(best.layout) or "no layout that was judged can use them"
     base = min(able, key=lambda e: e.time_s)
-    if sharding.overlap is False or base.layout.overlap:
+    if sharding.overlap is False or base.layout.overlap or base.candidate.schedule:
         return base, ""
     problem = LayoutProblem(
         graph_at=search.graph_at, fabric=search.fabric, cost=search.cost, global_batch=search.job.global_batch, fixed=(None,) * 4,
@@ -125,7 +153,7 @@ def _base(search: LayoutSearch, best: Evaluated, judged: Sequence[Evaluated], sh
     from .graph_liveness import segment_workspace
 
     candidate = Grid(workspace=segment_workspace, tensor_options=search.tensor_options).sharded(
-        problem, base.candidate.degrees, DataSharding(0, True, sharding.bucket_bytes)
+        problem, base.candidate.degrees, DataSharding(base.layout.zero_level, True, sharding.bucket_bytes)
     )
     if candidate.layout is None:
         return base, ""
@@ -133,74 +161,111 @@ def _base(search: LayoutSearch, best: Evaluated, judged: Sequence[Evaluated], sh
     return (early if early.timeline is not None and early.excess_bytes <= 0 else base), ""
 
 
-def _profile(search: LayoutSearch, base: Evaluated, wanted: CompressWanted) -> TrafficProfile:
-    tensors, backward_ns = ready_gradients(base, search.graph_at(base.layout.microbatch_size))
-    return wanted.profile(tensors, backward_ns, search.fabric, wanted.offered)
+def _profiles(search: LayoutSearch, base: Evaluated, ready: Sequence[Ready], wanted: CompressWanted) -> list[tuple[int, TrafficProfile]]:
+    """Of the first index of every family whose gradients can go through codecs: what sending them costs among its replicas."""
+    lay, graph, found = base.layout, search.graph_at(base.layout.microbatch_size), list[tuple[int, TrafficProfile]]()
+    for family in lay.families():
+        tensors, backward_ns = ready_gradients(base.layout, ready[family[0]], graph)
+        devices = [base.placement[lay.rank(p, d, 0)] for p in family for d in range(lay.data)]
+        fabric = search.fabric if len(devices) == len(search.fabric.devices) else search.fabric.subset(devices)
+        if tensors:
+            found.append((family[0], wanted.profile(tensors, backward_ns, fabric, wanted.offered)))
+    return found
 
 
-def ready_gradients(e: Evaluated, graph: OpGraph) -> tuple[tuple[GradientTensor, ...], int]:
-    """(gradients of rank 0 in the order in which they are ready, end of its backward in ns), by the simulated timeline."""
-    p, spans = e.inlined.program, e.recorded().spans
-    ends: dict[str, int] = {}
-    mine = (spans.rank == 0) & (spans.step >= 0)
-    for step, end_s in zip(spans.step[mine].tolist(), spans.end_s[mine].tolist(), strict=True):
-        op = int(p.steps.op[step])
-        if p.steps.kind[step] == Kind.COMPUTE and p.ops.name[op] == "B":
-            ends[p.ops.graph[op]] = max(ends.get(p.ops.graph[op], 0), round(end_s * 1e9))
-    shapes = {x.name: tuple(x.shape) for x in graph.parameters if x.trainable}
-    ready: dict[str, int] = {}
-    for s in e.layout.segments:
-        for name in s.params:
-            if name in shapes and s.key in ends:
-                ready[name] = max(ready.get(name, 0), ends[s.key])
+def ready_gradients(lay: TrainingLayout, ready: Ready, graph: OpGraph) -> tuple[tuple[GradientTensor, ...], int]:
+    """(gradients of a pipeline index that codecs may send, in the order in which they are ready, end of its backward in ns)."""
+    users = Counter(p for family in lay.families() for p in lay.held(family[0]).params)
+    divided, shapes = divided_parameters(lay), local_shapes(graph, lay, 0)
+    end = max(ready.values(), default=0)
+    able = [p.name for p in graph.parameters if p.trainable and p.name in ready and p.name in divided and users[p.name] == 1]
     place = {name: i for i, name in enumerate(ready)}
-    order = sorted(ready, key=lambda name: (ready[name], -place[name]))  # of one segment, the last parameters' gradients come first
-    return tuple(GradientTensor(name=n, shape=shapes[n], ready_ns=ready[n]) for n in order), max(ends.values())
+    at = {name: ready[name] if lay.overlap else end for name in able}  # otherwise sums wait for the end of backward
+    order = sorted(able, key=lambda name: (at[name], -place[name]))  # of one segment, the last parameters' gradients come first
+    return tuple(GradientTensor(name=n, shape=shapes[n], ready_ns=at[n]) for n in order), end
 
 
-def _evaluated(search: LayoutSearch, base: Evaluated, plan: TrafficPlan) -> Evaluated:
+def gradient_times(e: Evaluated) -> list[Ready]:
+    """By pipeline index: when every parameter's gradient is complete on its first rank, by the simulated timeline."""
+    p, spans, found = e.inlined.program, e.recorded().spans, list[Ready]()
+    for pipeline in range(e.layout.pipeline):
+        ends: dict[str, int] = {}
+        mine = (spans.rank == e.layout.rank(pipeline, 0, 0)) & (spans.step >= 0)
+        for step, end_s in zip(spans.step[mine].tolist(), spans.end_s[mine].tolist(), strict=True):
+            op = int(p.steps.op[step])
+            if p.steps.kind[step] == Kind.COMPUTE and p.ops.name[op] in ADDING:
+                ends[p.ops.graph[op]] = max(ends.get(p.ops.graph[op], 0), round(end_s * 1e9))
+        ready: Ready = {}
+        for s in e.layout.segments:
+            for name in s.params if s.key in ends else ():
+                ready[name] = max(ready.get(name, 0), ends[s.key])
+        found.append(ready)
+    return found
+
+
+def _bucketed(lay: TrainingLayout, times: Sequence[Ready], sums: Sequence[_Sums]) -> TrainingLayout:
+    """The layout with the planned groups as its buckets; what is in no group stays in the buckets that it was in."""
+    stage_of = {p: s.index for s in reversed(lay.stages) for p in s.params}  # of several of one rank, the one whose backward comes last
+    ready = {name: at for found in times for name, at in found.items()}
+    made: list[GradientBucket] = []
+    for s in sums:
+        for g in s.plan.groups:
+            names = [t.name for t in s.plan.profile.tensors[g.first : g.last]]
+            for stage, run in groupby(sorted(names, key=stage_of.__getitem__), key=stage_of.__getitem__):
+                made.append(GradientBucket(stage=stage, params=tuple(run), codec="" if g.codec == UNCOMPRESSED else g.codec))
+    grouped = {p for b in made for p in b.params}
+    rest = [msgspec.structs.replace(b, params=tuple(p for p in b.params if p not in grouped)) for b in lay.buckets]
+    buckets = sorted((*made, *(b for b in rest if b.params)), key=lambda b: max(ready.get(p, 0) for p in b.params))
+    return msgspec.structs.replace(lay, buckets=tuple(buckets))
+
+
+def _evaluated(search: LayoutSearch, base: Evaluated, ready: Sequence[Ready], sums: Sequence[_Sums]) -> Evaluated:
     """The layout with the planned groups as its buckets, lowered and simulated; encodes and decodes cost what the profile says."""
-    tensors = plan.profile.tensors
-    layout: TrainingLayout = msgspec.structs.replace(
-        base.layout,
-        buckets=tuple(
-            GradientBucket(stage=0, params=tuple(t.name for t in tensors[g.first : g.last]), codec="" if g.codec == UNCOMPRESSED else g.codec)
-            for g in plan.groups
-        ),
-    )
+    layout = _bucketed(base.layout, ready, sums)
     share = search.fabric.device(base.placement[0]).cpu_share or 1.0
     prices: dict[str, Priced] = {}
-    for i, g in enumerate(plan.groups):
-        cost = plan.profile.codecs[plan.profile.position(g.codec)]
-        elements = np.array([sum(t.elements for t in tensors[g.first : g.last])], np.int64)
-        for name, curve in (("encode", cost.encode), ("decode", cost.decode)):
-            prices[f"codec0@{i}|{name}"] = Priced(float(curve_at(curve, elements)[0]) / 1e9 / share, "measured")
+    for s in sums:
+        profile, elements_of = s.plan.profile, {t.name: t.elements for t in s.plan.profile.tensors}
+        for p in layout.mates(s.pipeline):
+            for i, bucket in enumerate(layout.buckets_of(p)):
+                if not bucket.codec:
+                    continue
+                cost = profile.codecs[profile.position(bucket.codec)]
+                elements = np.array([sum(elements_of[name] for name in bucket.params)], np.int64)
+                # a second round reads the gradients once more, as the first did
+                for name, curve in (("encode", cost.encode), ("advance", cost.encode), ("decode", cost.decode)):
+                    prices[f"codec{p}@{i}|{name}"] = Priced(float(curve_at(curve, elements)[0]) / 1e9 / share, "measured")
     search.codec_prices = prices  # stays for the refinement of this plan's collectives
     return search.evaluate(replace(base.candidate, layout=layout), base.placement, base.placement_name, search.planner, base.policy)
 
 
-def _entry(wanted: CompressWanted, chosen: Evaluated, plain: Evaluated, plan: TrafficPlan | None, refused: str) -> dict[str, Any]:
+def _entry(
+    search: LayoutSearch, wanted: CompressWanted, chosen: Evaluated, plain: Evaluated, sums: Sequence[_Sums], refused: str
+) -> dict[str, Any]:
     """The plan's entry: groups with bytes and times, what each codec states of its error, the step with and without."""
-    used = chosen is not plain
-    cites = [CITES[plan.strategy].key] if plan is not None and used and plan.strategy in CITES else []
+    used = list(sums) if chosen is not plain else []
+    strategies = list(dict.fromkeys(s.plan.strategy for s in used))
     entry: dict[str, Any] = {
-        "strategy": plan.strategy if plan is not None and used else "none", "options": {"wanted": wanted.codec, "offered": list(wanted.offered)},
-        "cite": cites, "step_s": chosen.time_s, "uncompressed_s": plain.time_s,
+        "strategy": strategies[0] if strategies else "none", "options": {"wanted": wanted.codec, "offered": list(wanted.offered)},
+        "cite": [CITES[s].key for s in strategies if s in CITES], "step_s": chosen.time_s, "uncompressed_s": plain.time_s,
     }  # fmt: skip
-    if plan is None or not used:
+    if not used:
         return entry | {"why": f"gradients are sent as they are: {refused}; {plain.time_s:.4g} s"}
-    entry["groups"] = [_group(plan, g.first, g.last, g.codec) for g in plan.groups]
-    entry["risks"] = [asdict(r) for r in risks_of(plan)]
+    entry["groups"] = [_group(s, g.first, g.last, g.codec) for s in used for g in s.plan.groups]
+    entry["risks"] = list({r.codec: asdict(r) for s in used for r in risks_of(s.plan)}.values())
     sent = sum(g["payload_bytes"] for g in entry["groups"])
-    dense = sum(t.elements for t in plan.profile.tensors) * plan.profile.element_bytes
-    codecs = ", ".join(dict.fromkeys(g.codec for g in plan.groups))
+    dense = sum(t.elements for s in used for t in s.plan.profile.tensors) * used[0].plan.profile.element_bytes
+    codecs = ", ".join(dict.fromkeys(g["codec"] for g in entry["groups"]))
     change = f"{plain.time_s / chosen.time_s:.3g} times faster" if chosen.time_s < plain.time_s else "not faster; it was asked for"
-    why = f"{codecs} in {len(plan.groups)} groups: {chosen.time_s:.4g} s, without {plain.time_s:.4g} s ({change}); {sent} of {dense} bytes per rank"
-    return entry | {"why": why}
+    whose = "per rank" if len(used) == 1 else f"over {len(used)} stages"
+    why = f"{codecs} in {len(entry['groups'])} groups: {chosen.time_s:.4g} s, without {plain.time_s:.4g} s ({change}); "
+    why += f"{sent} of {dense} bytes {whose}"
+    left = len({p.name for p in search.graph.parameters if p.trainable} - {n for g in entry["groups"] for n in g["params"]})
+    return entry | {"why": why + (f"; {left} parameters as they are" if left else ""), "left_alone": left}
 
 
-def _group(plan: TrafficPlan, first: int, last: int, codec: str) -> dict[str, Any]:
-    p, tensors = plan.profile, plan.profile.tensors[first:last]
+def _group(sums: _Sums, first: int, last: int, codec: str) -> dict[str, Any]:
+    p, tensors = sums.plan.profile, sums.plan.profile.tensors[first:last]
     cost = p.codecs[p.position(codec)]
     elements, payload = sum(t.elements for t in tensors), sum(cost.payload_bytes[first:last])
 
@@ -208,8 +273,9 @@ def _group(plan: TrafficPlan, first: int, last: int, codec: str) -> dict[str, An
         return float(curve_at(curve, np.array([size], np.int64))[0]) / 1e9
 
     return {
-        "codec": codec, "params": [t.name for t in tensors], "elements": elements, "payload_bytes": payload, "ready_s": tensors[-1].ready_ns / 1e9,
-        "encode_s": seconds(cost.encode, elements), "exchange_s": seconds(cost.exchange, payload), "decode_s": seconds(cost.decode, elements),
+        "codec": codec, "pipeline": sums.pipeline, "params": [t.name for t in tensors], "elements": elements, "payload_bytes": payload,
+        "ready_s": tensors[-1].ready_ns / 1e9, "encode_s": seconds(cost.encode, elements), "exchange_s": seconds(cost.exchange, payload),
+        "decode_s": seconds(cost.decode, elements),
     }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from .decide.restart import (
 )
 from .drive import check, cost_of, fabric_of, nothing_fits, plan_of
 from .drive_collectives import CollectivePlanner
+from .drive_compress import CompressWanted, Profiler, choose_compression
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from .drive_sharding import ShardingWanted, choose_sharding
@@ -124,6 +125,7 @@ def replan_training(
     steps_left: int | None = None,
     storage_Bps: int = 1_000_000_000,
     schedule: PipelineWanted | None = None,
+    profile: Profiler | None = None,
     time_limit_s: float = 120.0,
 ) -> TrainReplan:
     """Plans the old plan's job on its own fabric without the parts `lost` and with a copy of each device in `added`.
@@ -133,6 +135,7 @@ def replan_training(
         keep: decisions of the old layout that stay: some of KEEP.
         steps_left: decide by restart plus that many steps; None: by the step alone.
         schedule: of the pipeline; None: what the old plan was asked for, and 1F1B where that exists on none of the devices left.
+        profile: times the codecs of the old plan, which the new one keeps; needed where it has any.
 
     Raises: as `plan_training`; UsageError where nothing changes or the model is another one; Infeasible naming the shards that are lost with the
     parts and that no checkpoint in `shards.stored` has.
@@ -171,6 +174,7 @@ def replan_training(
     chosen, ranked = _choose(found, steps_left)
     require_complete(chosen.problem, chosen.transfers, _holder_names(old))
     better = chosen.search.refine_collectives(chosen.evaluated)
+    better, chosen.search.compression = choose_compression(chosen.search, better, [], _codecs_kept(old, profile), wanted)
     chosen = replace(chosen, evaluated=better)
     quickest = min(ranked, key=lambda c: (c.restart.time_s, c.step_s))
     plan = plan_of(job, chosen.fabric, cost, chosen.search, better, judged, wanted, asked)
@@ -253,8 +257,21 @@ def _replicas(devices: int, batch: int) -> int:
 
 
 def _layout_free(cost: Cost, old: Plan) -> Cost:
-    """The old plan's cost without prices of its own segments: another layout has other segments under the same names."""
-    return msgspec.structs.replace(cost, table={k: v for k, v in cost.table.items() if k.partition("@")[0] not in old.job["works"]})
+    """The old plan's cost without prices of its own segments and codec groups: another layout has others under the same names."""
+    table = {k: v for k, v in cost.table.items() if k.partition("@")[0] not in old.job["works"] and not k.startswith("codec")}
+    return msgspec.structs.replace(cost, table=table)
+
+
+def _codecs_kept(old: Plan, profile: Profiler | None) -> CompressWanted | None:
+    """What has not been sent goes on in a codec that keeps it: those of the old plan. Raises: UsageError where nothing can time them."""
+    assert old.layout is not None
+    codecs = tuple(dict.fromkeys(b.codec for b in old.layout.buckets if b.codec))
+    if not codecs:
+        return None
+    if profile is None:
+        raise UsageError(f"the plan sends gradients through {codecs[0]}", where="replan", hint="give profile, which times codecs")
+    wanted = old.decisions.get("compress", {}).get("options", {}).get("wanted", codecs[0])
+    return CompressWanted(codec=str(wanted), profile=profile, kept=codecs)
 
 
 def _kept(old: Plan, keep: Sequence[str]) -> Fixed:

@@ -1,36 +1,44 @@
 """Gradient groups that data replicas exchange through a codec, as steps of a training program.
 
-Of a bucket with a codec, every rank encodes its own gradients (`encode`) into its slot of `sent<group>`; an all-gather brings all slots to all
-replicas; `decode` writes the mean of what all payloads stand for over the gradients. Between the two the gradients are nobody's: encoding spends
-them. What error feedback keeps from step to step is `residual<group>`. Encodes stand in the compute lane behind the backward that completes the
-group, decodes behind the last backward, as in the timeline of `traffic`.
+Gathered: of a bucket with such a codec, every rank encodes its own gradients (`encode`) into its slot of `sent<group>`; an all-gather brings all
+slots to all replicas; `decode` writes the mean of what all payloads stand for over the gradients. Slots are padded to whole chunks of the all-gather.
+Summed: `encode` fills `sum0<group>`, which an all-reduce completes; of a codec with a second round, `advance` makes `sum1<group>` of it, which
+another completes; `decode` writes the mean that the sums stand for.
+Between the first and the last the gradients are nobody's: encoding spends them. What a codec remembers from step to step is `residual<group>`.
+Encodes stand in the compute lane behind the backward that completes the group, decodes behind the last backward, as in the timeline of `traffic`;
+second rounds stand there too, so that no backward waits for a sum.
 
-Payloads have one size, which the codec states exactly; slots are padded to whole chunks of the all-gather. Source: Wang et al., "Cupcake"
-(MLSys 2023), for where encodes and decodes stand.
+Replicas are all ranks that hold the same stages and tensor part, copies of stages among them. With tensor-parallel ranks only parameters that these
+divide go through codecs: what every rank has whole must stay equal on them to the last bit, and what a codec selects or rounds would not.
+With the optimizer's state divided (level 1) every replica decodes whole gradients, and updates its part.
+
+Payloads have one size, which the codec states exactly. Source: Wang et al., "Cupcake" (MLSys 2023), for where encodes and decodes stand.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 from .codec import CodecSpec, parse_codec
 from .errors import Unsupported
 from .lowering_sequence import per_chunk
 from .plan import TrainingLayout
+from .plan_shards import local_shape
 from .program_builder import StepRef
 
 if TYPE_CHECKING:
+    from .graph import OpGraph
     from .lowering import _Lowering, _Rank
 
-__all__ = ["CompressedSums", "require_codecs_run", "unsupported_codec", "unsupported_layout"]
+__all__ = ["CompressedSums", "divided_parameters", "local_shapes", "require_codecs_run", "unsupported_codec", "unsupported_layout"]
+
+SUMMAND_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def unsupported_codec(spec: CodecSpec) -> str:
     """Why no training plan can use this codec; empty where one can."""
-    if spec.aggregation != "all-gather":
-        return f"{spec.name} is summed in its encoded form, and only codecs whose payloads are gathered are planned in training steps"
     if spec.kind.own_memory:
         return f"{spec.name} keeps a momentum or memory of its own, which takes the optimizer's place"
     if not all(size.exact for size in spec.rounds([(1024,)])):
@@ -39,14 +47,33 @@ def unsupported_codec(spec: CodecSpec) -> str:
 
 
 def unsupported_layout(layout: TrainingLayout) -> str:
-    """Why the gradients of this layout cannot go through codecs; empty where they can."""
-    if layout.data < 2:
+    """Why no gradients of this layout can go through codecs; empty where some can."""
+    if layout.data * len(layout.mates(0)) < 2:
         return "there is one data replica, so no gradients are exchanged"
-    if layout.zero_level:
-        return f"sharding level {layout.zero_level} divides gradients, and codecs are planned for whole ones (--zero 0)"
-    if layout.tensor > 1 or layout.pipeline > 1:
-        return f"codecs are planned for data parallelism alone, not with {layout.tensor} tensor x {layout.pipeline} pipeline ranks (--tp 1 --pp 1)"
+    if layout.zero_level > 1:
+        return (
+            f"sharding level {layout.zero_level} keeps no whole gradients, and what a codec has not sent is as large as they are"
+            " (level 1 divides the optimizer's state, and goes with codecs)"
+        )
+    if layout.tensor > 1 and not divided_parameters(layout):
+        return f"each of {layout.tensor} tensor-parallel ranks holds every parameter whole, and codecs would not keep these equal"
     return ""
+
+
+def divided_parameters(layout: TrainingLayout) -> frozenset[str]:
+    """Parameters that no two tensor-parallel ranks hold elements of alike; without tensor parallelism, all of them."""
+    if layout.tensor == 1:
+        return frozenset(p for s in layout.stages for p in s.params)
+    return frozenset(s.param for s in layout.shards) - {x.param for x in layout.partial_gradients}
+
+
+def local_shapes(graph: OpGraph, layout: TrainingLayout, tensor_index: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters as ranks with this tensor index hold them."""
+    split = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
+    return {
+        p.name: local_shape(p.shape, s.axis, s, tensor_index, layout.tensor) if (s := split.get(p.name)) else tuple(p.shape)
+        for p in graph.parameters
+    }
 
 
 def require_codecs_run(layout: TrainingLayout, *, local_shards: str, device: str) -> None:
@@ -60,17 +87,29 @@ def require_codecs_run(layout: TrainingLayout, *, local_shards: str, device: str
 
 @dataclass
 class _Compressed:
+    """`rounds`: bytes of one rank's payloads; `sums`: buffers of those that are summed. `arrived`: the last exchange so far."""
+
     spec: CodecSpec
     elements: int
-    payload_bytes: int
+    rounds: tuple[int, ...]
     chunks: int = 1
     sent: int = -1
+    sums: list[int] = field(default_factory=list)
     residual: int = -1
-    gathered: StepRef | None = None
+    arrived: StepRef | None = None
+
+    @property
+    def gathered(self) -> bool:
+        return self.spec.aggregation == "all-gather"
 
     @property
     def workspace_bytes(self) -> int:
-        return 2 * 4 * self.elements + self.payload_bytes
+        return 2 * 4 * self.elements + max(self.rounds, default=0)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """The residual, and the factor that a second round leaves for the next step to start from."""
+        return (4 * self.elements if self.spec.feedback else 0) + sum(self.rounds[1:])
 
 
 @dataclass
@@ -82,57 +121,90 @@ class CompressedSums:
     replicas: tuple[int, ...]
     label: str
     groups: dict[str, _Compressed] = field(default_factory=dict)
+    under_way: list[str] = field(default_factory=list)  # in the order in which they were sent
 
     @classmethod
     def of(cls, low: _Lowering, r: _Rank, replicas: tuple[int, ...], label: str) -> CompressedSums:
         made = cls(low, r, replicas, label)
-        shapes = {p.name: tuple(p.shape) for p in low.graph.parameters}
+        tensor = low.layout.coordinates(r.number)[2]
         for number, bucket in enumerate(low.layout.buckets_of(r.stage.index)):
             if not bucket.codec:
                 continue
-            spec = parse_codec(bucket.codec)
+            spec, where = parse_codec(bucket.codec), f"bucket {number}"
             if reason := unsupported_codec(spec) or unsupported_layout(low.layout):
-                raise Unsupported(reason, where=f"bucket {number}", hint="plan with --compress none, or another codec or layout")
+                raise Unsupported(reason, where=where, hint="plan with --compress none, or another codec or layout")
             if low.folded:
-                raise Unsupported("the program of so many ranks is folded, and codecs are not", where=f"bucket {number}", hint="fewer devices")
-            params = r.gradients[f"gradients@{number}"]
-            (size,) = spec.rounds([shapes[p] for p in params])
-            elements = sum(r.sizes[p] for p in params) // low.element_bytes
-            made.groups[f"@{number}"] = _Compressed(spec, elements, size.upper)
+                raise Unsupported("the program of so many ranks is folded, and codecs are not", where=where, hint="fewer devices")
+            if odd := sorted(set(bucket.params) - divided_parameters(low.layout)):
+                raise Unsupported(f"tensor-parallel ranks must hold {odd[0]} alike, which codecs do not warrant", where=where)
+            params = r.gradients.get(f"gradients@{number}", ())
+            if set(params) != set(bucket.params):
+                odd = sorted(set(bucket.params) - set(params))
+                raise Unsupported(f"gradients of {odd[:4]} are not summed over data replicas alone", where=where)
+            shapes = local_shapes(low.graph, low.layout, tensor)
+            rounds = tuple(size.upper for size in spec.rounds([shapes[p] for p in params]))
+            made.groups[f"@{number}"] = _Compressed(spec, sum(prod(shapes[p]) for p in params), tuple(x for x in rounds if x))
         return made
 
     def buffers(self) -> None:
-        b, n = self.low.b, len(self.replicas)
         for name, g in self.groups.items():
-            size = n * -(-g.payload_bytes // 4) * 4
-            g.chunks = lcm(n, self.low.plan_all_reduce("gradient", self.replicas, size, "all-gather").chunks)
-            each = per_chunk(size, g.chunks)
-            g.sent = b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=each, role="scratch", persistent=True, name=f"sent{name}")
-            if g.spec.feedback:
-                g.residual = b.buffer(
-                    self.r.number, chunks=1, chunk_bytes=4 * g.elements, role="state", persistent=True, name=f"residual{name}"
-                )  # fmt: skip
+            if g.gathered:
+                size = self._gathered_bytes(g)
+                g.chunks = lcm(len(self.replicas), self.low.plan_all_reduce("gradient", self.replicas, size, "all-gather").chunks)
+                g.sent = self._buffer(f"sent{name}", g.chunks, per_chunk(size, g.chunks))
+            else:
+                for number, size in enumerate(g.rounds):
+                    chunks = self.low.plan_all_reduce("gradient", self.replicas, size).chunks
+                    g.sums.append(self._buffer(f"sum{number}{name}", chunks, per_chunk(size, chunks, SUMMAND_BYTES[g.spec.kind.summand])))
+            if g.remembered_bytes:
+                g.residual = self._buffer(f"residual{name}", 1, g.remembered_bytes, role="state")
 
-    def _op(self, kind: str, name: str, reads: list[tuple[int, int, int]], writes: list[tuple[int, int, int]]) -> int:
-        index = self.r.stage.index
-        return self.low.b.op(
-            kind, graph=f"codec{index}{name}", stage=index, workspace_bytes=self.groups[name].workspace_bytes, reads=reads, writes=writes
-        )
+    def _buffer(self, name: str, chunks: int, chunk_bytes: int, role: str = "scratch") -> int:
+        return self.low.b.buffer(self.r.number, chunks=chunks, chunk_bytes=chunk_bytes, role=role, persistent=True, name=name)
+
+    def _gathered_bytes(self, g: _Compressed) -> int:
+        return len(self.replicas) * -(-g.rounds[0] // 4) * 4
+
+    def _compute(self, kind: str, name: str, reads: list[int], writes: list[tuple[int, int, int]], after: StepRef) -> StepRef:
+        """A step of the compute lane that reads the whole of `reads`, and what the codec remembers, which all but `decode` change."""
+        g, r, b = self.groups[name], self.r, self.low.b
+        memory = [(g.residual, 0, 1)] if g.residual >= 0 else []
+        op = b.op(
+            kind, graph=f"codec{r.stage.index}{name}", stage=r.stage.index, workspace_bytes=g.workspace_bytes,
+            reads=[*((x, 0, b.chunks_of(x)) for x in reads), *memory], writes=[*writes, *(memory if kind != "decode" or g.sums else [])],
+        )  # fmt: skip
+        return r.compute.compute(op, after=[after])
+
+    def _exchange(self, buffer: int, size_bytes: int, after: StepRef, *operation: str) -> StepRef:
+        return self.r.sync.call(self.low.call("gradient", self.label, self.replicas, self.r.number, buffer, size_bytes, *operation), after=[after])
 
     def send(self, name: str, after: StepRef) -> None:
-        """Encode the group and gather the payloads, after step `after`."""
-        g, r = self.groups[name], self.r
-        own = g.chunks // len(self.replicas)
-        gradients = self.low.whole(r, f"gradients{name}")
-        memory = [(g.residual, 0, 1)] if g.residual >= 0 else []
-        slot = (g.sent, self.replicas.index(r.number) * own, own)
-        encoded = r.compute.compute(self._op("encode", name, [gradients, *memory], [slot, gradients, *memory]), after=[after])
-        size = len(self.replicas) * -(-g.payload_bytes // 4) * 4
-        g.gathered = r.sync.call(self.low.call("gradient", self.label, self.replicas, r.number, g.sent, size, "all-gather"), after=[encoded])
+        """Encode the group and exchange the payloads, after step `after`."""
+        g, gradients = self.groups[name], self.low.whole(self.r, f"gradients{name}")
+        if g.gathered:
+            own = g.chunks // len(self.replicas)
+            slot = (g.sent, self.replicas.index(self.r.number) * own, own)
+            encoded = self._compute("encode", name, [gradients[0]], [slot, gradients], after)
+            g.arrived = self._exchange(g.sent, self._gathered_bytes(g), encoded, "all-gather")
+        elif g.sums:
+            encoded = self._compute("encode", name, [gradients[0]], [self._whole(g.sums[0]), gradients], after)
+            g.arrived = self._exchange(g.sums[0], g.rounds[0], encoded)
+        if g.arrived is not None:
+            self.under_way.append(name)
 
     def receive(self) -> None:
-        """Decode what has been gathered, in the order in which it was sent."""
-        for name, g in self.groups.items():
-            if g.gathered is not None:
-                whole = self.low.whole(self.r, f"gradients{name}")
-                self.r.compute.compute(self._op("decode", name, [(g.sent, 0, g.chunks)], [whole]), after=[g.gathered])
+        """Second rounds, and decodes, in the order in which groups were sent."""
+        for name in self.under_way:
+            g = self.groups[name]
+            for number in range(1, len(g.sums)):
+                assert g.arrived is not None
+                before, fresh = g.sums[number - 1], g.sums[number]
+                made = self._compute("advance", name, [before], [self._whole(before), self._whole(fresh)], g.arrived)
+                g.arrived = self._exchange(fresh, g.rounds[number], made)
+        for name in self.under_way:
+            g = self.groups[name]
+            assert g.arrived is not None
+            self._compute("decode", name, g.sums or [g.sent], [self.low.whole(self.r, f"gradients{name}")], g.arrived)
+
+    def _whole(self, buffer: int) -> tuple[int, int, int]:
+        return buffer, 0, self.low.b.chunks_of(buffer)

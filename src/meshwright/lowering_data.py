@@ -163,7 +163,8 @@ class DataParallel:
         counts = [1] if tensor is None else [plan("tensor", tensor, size).chunks]
         for data in self._data_of_all(g):  # stages that share a parameter cut it alike
             if self.level:
-                counts += [n, plan("gradient", data, size, "reduce-scatter").chunks, plan("weights", data, size, "all-gather").chunks]
+                counts += [n, plan("weights", data, size, "all-gather").chunks]
+                counts += [plan("gradient", data, size, "reduce-scatter").chunks] if g.name not in self.compressed.groups else []
             elif len(data) > 1 and g.name not in self.compressed.groups:
                 counts.append(plan("gradient", data, size).chunks)
         if tied is not None:

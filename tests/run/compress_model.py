@@ -26,6 +26,25 @@ def regression(batch_size: int = 2) -> tuple[nn.Module, tuple[torch.Tensor, ...]
     return Regression(), (torch.randn(batch_size, SIZES[0]), torch.randn(batch_size, SIZES[-1]))
 
 
+class Odd(nn.Module):
+    """Sizes that divide by nothing, a table that two layers share, a frozen layer, a scale of one element, a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Linear(SIZES[0], 18), nn.Linear(18, 18, bias=False), nn.Linear(18, SIZES[-1])
+        self.frozen = nn.Linear(18, 18).requires_grad_(False)
+        self.scale, self.norm = nn.Parameter(torch.ones(1)), nn.LayerNorm(18)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.shared(torch.tanh(self.first(x)))) * self.scale
+        x = self.norm(torch.tanh(self.frozen(x)) + self.shared(x))
+        return F.mse_loss(self.last(x), y)
+
+
+def odd(batch_size: int = 2) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Odd(), (torch.randn(batch_size, SIZES[0]), torch.randn(batch_size, SIZES[-1]))
+
+
 class _Samples:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         made = torch.Generator().manual_seed(index)

@@ -16,8 +16,10 @@ from meshwright.capture.graph import capture
 from meshwright.codec import parse_codec
 from meshwright.drive import plan_training, read_fabric
 from meshwright.drive_compress import CompressWanted
+from meshwright.drive_pipeline_choice import PipelineWanted
 from meshwright.drive_sharding import ShardingWanted
 from meshwright.fabric import Fabric
+from meshwright.graph import OpGraph
 from meshwright.job import Training
 from meshwright.plan import Plan
 from meshwright.plan_shards import local_values
@@ -51,12 +53,22 @@ def profile(tensors: Sequence[GradientTensor], backward_ns: int, fabric: Fabric,
 
 
 @cache
-def planned(codec: str | None, *, ranks: int = 2, link: str = "125kB/s", overlap: bool | None = True, batch: int = 8) -> Plan:
-    job = Training(model=MODEL, global_batch=batch, loss="output", optimizer="sgd", learning_rate=0.05)
+def graph_of(model: str) -> OpGraph:
+    return capture(model, loss="output")
+
+
+@cache
+def planned(
+    codec: str | None, *, ranks: int = 2, link: str = "125kB/s", overlap: bool | None = True, batch: int = 8, tensor: int = 1, pipeline: int = 1,
+    zero: int = 0, schedule: tuple[str, tuple[tuple[str, Any], ...]] = ("1f1b", ()), model: str = MODEL,
+) -> Plan:  # fmt: skip
+    """`ranks`: data replicas. Micro-batches of 2 samples; buckets of 4096 bytes where sums overlap with backward."""
+    job = Training(model=model, global_batch=batch, loss="output", optimizer="sgd", learning_rate=0.05)
     wanted = None if codec is None else CompressWanted(codec=codec, profile=profile)
     return plan_training(
-        job, read_fabric(f"star:{ranks}?link={link}"), graph=capture(MODEL, loss="output"), collective="ring", data=ranks, tensor=1, pipeline=1,
-        microbatch=2, sharding=ShardingWanted(level=0, overlap=overlap, bucket_bytes=4096), compress=wanted,
+        job, read_fabric(f"star:{ranks * tensor * pipeline}?link={link}"), graph=graph_of(model), collective="ring", data=ranks, tensor=tensor,
+        pipeline=pipeline, microbatch=2, sharding=ShardingWanted(level=zero, overlap=overlap, bucket_bytes=4096), compress=wanted,
+        schedule=PipelineWanted(name=schedule[0], options=dict(schedule[1])),
     )  # fmt: skip
 
 
@@ -77,14 +89,18 @@ class _Rows:
 
 
 @cache
-def forward() -> Any:
-    return from_traced(trace_forward(MODEL, loss="output", batch_size=2))
+def forward(model: str = MODEL) -> Any:
+    return from_traced(trace_forward(model, loss="output", batch_size=2))
 
 
 @cache
-def initial(seed: int) -> Any:
+def initial(seed: int, model: str = MODEL) -> Any:
     """The model before the first step; ranks copy it."""
-    return whole_model(MODEL, seed=seed)
+    return whole_model(model, seed=seed)
+
+
+def model_of(plan: Plan) -> str:
+    return str(plan.job["training"]["model"])
 
 
 class Rank:
@@ -93,18 +109,21 @@ class Rank:
     def __init__(self, plan: Plan, rank: int, group: Any, *, alone: bool = False) -> None:
         assert plan.layout is not None
         program = inline(plan.main, plan.programs).program
-        _, parameters, buffers = initial(plan.seed)
+        _, parameters, buffers = initial(plan.seed, model_of(plan))
         sizes = gradient_bytes(program, rank)
-        self.module = build_rank_module(forward(), plan.layout, rank, parameters, buffers, device=CPU, gradient_bytes=sizes)
+        self.module = build_rank_module(forward(model_of(plan)), plan.layout, rank, parameters, buffers, device=CPU, gradient_bytes=sizes)
         self.optimizer = make_optimizer("sgd", [(p.name, t) for p, t, _ in self.module.updated()], 0.05)
         self.work = TrainingWork(program, plan.layout, rank, self.module, _Rows(plan), self.optimizer, alone=alone)
         memory = RankMemory(program, rank, CPU, local_values(plan.layout, rank), self.module.flats, layout=plan.layout)
         self.executor = Executor(program, walk_orders(plan), rank, memory=memory, transport=_Counting(group), work=self.work)
 
+        self.losses: list[float | None] = []
+
     def run(self, first: int, last: int) -> None:
         for step in range(first, last):
             self.work.begin(step)
             self.executor.run()
+            self.losses.append(self.work.loss())
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {p.name: p.tensor.detach().clone() for p in self.module.parameters.values()}
@@ -112,18 +131,23 @@ class Rank:
 
 def prepare(plan: Plan) -> None:
     """What threads must not do at once: tracing, and drawing weights from torch's one generator."""
-    forward()
-    initial(plan.seed)
+    forward(model_of(plan))
+    initial(plan.seed, model_of(plan))
+
+
+def ran(plan: Plan, steps: int) -> list[tuple[dict[str, torch.Tensor], list[float | None]]]:
+    """(weights after so many steps, loss of each step where it computes one) of every rank."""
+    assert plan.layout is not None
+
+    def body(rank: int, group: Any) -> tuple[dict[str, torch.Tensor], list[float | None]]:
+        made = Rank(plan, rank, group)
+        made.run(0, steps)
+        return made.weights(), made.losses
+
+    prepare(plan)
+    return in_threads(plan.layout.ranks, body)
 
 
 def trained(plan: Plan, steps: int) -> list[dict[str, torch.Tensor]]:
     """Weights of every rank after so many steps."""
-    assert plan.layout is not None
-
-    def body(rank: int, group: Any) -> dict[str, torch.Tensor]:
-        made = Rank(plan, rank, group)
-        made.run(0, steps)
-        return made.weights()
-
-    prepare(plan)
-    return in_threads(plan.layout.ranks, body)
+    return [weights for weights, _ in ran(plan, steps)]

@@ -18,7 +18,7 @@ from meshwright.drive_sharding import ShardingWanted
 from meshwright.errors import FormatError, UnknownName, Unsupported
 from meshwright.io.plan_file import plan_bytes, plan_from_bytes
 from meshwright.job import Training
-from meshwright.program import Csr
+from meshwright.program import Csr, Kind
 from meshwright.program_calls import inline
 from meshwright.report.plan_text import explain_text, plan_text
 
@@ -62,8 +62,8 @@ def test_memory_counts_residuals_and_slots():
 @pytest.mark.parametrize(
     ("codec", "error", "says"),
     [
-        ("fp16", Unsupported, "summed in its encoded form"), ("powersgd", Unsupported, "summed in its encoded form"),
-        ("dgc", Unsupported, "of its own"), ("threshold", Unsupported, "depends on the data"), ("zip", UnknownName, "no codec"),
+        ("signum", Unsupported, "of its own"), ("dgc", Unsupported, "of its own"), ("threshold", Unsupported, "depends on the data"),
+        ("zip", UnknownName, "no codec"),
     ],
 )  # fmt: skip
 def test_codecs_that_training_steps_cannot_use_are_refused(codec, error, says):
@@ -79,7 +79,10 @@ def asked(codec, fabric="star:2?link=125kB/s", sharding=None, **fixed):
 
 
 def test_layouts_that_codecs_do_not_go_with_are_refused_by_name_and_left_alone_by_auto():
-    cases = [({"data": 1, "tensor": 1, "pipeline": 2}, "one data replica"), ({"data": 2, "sharding": ShardingWanted(level=2)}, "sharding level 2")]
+    cases = [
+        ({"data": 1, "tensor": 1, "pipeline": 2}, "one data replica"), ({"data": 2, "sharding": ShardingWanted(level=2)}, "level 1 divides"),
+        ({"data": 2, "sharding": ShardingWanted(level=3)}, "sharding level 3 keeps no whole gradients"),
+    ]  # fmt: skip
     for fixed, says in cases:
         with pytest.raises(Unsupported, match=says):
             asked(TOPK, **fixed)
@@ -87,6 +90,44 @@ def test_layouts_that_codecs_do_not_go_with_are_refused_by_name_and_left_alone_b
         assert plan.decisions["compress"]["strategy"] == "none" and says in plan.decisions["compress"]["why"]
     with pytest.raises(Unsupported, match="run on processors"):
         asked(TOPK, fabric="dgx-a100:1", data=4, tensor=1)
+
+
+def test_only_what_tensor_ranks_divide_goes_through_codecs():
+    plan = planned(TOPK, tensor=2, batch=8)
+    layout = plan.layout
+    coded = {p for b in layout.buckets if b.codec for p in b.params}
+    assert coded == {s.param for s in layout.shards} and coded < set(layout.stages[0].params)
+    assert plan.decisions["compress"]["left_alone"] == len(set(layout.stages[0].params) - coded) > 0
+    assert "parameters as they are" in plan.decisions["compress"]["why"]
+    flat = flat_of(plan)
+    alike = next(p for p in layout.stages[0].params if p not in coded)
+    forged = tuple(msgspec.structs.replace(b, params=(*b.params, alike)) if b.codec else b for b in layout.buckets)
+    said = check_training(flat, msgspec.structs.replace(layout, buckets=forged))
+    assert said[0].message.endswith("tensor-parallel ranks hold it alike: they would not stay so")
+
+
+@pytest.mark.parametrize(("rank", "replica"), [(0, 0), (3, 1)])
+def test_a_sum_that_misses_a_replica_or_a_round_is_found(rank, replica):
+    plan = planned("powersgd:rank=1", tensor=2, batch=8)
+    p, layout = flat_of(plan), plan.layout
+    assert layout.coordinates(rank)[1] == replica and not check_training(p, layout)
+    of_rank = [i for i in range(len(p.steps)) if p.lanes.actor[p.lane_of_step()[i]] == rank]
+    at = {p.ops.name[int(p.steps.op[i])]: int(p.steps.op[i]) for i in of_rank if p.steps.kind[i] == Kind.COMPUTE}
+
+    def findings(column, op, edit):
+        table = [getattr(p.ops, column)[i].copy() for i in range(len(p.ops.name))]
+        table[op] = edit(table[op].reshape(-1, 3)).reshape(-1)
+        return " ".join(f.message for f in check_training(replace(p, ops=replace(p.ops, **{column: Csr.of(table)})), layout))
+
+    names = p.buffers.name
+    assert "does not read the whole of sum0" in findings("reads", at["decode"], lambda t: t[[not names[b].startswith("sum0") for b in t[:, 0]]])
+    assert "reads no sum of" in findings("reads", at["advance"], lambda t: t[[not names[b].startswith("sum") for b in t[:, 0]]])
+    assert "does not write the whole of sum1" in findings("writes", at["advance"], lambda t: t[[not names[b].startswith("sum1") for b in t[:, 0]]])
+    early = replace(p, steps=replace(p.steps, op=p.steps.op.copy()))
+    swap = {at["advance"]: at["decode"], at["decode"]: at["advance"]}
+    for i in of_rank:
+        early.steps.op[i] = swap.get(int(p.steps.op[i]), int(p.steps.op[i]))
+    assert check_training(early, layout)
 
 
 def test_a_plan_with_a_codec_that_does_not_exist_is_refused_when_read():
@@ -136,5 +177,5 @@ def test_the_command_takes_none_auto_and_a_name(tmp_path, capsys):
     common = ["train", "plan", "--model", MODEL, "--loss", "output", "--global-batch", "8", "--dp", "2", "--microbatch", "2", "--out", str(out)]
     assert main([*common, "--fabric", "star:2?link=125kB/s", "--compress", TOPK, "--collective", "ring"]) == 0
     assert f"{TOPK} in" in capsys.readouterr().out.replace("\n             ", " ")
-    assert main([*common, "--fabric", "star:2?link=125kB/s", "--compress", "fp16"]) == 2
-    assert "summed in its encoded form" in capsys.readouterr().err
+    assert main([*common, "--fabric", "star:2?link=125kB/s", "--compress", "dgc"]) == 2
+    assert "of its own" in capsys.readouterr().err

@@ -30,7 +30,7 @@ from typing import Any
 
 from ..plan import Segment, TrainingLayout
 from ..program import BUFFER_ROLES, Kind, Program
-from .compressed import codec_steps, decode, encode
+from .compressed import STEPS, codec_steps, coded, held_alike
 from .data_groups import DataGroups
 from .order import Order
 from .training_cells import ADDING, KEPT, WeightCells, compute_steps, too_small
@@ -52,7 +52,7 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     if small := too_small(p, layout):
         return small
     step = TrainingStep(p, order or Order(p), layout)
-    step.found += step.work()
+    step.found += [*held_alike(layout), *step.work()]
     if not step.found:
         step.run()
         step.weights_at_the_end()
@@ -119,7 +119,7 @@ class TrainingStep(WeightCells):
             want = Counter(compute_steps(lay, lay.coordinates(rank)[0]))
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
                 want["optimizer", "", 0] = 1
-            want |= codec_steps(lay, rank)
+            want |= codec_steps(lay, p, rank)
             for key in sorted({*want, *has[rank]}):
                 if want[key] != has[rank][key]:
                     step = at.get((rank, *key), -1)
@@ -218,8 +218,8 @@ class TrainingStep(WeightCells):
         if self.p.ops.name[op] == "optimizer":
             self.optimizer(step, rank, op)
             return
-        if o.name[op] in ("encode", "decode"):
-            (encode if o.name[op] == "encode" else decode)(self, step, rank, op)
+        if o.name[op] in STEPS:
+            coded(self, step, rank, op)
             return
         s, mb = self.segment[o.graph[op]], int(o.microbatch[op])
         part = int(o.part[op])

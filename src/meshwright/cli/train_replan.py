@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from ..drive_train_replan import OldShards
+    from ..fabric import Fabric
     from ..plan import Plan
+    from ..traffic import GradientTensor, TrafficProfile
 
 HELP = "plan a job again after devices are lost or added, reusing what the others hold"
 EPILOG = """\
@@ -58,10 +61,16 @@ def run(args: argparse.Namespace) -> Result:
     found = replan_training(
         old, lost=_names(args.without), added=_names(args.added), graph=read_graph(args.graph) if args.graph else None,
         shards=_shards(old, args.checkpoint), keep=_names(args.keep), global_batch=args.global_batch, steps_left=args.steps_left,
-        storage_Bps=rate, schedule=PipelineWanted(name=args.pipeline) if args.pipeline else None, time_limit_s=args.time_limit,
+        storage_Bps=rate, schedule=PipelineWanted(name=args.pipeline) if args.pipeline else None, profile=_profile, time_limit_s=args.time_limit,
     )  # fmt: skip
     write_plan(args.out, found.plan)
     return Result(replan_document(found, path=str(args.out)), replan_text(found, written=str(args.out)))
+
+
+def _profile(tensors: Sequence[GradientTensor], backward_ns: int, fabric: Fabric, codecs: Sequence[str]) -> TrafficProfile:
+    from ..probe.traffic_profile import profile_tensors
+
+    return profile_tensors(tensors, backward_ns, fabric, codecs)
 
 
 def _names(text: str | None) -> list[str]:

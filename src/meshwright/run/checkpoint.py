@@ -23,7 +23,6 @@ from ..errors import FormatError, Unsupported, UsageError
 from ..io.atomic import write_bytes
 from ..plan import Plan, TrainingLayout
 from .checkpoint_parts import Part, model_identity, parts_of
-from .codecs.saved import state_file
 from .recording import RestartBytes, plan_identity
 from .segments import RankModule
 
@@ -39,7 +38,7 @@ class SavedRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     losses: list[float]
     parts: dict[str, Part]
     scalars: dict[str, Any] = {}
-    residual: str = ""  # digest of its file of what its codecs have not sent; empty: there is none
+    residual: dict[str, str] = {}  # its file of what its codecs have not sent, if it has one -> sha256
 
 
 class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -198,5 +197,5 @@ def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Seq
     return CheckpointIndex(
         plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts,
         scalars={k: v for saved in ranks for k, v in saved.scalars.items()}, writers=writers,
-        residuals={state_file(Path(), rank).name: saved.residual for rank, saved in enumerate(ranks) if saved.residual},
+        residuals={name: digest for saved in ranks for name, digest in saved.residual.items()},
     )  # fmt: skip

@@ -31,7 +31,7 @@ from .module_clock import ModuleClock, ModuleMarks
 from .replay import Replays
 from .segment_module import SegmentModule
 from .segment_step import planned_segment
-from .sharded_state import ParameterGroup, Piece, build_groups
+from .sharded_state import ParameterGroup, Piece, build_groups, sum_buffers
 from .sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
 from .vocabulary import FUNCTIONS, expand_forward, function_of
 
@@ -65,11 +65,12 @@ class RankModule:
     loss: str  # value name of the loss
     draws: Draws = field(default_factory=Draws)  # what its dropout draws for; set before a segment runs
     groups: dict[str, ParameterGroup] = field(default_factory=dict)  # where data replicas divide training state, by group name
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)  # encoded gradients that replicas add up, by the plan's buffer name
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
         """Flat tensors of the plan's persistent buffers, by name."""
-        return self.gradients | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
+        return self.gradients | self.sums | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
 
     def kept(self) -> list[tuple[ParameterShard, torch.Tensor, Piece | None]]:
         """What this rank keeps of each parameter between steps: the whole of it, or a piece."""
@@ -122,7 +123,8 @@ def build_rank_module(
     wanted = set(stage.segments)
     builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups)
+    sums = sum_buffers(layout, rank, gradient_bytes, device)
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums)
 
 
 def example_tensors(

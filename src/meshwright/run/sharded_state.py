@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..codec import parse_codec
 from ..errors import Unsupported
 from ..layout_sizes import gradient_names
 from ..plan import TrainingLayout
@@ -23,7 +24,7 @@ from ..plan import TrainingLayout
 if TYPE_CHECKING:
     from .segments import ParameterShard
 
-__all__ = ["ParameterGroup", "Piece", "Reference", "StandIn", "as_they_are", "build_groups", "opened", "referring"]
+__all__ = ["ParameterGroup", "Piece", "Reference", "StandIn", "as_they_are", "build_groups", "opened", "referring", "sum_buffers"]
 
 
 @dataclass
@@ -128,6 +129,16 @@ def _group(
     else:
         group.detach()
     return group
+
+
+def sum_buffers(layout: TrainingLayout, rank: int, sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
+    """What encoded gradients are summed in, by the plan's buffer name and size, in the type that the group's codec sums."""
+    found = {}
+    for number, bucket in enumerate(layout.buckets_of(layout.coordinates(rank)[0])):
+        for name in [n for n in sizes if bucket.codec and n.startswith("sum") and n.partition("@")[2] == str(number)]:
+            dtype: torch.dtype = getattr(torch, parse_codec(bucket.codec).kind.summand)
+            found[name] = torch.zeros(sizes[name] // dtype.itemsize, dtype=dtype, device=device)
+    return found
 
 
 class StandIn(ABC):

@@ -1,4 +1,5 @@
-"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `encode`, `decode`, `optimizer`."""
+"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `encode`, `advance`, `decode`,
+`optimizer`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 from ..errors import Unsupported
 from ..plan import TrainingLayout
 from ..program import Program
-from .compressed import CompressedGroups
+from .compressed import STEPS, CompressedGroups
 from .memory import RankMemory
 from .segments import RankModule, SegmentModule, random_seed
 from .sharded_state import ParameterGroup, referring
@@ -71,7 +72,7 @@ class TrainingWork:
         name = ops.name[op]
         if name == "optimizer":
             return self._optimizer()
-        if name in ("encode", "decode"):
+        if name in STEPS:
             return self.compressed.compile(name, ops.graph[op], memory)
         segment = self.module.segments.get(ops.graph[op])
         actions = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
@@ -203,7 +204,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def gradient_bytes(program: Program, rank: int) -> Mapping[str, int]:
-    """Sizes of the gradient buffers of `rank` that live between steps, padding included, by name."""
+    """Sizes of the gradient buffers of `rank` that live between steps, and of the sums of their encoded forms, padding included, by name."""
     b = program.buffers
     mine = (b.actor == rank).nonzero()[0].tolist()
-    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith(("gradients", "gradshard"))}
+    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith(("gradients", "gradshard", "sum"))}

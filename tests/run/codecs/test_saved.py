@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.codec import parse_codec
 from meshwright.errors import FormatError, UsageError
 from meshwright.run.codecs import At, State, make_codec
-from meshwright.run.codecs.saved import Group, load_states, read_states, save_states, state_file
+from meshwright.run.codecs.saved import Group, Part, Piece, load_packed, load_states, packed, read_states, save_states, state_file
 
 TENSORS = (("a.weight", (8, 16)), ("a.bias", (8,)), ("b.weight", (30,)))
 GROUPS = {"g0": Group("topk:density=0.1", TENSORS[:2]), "g1": Group("dgc:density=0.2", TENSORS[2:])}
@@ -144,3 +145,88 @@ def test_other_schemas(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'version\\":1', b'version\\":2'))
     with pytest.raises(FormatError, match="version 2, expected"):
         read_states(path)
+
+
+def test_in_memory_they_are_what_the_files_hold(tmp_path: Path) -> None:
+    before = saved(tmp_path, GROUPS, 3)
+    rows = [packed(GROUPS, states, step=3, rank=rank, world=3) for rank, states in enumerate(before)]
+    for rank, row in enumerate(rows):
+        step, own = load_packed(row, GROUPS, rank=rank, world=3)
+        assert step == 3 and all(torch.equal(t, before[rank][g][k]) for g, s in own.items() for k, t in s.items())
+    row["g0/residual"].zero_()
+    with pytest.raises(FormatError, match="is not what was saved"):
+        load_packed(rows, GROUPS, rank=0, world=2)
+    rows[2] = packed(GROUPS, before[2], step=3, rank=2, world=3)
+    after = [load_packed(rows, GROUPS, rank=rank, world=2)[1] for rank in range(2)]
+    assert torch.allclose(total(after, "g0"), total(before, "g0"), atol=1e-6)
+    assert [{k: v.tolist() for k, v in s["g0"].items()} for s in after] == [
+        {k: v.tolist() for k, v in load_states(tmp_path, GROUPS, rank=rank, world=2)["g0"].items()} for rank in range(2)
+    ]  # fmt: skip
+
+
+def test_states_in_memory_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    states = [packed(GROUPS, s, step=3, rank=rank, world=2) for rank, s in enumerate(saved(tmp_path, GROUPS, 2))]
+    later = packed(GROUPS, saved(tmp_path, GROUPS, 2)[1], step=4, rank=1, world=2)
+    cases = [
+        (states[:1], "states of ranks"), ([states[0]] * 2, "states of ranks"), ([states[0], later], "expected 1 of 2 at 3"), ([{}], "is no file"),
+    ]  # fmt: skip
+    for wrong, match in cases:
+        with pytest.raises(FormatError, match=match):
+            load_packed(wrong, GROUPS, rank=1, world=1 if "at 3" in match else 3)
+    with pytest.raises(UsageError, match="has no place"):
+        load_packed(states, {}, rank=0, world=1)
+    assert load_packed(states, {}, rank=0, world=1, drop_residual=True) == (3, {})
+
+
+def cut_up(ways: int, axis: int) -> list[Piece]:
+    """A tensor of shape (6, 8) in this many pieces, each of two ranges."""
+    half = (6, 8)[axis] // 2
+    edges = [half * i // ways for i in range(ways + 1)]
+    return [Piece((6, 8), axis, tuple((base + a, base + b) for base in (0, half))) for a, b in pairwise(edges)]
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1))
+def test_pieces_are_put_together_and_cut_anew(
+    tmp_path_factory: pytest.TempPathFactory, world: int, ways: int, later: int, fewer: int, axis: int
+) -> None:
+    folder = tmp_path_factory.mktemp("pieces")
+
+    def of(part: Part) -> dict[str, Group]:
+        own = {"o": Group("topk", ((f"own{part.number}", (4,)),))} if part.of == ways else {}
+        return {"w": Group("topk", (("w", part.pieces["w"].local()),)), **own}
+
+    whole = torch.zeros(6, 8, dtype=torch.float64)
+    for rank in range(world):
+        for number, piece in enumerate(cut_up(ways, axis)):
+            part = Part(number=number, of=ways, pieces={"w": piece})
+            values = torch.randn(piece.local(), generator=torch.Generator().manual_seed(10 * rank + number))
+            index = torch.tensor([i for a, b in piece.ranges for i in range(a, b)], dtype=torch.int64)
+            whole.index_add_(axis, index, values.double())
+            states = {"w": {"residual": values.reshape(-1)}, "o": {"residual": torch.zeros(4)}}
+            save_states(folder, of(part), states, step=1, rank=rank, world=world, part=part)
+    found = torch.zeros_like(whole)
+    for rank in range(fewer):
+        for number, piece in enumerate(cut_up(later, 1 - axis)):
+            part = Part(number=number, of=later, pieces={"w": piece})
+            state = load_states(folder, of(part), rank=rank, world=fewer, part=part)["w"]["residual"].view(piece.local())
+            index = torch.tensor([i for a, b in piece.ranges for i in range(a, b)], dtype=torch.int64)
+            found.index_add_(1 - axis, index, state.double())
+    assert torch.allclose(found, whole, rtol=1e-6, atol=1e-6)
+
+
+def test_pieces_that_cannot_be(tmp_path: Path) -> None:
+    for piece, match in [
+        (Piece((2, 3), 2, ((0, 1),)), "dimension 2"), (Piece((2, 3), 0, ((0, 5),)), "ranges"), (Piece((2, 3), 0, ((0, 1),)), "by its piece"),
+    ]:  # fmt: skip
+        part = Part(pieces={"w": piece})
+        path = save_states(tmp_path, {"g": Group("topk", (("w", (2, 3)),))}, {"g": {"residual": torch.zeros(6)}}, step=0, rank=0, world=1, part=part)
+        with pytest.raises(FormatError, match=match):
+            read_states(path)
+
+
+def test_what_other_parts_take_over_is_not_missed(tmp_path: Path) -> None:
+    saved(tmp_path, GROUPS, 2)
+    mine = {"g0": GROUPS["g0"]}
+    assert load_states(tmp_path, mine, rank=0, world=1, part=Part(number=0, of=2), elsewhere={"b.weight"})["g0"]["residual"].any()
+    with pytest.raises(UsageError, match=r"b\.weight has no place"):
+        load_states(tmp_path, mine, rank=0, world=1, part=Part(number=0, of=2))

@@ -31,9 +31,9 @@ from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsu
 from ...traffic import TrafficPlan, TrafficTime
 from ..codecs import At
 from ..codecs.base import NonFinite
+from ..codecs.saved import load_packed, packed
 from .agreement import agree, digest
 from .group import GroupExchange
-from .state import load_groups, saved_groups
 
 __all__ = ["PlannedTraffic"]
 
@@ -215,15 +215,22 @@ class PlannedTraffic:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank must hold beside model and optimiser: step and codec states, by group and tensor."""
-        return saved_groups(self.groups, step=self.step, rank=self.rank, world=self.world)
+        """What a checkpoint of this rank must hold beside model and optimiser: codec states as `codecs.saved.packed` has them."""
+        groups = {str(g.index): g for g in self.groups}
+        described, states = {n: g.described() for n, g in groups.items()}, {n: g.state for n, g in groups.items()}
+        return packed(described, states, step=self.step, rank=self.rank, world=self.world)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, drop_residual: bool = False) -> None:
         """Go on from a checkpoint: this rank's state, or the states of all ranks of a run with another number of ranks.
 
-        Raises: PlanMismatch when something unsent has no place under this plan and `drop_residual` is not said.
+        Raises: FormatError for what is no such state; UsageError when something unsent has no place under this plan and `drop_residual` is not said.
         """
-        self.step = load_groups(self.groups, [saved] if isinstance(saved, Mapping) else saved, self.rank, self.world, drop_residual=drop_residual)
+        groups = {str(g.index): g for g in self.groups}
+        described = {n: g.described() for n, g in groups.items()}
+        self.step, found = load_packed(saved, described, rank=self.rank, world=self.world, drop_residual=drop_residual)
+        for name, g in groups.items():
+            for key, value in found[name].items():
+                g.state[key].copy_(value)
 
     def close(self) -> None:
         """Take the hooks away and end the communication thread."""

@@ -16,6 +16,7 @@ from ...codec import CodecSpec
 from ...errors import Unsupported
 from ..codecs import At, Payload, State, make_codec
 from ..codecs.base import NonFinite
+from ..codecs.saved import Group
 
 __all__ = ["GroupExchange"]
 
@@ -38,6 +39,10 @@ class GroupExchange:
         self.missing = set(range(len(sizes)))
         self.payload: Payload | None = None
         self.received: Received | None = None
+
+    def described(self) -> Group:
+        """For `codecs.saved`."""
+        return Group(codec=self.spec.text, tensors=tuple(zip(self.names, self.shapes, strict=True)))
 
     @property
     def complete(self) -> bool:
