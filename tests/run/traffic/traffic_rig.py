@@ -197,13 +197,13 @@ def replanned(rank, _, world, store, plans, other):
         owed, met = [], ""
         for step in range(4):
             if step == 2:
-                owed.append(traffic.state_dict()["elements"]["residual"])
+                owed.append(owed_by(traffic))
                 try:
                     traffic.use(other[rank])
                 except Exception as error:
                     met = getattr(error, "code", type(error).__name__)
                 traffic.use(plans[1])
-                owed.append(traffic.state_dict()["elements"]["residual"])
+                owed.append(owed_by(traffic))
             x, y = inputs(rank, step)
             nn.functional.mse_loss(ddp(x, True), y).backward()
             optimizer.step()

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ...codec import parse_codec
-from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsupported
+from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsupported, UsageError
 from ...traffic import TrafficPlan, TrafficTime
 from ..codecs import At
 from ..codecs.base import NonFinite
@@ -104,9 +104,9 @@ class PlannedTraffic:
         agree(digest(plan), self.group, self.rank)
         groups, refused = self._grouped(plan), None
         try:
-            load_groups(groups, [self.state_dict()], self.rank, self.world, drop_residual=drop_residual)
-        except PlanMismatch as error:
-            refused = error
+            self._restored(groups, self.state_dict(), drop_residual)
+        except UsageError as error:
+            refused = PlanMismatch(error.message, where=error.where, hint=error.hint)
         anywhere = torch.tensor([refused is not None], dtype=torch.int32)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self.group)
         if anywhere.item():
@@ -225,12 +225,16 @@ class PlannedTraffic:
 
         Raises: FormatError for what is no such state; UsageError when something unsent has no place under this plan and `drop_residual` is not said.
         """
-        groups = {str(g.index): g for g in self.groups}
-        described = {n: g.described() for n, g in groups.items()}
-        self.step, found = load_packed(saved, described, rank=self.rank, world=self.world, drop_residual=drop_residual)
-        for name, g in groups.items():
-            for key, value in found[name].items():
+        self.step = self._restored(self.groups, saved, drop_residual)
+
+    def _restored(self, groups: Sequence[GroupExchange], saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], drop_residual: bool) -> int:
+        """Fill these groups' states; gives the step to go on with."""
+        described = {str(g.index): g.described() for g in groups}
+        step, found = load_packed(saved, described, rank=self.rank, world=self.world, drop_residual=drop_residual)
+        for g in groups:
+            for key, value in found[str(g.index)].items():
                 g.state[key].copy_(value)
+        return step
 
     def close(self) -> None:
         """Take the hooks away and end the communication thread."""
