@@ -62,13 +62,17 @@ def theirs(python: str, files: list[Path], last: bool, repeat: int, *, exact: bo
 
 
 def ours(files: list[Path], last: bool, repeat: int) -> dict[str, Any]:
-    from meshwright.bottleneck.device import device_times
+    from meshwright.bottleneck.device import DeviceTimes, device_times
+    from meshwright.io.each_file import each_file
     from meshwright.io.trace_read import read_trace
+
+    def times(_: int, path: Path) -> DeviceTimes | None:
+        return device_times(read_trace(path), last_step=last)
 
     best, rows = float("inf"), []
     for _ in range(repeat):
         start = time.perf_counter()
-        found = [device_times(read_trace(f), last_step=last) for f in files]
+        found = each_file(times, files)
         best = min(best, time.perf_counter() - start)
         rows = [{"rank": i, **vars(t)} for i, t in enumerate(found) if t is not None]
     return {"wall_s": best, "rows": rows}

@@ -62,7 +62,7 @@ def truths(marked: Trace) -> tuple[list[str | None], np.ndarray[Any, Any], np.nd
     at = np.where(evaluate, np.arange(len(marked)), in_node)
     for i in np.flatnonzero(at > in_span).tolist():  # not what runs forward once more inside a node
         found[i] = of_node.get(int(at[i]))
-    cut = segments(marked, np.zeros(len(marked.tracks), bool))
+    cut = segments(marked, np.zeros(len(marked), bool))
     own = np.zeros(len(marked), np.int64)
     np.add.at(own, cut.row[cut.row >= 0], cut.length_ns[cut.row >= 0])
     return found, span | mark, own

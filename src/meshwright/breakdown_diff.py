@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from .bottleneck.diff import Diff, Leaf, by_module, by_step, difference
-from .bottleneck.from_trace import rank_view
 from .bottleneck.lanes import RankView
-from .breakdown_labels import annotated_labels
+from .breakdown_ranks import read_ranks, traces_in
 from .breakdown_run import plain_steps, run_views
 from .compare_run import predicted_run
 from .drive import read_plan
 from .errors import UsageError
 from .io.module_tree_file import read_module_tree
-from .io.trace_read import read_trace
 from .plan import Plan
 from .program import Program
 from .program_calls import PHASES, InlinedProgram, inline, phases
@@ -67,19 +65,9 @@ def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None 
         if kind == "run":
             views: Sequence[RankView] = run_views(plans[path], path)[0]
         else:
-            files = sorted(x for x in path.iterdir() if x.name.endswith((".json", ".json.gz")) and not _is_document(x)) if path.is_dir() else [path]
-            if not files:
-                raise UsageError("holds no trace", where=str(path), hint="give traces (.json, .json.gz), or a folder of them")
-            traces = [read_trace(f) for f in files]
-            views = [rank_view(t, annotated_labels(t, tree), rank=i) for i, t in enumerate(traces)]
+            views = [r.view for r in read_ranks(traces_in(path) if path.is_dir() else [path], tree)]
         sides.append(by_module(views))
     return FoundDiff(diff=difference(*sides), joined="modules", a=str(a), b=str(b))
-
-
-def _is_document(path: Path) -> bool:
-    """Whether it is a document of ours, such as the module tree beside traces."""
-    with path.open("rb") as file:
-        return b'"meshwright.' in file.read(200)
 
 
 def _kind(path: Path) -> str:

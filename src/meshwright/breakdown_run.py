@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bottleneck.breakdown import Breakdown, break_down
-from .bottleneck.device import DeviceTimes, device_times
-from .bottleneck.from_trace import rank_view, waiting
+from .bottleneck.device import DeviceTimes
+from .bottleneck.from_trace import waiting
 from .bottleneck.lanes import Activities, Kind, Meetings, RankView, Stage, Step
-from .breakdown_labels import annotated_labels
+from .breakdown_ranks import read_ranks, traces_in
 from .drive import read_plan
 from .errors import UsageError
 from .fabric import Fabric
 from .io.fabric_name import load_fabric
 from .io.module_tree_file import read_module_tree
 from .io.trace_events import matched_steps
-from .io.trace_read import read_trace
 from .plan import Plan
 from .program import Kind as StepKind
 from .program import Part, Program
@@ -37,36 +36,32 @@ def breakdown_of(
     traces: Sequence[Path], *, plan: Path | None = None, modules: Path | None = None, model: str | None = None, fabric: str | None = None,
     last_step: bool = True,
 ) -> tuple[Breakdown, dict[int, DeviceTimes]]:
-    """The breakdown, and of CUDA traces the device's totals by rank. `plan`: what a run folder ran (default: what it holds).
+    """The breakdown, and of CUDA traces the device's totals by rank. `traces`: one per rank, a folder of them, or the folder of a run of ours;
+    `plan`: what that ran (default: what it holds).
     `fabric`: its rates are what links should carry; rank r is on its device r, or where the plan put it.
 
-    Raises: UsageError (a run folder that holds no plan or stands among traces, ranks of several runs), FormatError (a file is no trace, clocks do
+    Raises: UsageError (a run folder that holds no plan or stands among traces, ranks of several runs, no trace in a folder), FormatError (a file is no trace, clocks do
     not fit).
     """
     folders = [t for t in traces if t.is_dir()]
     if folders:
         if len(traces) > 1:
-            raise UsageError("a run folder holds all its ranks", where=str(folders[0]), hint="give it alone")
+            raise UsageError("a folder holds all ranks of its run", where=str(folders[0]), hint="give it alone")
+        if not (folders[0] / "run.json").is_file() and plan is None:
+            traces, folders = traces_in(folders[0]), []
+    if folders:
         planned = run_plan(folders[0]) if plan is None else read_plan(plan)
-        ranks, one_clock = run_views(planned, folders[0])
-        rates = _rates(load_fabric(fabric), len(ranks), planned.placement) if fabric else None
-        return break_down(ranks, one_clock=one_clock, rates_Bps=rates), {}
+        recorded, one_clock = run_views(planned, folders[0])
+        rates = _rates(load_fabric(fabric), len(recorded), planned.placement) if fabric else None
+        return break_down(recorded, one_clock=one_clock, rates_Bps=rates), {}
     tree = read_module_tree(modules) if modules is not None else None
     if model is not None:
         from .capture.modules import named_capture
 
         tree = named_capture(model)
-    views, devices = [], {}
-    worlds: dict[int, Path] = {}
-    for i, path in enumerate(traces):
-        trace = read_trace(path)
-        view = rank_view(trace, annotated_labels(trace, tree), rank=trace.rank if trace.rank is not None else i)
-        if trace.world_size:
-            worlds[trace.world_size] = path
-        views.append(view)
-        times = device_times(trace, last_step=last_step)
-        if times is not None:
-            devices[view.rank] = times
+    ranks = read_ranks(traces, tree, last_step=last_step)
+    views, worlds = [r.view for r in ranks], {r.world_size: r.path for r in ranks if r.world_size}
+    devices = {r.view.rank: r.device for r in ranks if r.device is not None}
     if len(worlds) > 1:
         said = " and ".join(f"{n} ({p.name})" for n, p in worlds.items())
         raise UsageError(f"the traces are of runs with different numbers of ranks: {said}", hint="give traces of one run")

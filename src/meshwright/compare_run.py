@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from .plan import Plan
 from .program import Kind, Part, Program
 from .program_calls import InlinedProgram, inline
 from .report.compare import Comparison, compare
+from .run.link_times import with_link_times
 from .run.record import RecordedRun, read_run
 from .simulate import simulate_program
 from .timeline import Timeline
@@ -22,7 +24,7 @@ __all__ = ["compare_run", "predicted_run"]
 
 
 def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
-    """The comparison, and the inlined program whose step ids both timelines carry.
+    """The comparison, and the inlined program whose step ids both timelines carry; the prediction and the typical step with their messages on links.
 
     Raises: UsageError (no run there, or one of another plan), FormatError (broken files).
     """
@@ -38,13 +40,20 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
     )  # fmt: skip
     predicted = predicted_run(plan, program, run)
     cpu_s = _processor_seconds(program, cost)
-    return compare(plan, inlined, predicted, measured, evidence=evidence_of_timeline(predicted, program, cost), cpu_s=cpu_s), inlined
+    found = compare(plan, inlined, predicted, measured, evidence=evidence_of_timeline(predicted, program, cost), cpu_s=cpu_s)
+    typical = found.typical_step()
+    steps = [with_link_times(t, program, run.fabric, _placement(program, run)) if t is typical else t for t in measured.steps]
+    return replace(found, measured=replace(measured, steps=steps)), inlined
 
 
 def predicted_run(plan: Plan, program: Program, run: RecordedRun) -> Timeline:
     """The plan's inlined program, simulated on the fabric that the run had with the costs that it measured."""
-    placement = tuple(d.name for d in run.fabric.devices[: program.ranks])
-    return simulate_program(program, run.fabric, placement, run.cost, works=works_of(plan), staging=True)
+    placement = _placement(program, run)
+    return simulate_program(program, run.fabric, placement, run.cost, works=works_of(plan), staging=True, transfers=True)
+
+
+def _placement(program: Program, run: RecordedRun) -> tuple[str, ...]:
+    return tuple(d.name for d in run.fabric.devices[: program.ranks])
 
 
 def _processor_seconds(program: Program, cost: Cost) -> list[float]:

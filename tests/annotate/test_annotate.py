@@ -253,7 +253,7 @@ def test_any_slices_conserve_time_and_nest(tmp_path_factory, slices, told):
     a = annotate(read_trace(path), given_tree)
     assert a.root.host_ns + a.root.device_ns == sum(a.track_ns.values()) == sum(a.root.evidence_ns)
     for t, window in a.track_ns.items():
-        rows = a.trace.rows(t)
+        rows = np.flatnonzero(~a.units.ignored[a.trace.rows(t)]) + a.trace.rows(t).start
         assert window == int(a.trace.end_ns[rows].max() - a.trace.start_ns[rows].min())
 
     def adds_up(node):

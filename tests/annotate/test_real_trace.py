@@ -81,3 +81,49 @@ def test_the_tree_alone(recorded):
     forward = [(a, b) for a, b in zip(by_tree, by_capture, strict=True) if b[2] in (Stage.FORWARD, Stage.BACKWARD)]
     same = sum(a == b for a, b in forward)
     assert same >= 0.9 * len(forward), [pair for pair in forward if pair[0] != pair[1]]
+
+
+class Shared(nn.Module):
+    """A block that is called three times between others of its class, one layer called twice in a row, one of its own kind called again later."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward = nn.Linear(8, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))
+        self.other = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh())
+        self.twice = nn.Conv1d(4, 4, 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.inward(x)
+        for _ in range(3):
+            y = y + self.block(y)
+        y = self.twice(self.twice(self.other(y)))
+        return self.head(self.other(y)).mean(1)
+
+
+def profiled(net, x, target, path, *, train=True):
+    with torch.set_grad_enabled(train), profile(activities=[ProfilerActivity.CPU]) as profiler:
+        loss = F.cross_entropy(net(x), target)
+        if train:
+            loss.backward()
+    profiler.export_chrome_trace(str(path))
+    return read_trace(path)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modules_that_are_called_again_with_the_tree_alone(tmp_path, frozen):
+    """What is not accumulated after backward of an operator tells that it was a further call; where parameters are frozen, nothing is told."""
+    torch.manual_seed(0)
+    net, x, target = Shared(), torch.randn(2, 4, 8), torch.tensor([0, 2])
+    for p in net.other.parameters():
+        p.requires_grad_(not frozen)
+    tree = capture_modules(net, (x,), model="shared")
+    trace = profiled(net, x, target, tmp_path / "t.json")
+    by_capture, by_tree = (units(annotate(trace, t)) for t in (tree, ModuleTree(model="shared", modules=tree.modules)))
+    wrong = [(a, b) for a, b in zip(by_tree, by_capture, strict=True) if a != b]
+    assert {p for _, p, _ in by_capture} >= {"block.0", "block.2", "other.1", "twice", "head"}
+    if frozen:
+        assert len(wrong) < 0.4 * len(by_capture)
+    else:
+        assert wrong == []

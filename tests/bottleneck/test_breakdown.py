@@ -118,8 +118,20 @@ def test_no_steps_no_operators_and_foreign_ranks(tmp_path, capsys):
     assert main(["trace", "breakdown", str(one)]) == 0
     assert "1 of 2 ranks are missing (1)" in capsys.readouterr().out
     assert main(["trace", "breakdown", str(one), "--limit", "0"]) == 2
-    assert main(["trace", "breakdown", str(tmp_path)]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
+    assert main(["trace", "breakdown", str(tmp_path / "none")]) == 2
+    assert "holds no trace" in capsys.readouterr().err
+    assert main(["trace", "breakdown", str(tmp_path / "none"), str(one)]) == 2
+    assert "give it alone" in capsys.readouterr().err
+
+
+def test_a_folder_of_traces_is_its_files(tmp_path, capsys):
+    files = write_ranks(tmp_path, Settings(ranks=3))
+    (tmp_path / "modules.json").write_text('{"schema": "meshwright.module-tree"}')
+    assert main(["trace", "breakdown", *map(str, files), "--json"]) == 0
+    by_name = capsys.readouterr().out
+    assert main(["trace", "breakdown", str(tmp_path), "--json"]) == 0
+    assert capsys.readouterr().out == by_name
 
 
 def test_ranks_of_different_runs_are_refused(tmp_path):

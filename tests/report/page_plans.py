@@ -30,6 +30,7 @@ from meshwright.plan import Plan
 from meshwright.report.compare import compare
 from meshwright.report.page.content import PageContent, RunFacts
 from meshwright.report.page.gather import gather
+from meshwright.run.link_times import with_link_times
 from meshwright.timeline import Timeline
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \"q\" 'a' <!-- \u202eevil\x07 ]]>"
@@ -79,8 +80,9 @@ def slower(timeline: Timeline, times: float) -> Timeline:
 def run_of(page: PageContent, times: float = 1.25) -> RunFacts:
     n, t = page.ranks, page.timeline
     peaks = [int(b * 1.02) for b in t.memory_peak_bytes]
+    step = with_link_times(slower(t, times), page.inlined.program, page.fabric, page.plan.placement)
     measured = Measured(
-        steps=[slower(t, times)] * 4, step_s=[t.makespan_s * times] * 4, losses=[2.0, 1.5, 1.25, 1.0], memory_peak_bytes=peaks,
+        steps=[step] * 4, step_s=[t.makespan_s * times] * 4, losses=[2.0, 1.5, 1.25, 1.0], memory_peak_bytes=peaks,
         rss_peak_bytes=[9 * b for b in peaks], cpu_s=[0.1] * n, run_fabric="laptop:4", pacing="quota", others_share=0.0,
         notes=["a note of the run"],
     )  # fmt: skip

@@ -135,6 +135,13 @@ def test_finding_choosing_rows_and_views(browser: Chromium, pages: dict[str, Pat
     browser.value("(() => { const f = document.getElementById('find'); f.value = ''; f.dispatchEvent(new Event('input')); })()")
     browser.value("(() => { const r = document.getElementById('rows-shown'); r.value = 'all'; r.dispatchEvent(new Event('change')); })()")
     assert view(browser) != every
+    browser.value("(() => { const r = document.getElementById('rows-shown'); r.value = 'link'; r.dispatchEvent(new Event('change')); })()")
+    browser.value("document.getElementById('timeline-box').focus()")
+    for key in (".", "ArrowDown", "ArrowDown"):  # the critical path, then a link
+        browser.press(key)
+    browser.settle()
+    said = browser.value("document.getElementById('chosen').textContent")
+    assert said.startswith("message, ") and "predicted:" in said and "measured:" in said
     browser.value("(() => { const v = document.getElementById('view'); v.value = 'target'; v.dispatchEvent(new Event('change')); })()")
     assert "other timeline" not in browser.value("document.getElementById('spans').innerText")
     quiet(browser, pages["run"])

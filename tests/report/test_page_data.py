@@ -75,6 +75,23 @@ def test_a_run_stands_beside_its_prediction() -> None:
         assert (one, two) == ("predicted", "measured") and below == above + 1
 
 
+def test_measured_messages_stand_below_those_predicted_for_their_link() -> None:
+    page = content("run")
+    assert page.run is not None
+    data = Elements(report_page(page).html).data("data-run")
+    columns = unpacked(data["packed"])
+    rows = [(lane.partition(" · ")[0], origin, first, last) for _, origin, lane, role, first, last in data["rows"] if role == "link"]
+    for link in dict.fromkeys(link for link, *_ in rows):
+        of_link = [i for i, row in enumerate(rows) if row[0] == link]
+        assert of_link == list(range(of_link[0], of_link[-1] + 1))
+        assert [rows[i][1] for i in of_link[:2]] == ["predicted", "measured"]
+        steps = {origin: sorted(s for i in of_link for s in columns["step"][slice(*rows[i][2:])] if rows[i][1] == origin) for _, origin, *_ in rows}
+        assert steps["predicted"] == steps["measured"]
+    moved = page.run.comparison.typical_step().transfers
+    assert moved is not None
+    assert {link for link, *_ in rows} == {moved.links[k] for k in moved.link.tolist()}
+
+
 def test_spans_of_a_row_are_sorted_and_apart() -> None:
     page = content("training")
     view = timeline_view(page.inlined.program, [page.timeline])

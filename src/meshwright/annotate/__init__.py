@@ -50,12 +50,12 @@ def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
         label_forward(trace, found, stretches, labels, known, spans)
     label_backward(trace, found, labels, known, spans)
     _inner(trace, found, labels)
-    label_device(trace, found, labels)
+    label_device(trace, found, labels, spans)
     device_track = _device_tracks(trace, found)
-    left_out = np.array([bool(found.ignored[trace.rows(t)].all()) for t in range(len(trace.tracks))], bool)
-    cut = segments(trace, left_out)
+    cut = segments(trace, found.ignored)
     root = fold(trace, found, labels, cut, known, spans, find_steps(trace)[0], device_track)
-    windows = {t: int(cut.length_ns[cut.track == t].sum()) for t in np.flatnonzero(~left_out).tolist()}
+    shown = [t for t in range(len(trace.tracks)) if not found.ignored[trace.rows(t)].all()]
+    windows = {t: int(cut.length_ns[cut.track == t].sum()) for t in shown}
     return Annotation(trace=trace, tree=known, units=found, labels=labels, root=root, track_ns=windows)
 
 

@@ -23,9 +23,9 @@ from .slices import EVALUATE, Units, around, names_like
 from .slices import NODE as _NODE
 from .spans import ModuleSpans
 
-__all__ = ["label_backward"]
+__all__ = ["ACCUMULATES", "forward_of", "label_backward"]
 
-_ACCUMULATES = "AccumulateGrad"
+ACCUMULATES = "AccumulateGrad"
 I64 = NDArray[np.int64]
 
 
@@ -34,7 +34,7 @@ def label_backward(trace: Trace, units: Units, labels: Labels, tree: ModuleTree 
     rows = np.flatnonzero(units.evaluate)
     if not len(rows):
         return
-    made_by = _forward_of(trace, units, rows)
+    made_by = forward_of(trace, units, rows)
     _link(trace, units, labels, rows, made_by, tree, spans)
     recomputed = np.flatnonzero(units.recompute)
     if len(recomputed):
@@ -44,7 +44,7 @@ def label_backward(trace: Trace, units: Units, labels: Labels, tree: ModuleTree 
 
 def _link(trace: Trace, units: Units, labels: Labels, rows: I64, made_by: I64, tree: ModuleTree | None, spans: ModuleSpans | None) -> None:
     """Label nodes as the forward slices that made them (-1: unknown), what compiled graphs run in them, and the accumulations after them."""
-    accumulates = np.array([_ACCUMULATES in n for n in trace.names], bool)[trace.name[rows]]
+    accumulates = np.array([ACCUMULATES in n for n in trace.names], bool)[trace.name[rows]]
     linked = made_by >= 0
     maker = np.where(linked, units.head[made_by], -1)
     known = maker >= 0
@@ -83,7 +83,7 @@ def _as_function(
         labels.operator[row] = labels.operator[inside].max()
 
 
-def _forward_of(trace: Trace, units: Units, rows: I64) -> I64:
+def forward_of(trace: Trace, units: Units, rows: I64) -> I64:
     """The forward slice that made the node of each evaluated row, -1 where nothing says."""
     found = np.full(len(trace), -1, np.int64)
     node = names_like(trace, _NODE) & (units.head >= 0)

@@ -4,37 +4,50 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..trace import Trace
+from ..trace import I64, Trace
 from .labels import Evidence, Labels
 from .slices import Units
+from .spans import ModuleSpans
+from .stages import stage_at
 
 __all__ = ["label_device"]
 
 
-def label_device(trace: Trace, units: Units, labels: Labels) -> None:
-    """Copy the labels of the launching operator's unit; by the external id where there is no correlation.
+def label_device(trace: Trace, units: Units, labels: Labels, spans: ModuleSpans | None) -> None:
+    """Copy the labels of the launching operator's unit; by the external id where there is no correlation. What was launched outside operators (a
+    CUDA graph) is of the stage under way at its launch, and of the module whose span is around it.
 
     A kernel keeps its operator's evidence: the link is exact, as the module is where the operator's is.
     """
     kernels = np.flatnonzero(units.kernel)
     if not len(kernels):
         return
-    launcher = np.full(len(kernels), -1, np.int64)
-    launches = np.flatnonzero(units.runtime & (units.head >= 0))
-    for key, sources in (("correlation", launches), ("external_id", np.flatnonzero(units.operator))):
-        ids = getattr(trace, key)
-        usable = sources[ids[sources] > 0]
-        order = usable[np.argsort(ids[usable], kind="stable")]
-        open_ = np.flatnonzero((launcher < 0) & (ids[kernels] > 0))
-        if not len(order) or not len(open_):
-            continue
-        wanted = ids[kernels[open_]]
-        at = np.minimum(np.searchsorted(ids[order], wanted), len(order) - 1)
-        fits = ids[order[at]] == wanted
-        launcher[open_[fits]] = units.head[order[at[fits]]]
+    calls = np.flatnonzero(units.runtime)
+    call = _matched(trace.correlation, calls, kernels)
+    launcher = np.where(call >= 0, units.head[np.maximum(call, 0)], -1).astype(np.int64)
+    open_ = np.flatnonzero(launcher < 0)
+    operator = _matched(trace.external_id, np.flatnonzero(units.operator), kernels[open_])
+    launcher[open_] = np.where(operator >= 0, units.head[np.maximum(operator, 0)], -1)
     known = launcher >= 0
     rows, by = kernels[known], launcher[known]
     for column in (labels.stage, labels.module, labels.evidence, labels.operator, labels.step, labels.recompute):
         column[rows] = column[by]
     labels.shares.update({int(row): labels.shares[int(head)] for row, head in zip(rows, by, strict=True) if int(head) in labels.shares})
     labels.evidence[kernels[~known]] = Evidence.NONE
+    alone = ~known & (call >= 0)
+    rows, by = kernels[alone], call[alone]
+    labels.stage[rows], labels.step[rows] = stage_at(trace, units, labels, trace.start_ns[by])
+    labels.evidence[rows] = Evidence.STRUCTURAL
+    if spans is not None:
+        labels.module[rows] = spans.module[by]
+        labels.evidence[rows[spans.module[by] >= 0]] = Evidence.EXACT
+
+
+def _matched(ids: I64, sources: I64, wanted: I64) -> I64:
+    """For each row of `wanted` the first of `sources` with the same positive id, or -1."""
+    usable = sources[ids[sources] > 0]
+    order = usable[np.argsort(ids[usable], kind="stable")]
+    if not len(order):
+        return np.full(len(wanted), -1, np.int64)
+    at = np.minimum(np.searchsorted(ids[order], ids[wanted]), len(order) - 1)
+    return np.where((ids[order[at]] == ids[wanted]) & (ids[wanted] > 0), order[at], -1)

@@ -13,6 +13,7 @@ from ..trace import Trace
 from .captured import Aligned, CapturedSequence
 from .compiled import CompiledSequence
 from .labels import Evidence, Labels, Stage
+from .repeated import gradients_of
 from .slices import Units
 from .spans import ModuleSpans
 from .stages import Stretch
@@ -31,6 +32,7 @@ def label_forward(
     captured = CapturedSequence(tree) if tree is not None and tree.operators else None
     sequence = CompiledSequence(tree) if captured is not None and tree is not None and units.compiled.any() else None
     structural = StructuralMatch(tree) if tree is not None else None
+    gradients = None  # looked up where a tree is all there is
     loss = np.array(["loss" in n.lower() for n in trace.names], bool)
     for stretch in stretches:
         rows = stretch.rows
@@ -49,7 +51,9 @@ def label_forward(
         elif aligned is not None:
             _divide(rows, labels, aligned, loss[trace.name[rows]], stretch, Evidence.CAPTURED)
         else:
-            found = structural.align(names) if structural else None
+            if gradients is None:
+                gradients = gradients_of(trace, units)
+            found = structural.align(names, gradients[rows]) if structural else None
             if found is not None:
                 _divide(rows, labels, found, loss[trace.name[rows]], stretch, Evidence.STRUCTURAL)
             else:

@@ -27,16 +27,18 @@ class Segments:
         return self.end_ns - self.start_ns
 
 
-def segments(trace: Trace, left_out: NDArray[np.bool_]) -> Segments:
-    """`left_out[t]`: tracks that are not looked at."""
+def segments(trace: Trace, hidden: NDArray[np.bool_]) -> Segments:
+    """`hidden[i]`: slices that are not looked at; a track's time runs from the first start to the last end of the others."""
     parts: list[tuple[int, I64, I64, I64]] = []
     largest = int(np.diff(trace.track_start).max(initial=0))
     stack = np.zeros(largest, np.int64)
     row, since, until = (np.zeros(3 * largest, np.int64) for _ in range(3))
-    for t in np.flatnonzero(~left_out).tolist():
-        rows = trace.rows(t)
+    for t in range(len(trace.tracks)):
+        rows = np.flatnonzero(~hidden[trace.rows(t)]) + int(trace.track_start[t])
+        if not len(rows):
+            continue
         count = exclusive_segments(trace.start_ns[rows], trace.end_ns[rows], stack, row, since, until)
-        parts.append((t, np.where(row[:count] >= 0, row[:count] + rows.start, -1), since[:count].copy(), until[:count].copy()))
+        parts.append((t, np.where(row[:count] >= 0, rows[row[:count]], -1), since[:count].copy(), until[:count].copy()))
     none = np.zeros(0, np.int64)
     return Segments(
         track=np.repeat(np.array([p[0] for p in parts], np.int32), [len(p[1]) for p in parts]),

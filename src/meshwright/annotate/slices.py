@@ -33,7 +33,9 @@ _ASYNCHRONOUS = re.compile(r"^(gloo|nccl|mpi|ucc|xccl):")
 _ANNOTATIONS = ("user_annotation",)
 _RUNTIME = ("cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime", "privateuse1_runtime")
 ANNOTATION_CATEGORY = "meshwright annotation"  # of the slices that an annotated trace has more
-_ABOUT_THE_TRACE = ("trace", ANNOTATION_CATEGORY)
+# What speaks of the recording, or of work that other slices show: on a stream's track Kineto also draws the host's annotations around the kernels
+# launched in them, and when the host called for a wait, which is no work of the device and lies anywhere over its kernels.
+_ABOUT_THE_TRACE = ("trace", ANNOTATION_CATEGORY, "overhead", "gpu_user_annotation", "cuda_sync")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class Units:
     compiled: Flags  # lies in a graph that torch.compile made
     annotation: Flags
     runtime: Flags
-    ignored: Flags  # speaks of the recording itself
+    ignored: Flags  # shows no work of its own
 
 
 def around(trace: Trace, wanted: Flags) -> I32:
@@ -93,7 +95,7 @@ def units(trace: Trace) -> Units:
     python = trace.in_category(*_PYTHON_CATEGORIES)
     annotation = trace.in_category(*_ANNOTATIONS, "gpu_user_annotation")
     runtime = trace.in_category(*_RUNTIME)
-    ignored = trace.in_category(*_ABOUT_THE_TRACE, "gpu_user_annotation")
+    ignored = trace.in_category(*_ABOUT_THE_TRACE)
     on_host = ~(kernel | python | ignored)
     communication = names_like(trace, _COMMUNICATION) & ~python & ~ignored
     declared = trace.in_category("cpu_op", "operator")

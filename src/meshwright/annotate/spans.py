@@ -37,7 +37,7 @@ def module_spans(trace: Trace, tree: ModuleTree | None, aligned: I32 | None = No
     own = np.array([n.startswith(MODULE_SPAN) for n in trace.names], bool)
     instance = np.array([_INSTANCE.match(n) is not None for n in trace.names], bool)
     if own.any():
-        return _named(trace, trace.where_name(own), tree)
+        return _named(trace, trace.where_name(own) & ~trace.in_category("gpu_user_annotation"), tree)
     span = trace.where_name(instance)
     if not span.any():
         return None

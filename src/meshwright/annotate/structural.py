@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..kernels.split import best_split
 from ..module_tree import ModuleTree
 from .captured import Aligned, between
+from .repeated import ACCUMULATED, UNACCUMULATED, sources_of
 
 __all__ = ["StructuralMatch"]
 
@@ -86,7 +87,7 @@ class StructuralMatch:
         self.opens = np.full(len(tree.modules), -1, np.int64)
         for i in range(len(tree.modules) - 1, -1, -1):
             self._expect(i)
-        self.seen: dict[tuple[str, ...], Aligned | None] = {}
+        self.seen: dict[tuple[tuple[str, ...], bytes], Aligned | None] = {}
 
     def _kind(self, module: int) -> str:
         name = _class(self.tree.modules[module].kind)
@@ -107,17 +108,52 @@ class StructuralMatch:
                 self.most[i] += self.most[child]
                 self.opens[i] = self.opens[child] if self.opens[i] < 0 else self.opens[i]
 
-    def align(self, names: Sequence[str]) -> Aligned | None:
-        """None if no operator can be any module's."""
-        key = tuple(names)
+    def align(self, names: Sequence[str], gradients: NDArray[np.int8]) -> Aligned | None:
+        """None if no operator can be any module's. `gradients`: per operator what `repeated.gradients_of` says."""
+        key = tuple(names), gradients.tobytes()
         if key not in self.seen:
-            self.seen[key] = self._align(key)
+            self.seen[key] = self._align(key[0], gradients)
         return self.seen[key]
 
-    def _align(self, names: tuple[str, ...]) -> Aligned | None:
-        plain = [_PLAIN.sub(r"\1", n) for n in names]
+    def _align(self, names: tuple[str, ...], gradients: NDArray[np.int8]) -> Aligned | None:
+        """Further calls are taken out, so that every module is called once, and get the modules of the operators that they repeat."""
+        source = self._sources(names, gradients)
+        kept = np.flatnonzero(source < 0)
+        found = self._align_once(tuple(names[i] for i in kept.tolist()))
+        if found is None or len(kept) == len(names):
+            return found
+        module = np.full(len(names), -1, np.int32)
+        module[kept] = found.module
+        for i in np.flatnonzero(source >= 0).tolist():
+            module[i] = module[source[i]]
+        places = np.flatnonzero(module >= 0)
+        return Aligned(
+            operator=np.full(len(names), -1, np.int32), module=between(self.tree, module), first=int(places[0]), last=int(places[-1])
+        )  # fmt: skip
+
+    def _sources(self, names: tuple[str, ...], gradients: NDArray[np.int8]) -> I64:
+        """Per operator of a further call the operator that it repeats, else -1."""
+        if not self.groups or not (gradients == UNACCUMULATED).any():
+            return np.full(len(names), -1, np.int64)
+        group, owner = self._groups([_PLAIN.sub(r"\1", n) for n in names])
+        gradients = gradients.copy()
+        members = np.flatnonzero(owner >= 0)
+        np.maximum.at(gradients, owner[members], gradients[members])
+        strong = (group >= 0) & (self.weight[group] == _MISSING)
+        further = np.zeros(len(names), bool)
+        for kind, g in self.groups.items():
+            mine = strong & (group == g)
+            if int((gradients[mine] == ACCUMULATED).sum()) == self.kind.count(kind):
+                further |= mine & (gradients == UNACCUMULATED)
+        return sources_of(names, further, strong & ~further)
+
+    def _groups(self, plain: list[str]) -> tuple[I64, I64]:
+        """Per operator its kind, or -1; and the one that stands for those of an attention, or -1."""
         group = np.array([self.groups.get(_KIND_OF_OPERATOR.get(n, ""), -1) for n in plain], np.int64)
-        owner = self._attention(plain, group)
+        return group, self._attention(plain, group)
+
+    def _align_once(self, names: tuple[str, ...]) -> Aligned | None:
+        group, owner = self._groups([_PLAIN.sub(r"\1", n) for n in names])
         places = np.flatnonzero(group >= 0)
         if not len(places):
             return None

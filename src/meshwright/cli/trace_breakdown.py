@@ -9,12 +9,12 @@ from .frame import Result
 
 HELP = "where the time of measured steps went, per rank and stage, and what to do about it"
 EPILOG = """\
-TRACE is a trace written by torch.profiler (.json or .json.gz), one per rank of one run, or the folder of a `meshwright train run`. Ranks are
-put on one clock by the collectives they share."""
+TRACE is a trace written by torch.profiler (.json or .json.gz), one per rank of one run, a folder of such traces, or the folder of a
+`meshwright train run`. Ranks are put on one clock by the collectives they share."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a trace per rank, or one run folder")
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a trace per rank, a folder of them, or one run folder")
     parser.add_argument("--plan", type=Path, help="with a run folder: the plan that was run (default: plan.json in it)")
     parser.add_argument("--modules", type=Path, metavar="FILE", help="module tree of the model (`trace annotate` and `train run` write one)")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="capture the module tree from this function")

@@ -17,7 +17,7 @@ from ..fabric import Fabric
 from .breakdown import Simulated
 from .rivals import scaled_links
 
-__all__ = ["ERRORS", "NOT_MODELLED", "Assumption", "assumptions_of"]
+__all__ = ["ERRORS", "NOT_MODELLED", "Assumption", "ErrorBars", "assumptions_of"]
 
 # Measured: sums of operators timed in place against whole steps (benchmarks/op_cost: 0.1 to 6.5 %). Interpolated: rows of GPU tables held back
 # (benchmarks/gpu_tables: medians 2 to 5 %, tails 10 to 20 %). Assumed: a roofline at a guessed efficiency, where real kernels lie between a third and
@@ -36,6 +36,14 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
     low_s: float
     high_s: float
     source: str
+
+
+class ErrorBars(msgspec.Struct, frozen=True, kw_only=True):
+    """`low_s` to `high_s`: the step if all compute and all communication are wrong the same way, each by its error."""
+
+    assumptions: tuple[Assumption, ...]
+    low_s: float
+    high_s: float
 
 
 class _Number(NamedTuple):

@@ -26,14 +26,14 @@ from ..job import Training
 from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
 from ..plan import Plan
-from .assumptions import ERRORS, Assumption, assumptions_of
+from .assumptions import ERRORS, Assumption, ErrorBars, assumptions_of
 from .breakdown import Breakdown, Simulated, breakdown, simulated
 from .changes import WhatIf, what_ifs
 from .neighbours import among, neighbours
 from .recomputation import RecomputeAdvice, recompute_advice
 from .rivals import Crossing, Rival, Scenario, crossings, interval, name_of, rivals_of
 
-__all__ = ["Explanation", "PlanFlops", "explain_plan"]
+__all__ = ["Explanation", "PlanFlops", "error_bars", "explain_plan"]
 
 OPEN = (None, None, None, None)  # degrees and micro-batch that are fixed: none
 RIVALS = 3  # runners-up that are tried at other rates
@@ -85,13 +85,10 @@ def explain_plan(
     until = time.monotonic() + time_limit_s
     run, notes = simulated(plan), list[str]()
     found = breakdown(run)
-    bars = {**ERRORS, **(errors or {})}
     graph = None if quick else _graph(plan, graph_path, notes)
     chosen = _chosen(plan, run, run.cost)
     others = _others(plan, run, chosen, graph, time_limit_s / 2, notes) if graph is not None else None
-    scenario = Scenario(run.fabric)
-    share = {kind: s for kind, s in found.evidence.items() if s > 0}
-    low, high = interval(scenario, chosen, compute=sum(bars[k] * s for k, s in share.items()), links=bars["links"])
+    bars = error_bars(run, found, errors)
     extra: dict[str, object] = {}
     if others is not None and graph is not None:
         kept, rivals = rivals_of(others.search, others.chosen, others.judged, limit=16)
@@ -112,8 +109,17 @@ def explain_plan(
             notes.append("no other layout fits or was simulated: nothing to compare with")
     return Explanation(
         breakdown=found, flops=_flops(plan, run, graph, step_time_s or found.time_s, step_time_s is not None, causal),
-        assumptions=assumptions_of(run, bars, chosen.steady), low_s=low, high_s=high, notes=tuple(notes), **extra,  # type: ignore[arg-type]
+        assumptions=bars.assumptions, low_s=bars.low_s, high_s=bars.high_s, notes=tuple(notes), **extra,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def error_bars(run: Simulated, found: Breakdown, errors: Mapping[str, float] | None = None) -> ErrorBars:
+    """How far the step of a training plan may be off. `errors`: relative, by evidence, over `ERRORS`."""
+    wide = {**ERRORS, **(errors or {})}
+    chosen = _chosen(run.plan, run, run.cost)
+    compute = sum(wide[kind] * share for kind, share in found.evidence.items() if share > 0)
+    low, high = interval(Scenario(run.fabric), chosen, compute=compute, links=wide["links"])
+    return ErrorBars(assumptions=assumptions_of(run, wide, chosen.steady), low_s=low, high_s=high)
 
 
 def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:

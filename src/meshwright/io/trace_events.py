@@ -21,7 +21,7 @@ from ..timeline import Timeline
 from .trace_links import link_slices
 from .trace_slices import Counter, Slices, Trace, join, layers, take
 
-__all__ = ["build_trace"]
+__all__ = ["build_trace", "matched_messages", "matched_steps"]
 
 _WORDS = {"simulated": "predicted", "measured": "measured"}
 _RANK = re.compile(r"\brank (\d+)$")
@@ -199,6 +199,12 @@ def _find(keys: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[n
 
 def matched_steps(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Steps that send and the steps that receive the same message of an iteration."""
+    send, receive, _ = matched_messages(program)
+    return send, receive
+
+
+def matched_messages(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Per message of an iteration: the step that sends it, the step that receives it, its channel."""
     s = program.steps
     ends = []
     for part, set_part, channel in ((Part.SEND, Part.OUT_SET, s.chan_out), (Part.RECV, Part.IN_SET, s.chan_in)):
@@ -213,5 +219,5 @@ def matched_steps(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64
         position = np.arange(len(steps)) - np.searchsorted(channels, channels)
         ends.append((steps, channels * (len(s) + 1) + position))
     (send, send_key), (receive, receive_key) = ends
-    _, i, j = np.intersect1d(send_key, receive_key, assume_unique=True, return_indices=True)
-    return send[i], receive[j]
+    key, i, j = np.intersect1d(send_key, receive_key, assume_unique=True, return_indices=True)
+    return send[i], receive[j], key // (len(s) + 1)

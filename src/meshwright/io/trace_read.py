@@ -16,13 +16,15 @@ import numpy as np
 
 from ..kernels.nesting import parents
 from ..program import I32
-from ..trace import I64, Collectives, Trace, TraceWarning, Track
+from ..trace import ABSENT, I64, Collectives, Trace, TraceWarning, Track
+from .trace_arrows import slice_at
 from .trace_perfetto_read import add_perfetto
-from .trace_rows import COLLECTIVE_INTEGERS, COLLECTIVE_TEXTS, INTEGER_ARGS, EventRows, Flow, integers
+from .trace_rows import COLLECTIVE_INTEGERS, COLLECTIVE_TEXTS, INTEGER_ARGS, EventRows, integers
 from .trace_scan import TraceScan
 
 __all__ = ["read_trace"]
 
+_LAUNCH = "ac2g"  # Kineto also writes the end of one for each wait, which nothing launched
 _PERFETTO = (".pftrace", ".perfetto-trace")
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
 _WORLD = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
@@ -57,7 +59,7 @@ def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
     track = taken["track"]
     track_start = np.searchsorted(track, np.arange(len(rows.tracks) + 1)).astype(np.int64)
     # Whole µs are rounded down by the writer: a child may seem to end up to 1 µs after its parent.
-    parent, overlaps = _nesting(start, duration, track_start, 1 if rows.fractions else 1000)
+    parent, overlaps = _nesting(start, duration, taken["stream"], track_start, 1 if rows.fractions else 1000)
     rows.problems.add("slices that overlap without nesting", f"{overlaps} on all tracks", overlaps)
     info = _document_keys(scan, rows)
     rank, world_size = _ranks(info, scan)
@@ -74,13 +76,15 @@ def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
     )  # fmt: skip
 
 
-def _nesting(start: I64, duration: I64, track_start: I64, tolerance: int) -> tuple[I32, int]:
+def _nesting(start: I64, duration: I64, stream: I64, track_start: I64, tolerance: int) -> tuple[I32, int]:
+    """Parents, and how many slices overlap another on tracks of threads: on those of streams waits lie over kernels, in every trace."""
     end, parent = start + duration, np.full(len(start), -1, np.int32)
     stack = np.zeros(int(np.diff(track_start).max(initial=0)), np.int64)
     overlaps = 0
     for low, high in zip(track_start[:-1].tolist(), track_start[1:].tolist(), strict=True):
         part = parent[low:high]
-        overlaps += parents(start[low:high], end[low:high], tolerance, stack, part)
+        found = parents(start[low:high], end[low:high], tolerance, stack, part)
+        overlaps += found if (stream[low:high] == ABSENT).all() else 0
         part[part >= 0] += low
     return parent, overlaps
 
@@ -118,43 +122,17 @@ def _collectives(rows: EventRows, order: I64) -> Collectives:
 
 
 def _flows(rows: EventRows, start: I64, duration: I64, parent: I32, track_start: I64, first: int) -> Mapping[str, tuple[I32, I32]]:
-    # An arrow enters from the last beginning with its number; one that lies later only if there is none before (clocks of two devices).
-    leaves = {(flow.kind, flow.id): flow for flow in rows.flows if not flow.enters}
-    pairs: dict[str, list[tuple[Flow, Flow]]] = {}
-    for flow in sorted(rows.flows, key=lambda f: (f.time_ns, f.enters)):
-        if not flow.enters:
-            leaves[flow.kind, flow.id] = flow
-        elif (flow.kind, flow.id) in leaves:
-            pairs.setdefault(flow.kind, []).append((leaves[flow.kind, flow.id], flow))
-        else:
-            rows.problems.add("arrow without a beginning", f"{flow.kind} {flow.id}")
+    joined, lost = rows.arrows.joined()
+    for kind, number in lost:
+        if kind != _LAUNCH:
+            rows.problems.add("arrow without a beginning", f"{kind} {number}")
     out = {}
-    for kind, found in sorted(pairs.items()):
-        ends = []
-        for side in (0, 1):
-            track = np.array([pair[side].track for pair in found], np.int64)
-            time = np.array([pair[side].time_ns for pair in found]).astype(np.int64) - first
-            ends.append(_slice_at(track, time, start, duration, parent, track_start))
-        both = (ends[0] >= 0) & (ends[1] >= 0)
+    for kind, ends in joined.items():
+        leaves, enters = (slice_at(track, time - first, start, duration, parent, track_start) for track, time in ends)
+        both = (leaves >= 0) & (enters >= 0)
         rows.problems.add("arrow that touches no slice", kind, int((~both).sum()))
-        out[kind] = (ends[0][both], ends[1][both])
+        out[kind] = leaves[both], enters[both]
     return out
-
-
-def _slice_at(track: I64, time: I64, start: I64, duration: I64, parent: I32, track_start: I64) -> I32:
-    """The innermost slice of `track` under way at `time` (its ends included), or -1."""
-    row = np.full(len(track), -1, np.int64)
-    for t in np.unique(track).tolist():
-        low, high = int(track_start[t]), int(track_start[t + 1])
-        mine = track == t
-        at = np.searchsorted(start[low:high], time[mine], side="right") - 1
-        row[mine] = np.where(at >= 0, at + low, -1)
-    over = np.flatnonzero(row >= 0)
-    while len(over):
-        over = over[start[row[over]] + duration[row[over]] < time[over]]
-        row[over] = parent[row[over]]
-        over = over[row[over] >= 0]
-    return row.astype(np.int32)
 
 
 def _document_keys(scan: TraceScan, rows: EventRows) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError
+from .trace_arrows import Arrows
 from .trace_scan import Piece, salvaged
 
-__all__ = ["Args", "EventRows", "Flow", "WarningCounts"]
+__all__ = ["Args", "EventRows", "WarningCounts"]
 
 MAX_EVENTS = 50_000_000
 MAX_NAME = 4096  # characters
+MOST_US = 4e15  # more than any clock says: the epoch was 1.8e15 µs ago
 MAX_NAME_TABLE = 512 << 20  # characters over all names
 
 _RENAMED = {
@@ -92,14 +94,6 @@ class WarningCounts:
             self.first.setdefault(kind, str(example)[:200])
 
 
-class Flow(msgspec.Struct, frozen=True, gc=False):
-    kind: str
-    id: str
-    track: int
-    time_ns: float
-    enters: bool
-
-
 class EventRows:
     """Columns that grow: `integers[name]` and so on are lists of arrays, one per piece. Rows are in the order of the file."""
 
@@ -114,7 +108,7 @@ class EventRows:
         self.name_characters = 0
         self.columns: dict[str, list[NDArray[Any]]] = {key: [] for key in ("name", "category", "track", "start", "duration", *INTEGER_ARGS)}
         self.collectives: list[tuple[int, Args]] = []
-        self.flows: list[Flow] = []
+        self.arrows = Arrows()
         self.metadata: list[tuple[str, Any, Any, Any]] = []  # kind, pid, tid, value
         self.begins: list[tuple[bool, int, int, int, float, Args]] = []  # is it the beginning, track, name, category, time, arguments
         self.ignored: Counter[str] = Counter()
@@ -165,8 +159,8 @@ class EventRows:
         if len(kept) < len(events):
             self.problems.add("event without a time, lost", events[int(np.isnan(time_us).argmax())].name, len(events) - len(kept))
             events = [events[i] for i in kept.tolist()]
-        for event, at in zip(events, self.to_ns(time_us[kept]).tolist(), strict=True):
-            self.flows.append(Flow(str(event.cat or event.name), str(event.id), self.track_id(event.pid, event.tid), at, event.ph == "f"))
+        keys = [(str(e.cat or e.name), str(e.id)) for e in events]
+        self.arrows.add(keys, self._tracks(events), self.to_ns(time_us[kept]), [e.ph == "f" for e in events])
 
     # ---- slices ----------------------------------------------------------------------------------------------------------
     def _slices(self, events: Sequence[Event]) -> None:
@@ -182,8 +176,8 @@ class EventRows:
                 duration[wrong] = 0.0
         args = [e.args or _NO_ARGS for e in events]
         self._append(
-            [self.name_id(e.name) for e in events], [self.category_id(e.cat) for e in events],
-            [self.track_id(e.pid, e.tid) for e in events], start, duration, args,
+            _numbers(self.names, self.name_id, [e.name for e in events]), _numbers(self.categories, self.category_id, [e.cat for e in events]),
+            self._tracks(events), start, duration, args,
         )  # fmt: skip
 
     def _append(
@@ -213,9 +207,10 @@ class EventRows:
         self.collectives += [(base + i, a) for i, a in enumerate(args) if a.collective is not None]
 
     def to_ns(self, time_us: NDArray[np.float64]) -> NDArray[np.float64]:
-        """ns from the first time seen. Subtracting first keeps the ns that a float of absolute µs still resolves."""
-        if self.origin_us is None and len(time_us):
-            self.origin_us = float(math.floor(time_us[0]))
+        """ns from the first time seen that can be one. Subtracting first keeps the ns that a float of absolute µs still resolves."""
+        if self.origin_us is None:
+            possible = time_us[np.abs(time_us) < MOST_US]
+            self.origin_us = float(math.floor(possible[0])) if len(possible) else None
         return np.rint((time_us - (self.origin_us or 0.0)) * 1000.0)
 
     # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -244,6 +239,9 @@ class EventRows:
             return self.tracks[pid, tid]
         except (KeyError, TypeError):
             return self.tracks.setdefault((_label(pid), _label(tid)), len(self.tracks))
+
+    def _tracks(self, events: Sequence[Event]) -> list[int]:
+        return _numbers(self.tracks, lambda key: self.track_id(*key), [(e.pid, e.tid) for e in events])
 
     # ---- events that are not complete slices -----------------------------------------------------------------------------
     def _other(self, event: Event) -> None:
@@ -285,6 +283,15 @@ class EventRows:
             columns = list(zip(*made, strict=True))
             start = np.array(columns[3]) / 1000.0 + origin
             self._append([*columns[0]], [*columns[1]], [*columns[2]], start, np.array(columns[4]) / 1000.0, [*columns[5]])
+
+
+def _numbers(table: dict[Any, int], number: Callable[[Any], int], keys: list[Any]) -> list[int]:
+    """`number` of every key, which is only asked for what `table` does not hold as it stands (new; not made into text; not cut)."""
+    known = table.get
+    try:
+        return [found if (found := known(key)) is not None else number(key) for key in keys]
+    except TypeError:  # not hashable
+        return [number(key) for key in keys]
 
 
 def _event(data: bytes) -> Event | None:

@@ -34,6 +34,7 @@ _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:)')
 _BETWEEN = bytes(c if c >= 32 else 32 for c in range(256))
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})")  # a pair, or half of one
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,])\s*[-+]?(?:nan|inf(?:inity)?)\s*(?=[,}\]])", re.IGNORECASE)
 _INNER_TEXT = re.compile(rb'("(?:name|cat)"\s*:\s*")(.*?)("\s*(?=,\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:|\}))', re.DOTALL)
 
@@ -201,6 +202,7 @@ def repaired(data: bytes, valid: Callable[[bytes], bool]) -> bytes | None:
         lambda x: x,
         lambda x: x.translate(_BETWEEN),
         lambda x: _NOT_A_NUMBER.sub(b"null", _BAD_ESCAPE.sub(rb"\\\\", x.decode("utf-8", "replace").encode())),
+        lambda x: _SURROGATE.sub(lambda m: rb"\ufffd" if m[1] else m[0], x),
     )
     for step in steps:
         data = step(data)

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from .compile import kernel
 
-__all__ = ["DEPTH", "DONE", "ESCAPE", "OPEN", "STATE", "TEXT", "scan_objects"]
+__all__ = ["DEPTH", "DONE", "ESCAPE", "LISTS", "OPEN", "STATE", "TEXT", "scan_objects"]
 
-STATE = 5
-DEPTH, TEXT, ESCAPE, OPEN, DONE = range(STATE)  # nesting; inside a string; after a backslash; start of the open object or -1; array closed
+STATE = 6
+# Nesting; inside a string; after a backslash; start of the open object or -1; array closed; lists open between objects.
+DEPTH, TEXT, ESCAPE, OPEN, DONE, LISTS = range(STATE)
 
 _QUOTE, _BACKSLASH, _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = (ord(c) for c in '"\\{}[]')
 _BRACKET_BITS = 0b01011001  # common to [ ] { }
@@ -56,6 +57,8 @@ def scan_objects(
                 open_at = i
             if depth > 0 or byte == _OPEN_BRACE:
                 depth += 1
+            else:
+                state[LISTS] += 1  # a list that is no event: its end is not that of the events
         elif byte in (_CLOSE_BRACE, _CLOSE_BRACKET):
             if depth > 0:
                 depth -= 1
@@ -63,6 +66,8 @@ def scan_objects(
                     starts[found], ends[found] = open_at, i + 1
                     found += 1
                     open_at = -1
+            elif byte == _CLOSE_BRACKET and state[LISTS] > 0:
+                state[LISTS] -= 1
             elif byte == _CLOSE_BRACKET:
                 state[DONE] = 1
                 i += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...bottleneck.breakdown import Breakdown as MeasuredBreakdown
+from ...explain.assumptions import ErrorBars
 from ...explain.breakdown import Breakdown
 from ...fabric import Fabric
 from ...plan import Plan
@@ -38,6 +39,7 @@ class PageContent:
     inlined: InlinedProgram
     timeline: Timeline
     breakdown: Breakdown | None = None  # of training plans
+    bars: ErrorBars | None = None  # of training plans: how far the step may be off
     run: RunFacts | None = None
     entry: int = 0  # of the plan's cycle
     checked: bool = True

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...drive import cost_of, fabric_of, works_of
+from ...explain.assumptions import ErrorBars
 from ...explain.breakdown import Breakdown, Simulated, breakdown
+from ...explain.explanation import error_bars
 from ...plan import Plan
 from ...program_flat import flatten
 from ...simulate import simulate_stored
@@ -24,8 +26,12 @@ def gather(plan: Plan, *, plan_file: str, run: RunFacts | None = None, entry: in
     inlined = flatten(shown.main, shown.programs)
     timeline = simulate_stored(inlined.program, fabric, shown.placement, cost, works=works_of(shown), record=True, transfers=True)
     found: Breakdown | None = None
+    bars: ErrorBars | None = None
     if shown.layout is not None:
-        found = breakdown(Simulated(plan=shown, fabric=fabric, cost=cost, inlined=inlined, timeline=timeline))
+        simulated = Simulated(plan=shown, fabric=fabric, cost=cost, inlined=inlined, timeline=timeline)
+        found = breakdown(simulated)
+        bars = error_bars(simulated, found)
     return PageContent(
-        plan=shown, plan_file=plan_file, fabric=fabric, inlined=inlined, timeline=timeline, breakdown=found, run=run, entry=entry, checked=checked
+        plan=shown, plan_file=plan_file, fabric=fabric, inlined=inlined, timeline=timeline, breakdown=found, bars=bars, run=run, entry=entry,
+        checked=checked,
     )  # fmt: skip

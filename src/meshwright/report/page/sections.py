@@ -9,6 +9,7 @@ from ...breakdown import PHASE_ORDER, phase_seconds
 from ...program_calls import phases
 from ...program_flat import represented_by
 from ..numbers import bytes_text, seconds_text, share_text
+from .bars import error_bars_table
 from .content import PageContent
 from .html import Html, figure_of, joined, shortened, source_link, table, tag
 
@@ -25,7 +26,9 @@ def summary(page: PageContent) -> Html:
     figures = []
     predicted_s = page.timeline.makespan_s
     what = {"training": "training step", "pipeline": "pipeline step"}.get(plan.kind, "time")
-    figures.append(figure_of(seconds_text(predicted_s), f"{what} on {plan.target_fabric.get('name', '')}", "simulated"))
+    bars = page.bars
+    sure = f"{seconds_text(bars.low_s)} to {seconds_text(bars.high_s)} if its prices are off" if bars is not None else ""
+    figures.append(figure_of(seconds_text(predicted_s), f"{what} on {plan.target_fabric.get('name', '')}", "simulated", note=sure))
     if plan.bound is not None and float(plan.bound):
         ratio = predicted_s / float(plan.bound)
         above = (
@@ -89,6 +92,8 @@ def breakdown_section(page: PageContent) -> Html:
         parts.append(tag("div", stages, longest, cls="tables"))
         rests = ", ".join(f"{k} {share_text(v)}" for k, v in found.evidence.items() if v > 0)
         parts.append(tag("p", f"The predicted path rests on prices that are: {rests}. ", source_link("simulated")))
+    if page.bars is not None:
+        parts.append(error_bars_table(page.bars, page.timeline.makespan_s))
     return joined(parts)
 
 
@@ -175,6 +180,11 @@ def alternatives(page: PageContent) -> Html:
         parts.append(tag("p", f"{len(plan.alternatives) - MOST} more are in the plan's file."))
     if not plan.alternatives:
         parts.append(tag("p", "The plan names no alternatives."))
+    elif page.bars is not None:
+        near = sum(a.time_s is not None and a.time_s <= page.bars.high_s for a in plan.alternatives)
+        said = f"{near} of the {len(plan.alternatives)} others are within this plan's error bar, up to {seconds_text(page.bars.high_s)}. "
+        parts.append(tag("p", said, "All are priced alike, so their order is surer than their times: `meshwright train explain` says how wrong the "
+                         "rates of compute or of links must be for another to win.", cls="note"))  # fmt: skip
     return joined(parts)
 
 

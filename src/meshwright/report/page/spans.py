@@ -129,12 +129,13 @@ def _ordered(
     """Spans in the order of rows (critical path, rank by rank, links; of a lane first predicted, then measured), and what each row is."""
     lane_of = program.lane_of_step()
     first_step = {int(t): int(s) for t, s in zip(slices.track[::-1], slices.step[::-1], strict=True)}
+    links: dict[str, int] = {}  # by name, so that what was measured on one stands below what was predicted for it
     keys: list[tuple[tuple[int, int, str, int], int]] = []
     said: dict[int, tuple[str, str, str, str]] = {}
-    for track, step in first_step.items():
+    for track, step in sorted(first_step.items()):
         who, _, origin = trace.processes[trace.tracks[track].process].partition(" · ")
         lane = int(lane_of[step]) if step >= 0 else -1
-        label = trace.tracks[track].name
+        label = within = trace.tracks[track].name
         role = Role(int(program.lanes.role[lane])).name.lower() if lane >= 0 else "other"
         role = "compute" if role == "filler" else role  # what fills idle time is work too; its label says that it fills
         rank = -1
@@ -142,11 +143,13 @@ def _ordered(
             rank = int(who.removeprefix("rank "))
             label = label.partition(" ")[2].partition(" ")[2] if lane >= 0 else label  # without `lane 5`
         elif who == "links":
-            rank, lane, role = len(lane_of), track, "link"
+            rank, role = len(lane_of), "link"
+            link, _, within = label.partition(" (also")
+            lane = links.setdefault(link.partition(" · ")[0], len(links))
         else:
             role, label = "path", ""
         said[track] = (who, origin, label, role)
-        keys.append(((rank, lane, trace.tracks[track].name, int(not origin.startswith("predicted"))), track))
+        keys.append(((rank, lane, within, int(not origin.startswith("predicted"))), track))
     twice = Counter((who, origin, label) for who, origin, label, _ in said.values())
     for (_, lane, _, _), track in keys:
         who, origin, label, role = said[track]

@@ -305,13 +305,18 @@ class Timeline {
     return this.data.rows.find((row) => i >= row.first && i < row.last);
   }
 
-  // The span of the same step and iteration in the other timeline; -1 if there is none.
+  // The link that a row of messages is of, without how busy it is; "" for rows of ranks.
+  linkOf(row) {
+    return row.role === "link" ? row.lane.split(" · ")[0].split(" (also")[0] : "";
+  }
+
+  // The span of the same step and iteration in the other timeline (of a message: on the same link); -1 if there is none.
   twin(i) {
     const { data } = this;
     const mine = this.rowOf(i);
-    if (data.step[i] < 0 || mine.role === "path" || mine.role === "link") return -1;
+    if (data.step[i] < 0 || mine.role === "path") return -1;
     for (const row of data.rows) {
-      if (row.origin === mine.origin || row.role === "path" || row.group !== mine.group) continue;
+      if (row.origin === mine.origin || row.role === "path" || row.group !== mine.group || this.linkOf(row) !== this.linkOf(mine)) continue;
       for (let k = row.first; k < row.last; k++) {
         if (data.step[k] === data.step[i] && data.iteration[k] === data.iteration[i]) return k;
       }
