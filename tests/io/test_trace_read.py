@@ -91,6 +91,7 @@ DAMAGE = {
     "no duration": ('"dur": 1,', "", "odd", "slice without a duration, taken as 0"),
     "negative duration": ('"dur": 1,', '"dur": -4,', "odd", "negative duration, taken as 0"),
     "overlap": ('"dur": 1,', '"dur": 39,', "odd", "slices that overlap without nesting"),
+    "half a pair": ('"odd"', '"\\ud83d\\ude00 \\ud800x"', "\U0001f600 \ufffdx", "not JSON, repaired"),
     "far time": ('"ts": 20,', '"ts": 1e300,', "odd", "time beyond 64 bits, taken as 0"),
 }  # fmt: skip
 
@@ -123,6 +124,25 @@ def test_a_file_cut_anywhere_keeps_what_is_whole(tmp_path):
 def test_an_odd_quote_costs_nothing(tmp_path):
     t = read(tmp_path, document([event("first", 1, 5), event("odd", 20, 1), event("later", 60, 1), event("last", 200, 1)]).replace('"odd"', '"o"d"'))
     assert names(t) == ["first", "last", "later", 'o"d'] and kinds(t) == {"not JSON, repaired": 1, "the file ends early": 1}
+
+
+def test_what_is_no_event_costs_none(tmp_path):
+    """Lists between events, also nested ones with objects in them, do not end the events."""
+    text = json.dumps([event("first", 1, 5), None, 17, "x", [], [[1, "x"], {"a": [2]}], event("odd", 20, 1), {}, event("last", 200, 1)])
+    for size in (8 << 20, 5):
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(trace_scan, "CHUNK_BYTES", max(size, 16))
+        t = read(tmp_path, text)
+        monkey.undo()
+        assert names(t) == ["first", "last", "odd"]
+
+
+def test_a_time_that_cannot_be_one_does_not_move_the_others(tmp_path):
+    times = [1e300, 1e18, -1e18, 5e9, 5e9 + 1]
+    t = read(tmp_path, json.dumps([event(f"e{i}", at, 0.5) for i, at in enumerate(times)]))
+    assert kinds(t) == {"time beyond 64 bits, taken as 0": 3}
+    at = {t.name_of(i): int(t.start_ns[i]) for i in range(len(t))}
+    assert at["e4"] - at["e3"] == 1000 and t.origin_ns == 5_000_000_000_000
 
 
 def test_a_string_left_open_costs_one_event(tmp_path, monkeypatch):

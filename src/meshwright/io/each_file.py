@@ -39,19 +39,20 @@ def each_file(function: Callable[[int, Path], T], paths: Sequence[Path], *, proc
         return [function(i, path) for i, path in enumerate(paths)]
     found: dict[int, tuple[bool, Any]] = {}
     running: dict[Connection, tuple[BaseProcess, int]] = {}
-    waiting = list(enumerate(paths))[::-1]
+    process: BaseProcess
+    waiting = list(range(len(paths)))[::-1]
     context = multiprocessing.get_context("fork")
     try:
         for _ in range(min(most, len(paths))):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, [ours, *running], function, paths), daemon=True)
-            process.start()
+            child = context.Process(target=_serve, args=(theirs, [ours, *running], function, paths), daemon=True)
+            child.start()
             theirs.close()
-            running[ours] = process, waiting[-1][0]
-            ours.send(waiting.pop()[0])
+            running[ours] = child, waiting[-1]
+            ours.send(waiting.pop())
         while running:
-            for ours in wait(list(running)):
-                assert isinstance(ours, Connection)
+            ready = wait(list(running))
+            for ours in [c for c in running if c in ready]:
                 process, i = running[ours]
                 try:
                     found[i] = ours.recv()
@@ -59,8 +60,8 @@ def each_file(function: Callable[[int, Path], T], paths: Sequence[Path], *, proc
                     process.join()
                     raise _killed(process, paths[i]) from None
                 if waiting and all(fine for fine, _ in found.values()):
-                    running[ours] = process, waiting[-1][0]
-                    ours.send(waiting.pop()[0])
+                    running[ours] = process, waiting[-1]
+                    ours.send(waiting.pop())
                 else:
                     del running[ours]
                     ours.close()
