@@ -40,8 +40,7 @@ def breakdown_of(
     `plan`: what that ran (default: what it holds).
     `fabric`: its rates are what links should carry; rank r is on its device r, or where the plan put it.
 
-    Raises: UsageError (a run folder that holds no plan or stands among traces, ranks of several runs, no trace in a folder), FormatError (a file is no trace, clocks do
-    not fit).
+    Raises: UsageError (a folder without plan and trace, or among traces; ranks of several runs), FormatError (a file is no trace, clocks do not fit).
     """
     folders = [t for t in traces if t.is_dir()]
     if folders:

@@ -99,7 +99,7 @@ class Shared(nn.Module):
         for _ in range(3):
             y = y + self.block(y)
         y = self.twice(self.twice(self.other(y)))
-        return self.head(self.other(y)).mean(1)
+        return self.head(self.other(y).mean(1))
 
 
 def profiled(net, x, target, path, *, train=True):

@@ -183,7 +183,7 @@ class Maker:
             if self.s.whole_us:
                 out.append({**e, "ts": int(at), "dur": int(until) - int(at)})
             else:
-                out.append({**e, "ts": round(at, 3), "dur": round(e["dur"], 3)})
+                out.append({**e, "ts": round(at, 3), "dur": round(round(until, 3) - round(at, 3), 3)})  # ends in whole ns, as Kineto has them
             if e["cat"].startswith(("kernel", "gpu_mem")):
                 call = calls[e["args"]["correlation"]]
                 for ph, at in (("s", call), ("f", e)):

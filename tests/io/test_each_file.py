@@ -63,18 +63,13 @@ def test_a_killed_process_is_an_error_that_names_the_file(files):
     assert "memory" in caught.value.hint
 
 
-def test_an_interrupted_wait_ends_the_processes(files):
-    def read(i, path):
-        if i == 0:
-            os.kill(os.getppid(), signal.SIGINT)
-        time.sleep(30)
+def test_an_interrupted_wait_ends_the_processes(files, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started this with interrupts ignored
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            each_file(read, files, processes=2)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    monkeypatch.setattr(module, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        each_file(lambda i, path: time.sleep(30), files, processes=2)
 
 
 def test_processes_end_when_nobody_asks_them_any_more(tmp_path, files):
