@@ -14,7 +14,8 @@ from . import __version__
 from .cost import Cost
 from .decide.collective import CITES, CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Joint, Ring, auto, default_candidates
 from .decide.collective.groups.problem import GroupsPlan, GroupsProblem
-from .decide.collective.groups.strategy import PACKED, Groups, groups_bound, independent
+from .decide.collective.groups.strategy import Groups, groups_bound, independent
+from .decide.collective.joint.demand import PACKED
 from .decide.collective.value import simulated_time_s
 from .errors import MeshwrightError, TimeLimit, Unsupported
 from .plan import Alternative, CycleEntry, Plan, Prediction

@@ -12,6 +12,7 @@ from meshwright.check import check_program
 from meshwright.check.certificate import check_bound
 from meshwright.check.links import link_time
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint
+from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.joint.innetwork import InNetwork
 from meshwright.decide.collective.joint.innetwork_lower import pruned
 from meshwright.decide.collective.value import simulated_time_s
@@ -84,6 +85,39 @@ def test_random_boxes_are_right_and_within_bound_and_limit(seed: int, plain: boo
         assert Fraction(plan.notes["bandwidth_time_s"]) <= Fraction(alone.notes["bandwidth_time_s"])
 
 
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "broadcast", "reduce"])
+@pytest.mark.parametrize("seed", range(6))
+def test_other_operations_with_trees_are_right_and_within_bound_and_limit(op: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spreads = op in ("all-gather", "broadcast")
+    sizes = [int(x) for x in rng.integers(1, 4, int(rng.integers(1, 4)))] + [2]
+    fabric = boxes(sizes, seed, plain=bool(seed % 2), aggregate=not spreads, multicast=spreads)  # the ability that the operation needs is enough
+    ranks = tuple(d.name for d in fabric.devices)
+    problem = CollectiveProblem(fabric=fabric, op=op, ranks=ranks, size_bytes=len(ranks) * 40_320, root=int(rng.integers(len(ranks))))
+    plan = Joint(in_network=True, pieces=1 + seed % 3, unroll=seed < 3).plan(problem, rng=RNG)
+    verdict = check_program(plan.program)
+    assert verdict.ok, verdict.findings
+    actors = (*problem.ranks, *plan.switches)
+    assert plan.bound is not None and not check_bound(plan.bound, fabric)
+    assert simulated_time_s(plan.program, fabric, actors, None) >= float(plan.bound) * (1 - 1e-9)
+    exact = Fraction(plan.notes["bandwidth_time_s"])
+    assert exact >= bandwidth_bound(problem).exact and float(exact) >= plan.notes["limit_time_s"] * (1 - 1e-6)
+    b = plan.program.buffers
+    padding = Fraction(int(b.chunks[0] * b.chunk_bytes[0] * plan.program.lanes.repeat.max()), problem.size_bytes)
+    assert max(link_time(plan.program, fabric, actors)[0].values()) <= exact * padding
+
+
+def test_one_message_into_the_switch_reaches_all() -> None:
+    fabric = load_fabric("dgx-h100:1")
+    problem = CollectiveProblem.on(fabric, "broadcast", 1 << 20)
+    plan, alone = Joint(in_network=True).plan(problem, rng=RNG), ForestColl().plan(problem, rng=RNG)
+    p = plan.program
+    sends = p.lanes.actor[p.lane_of_step()][(p.steps.parts & Part.SEND) != 0]
+    assert set(sends.tolist()) == {problem.root, len(problem.ranks)}  # the root and the switch, nobody else
+    times = [simulated_time_s(x.program, fabric, (*problem.ranks, *x.switches), None) for x in (plan, alone)]
+    assert times[0] < 0.85 * times[1]
+
+
 def test_switches_add_and_copy_in_one_step_and_hold_a_slot() -> None:
     fabric = boxes([4], 1)
     plan = Joint(in_network=True, pieces=2, unroll=True, quantum=64).plan(CollectiveProblem.on(fabric, "all-reduce", 4096), rng=RNG)
@@ -117,11 +151,16 @@ def test_refusals() -> None:
     for option in ("max_trees", "pieces", "max_pieces", "quantum", "depth"):
         with pytest.raises(UsageError, match=option):
             InNetwork(**{option: 0}).plan(capable, rng=RNG)
-    with pytest.raises(Unsupported, match="adds nothing to broadcast"):
-        InNetwork().plan(replace(capable, op="broadcast"), rng=RNG)
+    with pytest.raises(Unsupported, match="adds nothing to all-to-all"):
+        InNetwork().plan(replace(capable, op="all-to-all"), rng=RNG)
+    with pytest.raises(Unsupported, match="needs equal shards"):
+        InNetwork().plan(replace(capable, op="all-gather", shard_bytes=(4096, 0, 0)), rng=RNG)
     for half in ({"aggregate": False}, {"multicast": False}):
         with pytest.raises(Unsupported, match="needs a switch that adds and copies"):
             InNetwork().plan(CollectiveProblem.on(boxes([3], 1, **half), "all-reduce", 4096), rng=RNG)
+    for op, half, word in (("reduce", {"aggregate": False}, "adds"), ("all-gather", {"multicast": False}, "copies")):
+        with pytest.raises(Unsupported, match=f"needs a switch that {word}$"):
+            InNetwork().plan(CollectiveProblem.on(boxes([3], 1, **half), op, 4092), rng=RNG)
     apart = replace(capable.fabric, links=capable.fabric.links[:-2])
     with pytest.raises(Disconnected):
         InNetwork().plan(replace(capable, fabric=apart), rng=RNG)

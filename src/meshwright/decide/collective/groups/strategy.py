@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import lcm
 from time import monotonic
 from typing import Any
 
@@ -26,12 +25,13 @@ from ....errors import Infeasible, TimeLimit, Unsupported, UsageError
 from ....program import Program
 from ..bounds.allreduce import best_bound, hosts_of
 from ..bounds.collective import collective_bound
+from ..joint.demand import PACKED, demand_of
 from ..joint.exact import ExactDemand, exact_demand, packing_time
-from ..joint.lp import Arc, Demand, Packing, PackingProblem, solve_packing
+from ..joint.lp import Arc, Packing, PackingProblem, solve_packing
 from ..joint.strategy import CITE as JOINT_CITE
 from ..joint.strategy import choose_pieces, rate_units
-from ..joint.trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
-from ..lower_trees import Lowering, Part, lower_parts, tree_steps
+from ..joint.trees import DemandTrees, cut_parts, merged, parts_of, shard_parts, smallest_quantum, trees_of
+from ..lower_trees import Lowering, lower_parts, tree_steps
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
 from ..rates import RateGraph, rate_graph
 from .merge import merge_programs
@@ -45,7 +45,6 @@ DEVIATIONS = (
     "operations between pairs and uneven shards keep schedules of their own, which the program plans around",
     "devices outside a group forward only where that shortens the time",
 )
-PACKED = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 MOST_STEPS = 1_000_000  # executed steps
 ENOUGH_PIECES = 64
 DEPTH = 4
@@ -152,18 +151,7 @@ def packing_problem(problem: GroupsProblem, graph: RateGraph, *, relay: bool, ba
     for i, group in enumerate(problem.groups):
         if not _is_packed(group):
             continue
-        n = len(group.ranks)
-        weight: tuple[Fraction, ...] | None = tuple([Fraction(1, n)] * n)
-        if group.op in ("broadcast", "reduce"):
-            weight = tuple(Fraction(int(r == group.root)) for r in range(n))
-        if group.op == "all-reduce":
-            weight = None
-        demands.append(
-            Demand(
-                problem.members(i), Fraction(group.size_bytes), spread=group.op in ("all-reduce", "all-gather", "broadcast"),
-                collect=group.op in ("all-reduce", "reduce-scatter", "reduce"), weight=weight, nodes=None if relay else switches,
-            )
-        )  # fmt: skip
+        demands.append(replace(demand_of(group, problem.members(i)), size=Fraction(group.size_bytes), nodes=None if relay else switches))
     mirrored = graph.mirrored and not background and all(g.op == "all-reduce" for g in problem.groups)
     return PackingProblem(graph.nodes, graph.arcs, tuple(demands), mirrored, background or {})
 
@@ -253,7 +241,7 @@ def _programs(packed: PackingProblem, packing: Packing, deadline: float) -> Iter
 
 
 def _lowered(group: CollectiveProblem, trees: DemandTrees, graph: RateGraph, pieces: int, most_steps: int, finer: int, *, unroll: bool) -> Program:
-    parts, shards, units = group_parts(group, trees, finer)
+    parts, shards, units = shard_parts(group, trees, finer)
     n = len(group.ranks)
     parts = cut_parts(parts, smallest_quantum(parts, n, most_steps))
     elements = -(-group.size_bytes // group.element_bytes)
@@ -263,28 +251,6 @@ def _lowered(group: CollectiveProblem, trees: DemandTrees, graph: RateGraph, pie
         name=f"groups {group.op}", depth=min(DEPTH, pieces),
     )  # fmt: skip
     return lower_parts(parts, how)
-
-
-def group_parts(group: CollectiveProblem, trees: DemandTrees, finer: int = 1) -> tuple[list[Part], int, int]:
-    """Parts of the message, shards, and units per shard: a shard per member for all-gather and reduce-scatter, else one.
-
-    `finer`: units are cut into so many, because links share their rate evenly between messages: groups whose units are larger would lag.
-    """
-    parts = merged(parts_of(trees))
-    n, units = len(group.ranks), trees.exact.units
-    if group.op not in ("all-gather", "reduce-scatter"):
-        return [replace(p, first=p.first * finer, units=p.units * finer) for p in parts], 1, units * finer
-    whole = lcm(units * finer, n)
-    scale, each = whole // units, whole // n
-    cut: list[Part] = []
-    for part in parts:
-        first, end = part.first * scale, (part.first + part.units) * scale
-        while first < end:
-            shard = first // each
-            stop = min(end, (shard + 1) * each)
-            cut.append(Part(shard, first - shard * each, stop - first, part.up, part.down))
-            first = stop
-    return cut, n, each
 
 
 def _notes(

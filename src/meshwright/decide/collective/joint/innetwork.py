@@ -1,8 +1,9 @@
-"""All-reduce with switches that add and copy: reduce into a switch, multicast from it, where that beats what ranks can do alone.
+"""Collectives with switches that add and copy: reduce into a switch, multicast from it, where that beats what ranks can do alone.
 
 Cite: ForestColl (arXiv 2402.06787), whose formulation with in-network multicast and aggregation this follows; in practice NVLink SHARP and SwitchML.
 Left open by the paper: whole trees through capable switches. Our answer: switches that both add and copy are nodes of the trees like ranks, so a
-tree may branch in them and be rooted in them; joint packing (`joint`) does the rest.
+tree may branch in them and, in an all-reduce, be rooted in them; joint packing (`joint`) does the rest. The other operations are not faster in
+bytes this way, but a rank sends once what a switch copies to many, or adds up from many: fewer messages and hops.
 Deviations: every capable switch is spanned by the packing and cut off afterwards where no rank lies behind it, so with several capable switches, or
 plain ones between them, the result can lie below the program without balance rows at capable switches; `notes["limit_time_s"]` states that program's
 optimum, which is a limit for such trees and need not be reachable (`notes["limit_is_reached"]`).
@@ -22,15 +23,17 @@ import numpy as np
 
 from ....errors import Unsupported, UsageError
 from ..bounds.collective import collective_bound
+from ..connected import require_connected
 from ..lower_trees import tree_steps
-from ..problem import CollectivePlan, CollectiveProblem, options_of
-from ..rates import RateGraph, rate_graph, worst_cut
+from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..rates import RateGraph, rate_graph
+from .demand import COLLECTED, PACKED, SPREAD, demand_of
 from .exact import ExactDemand, exact_demand, packing_time
 from .innetwork_lower import InNetworkLowering, lower_in_network
-from .lp import Demand, Packing, PackingProblem, solve_packing
+from .lp import Packing, PackingProblem, solve_packing
 from .strategy import CITE as JOINT_CITE
 from .strategy import choose_pieces, rate_units
-from .trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
+from .trees import DemandTrees, cut_parts, shard_parts, smallest_quantum, trees_of
 
 __all__ = ["CITE", "DEVIATIONS", "InNetwork"]
 
@@ -57,24 +60,23 @@ class InNetwork:
     depth: int | None = None
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
-        """Raises: Disconnected, Unsupported (another operation; no switch that adds and copies; no whole trees), TimeLimit, UsageError."""
+        """Raises: Disconnected, Unsupported (another operation; no switch that can do it; no whole trees), TimeLimit, UsageError."""
         for option in ("max_trees", "pieces", "max_pieces", "quantum", "depth"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="innetwork")
+        if problem.op not in PACKED:
+            raise Unsupported(f"in-network compute adds nothing to {problem.op}", hint="use --strategy auto")
+        require_operation(problem, "joint packing in the network", PACKED)
         deadline = monotonic() + problem.time_limit_s
         graph = rate_graph(problem.fabric, problem.ranks)
-        for way in (graph, graph.reversed()):
-            worst_cut(way, [int(r == 0) for r in range(graph.ranks)])
-        able = [s.name for s in problem.fabric.switches if s.multicast and s.aggregate and s.name in _attached(graph)]
-        if problem.op != "all-reduce" or not able:
-            why = f"adds nothing to {problem.op}" if problem.op != "all-reduce" else "needs a switch that adds and copies"
-            raise Unsupported(f"in-network compute {why}", hint="use --strategy joint or forestcoll")
-        packed = self._packed(graph, able)
+        require_connected(problem, graph)
+        able = _able(problem, graph)
+        packed = self._packed(problem, graph, able)
         trees = self._trees(packed, graph, deadline)
         units, n = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
-        parts = merged(parts_of(trees))
+        parts, shards, units_per_shard = shard_parts(problem, trees)
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
         most, nodes = LARGE_STEPS if self.unroll else MOST_STEPS, n + len(able)
         quantum = self.quantum or smallest_quantum(parts, nodes, most // min(wanted, ENOUGH_PIECES))
@@ -84,8 +86,9 @@ class InNetwork:
         depth = self.depth or min(DEPTH, pieces)
         elements = -(-problem.size_bytes // problem.element_bytes)
         how = InNetworkLowering(
-            fabric=problem.fabric, ranks=problem.ranks, switches=tuple(able), names=tuple(graph.names[v] for v in trees.nodes), units=units,
-            pieces=pieces, unroll=unroll, depth=depth, chunk_bytes=-(-elements // (units * pieces)) * problem.element_bytes,
+            fabric=problem.fabric, ranks=problem.ranks, switches=tuple(able), names=tuple(graph.names[v] for v in trees.nodes), op=problem.op,
+            root=problem.root, shards=shards, units=units_per_shard, pieces=pieces, unroll=unroll, depth=depth,
+            chunk_bytes=-(-elements // (shards * units_per_shard * pieces)) * problem.element_bytes,
         )  # fmt: skip
         chosen = replace(self, pieces=pieces, unroll=unroll, quantum=quantum, depth=depth)
         return CollectivePlan(
@@ -93,10 +96,10 @@ class InNetwork:
             notes=_notes(problem, graph, packed, able, trees, time_s, pieces, deadline), switches=tuple(able),
         )  # fmt: skip
 
-    def _packed(self, graph: RateGraph, able: list[str]) -> PackingProblem:
+    def _packed(self, problem: CollectiveProblem, graph: RateGraph, able: list[str]) -> PackingProblem:
         """Joint packing with the capable switches as members."""
         members = (*range(graph.ranks), *(graph.names.index(s) for s in able))
-        return PackingProblem(graph.nodes, graph.arcs, (Demand(members, collect=True),), graph.mirrored)
+        return PackingProblem(graph.nodes, graph.arcs, (demand_of(problem, members),), graph.mirrored and problem.op == "all-reduce")
 
     def _trees(self, packed: PackingProblem, graph: RateGraph, deadline: float) -> DemandTrees:
         what = "in-network packing"
@@ -121,6 +124,17 @@ class InNetwork:
         return trees_of(packed, best, group=graph.group, names=graph.names, deadline=deadline)
 
 
+def _able(problem: CollectiveProblem, graph: RateGraph) -> list[str]:
+    """Switches that do what the operation asks of them: copy what spreads, add what is collected. Raises: Unsupported where none does."""
+    copies, adds = problem.op in SPREAD, problem.op in COLLECTED
+    attached = _attached(graph)
+    able = [s.name for s in problem.fabric.switches if (s.multicast or not copies) and (s.aggregate or not adds) and s.name in attached]
+    if not able:
+        what = " and ".join(word for word, asked in (("adds", adds), ("copies", copies)) if asked)
+        raise Unsupported(f"in-network compute needs a switch that {what}", hint="use --strategy joint or forestcoll")
+    return able
+
+
 def _attached(graph: RateGraph) -> set[str]:
     """Names of nodes with links both ways."""
     return {graph.names[v] for v in {v for _, v in graph.arcs} & {u for u, _ in graph.arcs}}
@@ -136,8 +150,8 @@ def _notes(
         replace(
             packed,
             demands=(
-                Demand(
-                    tuple(range(graph.ranks)), collect=True, copying=frozenset(v for name, v in free.items() if switches[name].multicast),
+                replace(
+                    demand_of(problem, range(graph.ranks)), copying=frozenset(v for name, v in free.items() if switches[name].multicast),
                     adding=frozenset(v for name, v in free.items() if switches[name].aggregate),
                 ),
             ),

@@ -23,12 +23,15 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class InNetworkLowering:
-    """As `lower_trees.Lowering`, for an all-reduce in one shard of `units` units; `switches` follow the ranks as actors."""
+    """As `lower_trees.Lowering`, in place, every shard of `units` units; `switches` follow the ranks as actors."""
 
     fabric: Fabric
     ranks: tuple[str, ...]
     switches: tuple[str, ...]
     names: tuple[str, ...]  # of the trees' nodes
+    op: str
+    root: int
+    shards: int
     units: int
     pieces: int
     unroll: bool
@@ -52,12 +55,13 @@ def pruned(tree: Tree, ranks: int) -> Children:
 def lower_in_network(parts: Sequence[Part], how: InNetworkLowering) -> Program:
     """The program of all parts side by side."""
     n = len(how.ranks)
-    b = ProgramBuilder(ranks=n, switches=len(how.switches), name="in-network all-reduce")
-    chunks = how.units * (how.pieces if how.unroll else 1)
-    buffers = [b.buffer(r, chunks=chunks, chunk_bytes=how.chunk_bytes, role="input", name=f"data:{r}") for r in range(n)]
+    b = ProgramBuilder(ranks=n, switches=len(how.switches), name=f"in-network {how.op}")
+    chunks = how.shards * how.units * (how.pieces if how.unroll else 1)
+    role = "output" if how.op in ("all-gather", "broadcast") else "input"
+    buffers = [b.buffer(r, chunks=chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}") for r in range(n)]
     for part in parts:
         _Lowered(b, buffers, part, how).run()
-    b.contract = contract("all-reduce", buffers, chunks, -1)
+    b.contract = contract(how.op, buffers, chunks, how.root)
     return b.build()
 
 
@@ -65,36 +69,43 @@ class _Lowered:
     """The lanes of one part."""
 
     def __init__(self, b: ProgramBuilder, buffers: Sequence[int], part: Part, how: InNetworkLowering) -> None:
-        assert part.up is not None and part.down is not None, "an all-reduce climbs and descends"
-        self.b, self.buffers, self.how, self.up, self.down = b, buffers, how, part.up, part.down
+        self.b, self.buffers, self.how, self.part = b, buffers, how, part
         self.units, self.ranks = part.units, len(how.ranks)
-        base = part.first * how.pieces if how.unroll else part.first
+        base = (part.shard * how.units + part.first) * (how.pieces if how.unroll else 1)
         self.spans: Spans = [(base + i * part.units, part.units) for i in range(how.pieces if how.unroll else 1)]
         self.repeat = 1 if how.unroll else how.pieces
         self.sent: dict[int, list[StepRef]] = {}  # per rank: after these its chunks may be written again
 
     def run(self) -> None:
-        up, down = pruned(self.up, self.ranks), pruned(self.down, self.ranks)
-        climb = self._channels(self.up, up, lambda v, parent: (v, parent), reverse=True)
-        descend = self._channels(self.down, down, lambda v, parent: (parent, v), reverse=False)
-        for v in self.up.order:
-            if v != self.up.root and v not in climb:
+        brought = self._climb(self.part.up) if self.part.up is not None else []
+        if self.part.down is not None:
+            self._descend(self.part.down, brought)
+
+    def _climb(self, tree: Tree) -> list[int]:
+        """Returns the channels that end at the root, where that is a switch: what follows adds them."""
+        children = pruned(tree, self.ranks)
+        climb = self._channels(tree, children, lambda v, parent: (v, parent), reverse=True)
+        for v in tree.order:
+            if v != tree.root and v not in climb:
                 continue
-            incoming = [climb[c] for c in reversed(up.get(v, []))]
+            incoming = [climb[c] for c in reversed(children.get(v, []))]
             if v < self.ranks:
                 self._climb_rank(v, incoming, climb.get(v))
-            elif v != self.up.root:
+            elif v != tree.root:
                 self._pass(v, incoming, [climb[v]])
-        for v in self.down.order:
-            if v != self.down.root and v not in descend:
+        return [climb[c] for c in reversed(children.get(tree.root, []))] if tree.root >= self.ranks else []
+
+    def _descend(self, tree: Tree, brought: list[int]) -> None:
+        children = pruned(tree, self.ranks)
+        descend = self._channels(tree, children, lambda v, parent: (parent, v), reverse=False)
+        for v in tree.order:
+            if v != tree.root and v not in descend:
                 continue
-            outgoing = [descend[c] for c in down.get(v, [])]
+            outgoing = [descend[c] for c in children.get(v, [])]
             if v < self.ranks:
                 self._descend_rank(v, descend.get(v), outgoing)
-            elif v != self.down.root:
-                self._pass(v, [descend[v]], outgoing)
             else:
-                self._pass(v, [climb[c] for c in reversed(up.get(v, []))], outgoing)
+                self._pass(v, [descend[v]] if v != tree.root else brought, outgoing)
 
     def _channels(self, tree: Tree, children: Children, ends: Callable[[int, int], tuple[int, int]], *, reverse: bool) -> dict[int, int]:
         """By child: its channel to or from its parent."""
@@ -125,7 +136,7 @@ class _Lowered:
         self.sent[v] = steps
 
     def _descend_rank(self, v: int, incoming: int | None, outgoing: list[int]) -> None:
-        ready = [[step] for step in self.sent[v]]
+        ready = [[step] for step in self.sent.get(v, [])] or [[] for _ in self.spans]
         if incoming is not None:
             lane = self.b.lane(v, repeat=self.repeat)
             for i, (first, count) in enumerate(self.spans):

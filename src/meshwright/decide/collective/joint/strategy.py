@@ -64,7 +64,8 @@ class Joint:
         between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     depth: messages a channel may hold; None = enough to cover the latency of a hop, at most DEPTH.
-    in_network: switches that add and copy take part (`innetwork`); such programs have switch actors, which only the simulator runs.
+    in_network: switches that add or copy take part (`innetwork`), which is for other operations with trees, too; such programs have switch actors,
+        which only the simulator runs.
     """
 
     max_trees: int = 512
@@ -84,10 +85,10 @@ class Joint:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="joint")
         deadline = monotonic() + problem.time_limit_s
         bound = collective_bound(problem)
-        if problem.op != "all-reduce":
-            raise Unsupported(f"joint packing is for all-reduce, not {problem.op}", hint="use --strategy forestcoll")
         if self.in_network:
             return self._in_network(problem, rng)
+        if problem.op != "all-reduce":
+            raise Unsupported(f"joint packing is for all-reduce, not {problem.op}", hint="use --strategy forestcoll")
         key = "joint", problem.ranks, self.relay, self.max_trees
         graph, relay, packed, packing, trees, stuck = remember(problem.fabric, key, lambda: self._packed(problem, deadline))
         if trees is None:

@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from math import lcm
 
 from ....errors import CheckFailed, Unsupported
 from ..forestcoll.pack import DEFECT, Tree, pack_capacities
 from ..lower_trees import Part, tree_steps
+from ..problem import CollectiveProblem
 from .exact import ExactDemand
 from .lp import Arc, PackingProblem
 
-__all__ = ["DemandTrees", "cut_parts", "merged", "parts_of", "smallest_quantum", "trees_of"]
+__all__ = ["DemandTrees", "cut_parts", "merged", "parts_of", "shard_parts", "smallest_quantum", "trees_of"]
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,28 @@ def merged(parts: Sequence[Part]) -> list[Part]:
         else:
             out.append(part)
     return out
+
+
+def shard_parts(problem: CollectiveProblem, trees: DemandTrees, finer: int = 1) -> tuple[list[Part], int, int]:
+    """Parts of the message, shards, and units per shard: a shard per rank for all-gather and reduce-scatter, else one.
+
+    `finer`: units are cut into so many, because links share their rate evenly between messages: groups whose units are larger would lag.
+    """
+    parts = merged(parts_of(trees))
+    n, units = len(problem.ranks), trees.exact.units
+    if problem.op not in ("all-gather", "reduce-scatter"):
+        return [replace(p, first=p.first * finer, units=p.units * finer) for p in parts], 1, units * finer
+    whole = lcm(units * finer, n)
+    scale, each = whole // units, whole // n
+    cut: list[Part] = []
+    for part in parts:
+        first, end = part.first * scale, (part.first + part.units) * scale
+        while first < end:
+            shard = first // each
+            stop = min(end, (shard + 1) * each)
+            cut.append(Part(shard, first - shard * each, stop - first, part.up, part.down))
+            first = stop
+    return cut, n, each
 
 
 def cut_parts(parts: Sequence[Part], quantum: int) -> list[Part]:
