@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective import OPERATIONS, CollectiveProblem, collective_bound
+from meshwright.check import check_program
+from meshwright.decide.collective import OPERATIONS, CollectiveProblem, auto, collective_bound
 from meshwright.decide.collective.bounds.latency import needs
 from meshwright.errors import Disconnected
 from meshwright.fabric import Device, Fabric, Link
@@ -49,3 +50,14 @@ def test_large_sides_are_counted() -> None:
     with pytest.raises(Disconnected, match="from d0 to d6: no link leads from d0, d1, d2, d3 and 2 more to the other 2"):
         collective_bound(problem)
     assert collective_bound(replace(problem, op="broadcast", root=7)).exact > 0
+
+
+@pytest.mark.parametrize(("op", "root"), [("broadcast", 0), ("scatter", 0), ("reduce", 3), ("gather", 3), ("permute", 0)])
+def test_one_way_links_that_suffice_for_the_operation_get_a_plan(op: str, root: int) -> None:
+    fabric = fabric_of(4, [(0, 1), (1, 0), (1, 2), (2, 3), (3, 2)])
+    problem = CollectiveProblem.on(fabric, op, 4096, root=root, peers=(-1, 0, 1, 2) if op == "permute" else ())
+    ranked = auto(problem)
+    assert ranked[0].plan is not None and ranked[0].time_s is not None and ranked[0].time_s >= float(collective_bound(problem)) * (1 - 1e-9)
+    check_program(ranked[0].plan.program).raise_if_wrong()
+    with pytest.raises(Disconnected):
+        auto(replace(problem, op="all-gather", peers=()))

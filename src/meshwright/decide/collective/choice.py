@@ -13,7 +13,9 @@ from time import monotonic
 import numpy as np
 
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
+from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .rates import rate_graph
 from .value import MOST_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
 
 __all__ = ["explained", "rank", "tuned"]
@@ -86,9 +88,11 @@ def rank(
 ) -> list[Ranked]:
     """Candidates with a plan by time and then by steps, the refused after them with the reason.
 
-    Those that would start after the problem's time limit are refused, the first is always tried; one gets at most `each_s` seconds.
-    Raises: Infeasible (disconnected devices); MeshwrightError of the first candidate when none has a plan.
+    Those that would start after the problem's time limit are refused, the first is always tried; one gets at most `each_s` seconds. On a fabric
+    that suffices for the operation (a broadcast down one-way links, say), a candidate that needs more of it is refused like any other.
+    Raises: Disconnected; MeshwrightError of the first candidate when none has a plan.
     """
+    require_connected(problem, rate_graph(problem.fabric, problem.ranks))
     deadline = monotonic() + problem.time_limit_s
     found: list[Ranked] = []
     planned: list[tuple[int, CollectiveStrategy, _Tried, float]] = []  # place, candidate, its own plan, seconds it has left
@@ -102,12 +106,10 @@ def rank(
         begin = monotonic()
         try:
             first = _try(candidate, replace(problem, time_limit_s=limit_s))
-        except Infeasible:
-            raise
         except TimeLimit as error:
             errors.append(error)
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=f"time limit: {error}"))
-        except Unsupported as error:
+        except (Infeasible, Unsupported) as error:
             errors.append(error)
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=str(error)))
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from ....errors import Disconnected, Unsupported, UsageError
+from ....errors import Unsupported, UsageError
 from ....fabric import Fabric
 from ....sketch import Sketch
 
@@ -92,7 +92,8 @@ class LogicalTopology:
 def logical_topology(fabric: Fabric, ranks: Sequence[str], sketch: Sketch | None, *, rooted: bool = False) -> LogicalTopology:
     """`rooted`: few ranks have all the data; without a sketch it may leave by any sender and pass through other boxes.
 
-    Raises: Disconnected; UsageError when the sketch names links or GPUs that are not there, or does not fit the boxes.
+    Raises: Unsupported where some rank cannot reach another; UsageError when the sketch names links or GPUs that are not there, or does not fit
+        the boxes.
     """
     builder = _Builder(fabric, ranks)
     links = builder.sketched(sketch) if sketch is not None else builder.derived()
@@ -122,7 +123,7 @@ def _require_reachable(topology: LogicalTopology, sketch: Sketch | None) -> None
             text = f"no way from {topology.ranks[a]} to {topology.ranks[b]}"
             if sketch is not None:
                 raise UsageError(f"{text} over the links of the sketch", where="sketch", hint="add connections to the sketch")
-            raise Disconnected(text, hint="add links, or name a connected part of the devices", data={"src": topology.ranks[a]})
+            raise Unsupported(f"{text}, and routes need ways between all ranks", hint="use --strategy auto", data={"src": topology.ranks[a]})
 
 
 class _Builder:
