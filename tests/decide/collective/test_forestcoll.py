@@ -14,7 +14,9 @@ from meshwright.check import check_program
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
 from meshwright.decide.collective.forestcoll import strategy as forestcoll
 from meshwright.decide.collective.forestcoll import trial as forest_trial
+from meshwright.decide.collective.forestcoll.pieces import lead_of, round_number
 from meshwright.decide.collective.value import simulated_time_s
+from meshwright.errors import UsageError
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
 from meshwright.io.program_json import program_bytes
@@ -131,6 +133,38 @@ def test_paced_programs_are_correct(op: str, unroll: bool) -> None:
     assert check_program(planned(shards, pace=2, **options | {"unroll": None}).program).ok
 
 
+@pytest.mark.parametrize(("unroll", "lead"), [(False, 2), (False, 3), (False, 4), (True, 4)])
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-reduce", "reduce"])
+def test_programs_with_a_lead_move_the_same_data(op: str, unroll: bool, lead: int) -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), op, 1 << 24)
+    options = {"trees": 3, "quantum": 1, "pieces": 12, "unroll": unroll, "depth": 4, "pace": 2}
+    leading, plain = planned(problem, lead=lead, **options), planned(problem, **options).program
+    program = leading.program
+    assert set(program.lanes.repeat.tolist()) == {1 if unroll else 12 // lead} and program.executed_steps == plain.executed_steps
+    assert (program.message_bytes() == plain.message_bytes()[0]).all() and check_program(program).ok
+    assert program_bytes(planned(problem, **leading.options).program) == program_bytes(program)
+
+
+def test_long_ways_are_ahead_by_the_lead_and_short_ways_fill_the_end() -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
+    options = {"trees": 14, "quantum": 1, "pieces": 256, "pace": 16}
+    late, ahead = (simulated_time_s(planned(problem, lead=lead, **options).program, problem.fabric, problem.ranks, None) for lead in (1, 8))
+    assert ahead < 0.999 * late
+    forests = ForestColl(trees=14)._prepared(problem, float("inf")).forests
+    assert [lead_of(problem, forests, pieces, 6000) for pieces in (3, 256, 1 << 20)] == [1, 8, 16] and lead_of(problem, forests, 256, 10**6) == 1
+
+
+def test_a_lead_divides_the_pieces() -> None:
+    problem = CollectiveProblem.on(load_fabric("mi300x:1"), "reduce-scatter", 1 << 20)
+    with pytest.raises(UsageError, match="a lead of 3 does not divide 8 pieces"):
+        planned(problem, pieces=8, lead=3)
+    with pytest.raises(UsageError, match="lead must be >= 1"):
+        planned(problem, lead=0)
+    with pytest.raises(UsageError, match="a lead of 4 needs channels of as many messages, not 2"):
+        planned(problem, pieces=8, lead=4, depth=2)
+    assert planned(problem, lead=3).options["pieces"] % 3 == 0
+
+
 def test_pacing_lets_channels_of_unlike_shares_end_together() -> None:
     problem = CollectiveProblem.on(load_fabric("mi300x:2"), "all-gather", 1 << 28)
     free, paced = (planned(problem, trees=14, quantum=4, pieces=64, pace=pace) for pace in (0, 16))
@@ -181,4 +215,4 @@ def test_ways_whose_messages_end_one_by_one_are_not_simulated_whole(monkeypatch:
 
 @pytest.mark.parametrize(("value", "expected"), [(0, 1), (1, 1), (3, 2), (31, 16), (33, 32), (47, 40), (100, 96), (127, 112), (4096, 4096)])
 def test_pieces_are_round_numbers(value: int, expected: int) -> None:
-    assert forestcoll._round_number(value) == expected
+    assert round_number(value) == expected

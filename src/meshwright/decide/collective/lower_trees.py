@@ -16,6 +16,8 @@ the first has a lane of its own, too. A step that receives and sends is complete
 Paced (`pace` > 0): links share their rate evenly between messages, whatever part of the data a channel has, so channels of few bytes run
 ahead and leave the others late. So of each rank's lanes that only send what it has (a root's to its children, a leaf's to its parent) the one
 with the longest way is the leader: it goes at most `pace` pieces ahead of any other, and nobody overtakes it. Long ways end first this way.
+With a `lead` of some pieces, ways of fewer hops stay so far behind: what others have to pass on sets off early, and the short ways use the links
+while the last of it still travels. Lanes then repeat in iterations of `lead` pieces, and shorter ways are an iteration behind.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Lowering:
     depth: int = 2
     fused: bool = True  # a rank with several children receives and passes on to the first in one step; else all children have lanes of their own
     pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
+    lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
     table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
     shard_units: tuple[int, ...] = ()
@@ -78,11 +81,16 @@ class Lowering:
     def chunks(self) -> int:
         if self.table is not None:
             return self.table.chunks
-        return self.shards * self.units * (self.pieces if self.unroll else 1)
+        return self.shards * self.units * self.stored_pieces
+
+    @property
+    def stored_pieces(self) -> int:
+        """Pieces that have steps of their own."""
+        return self.pieces if self.unroll else self.lead
 
     @property
     def repeat(self) -> int:
-        return 1 if self.unroll else self.pieces
+        return self.pieces // self.stored_pieces
 
 
 def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contract:
@@ -169,14 +177,15 @@ def _keep_pace(sources: list[_Source], how: Lowering) -> None:
     for other in sources:
         if other is first:
             continue
-        if how.pieces == 1 or how.repeat > 1:  # one piece is stored
-            other.lane.wait(0, first.steps[0])
-            first.lane.wait(0, (other.steps[0], how.pace))
+        ahead = how.lead - 1 if other.hops < first.hops else 0
+        for i in range(len(other.steps)):
+            other.lane.wait(i, first.steps[min(i + ahead, len(first.steps) - 1)])
+        if not how.unroll:
+            first.lane.wait(0, (other.steps[-1], max(1, how.pace // how.lead)))
             continue
-        for i, step in enumerate(other.steps):
-            other.lane.wait(i, first.steps[min(i, len(first.steps) - 1)])
-            if i + how.pace < len(first.steps):
-                first.lane.wait(i + how.pace, step)
+        pace = max(how.pace, how.lead)
+        for i, step in enumerate(other.steps[: max(0, len(first.steps) - pace)]):
+            first.lane.wait(i + pace, step)
 
 
 class _Routes:
@@ -223,11 +232,8 @@ class _Home:
                 self.known[server] = _uneven_spans(part, how, how.table)
                 return self.known[server]
             shard = (part.shard - server * how.stored) % how.shards if how.servers > 1 else part.shard
-            if how.unroll:
-                base = (shard * how.units + part.first) * how.pieces
-                self.known[server] = [(base + i * part.units, part.units) for i in range(how.pieces)]
-            else:
-                self.known[server] = [(shard * how.units + part.first, part.units)]
+            base = (shard * how.units + part.first) * how.stored_pieces
+            self.known[server] = [(base + i * part.units, part.units) for i in range(how.stored_pieces)]
         return self.known[server]
 
 

@@ -47,7 +47,7 @@ class Prepared:
     units: int
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
-    lowered: dict[tuple[int, int, int, bool], Program] = field(default_factory=dict)
+    lowered: dict[tuple[int, int, bool, int, int, bool], Program] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], tuple[float, int]] = field(default_factory=dict)  # what programs were simulated to take (`trial.timed`)
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
@@ -66,9 +66,9 @@ class Prepared:
 
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
-        key = quantum, how.pieces if how.unroll else 1, how.pace, how.fused
+        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused
         if key not in self.lowered:
-            self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, unroll=True, pieces=key[1]))
+            self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))
         program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)
         channels = replace(program.channels, depth=np.full_like(program.channels.depth, how.depth))
         return replace(program, channels=channels, lanes=replace(program.lanes, repeat=np.full_like(program.lanes.repeat, how.repeat)))

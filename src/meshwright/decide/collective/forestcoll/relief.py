@@ -98,12 +98,9 @@ def require_relief(problem: CollectiveProblem, relief: int | None) -> None:
 
 
 def may_relieve(problem: CollectiveProblem, ready: Prepared) -> bool:
-    """Whether other forests are worth the work of finding them: among few ranks, for much data, where pieces are many.
-
-    Not for reduce-scatter: links share their rate evenly, so what goes over the slow way does not set off before the rest, as it would have to.
-    """
+    """Whether other forests are worth the work of finding them: among few ranks, for much data, where pieces are many."""
     few = len(problem.ranks) <= SMALL_RANKS and ready.servers == 1 and not is_uneven(problem)
-    return few and problem.op == "all-gather" and problem.size_bytes >= LEAST_BYTES
+    return few and problem.op in ("all-gather", "reduce-scatter") and problem.size_bytes >= LEAST_BYTES
 
 
 def relief_of(problem: CollectiveProblem, ready: Prepared, most: int, prepare: Callable[[int], Prepared]) -> int | None:
@@ -112,7 +109,7 @@ def relief_of(problem: CollectiveProblem, ready: Prepared, most: int, prepare: C
     `prepare(trees)` builds one. Of those that promise less time only the lowest count: the simulator makes little of higher ones.
     """
     forest, weight = ready.forests[0], weights_of(problem)
-    seconds = HopTimes(problem.fabric, forest.graph, turned=False)
+    seconds = HopTimes(problem.fabric, forest.graph, turned=problem.op == "reduce-scatter")
     enough_s = finish_s(forest, seconds, problem.size_bytes) * (1 - GAIN)
     try:
         graph = relieved(forest.graph, weight, seconds, TIMES)

@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from ....cite import Cite
-from ....cost import Transport
 from ....errors import Disconnected, TimeLimit, Unsupported, UsageError
 from ....program import MAX_EXECUTED_STEPS
 from ..bounds.collective import collective_bound
@@ -34,8 +34,9 @@ from ..problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, req
 from ..rates import RateGraph, rate_graph
 from .finish import finish_s
 from .forest import Forest, build_forest, smallest_stretch
-from .parts import Late, Prepared, bandwidth_s, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
+from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .paths import gather_forest
+from .pieces import depth_of, lead_of, round_number, wanted_pieces
 from .quick import HopTimes, quicker, without_way_back
 from .relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
 from .shards import shard_table
@@ -59,17 +60,17 @@ DEVIATIONS = (
     "one tree is finished before the next is begun",
     "packed trees exchange parents until they are low, and entries until the latest data arrives early",
     "among many ranks, trees of two hops that enter a server several times, where ranks can be rotated",
+    "ways of more hops may be some pieces ahead of shorter ones",
     "for large messages, trees may leave links behind long latencies idle for so long, and load the others a little more",
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator
-ROUNDED_PIECES = 32  # up to so many are powers of two
 COARSER = (2, 8)  # times as many units per channel are tried
 LEAST_PACE = 4
+LEADING = ("reduce-scatter", "reduce")  # where ranks have much to pass on before it takes the slow way; other operations take it first anyway
 MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
-SMALLEST_PIECE_BYTES = 8192
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
 MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
 WORTH = 0.995  # share of the optimum from which on they are not
@@ -80,7 +81,6 @@ UNLIKE_TREES = 4  # of a root's trees so many differ, about
 LOW = 2  # hops that trees over servers need at least
 MOST_LOW_TREES = 1024
 TIMES_MORE = (1, 2, 3, 4, 6, 8)
-DEPTHS = (4, 8, 16, 32, 64)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,11 @@ class ForestColl:
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
     depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
     pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
+    lead: paced, pieces that it is ahead of ways with fewer hops; None = as many as outlast a network's latency, where that ends earlier.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
     relief: so many times the extra latency of slow links that trees leave them idle (`relief`), 0 = none; None = for large all-gathers
-        among few ranks, if that ends earlier on the simulator.
+        and reduce-scatters among few ranks, if that ends earlier on the simulator.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
@@ -113,6 +114,7 @@ class ForestColl:
     fold: bool | None = None
     depth: int | None = None
     pace: int | None = None
+    lead: int | None = None
     structure: bool | None = None
     back: bool | None = None
     relief: int | None = None
@@ -120,9 +122,13 @@ class ForestColl:
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
         require_operation(problem, "forestcoll", OPERATIONS, uneven=True)
-        for option, value in (("trees", self.trees), ("max_trees", self.max_trees), ("pieces", self.pieces), ("max_pieces", self.max_pieces)):
-            if value is not None and value < 1:
+        for option in ("trees", "max_trees", "pieces", "max_pieces", "lead"):
+            if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
+        if self.pieces and self.lead and self.pieces % self.lead:
+            raise UsageError(f"a lead of {self.lead} does not divide {self.pieces} pieces", where="forestcoll")
+        if self.depth and self.lead and self.depth < self.lead:
+            raise UsageError(f"a lead of {self.lead} needs channels of as many messages, not {self.depth}", where="forestcoll")
         require_relief(problem, self.relief)
         bound = collective_bound(problem)
         best, ready, way = self._best(problem, monotonic() + problem.time_limit_s)
@@ -131,8 +137,8 @@ class ForestColl:
         quantum, pieces = way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
-        depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
-        how = replace(lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace)
+        depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), way.lead))
+        how = replace(lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace, lead=way.lead)
         if uneven:
             table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
@@ -141,7 +147,8 @@ class ForestColl:
             program = ready.program(how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
         chosen = replace(best, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
-        chosen = replace(chosen, structure=forests[0].method != "general", back=uses_way_back(problem, ready), relief=best.relief or 0)
+        structure, back = forests[0].method != "general", uses_way_back(problem, ready)
+        chosen = replace(chosen, lead=way.lead, structure=structure, back=back, relief=best.relief or 0)
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=notes_of(problem, ready, pieces))
 
     def _best(self, problem: CollectiveProblem, deadline: float) -> Planned:
@@ -164,7 +171,8 @@ class ForestColl:
 
         def pays(trees: int) -> bool:
             forest, at_s = ready.forests[0], time_s(with_trees(trees))
-            return at_s < finish_s(forest, HopTimes(problem.fabric, forest.graph, turned=False), problem.size_bytes) or at_s < time_s(as_is())
+            seconds = HopTimes(problem.fabric, forest.graph, turned=problem.op == "reduce-scatter")
+            return at_s < finish_s(forest, seconds, problem.size_bytes) or at_s < time_s(as_is())
 
         def in_time(trees: int | None) -> int | None:
             if monotonic() > deadline:
@@ -215,7 +223,7 @@ class ForestColl:
     def _way(self, problem: CollectiveProblem, ready: Prepared) -> Way:
         """Quantum, pieces and pace: as asked, or of some ways the best. Tried for a power of four of bytes, and remembered: the sizes up to the
         next one take the same quantum and pace."""
-        if self.quantum is not None or self.pace is not None or self.pieces is not None or self.unroll or is_uneven(problem):
+        if any(x is not None for x in (self.quantum, self.pace, self.pieces, self.lead)) or self.unroll or is_uneven(problem):
             return self._ways(problem, ready)[0]
 
         def make() -> Way:
@@ -228,57 +236,37 @@ class ForestColl:
         asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), sample.size_bytes, problem.element_bytes, problem.transport
         built = tuple((f.k, f.distinct, f.height) for f in ready.forests)  # a deadline may have cut them short
         found = remember(problem.fabric, ("way", asked, built, self), make)
-        return next((way for way in ways if way.quantum == found.quantum and bool(way.pace) == bool(found.pace)), ways[0])
+        alike_ways = (way for way in ways if (way.quantum, bool(way.pace), way.lead > 1) == (found.quantum, bool(found.pace), found.lead > 1))
+        return next(alike_ways, ways[0])
 
     def _in_way(self, problem: CollectiveProblem, ready: Prepared, way: Way) -> Lowering:
-        depth = self.depth or min(way.pieces, self._depth(problem, ready.forests, way.pieces))
-        return replace(lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace)
+        depth = self.depth or min(way.pieces, max(depth_of(problem, ready.forests, way.pieces), way.lead))
+        return replace(lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace, lead=way.lead)
 
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
-        """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced and paced; coarser ones, paced, with more pieces."""
+        """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
         forests = ready.forests
         most = most_steps(len(problem.ranks), sum(map(bool, weights_of(problem))))
         most = LARGE_STEPS if self.unroll else min(most, MAX_EXECUTED_STEPS // ready.servers)
-        wanted = self.pieces or self._wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units)
+        held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
+        wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
         first = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
 
-        def way(quantum: int, paced: bool) -> Way:
+        def way(quantum: int, paced: bool, leads: bool = False) -> Way:
             parts, steps = ready.cut(quantum)
-            possible = min(self._wanted_pieces(problem, forests, len(parts) * ready.servers), most // steps)
-            pieces = self.pieces or _round_number(possible)
-            depth = self.depth or min(pieces, self._depth(problem, forests, pieces))
+            possible = min(wanted_pieces(problem, forests, len(parts) * ready.servers, **held), most // steps)
+            pieces = self.pieces or max(1, round_number(possible) // (self.lead or 1)) * (self.lead or 1)
+            lead = self.lead or (lead_of(problem, forests, pieces, steps) if leads and not self.depth else 1)
+            depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
             pace = self.pace if self.pace is not None else max(depth, LEAST_PACE) * paced
-            return Way(quantum, pieces, pace if pieces > 1 else 0)
+            return Way(quantum, pieces, pace if pieces > 1 else 0, lead)
 
         if self.quantum is not None or self.pieces is not None or wanted < TRIED_PIECES:
             return [way(first, False)]
         largest = max(p.units for p in ready.parts)
         coarser = sorted({min(first * times, largest) for times in COARSER} - {first}) if largest > first else []
-        return [way(first, False), way(first, True), *(way(quantum, True) for quantum in coarser)]
-
-    def _wanted_pieces(self, problem: CollectiveProblem, forests: list[Forest], parts: int) -> int:
-        """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
-
-        All trees share the links all the time, so a piece takes 1/pieces of the whole time. The pieces that a channel holds must outlast
-        the latency of a hop, and a piece smaller than SMALLEST_PIECE_BYTES gains nothing.
-        """
-        hops = sum(f.height for f in forests)
-        if hops <= 1:
-            return 1
-        time_s = bandwidth_s(problem, forests)
-        transport = problem.transport or Transport()
-        overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-        wanted = min(self.max_pieces, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
-        if overhead_s > 0:
-            wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
-        latency_s = _latency_s(problem)
-        if latency_s > 0:
-            wanted = min(wanted, int(((self.depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
-        return _round_number(wanted)
-
-    def _depth(self, problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:
-        there_and_back = 2 * _latency_s(problem) * pieces / bandwidth_s(problem, forests)
-        return next((depth for depth in DEPTHS if depth - 0.5 >= there_and_back), DEPTHS[-1])
+        leading = [way(first, True, True)] if problem.op in LEADING else []
+        return [way(first, False), way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
 
     def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
@@ -387,14 +375,3 @@ class ForestColl:
 
 
 Planned = tuple[ForestColl, Prepared, Way]
-
-
-def _latency_s(problem: CollectiveProblem) -> float:
-    return max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
-
-
-def _round_number(value: int) -> int:
-    """The largest that is no more and has three leading binary digits at most, at least 1; a power of two if small."""
-    value = max(value, 1)
-    unit = 1 << value.bit_length() - (3 if value > ROUNDED_PIECES else 1)
-    return value // unit * unit

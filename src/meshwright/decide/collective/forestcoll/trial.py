@@ -30,11 +30,12 @@ ENOUGH_RATES, FINAL_RATES = 200_000_000, 1_000_000_000  # the same for new rates
 
 @dataclass(frozen=True)
 class Way:
-    """Most units per channel, pieces, and pieces that a leader may be ahead."""
+    """Most units per channel, pieces, pieces that a leader may be ahead, and pieces that it is ahead of shorter ways."""
 
     quantum: int
     pieces: int
     pace: int
+    lead: int = 1
 
 
 def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], lowering: Callable[[Way], Lowering]) -> Way:
@@ -77,7 +78,7 @@ def _simulated(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lower
 
 def timed(problem: CollectiveProblem, ready: Prepared, quantum: int, how: Lowering) -> tuple[float, int]:
     """Simulated time, and the new rates it took: once per program of these forests."""
-    key = quantum, how.pieces, how.unroll, how.pace, how.depth, how.chunk_bytes, problem.transport
+    key = quantum, how.pieces, how.unroll, how.pace, how.lead, how.depth, how.chunk_bytes, problem.transport
     if key not in ready.times:
         ready.times[key] = simulated(ready.program(how, quantum), problem.fabric, problem.ranks, problem.transport)
     return ready.times[key]

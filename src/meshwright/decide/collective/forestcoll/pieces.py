@@ -1,0 +1,67 @@
+"""How many pieces follow each other down a forest's trees, how many of them a channel holds, and how many long ways are ahead of short ones."""
+
+from __future__ import annotations
+
+from ....cost import Transport
+from ..problem import CollectiveProblem
+from .forest import Forest
+from .parts import bandwidth_s
+from .quick import HopTimes, arrival_s
+
+__all__ = ["depth_of", "lead_of", "round_number", "wanted_pieces"]
+
+DEPTHS = (4, 8, 16, 32, 64)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
+SMALLEST_PIECE_BYTES = 8192
+ROUNDED_PIECES = 32  # up to so many are powers of two
+MOST_LEAD = 16
+MOST_STORED = 250_000  # steps of an iteration
+
+
+def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, *, most: int, depth: int | None) -> int:
+    """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
+
+    All trees share the links all the time, so a piece takes 1/pieces of the whole time. The pieces that a channel holds (`depth`, or the most of
+    DEPTHS) must outlast the latency of a hop, and a piece smaller than SMALLEST_PIECE_BYTES gains nothing.
+    """
+    hops = sum(f.height for f in forests)
+    if hops <= 1:
+        return 1
+    time_s = bandwidth_s(problem, forests)
+    transport = problem.transport or Transport()
+    overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
+    wanted = min(most, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
+    if overhead_s > 0:
+        wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
+    latency_s = _latency_s(problem)
+    if latency_s > 0:
+        wanted = min(wanted, int(((depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
+    return round_number(wanted)
+
+
+def depth_of(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:
+    """Messages in flight that outlast the latency of a hop, there and back."""
+    there_and_back = 2 * _latency_s(problem) * pieces / bandwidth_s(problem, forests)
+    return next((depth for depth in DEPTHS if depth - 0.5 >= there_and_back), DEPTHS[-1])
+
+
+def lead_of(problem: CollectiveProblem, forests: list[Forest], pieces: int, steps: int) -> int:
+    """Of so many pieces of a reduction, those that its links carry while the latest data travels there and back: a power of two.
+
+    It divides `pieces`, is at most MOST_LEAD, and with `steps` per piece an iteration has at most MOST_STORED; 1 = none.
+    """
+    late_s = arrival_s(forests[0], HopTimes(problem.fabric, forests[0].graph, turned=True))
+    wanted, lead = 2 * late_s * pieces / bandwidth_s(problem, forests), 1
+    while lead < wanted and 2 * lead <= min(MOST_STORED // steps, MOST_LEAD) and pieces % (2 * lead) == 0:
+        lead *= 2
+    return lead
+
+
+def _latency_s(problem: CollectiveProblem) -> float:
+    return max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
+
+
+def round_number(value: int) -> int:
+    """The largest that is no more and has three leading binary digits at most, at least 1; a power of two if small."""
+    value = max(value, 1)
+    unit = 1 << value.bit_length() - (3 if value > ROUNDED_PIECES else 1)
+    return value // unit * unit
