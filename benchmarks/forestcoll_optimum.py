@@ -202,7 +202,7 @@ def rows_of(presets: list[dict[str, Any]], random: dict[str, Any]) -> list[dict[
 
 
 def main() -> None:
-    """All cases; or with names of fabrics as arguments only these, the rest as the kept result has it."""
+    """All cases; or with names of fabrics ("dgx-h100:2", "dgx-h100:2 reduce") as arguments only these, the rest as the kept result has it."""
     only, kept = sys.argv[1:], {}
     if only:
         kept = json.loads((machine.RESULTS / "forestcoll_optimum.json").read_text())
@@ -213,7 +213,7 @@ def main() -> None:
     presets = []
     for name in names():
         for op in OPERATIONS:
-            if not only or name in only:
+            if not only or {name, f"{name} {op}"} & set(only):
                 known[name, op] = preset_case(name, op)
                 print(json.dumps(known[name, op]), flush=True)
             presets.append(known[name, op])

@@ -52,12 +52,12 @@ def test_large_sides_are_counted() -> None:
     assert collective_bound(replace(problem, op="broadcast", root=7)).exact > 0
 
 
-@pytest.mark.parametrize(("op", "root"), [("broadcast", 0), ("scatter", 0), ("reduce", 3), ("gather", 3), ("permute", 0)])
+@pytest.mark.parametrize(("op", "root"), [("broadcast", 0), ("scatter", 0), ("reduce", 3), ("gather", 3)])
 def test_one_way_links_that_suffice_for_the_operation_get_a_plan(op: str, root: int) -> None:
     fabric = fabric_of(4, [(0, 1), (1, 0), (1, 2), (2, 3), (3, 2)])
-    problem = CollectiveProblem.on(fabric, op, 4096, root=root, peers=(-1, 0, 1, 2) if op == "permute" else ())
+    problem = CollectiveProblem.on(fabric, op, 4096, root=root)
     ranked = auto(problem)
     assert ranked[0].plan is not None and ranked[0].time_s is not None and ranked[0].time_s >= float(collective_bound(problem)) * (1 - 1e-9)
     check_program(ranked[0].plan.program).raise_if_wrong()
     with pytest.raises(Disconnected):
-        auto(replace(problem, op="all-gather", peers=()))
+        auto(replace(problem, op="all-gather"))

@@ -151,7 +151,7 @@ def test_long_ways_are_ahead_by_the_lead_and_short_ways_fill_the_end() -> None:
     late, ahead = (simulated_time_s(planned(problem, lead=lead, **options).program, problem.fabric, problem.ranks, None) for lead in (1, 8))
     assert ahead < 0.999 * late
     forests = ForestColl(trees=14)._prepared(problem, float("inf")).forests
-    assert [lead_of(problem, forests, pieces, 6000) for pieces in (3, 256, 1 << 20)] == [1, 8, 16] and lead_of(problem, forests, 256, 10**6) == 1
+    assert [lead_of(problem, forests, pieces, 6000) for pieces in (3, 256, 1 << 20)] == [1, 16, 16] and lead_of(problem, forests, 256, 10**6) == 1
 
 
 def test_a_lead_divides_the_pieces() -> None:

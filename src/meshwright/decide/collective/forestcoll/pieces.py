@@ -14,7 +14,7 @@ DEPTHS = (4, 8, 16, 32, 64)  # messages in flight on a channel of many pieces: a
 SMALLEST_PIECE_BYTES = 8192
 ROUNDED_PIECES = 32  # up to so many are powers of two
 MOST_LEAD = 16
-MOST_STORED = 250_000  # steps of an iteration
+MOST_STORED = 400_000  # steps of an iteration
 
 
 def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, *, most: int, depth: int | None) -> int:
@@ -45,12 +45,12 @@ def depth_of(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> 
 
 
 def lead_of(problem: CollectiveProblem, forests: list[Forest], pieces: int, steps: int) -> int:
-    """Of so many pieces of a reduction, those that its links carry while the latest data travels there and back: a power of two.
+    """Of so many pieces of a reduction, those that its links carry while the latest piece travels, hop by hop, there and back: a power of two.
 
     It divides `pieces`, is at most MOST_LEAD, and with `steps` per piece an iteration has at most MOST_STORED; 1 = none.
     """
     late_s = arrival_s(forests[0], HopTimes(problem.fabric, forests[0].graph, turned=True))
-    wanted, lead = 2 * late_s * pieces / bandwidth_s(problem, forests), 1
+    wanted, lead = 2 * (late_s * pieces / bandwidth_s(problem, forests) + forests[0].height), 1
     while lead < wanted and 2 * lead <= min(MOST_STORED // steps, MOST_LEAD) and pieces % (2 * lead) == 0:
         lead *= 2
     return lead

@@ -258,7 +258,7 @@ class ForestColl:
             pieces = self.pieces or max(1, round_number(possible) // (self.lead or 1)) * (self.lead or 1)
             lead = self.lead or (lead_of(problem, forests, pieces, steps) if leads and not self.depth else 1)
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
-            pace = self.pace if self.pace is not None else max(depth, LEAST_PACE) * paced
+            pace = self.pace if self.pace is not None else max(depth, LEAST_PACE, 2 * lead * (lead > 1)) * paced
             return Way(quantum, pieces, pace if pieces > 1 else 0, lead)
 
         if self.quantum is not None or self.pieces is not None or wanted < TRIED_PIECES:
