@@ -67,10 +67,10 @@ def test_one_stream_is_solved_exactly(data: st.DataObject) -> None:
     plan = planned(problem)
     assert plan.arena_bytes == smallest and plan.optimal
     life = np.array(lower), np.array(upper), np.array(size), np.array(upper) - np.array(lower)
-    for rank in (*preorders(*life), mixed_order(*life, np.random.default_rng(count))):
+    for rank, by_load in (*preorders(*life), (mixed_order(*life, np.random.default_rng(count)), False)):
         assert sorted(rank.tolist()) == list(range(count))
         offset = np.zeros(count, np.int64)
-        args = np.array(lower), np.array(upper), np.array(size), rank
+        args = np.array(lower), np.array(upper), np.array(size), rank, by_load
         assert search(*args, smallest, 10**6, offset)[0] == FITS
         assert all(offset[i] + size[i] <= smallest for i in range(count))
         assert search(*args, smallest - 1, 10**6, offset)[0] == NEVER
@@ -85,8 +85,8 @@ def test_a_search_that_is_cut_short_says_so() -> None:
     rng = np.random.default_rng(0)
     lower = rng.integers(0, 50, 60)
     args = lower, lower + rng.integers(1, 20, 60), rng.integers(1, 100, 60)
-    assert search(*args, preorders(*args, args[1] - args[0])[0], int(args[2].sum()) // 4, 3, np.zeros(60, np.int64))[0] in (STOPPED, NEVER)
-    assert search(*args, preorders(*args, args[1] - args[0])[0], int(args[2].sum()), 3, np.zeros(60, np.int64)) == (STOPPED, 4)
+    assert search(*args, *preorders(*args, args[1] - args[0])[0], int(args[2].sum()) // 4, 3, np.zeros(60, np.int64))[0] in (STOPPED, NEVER)
+    assert search(*args, *preorders(*args, args[1] - args[0])[0], int(args[2].sum()), 3, np.zeros(60, np.int64)) == (STOPPED, 4)
 
 
 @settings(max_examples=80, deadline=None)

@@ -2,9 +2,9 @@
 
 Storages are placed by rising offset, each as low as what lies beneath it allows. A node of the search holds a partition of the unplaced (no two
 partitions share a moment, so each is solved on its own); it is cut off when at some moment what is certainly taken up plus what is still to come
-exceeds the capacity. Among storages, candidates come by lowest offset, then by one of several static orders, taken in turns with a limit on nodes
-that doubles. Skipped: places above one where another unplaced storage would fit whole; the same set in another order at one offset; and, where
-nothing unplaced lies over the storage just placed, all alternatives to it.
+exceeds the capacity. Among storages, candidates come by lowest offset, then by one of several orders, taken in turns with a limit on nodes that
+doubles; an order by load is made anew for every part. Skipped: places above one where another unplaced storage would fit whole; the same set in
+another order at one offset; and, where nothing unplaced lies over the storage just placed, all alternatives to it.
 Cite: CITE in `__init__` names MiniMalloc (Moffitt 2023). Beyond it: a fourth order and
 random ones in every turn, since where one order is stuck for hours another may be through at once; and a storage whose turn has passed will lie on
 another unplaced one, which raises its lowest place or shows that there is none.
@@ -26,8 +26,9 @@ FITS, NEVER, STOPPED = 1, 0, -1
 TARGETS = 2048  # storages at most: a frame of the search keeps a column of them
 
 
-def preorders(lower: I64, upper: I64, size: I64, width: I64) -> list[I64]:
-    """Ranks of storages by (width, area, load), (load, area, width), (load, width, area) and (load, neighbours), largest first.
+def preorders(lower: I64, upper: I64, size: I64, width: I64) -> list[tuple[I64, bool]]:
+    """(ranks of storages, `by_load` of `search`): by (width, area, load), (load, area, width), (load, width, area) and (load, neighbours), largest
+    first, those that begin with the load also with that of the unplaced alone.
 
     `width`: length of the lifetimes on the clock that the storages were given with; area: width x size; load: most bytes alive at once in the
     lifetime; neighbours: storages that share a moment with it.
@@ -35,7 +36,9 @@ def preorders(lower: I64, upper: I64, size: I64, width: I64) -> list[I64]:
     load = _load(lower, upper, size)
     neighbours = np.searchsorted(np.sort(lower), upper) - np.searchsorted(np.sort(upper), lower, side="right")
     area = width * size
-    return [_ranks(keys) for keys in ((width, area, load), (load, area, width), (load, width, area), (load, neighbours))]
+    rest: tuple[tuple[I64, ...], ...] = ((area, width), (width, area), (neighbours,))
+    anew = [(_ranks(keys), True) for keys in rest]
+    return [(_ranks((width, area, load)), False), *anew, *((_ranks((load, *keys)), False) for keys in rest)]
 
 
 def mixed_order(lower: I64, upper: I64, size: I64, width: I64, rng: np.random.Generator) -> I64:
@@ -165,6 +168,19 @@ def _next_part(rest, first, stop, lower, upper, part):  # type: ignore[no-untype
 
 
 @njit(cache=True, nogil=True)
+def _by_load(members, k, rank, lower, upper, total, out):  # type: ignore[no-untyped-def]
+    """Ranks of a part's storages by what is unplaced in their lifetimes, most first, then by `rank`."""
+    load = np.zeros(k, np.int64)
+    for j in range(k):
+        for s in range(lower[members[j]], upper[members[j]]):
+            load[j] = max(load[j], total[s])
+    n = len(rank)
+    order = np.argsort(-(load * n + (n - 1 - rank[members[:k]])))
+    for j in range(k):
+        out[members[order[j]]] = j
+
+
+@njit(cache=True, nogil=True)
 def _put(t, members, k, lower, upper, size, lowest, floor, total, rest):  # type: ignore[no-untyped-def]
     """Places `t` as low as it may lie. `rest`: the others; returns (how many, whether none of them shares a moment with it)."""
     top, r, alone = lowest[t] + size[t], 0, True
@@ -200,11 +216,14 @@ def _undo(members, k, first, last, lowest, floor, total, kept_lowest, kept_floor
 
 
 @njit(cache=True, nogil=True)
-def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ignore[no-untyped-def]
+def search(lower, upper, size, rank, by_load, capacity, node_limit, offset):  # type: ignore[no-untyped-def]
     """FITS with `offset`, NEVER, or STOPPED after `node_limit` nodes. `lower`, `upper`: moments from 0. Returns (verdict, nodes).
 
+    `by_load`: the load goes before `rank`, and is counted anew among the unplaced wherever these fall into parts.
+
     Frame f has a part's unplaced storages (`members`, `count`), of whose `found` candidates `tried` were tried; the one it has `placed` leaves
-    `rest`, whose parts are solved one by one: the next begins at `next_`. Frame 0 places nothing; its rest is everything.
+    `rest`, whose parts are solved one by one: the next begins at `next_`. Its order is row `row` of `ranks`. Frame 0 places nothing; its rest is
+    everything.
     """
     n, moments = len(size), np.int64(0)
     for t in range(n):
@@ -222,8 +241,12 @@ def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ign
     placed, alone = np.full(depth, -1, np.int64), np.zeros(depth, np.bool_)
     rest[0] = np.argsort(lower, kind="mergesort")
     rest_count[0] = n
+    ranks, row = np.zeros((depth, n), np.int64), np.zeros(depth, np.int64)
+    ranks[0] = rank
+    if by_load:
+        _by_load(rest[0], n, rank, lower, upper, total, ranks[0])
     if n and not _tighten(
-        rest[0], n, np.int64(0), np.int64(-1), rank, lower, upper, size, lowest, floor, total, capacity, least, place, roof
+        rest[0], n, np.int64(0), np.int64(-1), ranks[0], lower, upper, size, lowest, floor, total, capacity, least, place, roof
     ):
         return NEVER, np.int64(0)
     nodes, f, stands = np.int64(0), 0, True
@@ -237,9 +260,13 @@ def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ign
             g = f + 1
             count[g], next_[f], last[g] = _next_part(rest[f], next_[f], rest_count[f], lower, upper, members[g])
             first[g], tried[g] = lower[members[g, 0]], 0
-            base, base_rank = (offset[placed[f]], rank[placed[f]]) if f else (np.int64(0), np.int64(-1))
+            base, base_rank = (offset[placed[f]], ranks[row[f], placed[f]]) if f else (np.int64(0), np.int64(-1))
+            row[g] = row[f]
+            if by_load and count[g] < rest_count[f]:
+                row[g], base_rank = g, np.int64(-1)
+                _by_load(members[g], count[g], rank, lower, upper, total, ranks[g])
             _keep(members[g], count[g], first[g], last[g], lowest, floor, total, kept_lowest[g], kept_floor[g], kept_total[g])
-            found[g] = _candidates(members[g], count[g], rank, size, lowest, base, base_rank, cands[g])
+            found[g] = _candidates(members[g], count[g], ranks[row[g]], size, lowest, base, base_rank, cands[g])
             f = g
         else:  # what it has placed cannot stay
             _undo(members[f], count[f], first[f], last[f], lowest, floor, total, kept_lowest[f], kept_floor[f], kept_total[f])
@@ -261,6 +288,6 @@ def search(lower, upper, size, rank, capacity, node_limit, offset):  # type: ign
         rest_count[f], alone[f] = _put(t, members[f], count[f], lower, upper, size, lowest, floor, total, rest[f])
         stands = at + size[t] <= capacity and (
             rest_count[f] == 0 or _tighten(
-                rest[f], rest_count[f], at, rank[t], rank, lower, upper, size, lowest, floor, total, capacity, least, place, roof
+                rest[f], rest_count[f], at, ranks[row[f], t], ranks[row[f]], lower, upper, size, lowest, floor, total, capacity, least, place, roof
             )
         )

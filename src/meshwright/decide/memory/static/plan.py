@@ -162,24 +162,24 @@ def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes:
     `lifetimes`: (lower, upper, size, width), once for each measure of width.
     """
     lower, upper, size, _ = lifetimes[0]
-    fixed = [rank for one in lifetimes for rank in preorders(*one)]
+    fixed = [order for one in lifetimes for order in preorders(*one)]
     offset, limit, verdict = np.zeros(len(size), np.int64), 2 * len(size), -1
 
-    def under(rank: I64, most: int) -> bool:
+    def under(rank: I64, by_load: bool, most: int) -> bool:
         nonlocal nodes, verdict
-        verdict, used = search(lower, upper, size, rank, capacity, most, offset)
+        verdict, used = search(lower, upper, size, rank, by_load, capacity, most, offset)
         nodes -= used
         return verdict in (FITS, NEVER) or nodes <= 0 or time.monotonic() > end
 
     while True:
         spent = nodes
-        for rank in fixed:
-            if under(rank, limit):
+        for rank, by_load in fixed:
+            if under(rank, by_load, limit):
                 return int(verdict), offset
         spent -= nodes
         stop = nodes - 3 * spent
         while nodes > stop:
-            if under(mixed_order(*lifetimes[0], rng), min(limit, SHORT)):
+            if under(mixed_order(*lifetimes[0], rng), False, min(limit, SHORT)):
                 return int(verdict), offset
         limit *= 2
 
