@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import nn
 
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "custom_partitioner", "dispatch_mode", "fake_attributes", "fake_like", "fake_mode",
-    "inductor_partitioner", "joint_graph", "make_fx_graph", "partition_saving", "register_constants", "run_backward", "storage_key",
-    "torch_partition", "uncompiled_graphs",
+    "inductor_partitioner", "joint_graph", "make_fx_graph", "partition_saving", "register_constants", "run_backward", "sac_tools",
+    "storage_key", "torch_partition", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -185,3 +186,18 @@ def partition_saving(
 
     with patch.object(partitioners, "choose_saved_values_set", chosen):
         return partitioners.min_cut_rematerialization_partition(joint, inputs, **given)  # type: ignore[no-any-return]
+
+
+def sac_tools() -> Any:
+    """`parse_module_info`, `get_peak_memory_runtime_baseline`, `sac_milp`, `get_optimal_checkpointing_policy_per_module` and `SACStats`.
+
+    Raises: ImportError without PuLP.
+    """
+    from torch.distributed._tools import ilp_utils, sac_estimator, sac_ilp
+
+    sac_ilp.logger.setLevel("CRITICAL")  # that it finds no solution is an answer here
+    return SimpleNamespace(
+        parse_module_info=ilp_utils.parse_module_info, get_peak_memory_runtime_baseline=ilp_utils.get_peak_memory_runtime_baseline,
+        sac_milp=sac_ilp.sac_milp, SACStats=sac_estimator.SACStats,
+        get_optimal_checkpointing_policy_per_module=sac_ilp.get_optimal_checkpointing_policy_per_module,
+    )  # fmt: skip

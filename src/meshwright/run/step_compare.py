@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ..decide.memory.step import STEP_NAMES, keep_everything
 from ..errors import Infeasible, TimeLimit, UnknownName, Unsupported
 from ..report.memory_curve import CurvePoint, MemoryCurve
 from ..step_graph import StepGraph, StepPlan
+from .sac_plans import sac_installed, sac_plans
 from .torch_partitions import TORCH_BUDGETS, torch_plans
 
 __all__ = ["BUDGETED", "budgets_of", "compare_step"]
@@ -44,13 +44,14 @@ def compare_step(
     plans = {name: [_plan(graph, name, b, effort) for b in wanted] for name in strategies}
     floors = [max([frontier.floor_s(b), *(p.floor_s for row in plans.values() if (p := row[i]) and p.floor_s)]) for i, b in enumerate(wanted)]
     singles = [p for p in (_plan(graph, "mincut", None, effort),) if p] + list(torch_plans(step, graph=graph, budgets=torch_budgets))
+    singles += sac_plans(step, graph=graph) if sac_installed() else ()
     peers = []
     for p in singles:
         entry = frontier.within(p.peak_bytes)
-        label = f"{p.options['budget']:g}" if p.strategy == "torch budget" else ""
+        label = f"{p.options['budget']:g}" if p.strategy in ("torch budget", "torch sac_milp") else ""
         ours = CurvePoint(peak_bytes=entry.peak_bytes, time_s=entry.time_s) if entry else None
         peers.append((p.strategy, CurvePoint(peak_bytes=p.peak_bytes, time_s=p.time_s, label=label), ours))
-    missing = () if find_spec("pulp") else ("sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed",)
+    missing = () if sac_installed() else ("sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed",)
     return MemoryCurve(
         model=graph.name, plain_bytes=plain.peak_bytes, plain_s=plain.time_s, budgets=wanted, floors_s=tuple(floors),
         points={n: tuple(_point(p) for p in row) for n, row in plans.items()}, peers=tuple(peers), best="fusionaware", evidence=graph.evidence,
