@@ -236,9 +236,9 @@ def _best_within(archive, target, hold):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def search(g, w, archive, to, ahead, seeds, targets, movable, groups_ptr, groups, once, kicks):  # type: ignore[no-untyped-def]
-    """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling. `once`: nothing runs
-    more than twice (what is computed in backward is held to its last use)."""
+def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks):  # type: ignore[no-untyped-def]
+    """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling, of which the last
+    `bettered` are gone back to. `once`: nothing runs more than twice (what is computed in backward is held to its last use)."""
     storages = seeds.shape[1]
     for k in range(seeds.shape[0]):
         _measure(g, w, archive, seeds[k], to, ahead)
@@ -254,8 +254,9 @@ def search(g, w, archive, to, ahead, seeds, targets, movable, groups_ptr, groups
                 continue
             hold[:] = other
         _improve(g, w, archive, hold, to, ahead, targets[i], movable, trial, moves)
-    for i in range(len(targets) - 1, -1, -1):
-        archive.spent[1] = archive.spent[0] + max((share - archive.spent[0]) // (i + 1), 1)
+    first = len(targets) - bettered
+    for i in range(len(targets) - 1, first - 1, -1):
+        archive.spent[1] = archive.spent[0] + max((share - archive.spent[0]) // (i + 1 - first), 1)
         if _best_within(archive, targets[i], hold):
             _improve(g, w, archive, hold, to, ahead, targets[i], movable, trial, moves)
             _kick(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks)

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from monet_rig import least_time_s, step_graphs
 
 from meshwright.check.step_memory import check_step_plan
+from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.monet import Monet
+from meshwright.decide.memory.monet.fixed import fixed, free_ways
 from meshwright.decide.memory.monet.merging import merged
 from meshwright.decide.memory.monet.schedule import runs_of
 from meshwright.decide.memory.monet.solving import leanest
 from meshwright.decide.memory.step import finished, keep_everything
 from meshwright.errors import Infeasible, Unsupported
-from meshwright.step_graph import StepGraph
+from meshwright.step_graph import Alternative, StepGraph, StepNode, StepStorage
 from meshwright.testing_steps import random_step_graph
 
 
@@ -83,6 +85,44 @@ def test_the_knapsack_is_a_floor_and_its_plans_fit(graph: StepGraph, share: floa
     assert plan.time_s >= best.time_s * (1 - 1e-9)
     assert plan.least_bytes is not None and plan.least_bytes <= least
     assert plan.floor_s is None or plan.floor_s <= best.time_s * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph=step_graphs(most_operators=7), data=st.data())
+def test_a_schedule_of_chosen_implementations_is_one_of_the_graph_itself(graph: StepGraph, data: st.DataObject) -> None:
+    ways = {i: data.draw(st.integers(0, len(n.alternatives) - 1)) for i, n in enumerate(graph.nodes) if n.alternatives and data.draw(st.booleans())}
+    one = fixed(graph, ways)
+    assert all(a in (-1, ways.get(i, -1)) for i, a in enumerate(one.alternative))
+    over = {i for i, w in ways.items() if graph.nodes[i].alternatives[w].over >= 0}
+    assert all(one.alternative[i] == w for i, w in ways.items() if i not in over)
+    lives = lifetimes_of(one.graph)
+    held = lives.keep_all()
+    for s in np.flatnonzero(lives.movable):
+        held[s] = data.draw(st.integers(0, lives.stages + 1))
+    peak, seconds = lives.measure(held)
+    line = lives.runs(held)
+    assert line is not None
+    runs, boundary = one.runs(*line)
+    plan = finished(graph, runs, boundary, strategy="test")
+    verdict = check_step_plan(graph, plan)
+    assert not verdict.findings, verdict.findings[0].message
+    assert plan.peak_bytes <= peak and math.isclose(plan.time_s, seconds)
+
+
+def test_a_result_that_somebody_else_reads_is_not_written_over() -> None:
+    for backward_reads, wanted in ((False, 0), (True, -1)):
+        storages = tuple(StepStorage(size_bytes=4, owner=str(s), kind="input" if s == 0 else "made") for s in range(4))
+        way = Alternative(name="in place", inputs=(1,), time_s=1.0, over=1)
+        nodes = (
+            StepNode(name="x", target="placeholder", phase="input", storages=(0,)),
+            StepNode(name="f", target="op", phase="forward", inputs=(0,), storages=(1,), makes=(1,), time_s=1.0),
+            StepNode(name="g", target="op", phase="forward", inputs=(1,), storages=(2,), makes=(2,), time_s=1.0, alternatives=(way,)),
+            StepNode(name="b", target="op", phase="backward", inputs=(2, *([1] if backward_reads else [])), storages=(3,), makes=(3,), time_s=1.0),
+        )
+        graph = StepGraph(name="test", nodes=nodes, storages=storages, boundary=3, results=(3,))
+        assert free_ways(graph) == {2: 0}
+        one = fixed(graph, {2: 0})
+        assert one.alternative[2] == wanted and one.place[2] == (2 if backward_reads else 1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,8 +1,8 @@
 """The fastest plan within a budget, and no more work than it takes to know that: what `memory plan` does without a strategy.
 
 One frontier of schedules answers for `fusionaware` and for Chen's, Revolve's and Rotor's schedules, which it begins at. It is searched with little
-effort first; when its plan is within 1 % of the bound of any plan, nothing else is tried. Else the integer programme (`monet`) is asked, and where
-that is not as near either, the search goes on.
+effort first; when its plan is within 1 % of the bound of any plan, nothing else is tried. Else `monet` is asked, which proves more of a small step
+and spends its search of a large one on this budget alone; where it does not plan (several micro-batches in flight), the search goes on.
 Invariant: the plan given is no slower than any that is named beside it, and its floor is the highest that was found.
 """
 
@@ -56,6 +56,8 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
     floor, plans, said = frontier.floor_s(budget_bytes), dict[str, StepPlan](), _published(frontier, budget_bytes)
     tries = (("fusionaware", FusionAware(effort=_first_effort(graph))), ("monet", STEP_NAMES["monet"]()), ("fusionaware", FusionAware()))
     for name, strategy in tries:
+        if "monet" in plans:
+            break
         if plans and min(p.time_s for p in plans.values()) <= floor * (1 + CLOSE):
             said.setdefault("monet", f"not tried: nothing can be more than {CLOSE:.0%} faster")
             break

@@ -6,6 +6,7 @@ at the schedules of Chen, Revolve and Rotor, which stay in the frontier where no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,18 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....kernels.step_schedule import NEVER
-from ....kernels.step_search import archive_for, search
+from ....kernels.step_search import Archive, archive_for, search
 from ....step_graph import StepGraph
 from ..baselines import chen, revolve, rotor
 from ..baselines.chain import chain_of
 from ..lifetimes import Lifetimes, lifetimes_of
 from .hull import CutPoint, Moment, cut_points, floor_s, held_of, moments
 
-__all__ = ["Entry", "Frontier", "frontier_of", "least_bytes"]
+__all__ = ["Entry", "Frontier", "fastest_within", "frontier_of", "least_bytes"]
 
 I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
 BINS = 1024
 TARGETS = 40
+STEPS_DOWN = 16  # targets on the way to one budget
 KICKS = 40
 
 
@@ -67,42 +70,86 @@ class Frontier:
 @lru_cache(maxsize=8)
 def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once: bool = False) -> Frontier:
     """`effort`: runs of nodes simulated, at most (10^8 take some seconds). `once`: nothing runs more than twice."""
-    lives = lifetimes_of(graph, replay_random=replay_random)
-    hulls = tuple((m, cut_points(lives, m)) for m in moments(lives))
-    chain = chain_of(lives)
-    keep = lives.keep_all()
-    seeds, published = [keep], list[Entry]()
-    for _, points in hulls:
-        for p in points:
-            seeds.append(held_of(lives, p))
-            if not once:
-                seeds.append(held_of(lives, p, NEVER))
-    for name, tried in (("chen", chen.tried(chain)), ("revolve", revolve.tried(chain)), ("rotor", rotor.tried(chain))):
-        for held, ahead, _ in tried:
-            hold_from, hold_to = chain.with_last_input(held)
-            early = np.where(hold_from > 0, 1, 0).astype(np.int32)
-            seeds += [early] if once else [hold_from, early]
-            peak, seconds = lives.measure(hold_from, hold_to, ahead)
-            if not once and np.isfinite(seconds):
-                published.append(Entry(peak_bytes=peak, time_s=seconds, hold_from=hold_from, hold_to=hold_to, ahead=ahead, origin=name))
-    top, plain_s = lives.measure(keep)
-    low = least_bytes(lives)
-    archive = archive_for(len(keep), low, top, bins=BINS, effort=effort)
-    step = max((top - low) // TARGETS, 1)
-    targets = np.array([top - 1 - i * step for i in range(TARGETS) if top - 1 - i * step >= low], np.int64)
-    crossing = {s for row in chain.crossing for s in row}
-    groups = [[s for s in row if s not in crossing] for row in chain.inside]
-    ptr = np.zeros(len(groups) + 1, np.int32)
-    np.cumsum([len(x) for x in groups], out=ptr[1:])
-    search(
-        lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), np.stack(_distinct(seeds)), targets, lives.movable, ptr,
-        np.array([s for row in groups for s in row], np.int32), once, KICKS,
+    start = _Start.of(graph, replay_random, once)
+    low, top = start.least_bytes, start.most_bytes
+    archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=effort)
+    found = start.searched(archive, _falling(top, low, TARGETS), TARGETS)
+    entries = _best([*start.published, *found])
+    return Frontier(
+        lives=start.lives, entries=entries, hulls=start.hulls, plain_s=start.plain_s, least_bytes=low, published=start.published,
     )  # fmt: skip
-    found = [
-        Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())
-        for i in np.flatnonzero(np.isfinite(archive.time))
-    ]
-    return Frontier(lives=lives, entries=_best([*published, *found]), hulls=hulls, plain_s=plain_s, least_bytes=low, published=(*published,))
+
+
+def fastest_within(graph: StepGraph, budget_bytes: int, effort: int, *, kept: Sequence[Sequence[int]] = ()) -> tuple[Lifetimes, Entry]:
+    """One budget, all of the effort spent on it: the fastest schedule found within it, else the one of least peak. `kept`: more sets of
+    storages to begin with."""
+    start = _Start.of(graph, True, False, kept)
+    top = max(start.most_bytes, budget_bytes + 1)
+    width = -(-(top - budget_bytes) // (BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
+    low = budget_bytes + 1 - width
+    archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=effort)
+    targets = np.array([*_falling(top, budget_bytes, STEPS_DOWN), budget_bytes], np.int64)
+    entries = [*start.published, *start.searched(archive, targets, 1)]
+    within = [e for e in entries if e.peak_bytes <= budget_bytes]
+    best = min(within or entries, key=lambda e: (e.time_s, e.peak_bytes) if within else (e.peak_bytes, e.time_s))
+    return start.lives, best
+
+
+def _falling(top: int, low: int, count: int) -> I64:
+    step = max((top - low) // count, 1)
+    return np.array([top - 1 - i * step for i in range(count) if top - 1 - i * step >= low], np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """Where a search begins. `seeds`: schedules, that of keeping everything first. `groups`: storages inside each stage of the chain."""
+
+    lives: Lifetimes
+    hulls: tuple[tuple[Moment, tuple[CutPoint, ...]], ...]
+    seeds: NDArray[np.int32]
+    published: tuple[Entry, ...]
+    groups: tuple[tuple[int, ...], ...]
+    once: bool
+    most_bytes: int
+    plain_s: float
+    least_bytes: int
+
+    @staticmethod
+    def of(graph: StepGraph, replay_random: bool, once: bool, kept: Sequence[Sequence[int]] = ()) -> _Start:
+        lives = lifetimes_of(graph, replay_random=replay_random)
+        hulls = tuple((m, cut_points(lives, m)) for m in moments(lives))
+        chain = chain_of(lives)
+        seeds, published = [lives.keep_all()], list[Entry]()
+        for keep in (*(p.keep for _, points in hulls for p in points), *kept):
+            seeds += [held_of(lives, keep)] if once else [held_of(lives, keep), held_of(lives, keep, NEVER)]
+        for name, tried in (("chen", chen.tried(chain)), ("revolve", revolve.tried(chain)), ("rotor", rotor.tried(chain))):
+            for held, ahead, _ in tried:
+                hold_from, hold_to = chain.with_last_input(held)
+                early = np.where(hold_from > 0, 1, 0).astype(np.int32)
+                seeds += [early] if once else [hold_from, early]
+                peak, seconds = lives.measure(hold_from, hold_to, ahead)
+                if not once and np.isfinite(seconds):
+                    published.append(Entry(peak_bytes=peak, time_s=seconds, hold_from=hold_from, hold_to=hold_to, ahead=ahead, origin=name))
+        top, plain_s = lives.measure(seeds[0])
+        crossing = {s for row in chain.crossing for s in row}
+        return _Start(
+            lives=lives, hulls=hulls, seeds=np.stack(_distinct(seeds)), published=tuple(published), once=once, most_bytes=top,
+            groups=tuple(tuple(s for s in row if s not in crossing) for row in chain.inside), plain_s=plain_s, least_bytes=least_bytes(lives),
+        )  # fmt: skip
+
+    def searched(self, archive: Archive, targets: I64, bettered: int) -> list[Entry]:
+        """The schedules of the archive after a search over targets, of which the last `bettered` are gone back to."""
+        lives = self.lives
+        ptr = np.zeros(len(self.groups) + 1, np.int32)
+        np.cumsum([len(x) for x in self.groups], out=ptr[1:])
+        search(
+            lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), self.seeds, targets, min(bettered, len(targets)), lives.movable,
+            ptr, np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS,
+        )  # fmt: skip
+        return [
+            Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())
+            for i in np.flatnonzero(np.isfinite(archive.time))
+        ]
 
 
 def _distinct(rows: list[I32]) -> list[I32]:

@@ -12,6 +12,7 @@ must exist beside the gradients. A node that forward does not run costs nothing 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -189,9 +190,9 @@ def floor_s(points: tuple[CutPoint, ...], capacity_bytes: int) -> float:
     return best
 
 
-def held_of(lives: Lifetimes, point: CutPoint, again: int = 1) -> I32:
-    """The schedule that keeps a point's storages from forward; what runs again is held from stage `again` on (NEVER: each time anew)."""
+def held_of(lives: Lifetimes, keep: Iterable[int], again: int = 1) -> I32:
+    """The schedule that keeps these storages from forward; what runs again is held from stage `again` on (NEVER: each time anew)."""
     held = np.full(len(lives.maker), min(again, NEVER), np.int32)
     held[~lives.movable] = 0
-    held[sorted(point.keep)] = 0
+    held[sorted(keep)] = 0
     return held

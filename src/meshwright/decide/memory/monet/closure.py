@@ -1,11 +1,11 @@
-"""What any schedule must compute again: the operand knapsack with the chains it implies. A floor for any size of network, and a plan.
+"""What any schedule must compute again: the operand knapsack with the chains it implies. A floor for any size of network.
 
 When the backward pass begins, at most `budget` bytes of forward results exist. An operand that backward needs and that is not among them is made
 again at least once, from operands of which the same holds. Minimising the time of that over what is held, and over implementations, bounds every
 schedule from below. Tightened by every moment of the forward pass (what is held at its end is held since it was made), and by the same
-argument at a few backward nodes around which most else is alive (what is not held there and read later is made again).
-The plan: hold what the answer holds, make the others once, just before their first reader, and let them go after their last one. Its time is the
-floor of its own limit; only its peak may be above that limit, so the limit is lowered until the peak fits.
+argument between backward nodes around which most else is alive: what is held while one of them runs fits, was held at the one before or made again
+since, and what is read until the next and not held is made again, so an operator may count once per part of the backward pass.
+What it holds, and by which implementations, is where the search for a plan begins (`searching`).
 Source: the card of MONeT, section 3.8, where the knapsack has no chains. Cost: an integer programme of O(operators) binaries.
 """
 
@@ -16,25 +16,25 @@ from typing import Any
 
 import numpy as np
 
+from ....errors import TimeLimit
 from ....kernels.highs import solve, solver, values
 from .merging import Backward, Merged, Operator
 from .model import SCALE
-from .schedule import Decisions
 
-__all__ = ["Closure", "closure", "floor_bytes", "once_again"]
+__all__ = ["Closure", "closure", "floor_bytes"]
 
 GAP = 1e-3  # of the step's time: how closely the knapsack is solved
-CUTS = 12  # backward nodes at which the argument is repeated, at most
+CUTS = 6  # backward nodes between which the argument is repeated, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closure:
-    """`held`: storages held when backward begins; `ways`: (operator, way) in the forward pass; `again`: the way of each operator that runs again."""
+    """`held`: storages held when backward begins; `forward`: (operator, way) in the forward pass; `backward`: the ways of nodes that do not
+    run plainly."""
 
     floor_s: float
     held: frozenset[int]
     forward: tuple[tuple[int, int], ...]
-    again: dict[int, int]
     backward: dict[int, int]
 
 
@@ -97,8 +97,8 @@ class _Rows:
 
 
 class _Model:
-    def __init__(self, m: Merged, budget_bytes: int, block_of: tuple[int, ...] | None = None) -> None:
-        self.m, self.rows, self.block_of = m, _Rows(), block_of
+    def __init__(self, m: Merged, budget_bytes: int) -> None:
+        self.m, self.rows = m, _Rows()
         rows = self.rows
         self.second = SCALE / (m.once_s or 1.0)
         self.byte = SCALE / max(sum(m.size.values()), 1)
@@ -106,7 +106,6 @@ class _Model:
         wanted = {s for s, t in m.last_use.items() if t} | m.pinned
         self.held = {s: rows.column() for s in wanted}
         self.forward: dict[tuple[int, int], int] = {}
-        self.again: dict[tuple[int, int], int] = {}
         self.offset = m.views_s
         for i, o in enumerate(m.operators):
             if o.optional or len(o.ways) > 1:
@@ -117,20 +116,19 @@ class _Model:
                     rows.most([(v, -1.0) for v, _ in mine], -1.0)
             else:
                 self.offset += o.ways[0].time_s
-            if not o.once and any(m.last_use[s] and s not in m.pinned for s in o.makes):
-                self.again |= {(i, w): rows.column(way.time_s * self.second) for w, way in enumerate(o.ways)}
         self.backward: dict[tuple[int, int], int] = {}
         for stage in m.stages:
             for b in (stage.first, *stage.rest):
                 self._backward(b)
         self._held_from_forward()
-        if block_of is not None:
-            self._nothing_written_over_again()
-        uses = self._uses()
-        self._there(uses, self.held, 0)
         self._forward_moments()
-        for t in self._heaviest():
-            self._cut(t, uses)
+        cuts = [0, *self._heaviest()]
+        before = self.held
+        for k, t in enumerate(cuts):
+            until = cuts[k + 1] if k + 1 < len(cuts) else len(m.stages)
+            again = self._between(t, until, before)
+            if k + 1 < len(cuts):
+                before = self._cut(until, before, again)
 
     def _heaviest(self) -> list[int]:
         """The stage at which most would be alive if everything were kept, in each of `CUTS` parts of the backward pass."""
@@ -171,45 +169,40 @@ class _Model:
                 if m.operators[maker].optional:
                     self.rows.most([(v, 1.0), *((self.forward[maker, x], -1.0) for x in range(len(m.operators[maker].ways)))], 0.0)
 
-    def _nothing_written_over_again(self) -> None:
-        """A plan holds what it made again to its last reader, so nothing may be written over it."""
-        m = self.m
-        over = [v for (i, w), v in self.again.items() if m.operators[i].ways[w].over >= 0]
-        for stage in m.stages:
-            over += [self.backward[stage.first.node, w] for w, way in enumerate(stage.first.ways) if way.over in m.size and len(stage.first.ways) > 1]
-        for v in over:
-            self.rows.most([(v, 1.0)], 0.0)
+    def _between(self, after: int, until: int, held: dict[int, int]) -> dict[tuple[int, int], int]:
+        """(operator, way) -> whether it runs again after stage `after` and no later than for stage `until`, when `held` is what there is before.
 
-    def _uses(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
-        """(stage, storage, terms, constant): terms + constant is 1 when that stage's backward node, or an operator run again (0), reads it."""
+        What these stages read, or what runs again for them, is held or made again.
+        """
         m = self.m
-        found: list[tuple[int, int, list[tuple[int, float]], float]] = []
-        for t, stage in enumerate(m.stages, 1):
+        again = {
+            (i, w): self.rows.column(way.time_s * self.second)
+            for i, o in enumerate(m.operators) if not o.once and any(m.last_use[s] > after and s not in m.pinned for s in o.makes)
+            for w, way in enumerate(o.ways)
+        }  # fmt: skip
+        for stage in m.stages[after:until]:
             b = stage.first
             for s in sorted(frozenset[int]().union(*(w.reads for w in b.ways))):
-                if all(s in w.reads for w in b.ways):
-                    found.append((t, s, [], 1.0))
-                else:
-                    found.append((t, s, [(self.backward[b.node, w], 1.0) for w, way in enumerate(b.ways) if s in way.reads], 0.0))
+                self._at_most(*self._reads(b, s), self._sources(held, again, s))
         for i, o in enumerate(m.operators):
-            if (i, 0) in self.again:
+            if (i, 0) in again:
                 for s in sorted(o.reads):
-                    if self.block_of is not None and self.block_of[m.maker[s]] < self.block_of[i]:
-                        self.rows.most([*((self.again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads), (self.held[s], -1.0)], 0.0)
-                        continue
-                    found.append((0, s, [(self.again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads], 0.0))
-        return found
+                    self._at_most([(again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads], 0.0, self._sources(held, again, s))
+        return again
 
-    def _sources(self, held: dict[int, int], s: int) -> list[tuple[int, float]]:
+    def _reads(self, b: Backward, s: int) -> tuple[list[tuple[int, float]], float]:
+        """Terms and constant whose sum is 1 when the backward node reads s."""
+        if all(s in w.reads for w in b.ways):
+            return [], 1.0
+        return [(self.backward[b.node, w], 1.0) for w, way in enumerate(b.ways) if s in way.reads], 0.0
+
+    def _at_most(self, terms: list[tuple[int, float]], constant: float, sources: list[tuple[int, float]]) -> None:
+        self.rows.most([*terms, *((v, -x) for v, x in sources)], -constant)
+
+    def _sources(self, held: dict[int, int], again: dict[tuple[int, int], int], s: int) -> list[tuple[int, float]]:
         i = self.m.maker[s]
-        terms = [(held[s], -1.0)] if s in held else []
-        return terms + [(self.again[i, w], -1.0) for w in range(len(self.m.operators[i].ways)) if (i, w) in self.again]
-
-    def _there(self, uses: list[tuple[int, int, list[tuple[int, float]], float]], held: dict[int, int], after: int) -> None:
-        """What a backward node from stage `after` on reads was held there, or is made again. Chains count for the whole backward pass only."""
-        for t, s, terms, constant in uses:
-            if t >= after and (t or not after):
-                self.rows.most([*terms, *self._sources(held, s)], -constant)
+        terms = [(held[s], 1.0)] if s in held else []
+        return terms + [(again[i, w], 1.0) for w in range(len(self.m.operators[i].ways)) if (i, w) in again]
 
     def _forward_moments(self) -> None:
         m = self.m
@@ -233,32 +226,36 @@ class _Model:
         m = self.m
         return any(i > j and not m.operators[i].optional and all(s in w.reads for w in m.operators[i].ways) for i in m.readers[s])
 
-    def _cut(self, t: int, uses: list[tuple[int, int, list[tuple[int, float]], float]]) -> None:
+    def _cut(self, t: int, before: dict[int, int], again: dict[tuple[int, int], int]) -> dict[int, int]:
+        """What is held while stage t runs fits: it was held before, or was made again since."""
         m = self.m
         first = m.stages[t - 1].first
         held = {s: self.rows.column(whole=False) for s, last in m.last_stage.items() if last >= t}
         for s, v in held.items():
+            self._at_most([(v, 1.0)], 0.0, self._sources(before, again, s))
             if s in m.pinned:
                 self.rows.most([(v, -1.0)], -1.0)
-        for x, s, terms, constant in uses:
-            if x == t and s in held:
-                self.rows.most([*terms, (held[s], -1.0)], -constant)
-            elif x > t:
-                self.rows.most([*terms, *self._sources(held, s)], -constant)
+        for s in sorted(frozenset[int]().union(*(w.reads for w in first.ways))):
+            self._at_most(*self._reads(first, s), [(held[s], 1.0)])
         alive = first.bytes_alive + (_extra(first, 0) if len(first.ways) == 1 else 0)
         more = [(self.backward[first.node, w], _extra(first, w) * self.byte) for w in range(len(first.ways))] if len(first.ways) > 1 else []
         self.rows.most([*((v, m.size[s] * self.byte) for s, v in held.items()), *more], (self.budget - alive) * self.byte)
+        return held
 
 
-def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0, block_of: tuple[int, ...] | None = None) -> Closure:
-    """`block_of`: an operator runs again only from held results of other blocks; without it the answer is a floor of every schedule.
+def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0) -> Closure:
+    """`nodes`: branch-and-bound nodes; where they end without an answer, nothing is chosen, but the floor stands.
 
-    Raises: Infeasible: no schedule of the step stays within the budget (and computes again within blocks).
+    Raises: Infeasible: no schedule of the step stays within the budget (up to the solver's tolerance).
     """
-    model = _Model(m, budget_bytes, block_of)
+    model = _Model(m, budget_bytes)
     highs = model.rows.highs(model.offset * model.second, mip_rel_gap=GAP, mip_max_nodes=nodes, random_seed=seed)
-    solve(highs, what="operand knapsack")
-    x = values(highs)
+    try:
+        solve(highs, what="operand knapsack")
+    except TimeLimit:
+        x = [0.0] * len(model.rows.cost)
+    else:
+        x = values(highs)
     floor = float(highs.getInfo().mip_dual_bound) / model.second * (1 - 1e-9)
     forward = []
     for i, o in enumerate(m.operators):
@@ -267,25 +264,5 @@ def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0, block_of
             forward.append((i, chosen[0] if chosen else 0))
     return Closure(
         floor_s=max(floor, m.once_s * (1 - 1e-9)), held=frozenset(s for s, v in model.held.items() if x[v] > 0.5), forward=tuple(forward),
-        again={i: w for (i, w), v in model.again.items() if x[v] > 0.5}, backward={n: w for (n, w), v in model.backward.items() if w and x[v] > 0.5},
+        backward={n: w for (n, w), v in model.backward.items() if w and x[v] > 0.5},
     )  # fmt: skip
-
-
-def once_again(m: Merged, c: Closure) -> Decisions:
-    """Every operator that runs again does so once, just before the first backward node that needs it."""
-    done: set[int] = set()
-    stages: list[tuple[tuple[int, int], ...]] = [c.forward]
-    for stage in m.stages:
-        b = stage.first
-        todo, mine = [*b.ways[c.backward.get(b.node, 0)].reads], set[int]()
-        while todo:
-            s = todo.pop()
-            i = m.maker[s]
-            if s in c.held or i in done or i in mine:
-                continue
-            mine.add(i)
-            todo += m.operators[i].ways[c.again.get(i, 0)].reads
-        done |= mine
-        stages.append(tuple((i, c.again.get(i, 0)) for i in sorted(mine)))
-    return Decisions(operators=tuple(stages), backward=c.backward)
-

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .merging import Merged, Operator, is_view
+from .merging import Implementation, Merged, Operator, is_view
 
-__all__ = ["Decisions", "Run", "runs_of"]
+__all__ = ["Decisions", "Run", "decisions_of", "runs_of"]
 
 Run = tuple[int, int]  # (node, alternative or -1)
 
@@ -42,6 +42,32 @@ def runs_of(m: Merged, decisions: Decisions) -> tuple[list[Run], int]:
     for r in m.graph.results:
         line.ensure(r)
     return _read_only(m, line.runs, line.boundary)
+
+
+def decisions_of(m: Merged, runs: Sequence[Run], boundary: int) -> Decisions:
+    """What a straight line of runs decides: the other way of `runs_of`. An operator runs where the last of its nodes does.
+
+    Where a chain was not run as a whole, or by an implementation that the programme leaves out, the decisions are near it only.
+    """
+    last = {o.nodes[-1]: i for i, o in enumerate(m.operators)}
+    stage = {s.first.node: t for t, s in enumerate(m.stages, 1)}
+    ways = {b.node: b.ways for s in m.stages for b in (s.first, *s.rest)}
+    chosen: list[dict[int, int]] = [{} for _ in range(len(m.stages) + 1)]
+    backward: dict[int, int] = {}
+    waiting: dict[int, int] = {}
+    for at, (n, alternative) in enumerate(runs):
+        if n in last:
+            i = last[n]
+            (chosen[0] if at < boundary else waiting)[i] = _way(m.operators[i].ways, alternative)
+        elif n in ways:
+            backward[n] = _way(ways[n], alternative)
+            if n in stage:
+                chosen[stage[n]], waiting = waiting, {}
+    return Decisions(operators=tuple(tuple(sorted(c.items())) for c in chosen), backward={n: w for n, w in backward.items() if w})
+
+
+def _way(ways: Sequence[Implementation], alternative: int) -> int:
+    return next((w for w, x in enumerate(ways) if x.alternative == alternative), 0)
 
 
 class _Line:

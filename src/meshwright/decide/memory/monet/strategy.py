@@ -2,11 +2,11 @@
 
 Cite: Shah et al., MONeT: Memory Optimization for Deep Networks, ICLR 2021.
 Left open by the paper: networks beyond the solver's reach, and where it stops. Our answer: above `exact_operators` merged operators, a knapsack over
-what is held at a few moments, which computes every dropped operator again once and within its block (`stitching`); the floor is the same knapsack
-without blocks (`closure`), or the joint programme's own.
+what is held at a few moments (`closure`) chooses implementations and is the floor, and a search (`searching`) finds the schedule with them, which may
+compute anything again any number of times.
 Invariant: the plan's peak, counted in whole bytes over its runs, is within the budget; `optimal` and `least_bytes` are claims about schedules that
 run forward nodes and backward nodes each in the graph's order, and forward nodes again, in order, before backward nodes that may read them.
-Cost: one integer programme of O(n^2) binaries for n operators; beyond, about twenty of O(n).
+Cost: one integer programme of O(n^2) binaries for n operators; beyond, one or two of O(n), and two or three searches.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..step import finished
 from .closure import floor_bytes
 from .merging import Merged, merged
 from .model import Limits
-from .schedule import runs_of
-from .solving import Answer, fastest, infeasible, leanest, least_bytes
-from .stitching import stitched
+from .schedule import Decisions, runs_of
+from .searching import begun, searched
+from .solving import fastest, infeasible, leanest, least_bytes
 
 __all__ = ["CITE", "DEVIATIONS", "Monet"]
 
@@ -42,18 +42,21 @@ DEVIATIONS = (
     "an operand of a backward node may go right after it, and a result is held exactly as long as something of its stage or a later one wants it",
     "any operator may have several implementations, in the forward pass too",
     "an implementation that writes over something of another size is not considered",
-    "large networks: one knapsack over all blocks instead of one joint integer programme",
+    "large networks: a knapsack for the implementations and a search for the schedule instead of one joint integer programme",
 )
+ROUNDING = 1e-9  # of the solver's arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)
 class Monet:
     """Options. implementations: other implementations may be chosen; exact_operators: up to so many merged forward operators in one programme;
-    solver_nodes: branch-and-bound nodes after which the solver stops with a gap."""
+    solver_nodes: branch-and-bound nodes after which the solver stops with a gap; effort: runs of every node
+    simulated in each search."""
 
     implementations: bool = True
     exact_operators: int = 44
     solver_nodes: int = 20000
+    effort: int = 20_000
 
     def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
         """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit; Unsupported for several micro-batches in flight."""
@@ -64,8 +67,11 @@ class Monet:
         if len(m.operators) <= self.exact_operators:
             return self._exact(m, budget_bytes, seed)
         if not m.has_ways:
-            return stitched(m, budget_bytes, nodes=self.solver_nodes, seed=seed, options=asdict(self))
+            return self._searched(m, budget_bytes, seed)
         return self._better(m, budget_bytes, seed, rng)
+
+    def _searched(self, m: Merged, budget_bytes: int | None, seed: int) -> StepPlan:
+        return searched(m, budget_bytes, nodes=self.solver_nodes, effort=self.effort, seed=seed, options=asdict(self))
 
     def _better(self, m: Merged, budget_bytes: int | None, seed: int, rng: np.random.Generator) -> StepPlan:
         """Of the joint plan and the one without other implementations (which is often within the exact programme's reach), the better."""
@@ -73,7 +79,7 @@ class Monet:
         refused: list[Infeasible] = []
         floor_s: float | None = None
         try:
-            joint = stitched(m, budget_bytes, nodes=self.solver_nodes, seed=seed, options=asdict(self))
+            joint = self._searched(m, budget_bytes, seed)
             floor_s = joint.floor_s
         except Infeasible as error:
             refused.append(error)
@@ -92,29 +98,35 @@ class Monet:
 
     def _exact(self, m: Merged, budget_bytes: int | None, seed: int) -> StepPlan:
         free = fastest(m, Limits(), nodes=self.solver_nodes, seed=seed)
-        plan = self._plan(m, free, budget_bytes=budget_bytes, optimal=free.optimal, floor_s=free.floor)
+        plan = self._plan(m, free.decisions, budget_bytes=budget_bytes, optimal=free.optimal, floor_s=free.floor)
         if budget_bytes is not None and plan.peak_bytes <= budget_bytes:
             return plan
-        lean = leanest(m, nodes=self.solver_nodes, seed=seed)
-        tight = self._plan(m, lean)
-        least = least_bytes(m, lean, tight.peak_bytes)
-        if budget_bytes is not None and tight.peak_bytes > budget_bytes:
-            raise infeasible(m, budget_bytes, tight.peak_bytes, proved=least == tight.peak_bytes)
-        budget = tight.peak_bytes if budget_bytes is None else budget_bytes
-        limit, floor = budget, free.floor
+        least, begin = floor_bytes(m), None if budget_bytes is None else begun(m, budget_bytes, effort=self.effort)
+        if begin is None:
+            lean = leanest(m, nodes=self.solver_nodes, seed=seed)
+            tight = self._plan(m, lean.decisions)
+            least, begin = least_bytes(m, lean, tight.peak_bytes), (lean.decisions, tight)
+            if budget_bytes is not None and tight.peak_bytes > budget_bytes:
+                raise infeasible(m, budget_bytes, tight.peak_bytes, proved=least == tight.peak_bytes)
+            budget_bytes = tight.peak_bytes if budget_bytes is None else budget_bytes
+        assert budget_bytes is not None
+        start, first = begin
+        limit, floor = budget_bytes, free.floor
         while True:
             try:
-                answer = fastest(m, Limits(peak_bytes=limit), nodes=self.solver_nodes, seed=seed, start=lean.decisions)
-            except Infeasible:  # the plan of least peak fits, but only within the solver's tolerance
-                return self._plan(m, lean, budget_bytes=budget, least_bytes=least, floor_s=floor)
-            floor = answer.floor if limit == budget else floor
-            plan = self._plan(m, answer, budget_bytes=budget, optimal=answer.optimal, floor_s=floor, least_bytes=least)
-            if plan.peak_bytes <= budget:
+                answer = fastest(m, Limits(peak_bytes=limit), nodes=self.solver_nodes, seed=seed, start=start)
+            except Infeasible:  # the plan to begin with fits, but only within the solver's tolerance
+                return msgspec.structs.replace(
+                    first, options=asdict(self), budget_bytes=budget_bytes, least_bytes=least, floor_s=floor * (1 - ROUNDING)
+                )
+            floor = answer.floor if limit == budget_bytes else floor
+            plan = self._plan(m, answer.decisions, budget_bytes=budget_bytes, optimal=answer.optimal, floor_s=floor, least_bytes=least)
+            if plan.peak_bytes <= budget_bytes:
                 return plan
-            limit -= plan.peak_bytes - budget  # some bytes too many, by the solver's tolerance
+            limit -= plan.peak_bytes - budget_bytes  # some bytes too many, by the solver's tolerance
 
-    def _plan(self, m: Merged, answer: Answer, **fields: Any) -> StepPlan:
-        runs, boundary = runs_of(m, answer.decisions)
+    def _plan(self, m: Merged, decisions: Decisions, **fields: Any) -> StepPlan:
+        runs, boundary = runs_of(m, decisions)
         if "floor_s" in fields:
-            fields["floor_s"] *= 1 - 1e-9  # the solver's arithmetic
+            fields["floor_s"] *= 1 - ROUNDING
         return finished(m.graph, runs, boundary, strategy="monet", options=asdict(self), **fields)
