@@ -61,6 +61,15 @@ def _extra(b: Backward, w: int) -> int:
     return b.ways[w].workspace_bytes - (b.made_bytes if b.ways[w].over >= 0 else 0)
 
 
+def _worth(o: Operator) -> list[int]:
+    """Ways to run it again of which none reads all that another does and takes as long; what a way writes over does not count here."""
+    found: list[int] = []
+    for w, way in enumerate(o.ways):
+        if not any(o.ways[x].reads <= way.reads and o.ways[x].time_s <= way.time_s for x in found):
+            found = [x for x in found if not (way.reads <= o.ways[x].reads and way.time_s <= o.ways[x].time_s)] + [w]
+    return found
+
+
 class _Rows:
     """Columns and rows of one integer programme; a term is (column, factor)."""
 
@@ -176,18 +185,18 @@ class _Model:
         """
         m = self.m
         again = {
-            (i, w): self.rows.column(way.time_s * self.second)
+            (i, w): self.rows.column(o.ways[w].time_s * self.second)
             for i, o in enumerate(m.operators) if not o.once and any(m.last_use[s] > after and s not in m.pinned for s in o.makes)
-            for w, way in enumerate(o.ways)
+            for w in _worth(o)
         }  # fmt: skip
         for stage in m.stages[after:until]:
             b = stage.first
             for s in sorted(frozenset[int]().union(*(w.reads for w in b.ways))):
                 self._at_most(*self._reads(b, s), self._sources(held, again, s))
         for i, o in enumerate(m.operators):
-            if (i, 0) in again:
-                for s in sorted(o.reads):
-                    self._at_most([(again[i, w], 1.0) for w, way in enumerate(o.ways) if s in way.reads], 0.0, self._sources(held, again, s))
+            mine = [w for w in _worth(o) if (i, w) in again]
+            for s in sorted(frozenset[int]().union(*(o.ways[w].reads for w in mine))):
+                self._at_most([(again[i, w], 1.0) for w in mine if s in o.ways[w].reads], 0.0, self._sources(held, again, s))
         return again
 
     def _reads(self, b: Backward, s: int) -> tuple[list[tuple[int, float]], float]:

@@ -25,7 +25,7 @@ from .solving import infeasible
 
 __all__ = ["begun", "searched"]
 
-NODES = 20  # of branch and bound: the knapsack of a large network takes minutes to its end, and its first bounds are near
+NODES = 5  # of branch and bound: the knapsack of a large network takes minutes to its end, and its first bounds are near
 
 
 def searched(m: Merged, budget_bytes: int | None, *, nodes: int, effort: int, seed: int, options: dict[str, Any]) -> StepPlan:
