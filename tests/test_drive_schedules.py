@@ -51,6 +51,13 @@ def test_what_is_asked_for_is_planned_and_said():
     assert [s.name for s in breakdown(simulated(plan)).stages] == ["stages 0+3", "stages 1+2"]
 
 
+def test_copies_sum_gradients_during_backward_unless_told_otherwise():
+    early, late = planned("chimera"), planned("chimera", (("sync", "lazy"),))
+    assert (early.layout.overlap, late.layout.overlap) == (True, False) and early.layout.buckets
+    assert early.prediction.time_s <= late.prediction.time_s
+    assert "gradients of 2 copies of the stages summed during backward in" in " ".join(plan_text(early).split())
+
+
 def test_auto_takes_the_fastest_and_lists_the_others():
     shape = {"devices": 4, "pipeline": 2, "data": 2, "call_s": 1e-3}  # computation, not messages, is what takes time
     plain, auto = planned(**shape), planned("auto", **shape)

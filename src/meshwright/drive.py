@@ -287,7 +287,7 @@ def plan_of(
     }
     if layout.tensor > 1:
         decisions["sequence"] = sequence_decision(search.tensor_options.sequence, best, judged)
-    if layout.data > 1:
+    if layout.data > 1 or len(layout.placement) > 1:
         decisions["sharding"] = sharding_decision(best, judged, wanted or ShardingWanted())
     decisions |= ({"compress": search.compression} if search.compression else {}) | search.planner.decisions(best.callees)
     builtin = msgspec.to_builtins

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .decide.layout.data_sharding import PLAIN, DataSharding
+from .decide.layout.data_sharding import DataSharding
 from .decide.layout.grid import Grid
 from .decide.layout.problem import Degrees, LayoutCandidate, LayoutProblem
 from .decide.pipeline import CITES, NAMES
@@ -168,16 +168,16 @@ class _Chooser:
 
     def candidate(self, base: Evaluated, name: str, options: Mapping[str, Any], label: str) -> tuple[LayoutCandidate, int]:
         degrees, depth = base.candidate.degrees, base.candidate.degrees.pipeline
-        copies = name == "chimera" or options.get("placement") == "both-ways"
-        asked = self.sharding.level or self.sharding.overlap
-        sharding = PLAIN if copies and not asked else base.candidate.sharding
+        sharding = base.candidate.sharding
+        if name == "chimera" or options.get("placement") == "both-ways":  # copies, whose sums need not wait for the end of backward either
+            early = options.get("sync") != "lazy" if self.sharding.overlap is None else self.sharding.overlap
+            sharding = replace(sharding, overlap=early, bucket_bytes=self.sharding.bucket_bytes, copied=True)
         cut = self.stages(replace(degrees, pipeline=depth * chunks_of(name, options)), sharding)
         if cut.layout is None:
             raise Infeasible(cut.why, hint="fewer stages per rank (chunks), a smaller pipeline degree, or another schedule")
         search, graph = self.search, self.search.graph_at(degrees.microbatch_size)
         placement = base.placement or tuple(d.name for d in search.fabric.devices)
-        prices = search.prices(graph, cut.layout) if search.prices is not None else None
-        problem = layout_problem(cut.layout, graph, search.fabric, search.cost, placement, devices=depth, prices=prices)
+        problem = layout_problem(cut.layout, graph, search.fabric, search.cost, placement, devices=depth, prices=search.prices)
         options = {**options, "placement": "straight"} if name == "search" and options.get("placement", "auto") == "auto" else options
         schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(search.job.seed))
         layout = scheduled(cut.layout, graph, schedule)

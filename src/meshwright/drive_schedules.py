@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .cost import Cost, Priced
@@ -19,6 +19,7 @@ __all__ = ["STATE_COPIES", "actions_of", "chunks_of", "layout_problem", "schedul
 STATE_COPIES = 4  # weight, gradient and two moments
 VEE = ("zbv", "v-half", "v-min", "dualpipe-v")
 
+Prices = Callable[[OpGraph, TrainingLayout], Mapping[str, Priced]]
 Orders = tuple[tuple[tuple[str, int, int], ...], ...]
 
 
@@ -49,7 +50,7 @@ def scheduled(layout: TrainingLayout, graph: OpGraph, schedule: Schedule) -> Tra
 
 def layout_problem(
     layout: TrainingLayout, graph: OpGraph, fabric: Fabric, cost: Cost, placement: tuple[str, ...], *, devices: int,
-    prices: Mapping[str, Priced] | None = None,
+    prices: Prices | None = None,
 ) -> PipelineProblem:  # fmt: skip
     """What a schedule on `devices` pipeline indices must order, of a layout with one index per stage (several stages per device in a row).
 
@@ -59,12 +60,14 @@ def layout_problem(
     chunks = len(layout.stages) // devices
     first = fabric.device(placement[0])
     works = dict(training_works(graph, layout))
+    table = dict(prices(graph, layout)) if prices is not None else {}
     try:
         split = on_schedule(layout, graph, name="", pipeline=layout.pipeline, placement=(tuple(range(layout.pipeline)),), split=True)
-        works |= {k: w for k, w in training_works(graph, split).items() if k.endswith(("|I", "|W"))}
-        table = split_prices(prices or {}, split, cost, first)
     except Unsupported:
-        table = dict(prices or {})
+        pass  # no schedule of such a layout splits its backward
+    else:
+        works |= {k: w for k, w in training_works(graph, split).items() if k.endswith(("|I", "|W"))}
+        table |= split_prices(prices(graph, split) if prices is not None else {}, split, cost, first)
 
     def seconds(phase: str) -> list[float]:
         found = [0.0] * devices

@@ -66,6 +66,11 @@ class StageSteps:
     _menus: dict[object, tuple[StepPlan | None, ...]] = field(default_factory=dict)  # of graphs that are alike
 
     def __post_init__(self) -> None:
+        if self.layout.split_backward and self.layout.sequence:
+            raise Unsupported(
+                "values gathered along the sequence are given to a planned step for one backward, not for one in two parts", where="--recompute",
+                hint="another --recompute, --sequence-parallel off, or a schedule with whole backward",
+            )  # fmt: skip
         self.segment = {s.key: s for s in self.layout.segments}
         self.size_bytes = {v.name: local_value(v, 0, self.layout.tensor).size_bytes for v in self.layout.values}
         self.graphs = {s.key: self._in_flight(s.stage, self.source(self.layout, s.key)) for s in self.layout.segments}

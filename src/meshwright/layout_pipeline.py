@@ -18,10 +18,12 @@ from .cost import Cost, Priced
 from .errors import Unsupported
 from .fabric import Device
 from .graph import OpGraph, OpNode, Work
+from .layout_recompute import made_again_bytes
 from .layout_sizes import backward_works
 from .plan import GradientBucket, Segment, TrainingLayout
+from .plan_shards import local_value
 
-__all__ = ["on_schedule", "split_prices", "weight_part"]
+__all__ = ["on_schedule", "split_prices", "weight_roles"]
 
 Placement = tuple[tuple[int, ...], ...]
 
@@ -31,8 +33,8 @@ def on_schedule(
 ) -> TrainingLayout:
     """`layout` has as many pipeline indices as stages; the result has `pipeline` of them. `placement`, `copy_of`, `split`: see TrainingLayout.
 
-    Raises: Unsupported where calls run again or values are split along the sequence and backward is split, where copies of a stage would not be
-    on ranks that hold the same stages, and where sharding levels would have to divide what copies hold.
+    Raises: Unsupported where a stage runs by the plan of its step graph and backward is split, and where copies of a stage would not be on ranks
+    that hold the same stages.
     """
     plain = len(placement) == 1 and placement[0] == tuple(range(pipeline))
     made = replace(
@@ -40,7 +42,8 @@ def on_schedule(
         copy_of=tuple(copy_of) if len(placement) > 1 else (), split_backward=split,
     )  # fmt: skip
     if split:
-        made = replace(made, segments=tuple(_split(graph, layout, s) for s in layout.segments))
+        again = made_again_bytes(graph, layout)
+        made = replace(made, segments=tuple(_split(graph, layout, s, again[s.key]) for s in layout.segments))
     if plain:
         return made
     _require_families(made)
@@ -60,11 +63,6 @@ def on_schedule(
 def _require_families(layout: TrainingLayout) -> None:
     if len(layout.placement) < 2:
         return
-    if layout.zero_level:
-        raise Unsupported(
-            f"sharding level {layout.zero_level} divides state among replicas, not among copies of a stage", where=f"schedule {layout.schedule}",
-            hint="--zero 0, or a schedule with one copy of the stages",
-        )  # fmt: skip
     for p in range(layout.pipeline):
         mates = set(layout.mates(p))
         for s, _ in layout.hosted(p):
@@ -119,9 +117,11 @@ def _buckets(layout: TrainingLayout, trained: set[str]) -> tuple[GradientBucket,
 
 
 def split_prices(table: Mapping[str, Priced], layout: TrainingLayout, cost: Cost, device: Device) -> dict[str, Priced]:
-    """Prices of whole backwards divided between `I` and `W` as their rooflines are, where the layout's backward is split."""
+    """Prices of whole backwards divided between `I` and `W` as their rooflines are, where the layout's backward is split and the parts have none."""
     found = dict(table)
     for s in layout.segments if layout.split_backward else ():
+        if f"{s.key}|I" in found:
+            continue
         whole = found.get(f"{s.key}|B")
         parts = {name: cost.roofline(work, device).time_s for name, work in backward_works(s, split=True)}
         total = sum(parts.values())
@@ -132,42 +132,65 @@ def split_prices(table: Mapping[str, Priced], layout: TrainingLayout, cost: Cost
 
 
 # ---- split backward ----------------------------------------------------------------------------------------------------
-def _split(graph: OpGraph, layout: TrainingLayout, s: Segment) -> Segment:
-    if s.recompute or s.step is not None:
-        raise Unsupported("calls that run again are needed in both parts of a split backward", where=f"segment {s.key}", hint="--recompute steps")
-    if s.gathers or s.sequence:
+def _split(graph: OpGraph, layout: TrainingLayout, s: Segment, again_bytes: int) -> Segment:
+    """`again_bytes`: what its calls make again for backward."""
+    if s.step is not None:
         raise Unsupported(
-            "values gathered along the sequence are needed in both parts of a split backward", where=f"segment {s.key}",
-            hint="--sequence-parallel off, or a schedule with whole backward",
+            "the plan of a step graph orders a whole backward, and this schedule's is in two parts", where=f"segment {s.key}",
+            hint="another --recompute, or a schedule with whole backward",
         )  # fmt: skip
-    differentiable = {v.name for v in layout.values if v.differentiable}
     node_of = {n.name: n for n in graph.nodes}
     nodes = [node_of[n] for n in s.nodes if n in node_of]
-    trained = {f"param:{p.name}" for p in graph.parameters if p.trainable}
-    part, left = weight_part(nodes, {v for v in s.reads if v in differentiable}, trained, set(s.writes))
+    trained = _trained(graph)
+    roles = _roles(nodes, _differentiable(layout, s), trained)
+    part = sum((n.backward if roles[n.name] else _half(n.backward) for n in nodes if n.name in roles), Work())
     whole = sum((n.backward for n in nodes), Work())
+    own = {
+        n.name: sum(_elements(o.shape) * _BYTES.get(o.dtype, 4) for o in n.outputs)
+        for n in nodes if n.name in roles and (not roles[n.name] or n.name in s.writes)
+    }  # fmt: skip
+    # Gradients of partial sums are whole on every rank; so are those of values to which the segment adds a bias first.
+    summed, left = sum(own.pop(v, 0) for v in s.sum_writes), sum(own.values())
     if s.split and layout.tensor > 1:
         shares = s.shares or (1,) * layout.tensor
         left = -(-left * max(shares) // sum(shares))
-    return replace(s, weight_backward=_fraction(s.backward, part, whole), left_bytes=left)
+    parts = {v.name: max(local_value(v, t, layout.tensor).size_bytes for t in range(layout.tensor)) for v in layout.values}
+    left += summed + sum(parts[x.value] for x in s.row_biases if layout.tensor > 1 and f"param:{x.bias}" in trained)
+    return replace(s, weight_backward=_fraction(s.backward, part, whole), left_bytes=left + again_bytes)
 
 
-def weight_part(nodes: Sequence[OpNode], reads: set[str], trained: set[str], writes: set[str]) -> tuple[Work, int]:
-    """(work left for `W`, bytes of gradients kept for it) of consecutive operators that read `reads` and give `writes`."""
+def weight_roles(graph: OpGraph, layout: TrainingLayout) -> dict[str, bool]:
+    """Operators whose backward has work for `W`: True where all of it is for parameters, False where it is for what a segment reads as well."""
+    node_of = {n.name: n for n in graph.nodes}
+    found: dict[str, bool] = {}
+    for s in layout.segments:
+        found |= _roles([node_of[n] for n in s.nodes if n in node_of], _differentiable(layout, s), _trained(graph))
+    return found
+
+
+def _roles(nodes: Sequence[OpNode], reads: set[str], trained: set[str]) -> dict[str, bool]:
     spine, beside = set(reads), set[str]()  # values that depend on a read; values beside that, which depend on parameters
-    part, left = Work(), 0
+    found: dict[str, bool] = {}
     for n in nodes:
-        on_spine, own = any(v in spine for v in n.inputs), any(v in trained or v in beside for v in n.inputs)
-        size = sum(_elements(o.shape) * _BYTES.get(o.dtype, 4) for o in n.outputs)
-        if on_spine:
+        own = any(v in trained or v in beside for v in n.inputs)
+        if any(v in spine for v in n.inputs):
             spine.add(n.name)
-            part += _half(n.backward) if own else Work()
-            left += size if own else 0
+            if own:
+                found[n.name] = False
         elif own:
             beside.add(n.name)
-            part += n.backward
-            left += size if n.name in writes else 0
-    return part, left
+            found[n.name] = True
+    return found
+
+
+def _differentiable(layout: TrainingLayout, s: Segment) -> set[str]:
+    """What the segment reads that has a gradient."""
+    known = {v.name for v in layout.values if v.differentiable}
+    return {v for v in s.reads if v in known}
+
+
+def _trained(graph: OpGraph) -> set[str]:
+    return {f"param:{p.name}" for p in graph.parameters if p.trainable}
 
 
 _BYTES = {"float64": 8, "float16": 2, "bfloat16": 2}

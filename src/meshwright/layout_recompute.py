@@ -24,7 +24,7 @@ from .graph_vocabulary import base_node, expand_losses, sums_of
 from .plan import Recompute, Segment, TrainingLayout
 from .plan_shards import sequence_values
 
-__all__ = ["LayoutRegions", "Region", "Remade", "saved_storages"]
+__all__ = ["LayoutRegions", "Region", "Remade", "made_again_bytes", "saved_storages"]
 
 _NEVER = ("batch_norm", "instance_norm", "opaque")  # they change buffers that they do not name
 
@@ -46,6 +46,38 @@ def saved_storages(
                 counted.add(s)
                 found[s] = _share(graph, s, names, largest, total)
     return found
+
+
+def made_again_bytes(graph: OpGraph, layout: TrainingLayout) -> dict[str, int]:
+    """Per segment the bytes on one rank of what its calls make again that backward asks for: where backward is split, `I` leaves it to `W`."""
+    expanded, along = expand_losses(graph, layout.losses), sequence_values(layout)
+    node = {n.name: n for n in expanded.nodes}
+    owned: dict[str, list[int]] = {}
+    for i, x in enumerate(expanded.storages):
+        owned.setdefault(x.owner, []).append(i)
+    found = {}
+    for s in layout.segments:
+        made = {s.nodes[start + k] for r in s.recompute for start in r.starts for k in {*r.needed} & {*r.again}}
+        apart = _apart(s, node, along)
+        found[s.key] = sum(_share(expanded, i, apart, *_parts(s, layout.tensor)) for n in made for i in owned.get(n, ()))
+    return found
+
+
+def _parts(s: Segment, tensor: int) -> tuple[int, int]:
+    """(largest share, all shares) of a rank in the segment."""
+    shares = s.shares or ((1,) * tensor if s.split else (1,))
+    return max(shares), sum(shares)
+
+
+def _apart(s: Segment, node: Mapping[str, OpNode], along: Container[str]) -> frozenset[str]:
+    """Calls of which a rank has its share: all of them; of a part of the sequence, those that follow from values that are split along it."""
+    if not s.sequence:
+        return frozenset(s.nodes)
+    known = {v for v in s.reads if v in along}
+    for name in s.nodes:
+        if any(v in known for v in node[name].inputs):
+            known.add(name)
+    return frozenset(known & {*s.nodes})
 
 
 def _share(graph: OpGraph, storage: int, names: Container[str], largest: int, total: int) -> int:
@@ -100,7 +132,7 @@ class LayoutRegions:
         self.along = sequence_values(layout)
         self.value = {v.name: v for v in layout.values}
         self.by_key = {s.key: s for s in layout.segments}
-        self.apart = {s.key: self._apart(s) for s in layout.segments}
+        self.apart = {s.key: _apart(s, self.node, self.along) for s in layout.segments}
         self.border: dict[str, set[int]] = {}
         self.saved: dict[str, dict[int, int]] = {}
         self.held: dict[str, set[int]] = {}  # border storages that live to the segment's backward anyway
@@ -111,7 +143,7 @@ class LayoutRegions:
                 s = self.segment(key)
                 self.border[key] = {self.storage[v] for v in (*s.reads, *s.writes) if v in self.storage}
                 nodes = [self.node[n] for n in s.nodes]
-                self.saved[key] = saved_storages(self.graph, nodes, self.border[key], counted, *self.parts(s), self.apart[key])
+                self.saved[key] = saved_storages(self.graph, nodes, self.border[key], counted, *_parts(s, layout.tensor), self.apart[key])
                 held |= {x for n in s.nodes for x in self.kept_by.get(n, ())}
                 self.held[key] = held & self.border[key]
         self.regions = tuple(r for s in layout.segments for r in self._regions_of(s))
@@ -119,27 +151,12 @@ class LayoutRegions:
     def segment(self, key: str) -> Segment:
         return self.by_key[key]
 
-    def parts(self, s: Segment) -> tuple[int, int]:
-        """(largest share, all shares) of a rank in the segment."""
-        shares = s.shares or ((1,) * self.layout.tensor if s.split else (1,))
-        return max(shares), sum(shares)
-
     def work(self, node: OpNode, segment: str) -> Work:
         """Forward work of one call on the rank with the largest share of the segment."""
-        largest, total = self.parts(self.segment(segment)) if node.name in self.apart[segment] else (1, 1)
+        largest, total = _parts(self.segment(segment), self.layout.tensor) if node.name in self.apart[segment] else (1, 1)
         w = node.forward
         flops, read, written = (x * largest // total for x in (w.flops, w.bytes_read, w.bytes_written))
         return Work(flops=flops, bytes_read=read, bytes_written=written, calls=w.calls)
-
-    def _apart(self, s: Segment) -> frozenset[str]:
-        """Calls of which a rank has its share: all of them; of a part of the sequence, those that follow from values that are split along it."""
-        if not s.sequence:
-            return frozenset(s.nodes)
-        known = self.along & {*s.reads}
-        for name in s.nodes:
-            if any(v in known for v in self.node[name].inputs):
-                known.add(name)
-        return frozenset(known & {*s.nodes})
 
     def makes(self, n: OpNode) -> frozenset[int]:
         """Storages that a call writes: its own and, where it works in place, its operand's."""
@@ -185,7 +202,7 @@ class LayoutRegions:
         made = {x for c in calls if c.may for x in c.makes}
         if not made & asked:
             return None
-        size = {x: _share(self.graph, x, self.apart[s.key], *self.parts(s)) for c in calls if c.may for x in c.makes | c.reads}
+        size = {x: _share(self.graph, x, self.apart[s.key], *_parts(s, self.layout.tensor)) for c in calls if c.may for x in c.makes | c.reads}
         for x in size:
             if x not in made and (x in self.held[s.key] if x in border else x in asked or self._constant(x)):
                 size[x] = 0
@@ -203,7 +220,13 @@ class LayoutRegions:
             if names:
                 chosen.setdefault(r.segment, []).append((r, self._with_views(r, names)))
         segments = tuple(self._applied(s, chosen.get(s.key, [])) if s.key in chosen else s for s in self.layout.segments)
-        return msgspec.structs.replace(self.layout, segments=segments)
+        made = msgspec.structs.replace(self.layout, segments=segments)
+        if not made.split_backward:
+            return made
+        left = made_again_bytes(self.captured, made)
+        return msgspec.structs.replace(
+            made, segments=tuple(msgspec.structs.replace(s, left_bytes=s.left_bytes + left[s.key]) for s in made.segments)
+        )
 
     def _with_views(self, r: Region, names: Collection[str]) -> list[str]:
         """The calls and the views through which they read what is made again, or what crosses the border, in execution order."""
@@ -221,7 +244,7 @@ class LayoutRegions:
         return [n for n in s.nodes if n in found]
 
     def _applied(self, s: Segment, chosen: Sequence[tuple[Region, list[str]]]) -> Segment:
-        border, parts = self.border[s.key], self.parts(s)
+        border, parts = self.border[s.key], _parts(s, self.layout.tensor)
         made = {x for _, names in chosen for n in names for x in self.makes(self.node[n])}
         read = {x for _, names in chosen for n in names for x in self.reads(self.node[n])}
         before = self.saved[s.key]

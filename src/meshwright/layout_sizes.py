@@ -88,8 +88,7 @@ def backward_works(s: Segment, *, split: bool) -> tuple[tuple[str, Work], ...]:
         flops=max(0, b.flops - w.flops), bytes_read=max(0, b.bytes_read - w.bytes_read), bytes_written=max(0, b.bytes_written - w.bytes_written),
         calls=max(0, b.calls - w.calls),
     )  # fmt: skip
-    rest += s.again
-    return ("I", rest), ("W", w)
+    return ("I", rest + s.again), ("W", w)
 
 
 def _scaled(work: Work, share: int, largest: int) -> Work:

@@ -91,9 +91,8 @@ class _Lowering:
             [(phase, p, mb) for phase, mb in order(layout.pipeline, layout.microbatches, p)] for p in range(layout.pipeline)
         ]
         require_orders(layout, self.orders)
-        split = layout.split_backward
-        if any((split and s.recompute) or (s.step is not None and (s.step.weights >= 0) != split) for s in layout.segments):
-            raise Unsupported("calls that run again are needed in both parts of a split backward", hint="--recompute steps, or whole backward")
+        if any(s.step is not None and (s.step.weights >= 0) != layout.split_backward for s in layout.segments):
+            raise Unsupported("plans of step graphs are of whole backwards, or all of ones in two parts", hint="plan schedule and steps together")
         if folded:
             require_foldable(layout)
         self.stored = representatives(layout) if folded else list(range(layout.ranks))
@@ -105,6 +104,7 @@ class _Lowering:
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.buckets: dict[int, int] = {}  # stage -> bytes of its largest bucket
+        self.steps_of: dict[int, tuple[Position, ...]] = {}  # by pipeline index
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
@@ -129,11 +129,7 @@ class _Lowering:
         self.messages = PipelineMessages(self, ranks, self.orders)
         for r in ranks:
             order = self.orders[lay.coordinates(r.number)[0]]
-            positions = []
-            for phase, k, mb in order:
-                keys = lay.stages[k].segments
-                positions += [Position(phase, key, mb) for key in (keys if phase == "F" else keys[::-1])]
-            r.data = DataParallel(self, r, positions)
+            r.data = DataParallel(self, r, self.positions(lay.coordinates(r.number)[0]))
             r.data.buffers()
             run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights}
             for phase, k, mb in order:
@@ -143,6 +139,16 @@ class _Lowering:
             self.lifetimes(r)
         program = self.b.build()
         return with_fold(program, lay) if self.folded else program, self.callees
+
+    def positions(self, pipeline: int) -> tuple[Position, ...]:
+        """Compute steps of a pipeline index in order, segment by segment."""
+        if pipeline not in self.steps_of:
+            found = []
+            for phase, k, mb in self.orders[pipeline]:
+                keys = self.layout.stages[k].segments
+                found += [Position(phase, key, mb) for key in (keys if phase == "F" else keys[::-1])]
+            self.steps_of[pipeline] = tuple(found)
+        return self.steps_of[pipeline]
 
     def largest_bucket(self, r: _Rank) -> int:
         """Bytes of the largest bucket that any tensor part of the stage has: parts of unequal sizes sum some gradients together."""
@@ -306,9 +312,13 @@ class _Lowering:
             s = self.segment[key]
             reads, gradients, held = r.data.enter()
             reads += [self.whole(r, f"saved:{key}:{mb}"), self.whole(r, f"left:{key}:{mb}")]
-            reads += [self.whole(r, f"act:{v}:{mb}") for v in s.reads if v in self.keeps[key]]
+            gathered = {v: r.buffers[f"actagain:{v}:{key}:{mb}"] for v in s.gathers if v in self.keeps[key]}
+            reads += [self.whole(r, f"actagain:{v}:{key}:{mb}" if v in gathered else f"act:{v}:{mb}") for v in s.reads if v in self.keeps[key]]
             op = self.op(r, s, "W", mb, reads, gradients, s.backward_workspace_bytes)
-            r.data.leave(r.compute.compute(op, after=held))
+            ref = r.compute.compute(op, after=held)
+            for buffer in gathered.values():
+                self.b.dies_after(buffer, ref)
+            r.data.leave(ref)
 
     def sum_gradient(self, r: _Rank, s: Segment, value: str, mb: int) -> StepRef:
         if value in s.gathers:

@@ -12,6 +12,10 @@ replicas owns the d-th n-th of it. By `TrainingLayout.zero_level`:
   3  as 2, and what stays of weights is `shard<group>`. Whole weights `gathered:<number><group>` exist from their all-gather to the last of the
      compute steps in a row that use them.
 
+Copies of a stage (Chimera) each hold what their data replicas divide: at level 0 one sum goes over replicas and copies, at the others copies sum
+what their replicas were given of it, at levels 2 and 3 once, after backward. Copies finish stages in different orders, and call in one that all
+of them know: by the step, counted on each, after which the last of them has the group's gradients.
+
 With `overlap` a group's sum starts when the last backward that adds to it is done; at levels 2 and 3 the next group is computed meanwhile, and at
 level 3 the group after the one in use is gathered. Never more: whole gradients of one group wait while another's are made, and a gather starts
 when all but one of those before it are no longer used. Without `overlap` sums come after backward (levels 0, 1) or stop it (2, 3).
@@ -85,6 +89,8 @@ class DataParallel:
     groups: dict[str, _Group] = field(default_factory=dict)
     refs: list[StepRef] = field(default_factory=list)  # of the compute steps so far
     closed: list[StepRef] = field(default_factory=list)  # sums whose whole gradients are dead after them
+    common: list[_Group] = field(default_factory=list)  # groups whose sums over copies are still to come, in the order of all copies
+    final: dict[str, StepRef] = field(default_factory=dict)  # by group, the step after which that sum may come
     full: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, micro-batch) -> its whole gradients that are being made
     residencies: list[_Residency] = field(default_factory=list)
     current: list[_Residency] = field(default_factory=list)
@@ -104,13 +110,13 @@ class DataParallel:
             alone = ":" in name or not low.layout.buckets
             self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
         self.closing: dict[int, list[_Group]] = {}
+        p, _, _ = low.layout.coordinates(r.number)
         for g in self.groups.values():
-            ends: dict[int, int] = {}
-            for i, at in enumerate(self.order):
-                if at.phase in ADDING and at.segment in g.segments:
-                    ends[at.microbatch if self.level > 1 else 0] = i
-            for i in ends.values():
+            for i in _ends(g, low.positions(p), each=self.level > 1):
                 self.closing.setdefault(i, []).append(g)
+        mates = [low.positions(q) for q in low.layout.mates(p)]
+        if len(mates) > 1 and self.level < 2 and low.layout.overlap:
+            self.common = sorted(self.groups.values(), key=lambda g: max((i for order in mates for i in _ends(g, order)), default=-1))
         self.compressed = CompressedSums.of(low, r, self._data(), self._label("dp"))
         if self.level == 3:
             self.gather_lane = low.b.lane(r.number)
@@ -145,7 +151,7 @@ class DataParallel:
             if self.level:
                 weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])
                 r.buffers[weights] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="weight", persistent=True, name=weights)
-            if self.level == 1 and self._tied(g) is not None:  # what the stages that share it add up
+            if self.level == 1 and (self._tied(g) is not None or self._copied()):  # what stages that share it, and copies, add up
                 first, count = g.part
                 name = f"gradshard{g.name}"
                 r.buffers[name] = b.buffer(
@@ -159,14 +165,19 @@ class DataParallel:
     def _cut(self, g: _Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
         plan, n, size = self.low.plan_all_reduce, self.low.layout.data, g.planned_bytes
-        tied, tensor = self._tied(g), self._tensor(g)
-        counts = [1] if tensor is None else [plan("tensor", tensor, size).chunks]
-        for data in self._data_of_all(g):  # stages that share a parameter cut it alike
+        tied, holders = self._tied(g), self._holders(g)
+        replicas = (self._replica(),) if self.low.folded else range(self.low.layout.data)
+        groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
+        counts = [1, *(plan("tensor", x, size).chunks for x in dict.fromkeys(groups))]
+        for data in dict.fromkeys(self._replicas(p, t) for p, _, t in holders):  # who shares a parameter cuts it alike
             if self.level:
                 counts += [n, plan("weights", data, size, "all-gather").chunks]
                 counts += [plan("gradient", data, size, "reduce-scatter").chunks] if g.name not in self.compressed.groups else []
             elif len(data) > 1 and g.name not in self.compressed.groups:
                 counts.append(plan("gradient", data, size).chunks)
+        for copies in dict.fromkeys(self._copies(*x) for x in holders):
+            if len(copies) > 1:
+                counts.append(n * plan("gradient", copies, -(-size // n)).chunks)
         if tied is not None:
             counts.append(n * plan("tied", tied, -(-size // n)).chunks if self.level else plan("tied", tied, size).chunks)
         g.chunks = lcm(*counts)
@@ -182,16 +193,23 @@ class DataParallel:
         return self._replicas(p, t)
 
     def _replicas(self, pipeline: int, tensor: int) -> tuple[int, ...]:
-        """Everyone who holds the same stages: data replicas of every copy."""
+        """Who sums gradients of the same stages: data replicas, where nothing is divided of every copy."""
         lay = self.low.layout
-        return tuple(lay.rank(p, i, tensor) for p in lay.mates(pipeline) for i in range(lay.data))
+        return tuple(lay.rank(p, i, tensor) for p in ((pipeline,) if self.level else lay.mates(pipeline)) for i in range(lay.data))
 
-    def _data_of_all(self, g: _Group) -> list[tuple[int, ...]]:
-        """Replicas of this rank, and of the ranks of other stages that share the group's parameter."""
-        tied = self._tied(g)
+    def _copies(self, pipeline: int, data: int, tensor: int) -> tuple[int, ...]:
+        """Who adds up what replicas were given: the ranks with the same part of every copy."""
         lay = self.low.layout
-        places = [lay.coordinates(r) for r in tied] if tied is not None else [lay.coordinates(self.r.number)]
-        return [self._replicas(p, t) for p, _, t in places]
+        return tuple(lay.rank(q, data, tensor) for q in (lay.mates(pipeline) if self.level else (pipeline,)))
+
+    def _copied(self) -> bool:
+        return len(self._copies(*self.low.layout.coordinates(self.r.number))) > 1
+
+    def _holders(self, g: _Group) -> list[tuple[int, int, int]]:
+        """Coordinates of this rank, of those with other stages that share the group's parameter, and of their copies."""
+        lay = self.low.layout
+        places = [lay.coordinates(r) for r in self._tied(g) or (self.r.number,)]
+        return [(q, d, t) for p, d, t in places for q in lay.mates(p)]
 
     def _tied(self, g: _Group) -> tuple[int, ...] | None:
         """Ranks of the stages that share the group's parameter."""
@@ -203,12 +221,10 @@ class DataParallel:
         member = lay.mates(p).index(p)  # sums over copies come first: one copy of each family adds up
         return tuple(lay.rank(family[member], d, t) for family in lay.families() if param in lay.held(family[0]).params)
 
-    def _tensor(self, g: _Group) -> tuple[int, ...] | None:
+    def _tensor(self, g: _Group, pipeline: int, data: int) -> tuple[int, ...] | None:
         """Ranks over which the group's gradients are partial sums."""
-        lay = self.low.layout
-        p, d, _ = lay.coordinates(self.r.number)
         indices = summed_over(g.name)
-        return tuple(lay.rank(p, d, int(i)) for i in indices) if indices else None
+        return tuple(self.low.layout.rank(pipeline, data, int(i)) for i in indices) if indices else None
 
     # ---- around the compute steps ------------------------------------------------------------------------------
     def enter(self) -> tuple[list[Range], list[Range], list[StepRef]]:
@@ -249,7 +265,7 @@ class DataParallel:
         self.current = [x for x in self.current if x.end > i]
         if self.level > 1 or self.low.layout.overlap:
             for g in self.closing.get(i, ()):
-                self._reduce(g, ref, self.order[i].microbatch)
+                self._sum(g, ref, self.order[i].microbatch)
 
     def _gather(self, k: int, x: _Residency) -> StepRef:
         """Weights of a group from all replicas' parts."""
@@ -275,14 +291,37 @@ class DataParallel:
 
     def _label(self, kind: str) -> str:
         p, _, t = self.low.layout.coordinates(self.r.number)
-        return f"{kind}:{self.low.layout.mates(p)[0]}.{t}"
+        return f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}"
+
+    def _sum(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
+        """`_reduce`, and the sums over copies whose turn it is."""
+        if not self.common:
+            self._reduce(g, after, microbatch)
+            return
+        if self.level:
+            self._reduce(g, after, microbatch)
+        self.final[g.name] = self.r.sync.last if self.level else after
+        while self.common and self.common[0].name in self.final:
+            g = self.common.pop(0)
+            if self.level:
+                self._add_copies(g, self.final[g.name])
+            else:
+                self._reduce(g, self.final[g.name])
+
+    def _add_copies(self, g: _Group, after: StepRef) -> None:
+        """Sum over the copies what this rank was given of the group's gradients."""
+        low, r = self.low, self.r
+        p, d, t = low.layout.coordinates(r.number)
+        copies = self._copies(p, d, t)
+        part, size = r.buffers[f"gradshard{g.name}"], -(-g.planned_bytes // low.layout.data)
+        r.sync.call(low.call("gradient", f"copies:{low.layout.mates(p)[0]}.{d}.{t}", copies, r.number, part, size), after=[after])
 
     def _reduce(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
         """Sum the group's gradients (whole ones of one micro-batch, at levels 2 and 3) over the replicas, after step `after`."""
         low, r = self.low, self.r
         buffer = self.full.pop((g.name, microbatch)) if self.level > 1 else r.buffers[f"gradients{g.name}"]
-        tensor = self._tensor(g)
         p, d, _ = low.layout.coordinates(r.number)
+        tensor = self._tensor(g, p, d)
         if tensor is not None:
             label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
             r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
@@ -304,6 +343,9 @@ class DataParallel:
         if self.level < 2 and not lay.overlap:
             for g in self.groups.values():
                 self._reduce(g, last)
+        if self._copied() and (self.level > 1 or not lay.overlap):
+            for g in self.groups.values():
+                self._add_copies(g, r.sync.last)
         for g in sorted(self.groups.values(), key=lambda g: g.name.partition(":")[2]):  # one order for all stages
             if (tied := self._tied(g)) is not None:
                 p, d, t = lay.coordinates(r.number)
@@ -333,3 +375,12 @@ class DataParallel:
                     low.call("weights", self._label("dpw"), self._data(), r.number, r.buffers[f"weights{g.name}"], g.planned_bytes, "all-gather"),
                     after=[done],
                 )  # fmt: skip
+
+
+def _ends(g: _Group, order: Sequence[Position], *, each: bool = False) -> list[int]:
+    """Places in an order of the last steps that add to the group: one, or with `each` one per micro-batch."""
+    ends: dict[int, int] = {}
+    for i, at in enumerate(order):
+        if at.phase in ADDING and at.segment in g.segments:
+            ends[at.microbatch if each else 0] = i
+    return [*ends.values()]

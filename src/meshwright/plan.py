@@ -156,9 +156,9 @@ class Segment(_Record, frozen=True, kw_only=True):
     backward_workspace_bytes: int = 0
     recompute: tuple[Recompute, ...] = ()
     step: SegmentStep | None = None  # run so, and not by autograd; then `recompute` is empty
-    again: Work = Work()  # of the calls that run again, part of every `B` beside `backward`
+    again: Work = Work()  # of the calls that run again, part of every `B` (or `I`) beside `backward`
     weight_backward: Work = Work()  # where backward is split: the part of `backward` that is left for `W`
-    left_bytes: int = 0  # gradients kept from `I` to `W` for one micro-batch, beside saved_bytes
+    left_bytes: int = 0  # gradients, and results made again, kept from `I` to `W` for one micro-batch, beside saved_bytes
 
     def computed_again(self) -> tuple[tuple[str, ...], ...]:
         """Per region the names of the calls that run again."""

@@ -21,16 +21,22 @@ from meshwright.decide.layout.build import build_layout
 from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
 from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
+from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive_collectives import bindable
 from meshwright.drive_pipelines import make_strategy
 from meshwright.drive_schedules import actions_of, scheduled
 from meshwright.errors import Unsupported
+from meshwright.layout_pipeline import on_schedule
+from meshwright.layout_recompute import LayoutRegions
 from meshwright.lowering import lower_training
+from meshwright.plan import SegmentStep
 from meshwright.probe.transport import laptop_shape
 from meshwright.program import Kind
 from meshwright.program_calls import inline
 from meshwright.program_hash import program_hash
+from meshwright.step_graph import StepGraph, StepPlan
 
 MODEL = "tests/run/schedule_models.py:net"
 QUICK = {"tries": 20}
@@ -63,18 +69,23 @@ def ring(ranks: tuple[int, ...], size: int, op: str) -> Any:
     return bindable(program_hash(program), program)
 
 
-def lowered(name, options, devices, microbatches, *, data=1, tensor=1, sharding=PLAIN, problem=None):
-    """(layout, orders, inlined program)"""
+def lowered(name, options, devices, microbatches, *, data=1, tensor=1, sharding=PLAIN, problem=None, sequence=False, rule=""):
+    """(layout, orders, inlined program). `rule`: of recomputation."""
     problem = problem or PipelineProblem.of(devices, microbatches, data=data)
     schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(0))
     found, kept = regions()
     layout = build_layout(
         graph(), found, Degrees(data, tensor, schedule.stages, 1), data * schedule.microbatches, cost=Cost(), device=laptop_shape(2).devices[0],
-        border_Bps=1e9, workspace=lambda g, n: (0, 0), kept=kept, sharding=sharding,
+        border_Bps=1e9, workspace=lambda g, n: (0, 0), kept=kept, sharding=sharding, options=TensorOptions(sequence=sequence),
     )  # fmt: skip
-    layout = scheduled(layout, graph(), schedule)
+    layout = scheduled(recomputed(layout, rule) if rule else layout, graph(), schedule)
     orders = actions_of(schedule)
     return layout, orders, lower(layout, orders)
+
+
+def recomputed(layout, rule):
+    regions = LayoutRegions(graph(), layout)
+    return regions.apply(RegionChooser(regions.regions, lambda n, key: 1.0).rule(rule).again)
 
 
 def lower(layout, orders):
@@ -88,17 +99,20 @@ def lower(layout, orders):
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_every_program_is_right(data):
-    """Form, deadlock, races and values, with uneven stages, data and tensor parallelism and sharding levels."""
+    """Form, deadlock, races and values, with uneven stages, data, tensor and sequence parallelism, recomputation and sharding levels."""
     name, options = data.draw(st.sampled_from(SCHEDULES))
     devices = data.draw(st.sampled_from([4] if options.get("pipes") == 2 else [2, 4] if name == "chimera" else [1, 2, 3, 4]))
     least = 2 * devices if name == "dualpipe-v" else devices if name == "interleaved" else 1
     microbatches = data.draw(st.integers(least, least + 5))
     replicas, tensor = data.draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
     level, overlap = data.draw(st.sampled_from([(0, False), (0, True), (1, False), (2, True), (3, True)]))
-    sharding = DataSharding(level, overlap, 900) if replicas > 1 and name != "chimera" else PLAIN
+    sharding = DataSharding(level, overlap, 900, name == "chimera") if replicas > 1 or (name == "chimera" and not level) else PLAIN
     seconds = data.draw(st.lists(st.integers(1, 4), min_size=devices, max_size=devices))
     problem = PipelineProblem.of(devices, microbatches, data=replicas, forward_s=seconds)
-    layout, _, flat = lowered(name, options, devices, microbatches, data=replicas, tensor=tensor, sharding=sharding, problem=problem)
+    layout, _, flat = lowered(
+        name, options, devices, microbatches, data=replicas, tensor=tensor, sharding=sharding, problem=problem,
+        sequence=tensor > 1 and data.draw(st.booleans()), rule=data.draw(st.sampled_from(["", "full"])),
+    )  # fmt: skip
     assert not check_layout(layout, flat.ranks)
     check_program(flat, layout=layout).raise_if_wrong()
     works = flat.ops.name
@@ -185,7 +199,6 @@ def msgspec_ops(flat, **changes):
         ({"placement": ((0, 1, 1, 0), (0, 1, 1, 0)), "copy_of": (0, 1, 0)}, "each at most once"),
         ({"placement": ((0, 1, 1, 0), (1, 0, 0, 1))}, "nothing says which"),
         ({"placement": ((0, 1, 1, 0), (1, 0, 0, 0)), "copy_of": (0, 1, 0)}, "hold other stages too"),
-        ({"placement": ((0, 1, 1, 0), (1, 0, 0, 1)), "copy_of": (0, 1, 0), "overlap": True, "data": 2}, "early sums"),
     ],
 )  # fmt: skip
 def test_impossible_placements_are_refused(changes, message):
@@ -194,21 +207,49 @@ def test_impossible_placements_are_refused(changes, message):
     assert any(message in f.message for f in check_layout(wrong, None)), check_layout(wrong, None)
 
 
-def test_split_backward_with_recomputation_is_refused():
-    from meshwright.plan import Recompute
+def test_what_is_made_again_counts_until_the_weights_have_used_it():
+    """Whichever comes first, the choice of what runs again or the schedule."""
+    plain, _, _ = lowered("zb1p", {"tries": 0}, 2, 2)
+    first, _, _ = lowered("zb1p", {"tries": 0}, 2, 2, rule="full")
+    assert recomputed(plain, "full") == first
+    for a, b in zip(plain.segments, first.segments, strict=True):
+        assert a.left_bytes <= b.left_bytes and a.saved_bytes >= b.saved_bytes
+        assert b.left_bytes - a.left_bytes >= a.saved_bytes - b.saved_bytes  # what is not kept is made again, and other things on the way
+    assert any(s.recompute for s in first.segments)
 
+
+def test_a_step_graphs_plan_and_missing_orders_are_refused():
     layout, orders, _ = lowered("zb1p", {"tries": 0}, 2, 2)
-    again = msgspec.structs.replace(layout.segments[0], recompute=(Recompute(starts=(0,), again=(0,)),))
-    wrong = msgspec.structs.replace(layout, segments=(again, *layout.segments[1:]))
+    nothing = StepGraph(name="nothing", nodes=(), storages=(), boundary=0, results=())
+    step = SegmentStep(graph=nothing, plan=StepPlan(actions=()), reads=(), writes=(), gradients=(), handed=0)
+    planned = msgspec.structs.replace(layout.segments[0], step=step)
+    wrong = msgspec.structs.replace(layout, segments=(planned, *layout.segments[1:]))
     assert any("backward is split" in f.message for f in check_layout(wrong, None))
-    with pytest.raises(Unsupported, match="both parts"):
+    with pytest.raises(Unsupported, match="a whole backward, not one in two parts"):
         lower(wrong, orders)
     with pytest.raises(Unsupported, match="by the orders"):
         lower(layout, ())
+    with pytest.raises(Unsupported, match="orders a whole backward"):
+        on_schedule(wrong, graph(), name="zb1p", pipeline=2, placement=((0, 1),), split=True)
 
 
-def test_halved_backwards_and_sharded_copies_are_refused():
+def test_halved_backwards_are_refused():
     with pytest.raises(Unsupported, match="half a micro-batch"):
         lowered("chimera", {"mode": "halve"}, 2, 2)
-    with pytest.raises(Unsupported, match="copies of a stage"):
-        lowered("chimera", {}, 2, 4, data=2, sharding=DataSharding(1, False, 900))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_sums_over_copies_start_during_backward(level):
+    """The last computation of some rank comes after its first sum over copies; copies call in one order."""
+    layout, _, flat = lowered("chimera", {}, 4, 4, data=1 + bool(level), sharding=DataSharding(level, True, 900, True))
+    assert layout.overlap and not check_layout(layout, flat.ranks)
+    early = 0
+    for lo, hi in zip(flat.lanes.start.tolist(), flat.lanes.end.tolist(), strict=True):
+        for step in range(lo, hi):
+            on = flat.steps.after_step[flat.steps.after_ptr[step] : flat.steps.after_ptr[step + 1]].tolist()
+            behind = [x for x in on if flat.steps.kind[x] == Kind.COMPUTE and flat.ops.name[int(flat.steps.op[x])] == "B"]
+            lane = flat.lane_of_step()
+            later = [x for x in behind if x + 1 < flat.lanes.end[lane[x]] and flat.ops.name[int(flat.steps.op[x + 1])] == "B"]
+            names = [flat.buffers.name[int(flat.steps.src_buffer[step])]] if flat.steps.src_buffer[step] >= 0 else []
+            early += bool(later and names and names[0].startswith(("gradients", "gradshard")))
+    assert early

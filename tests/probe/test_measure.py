@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from meshwright.errors import FormatError
-from meshwright.probe.measure import dispatch_overhead, measure_graph, measured_total_s, quiet_single_thread
+from meshwright.probe.measure import dispatch_overhead, measure_graph, measure_weight_shares, measured_total_s, quiet_single_thread
 from meshwright.probe.operator_times import OperatorTime, OperatorTimes, call_key, environment
 
 
@@ -87,6 +87,26 @@ def test_backward_belongs_to_the_call_that_caused_it():
     prices = measure_graph(Traced(lopsided, values), repeats=3)
     total = sum(b.cpu_s for _, b in prices.values())
     assert prices["mm_default"][1].cpu_s > 0.8 * total
+
+
+def test_shares_of_weights_are_those_of_their_products():
+    """Of a product with a square weight about half of the backward is for it."""
+    values = {
+        "x": torch.randn(64, 256), "first": nn.Parameter(torch.randn(256, 512)), "square": nn.Parameter(torch.randn(512, 512)),
+        "scale": nn.Parameter(torch.ones(1)),
+    }  # fmt: skip
+
+    def chain(x, first, square, scale):
+        mm, relu = torch.ops.aten.mm.default, torch.ops.aten.relu.default
+        y = relu(mm(relu(mm(x, first)), square))
+        return (torch.ops.aten.sum.default(torch.ops.aten.mul.Tensor(y, scale)),)
+
+    for _ in range(3):  # CPU time too has bad moments on a busy machine
+        shares = measure_weight_shares(Traced(chain, values))
+        assert set(shares) == {"mm_default_1", "mul_tensor"}, "the first product has no gradient but its weight's"
+        if 0.25 < shares["mm_default_1"] < 0.75:
+            return
+    pytest.fail(str(shares))
 
 
 def test_nothing_to_differentiate():

@@ -11,13 +11,14 @@ from meshwright import drive
 from meshwright.capture.graph import capture
 from meshwright.check import check_plan
 from meshwright.cli import main
-from meshwright.cost import Priced
+from meshwright.cost import Cost, Priced
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive_sharding import ShardingWanted
 from meshwright.graph import OpGraph
 from meshwright.job import Training
+from meshwright.layout_pipeline import on_schedule, split_prices, weight_roles
 from meshwright.plan import TrainingLayout
-from meshwright.probe.node_prices import as_measured, measured_prices, segment_prices
+from meshwright.probe.node_prices import MeasuredPrices, as_measured, measured_prices, segment_prices
 
 MODEL = str(Path(__file__).parent.parent.parent / "examples" / "gpt.py") + ":tiny"
 
@@ -27,9 +28,9 @@ def graph() -> OpGraph:
     return capture(MODEL)
 
 
-def layout(tensor: int, microbatch: int) -> TrainingLayout:
+def layout(tensor: int, microbatch: int, pipeline: int = 1) -> TrainingLayout:
     """Of four devices; collectives are not searched for, and nothing is proved: only the cuts count here."""
-    degrees = {"data": 4 // tensor, "tensor": tensor, "pipeline": 1, "microbatch": microbatch}
+    degrees = {"data": 4 // tensor // pipeline, "tensor": tensor, "pipeline": pipeline, "microbatch": microbatch}
     job = Training(model=MODEL, global_batch=16)
     made = drive.plan_training(
         job, drive.read_fabric("two-islands"), graph=graph(), collective="ring", unchecked=True, sharding=ShardingWanted(level=0, overlap=False),
@@ -56,6 +57,23 @@ def test_prices_scale_with_micro_batch_and_split_and_lose_their_rank_of_evidence
     assert segment_prices(nodes, 4, half, share=0.5)["s0.0|F"] == Priced(count, "interpolated", count / 2)
     first = next(s for s in split.segments if s.split)
     assert segment_prices(nodes, 4, split)[f"{first.key}|F"] == Priced(len(first.nodes) / 4, "interpolated", len(first.nodes) / 4)
+
+
+def test_a_split_backward_is_priced_by_the_measured_shares_of_weights() -> None:
+    """A half where nothing was measured; all of it where an operator takes parameters alone; what runs again belongs to the first part."""
+    whole = layout(1, 4, 2)
+    split = on_schedule(whole, graph(), name="zb1p", pipeline=2, placement=((0, 1),), split=True)
+    nodes = {n.name: (Priced(1.0, "measured", 1.0), Priced(2.0, "measured", 2.0)) for n in graph().nodes}
+    roles = weight_roles(graph(), split)
+    assert {*roles.values()} == {True, False}
+    shared = [n for n, all_of_it in roles.items() if not all_of_it]
+    for shares, each in (({}, 0.5), (dict.fromkeys(shared, 0.25), 0.25)):
+        priced = MeasuredPrices(nodes, 4, weights=shares)(graph(), split)
+        for s in split.segments:
+            later = sum((2.0 if roles[n] else 2.0 * each) for n in s.nodes if n in roles)
+            assert priced[f"{s.key}|W"].time_s == pytest.approx(later)
+            assert priced[f"{s.key}|I"].time_s + later == pytest.approx(segment_prices(nodes, 4, whole)[f"{s.key}|B"].time_s)
+        assert split_prices(priced, split, Cost(), drive.read_fabric("two-islands").devices[0]) == priced
 
 
 def test_a_fabric_that_is_fast_enough_is_left_alone() -> None:

@@ -108,7 +108,7 @@ def same_as_serial(case: Case, found: list[Trained], expected: tuple[list[float]
     lay = case.layout
     shards = {s.param: s for s in lay.shards}
     worst = 0.0
-    by_replica = {lay.coordinates(r)[1]: t.losses for r, t in enumerate(found) if t.losses[0] is not None}
+    by_replica = {lay.coordinates(r)[:2]: t.losses for r, t in enumerate(found) if t.losses[0] is not None}  # and by copy of the last stage
     for step, loss in enumerate(losses):
         mean = sum(x[step] for x in by_replica.values()) / len(by_replica)
         worst = max(worst, abs(mean - loss) / abs(loss))

@@ -8,9 +8,10 @@ from levels_rig import same_as_serial, serial, train
 from tensor_rig import as_serial, plan_case
 
 from meshwright.decide.layout.data_sharding import DataSharding
+from meshwright.decide.layout.tensor_shares import TensorOptions
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
-MODELS = "tests/run/schedule_models.py:"
+MODELS, TENSOR = "tests/run/schedule_models.py:", "tests/run/tensor_models.py:"
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,40 @@ def test_sharded_steps_equal_the_serial_run(pool, name, options, level):
     )
     found = pool.run(train, 4, case, 2)
     same_as_serial(case, found, serial(case, "net", 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "degrees", "microbatches", "schedule", "rule", "along"),
+    [
+        ("net", MODELS, (1, 1, 2), 4, ("zbv", {"tries": 20}), "full", False), ("even", TENSOR, (1, 2, 2), 3, ("zb2p", {"tries": 20}), "full", True),
+        ("odd_tied", TENSOR, (1, 2, 2), 3, ("zb1p", {"tries": 20}), "none", True),
+        ("even", TENSOR, (1, 1, 2), 3, ("chimera", {"split": True}), "selective", False),
+    ],
+)  # fmt: skip
+def test_backward_in_two_parts_with_recomputation_and_values_gathered_again(pool, name, models, degrees, microbatches, schedule, rule, along):
+    case, _ = as_serial(
+        pool, name, degrees, models=models, microbatch=1, global_batch=microbatches, schedule=schedule, recompute=rule,
+        options=TensorOptions(sequence=along),
+    )  # fmt: skip
+    assert case.layout.split_backward and case.layout.sequence == along
+    assert any(s.recompute for s in case.layout.segments) == (rule != "none")
+
+
+@pytest.mark.parametrize(
+    ("degrees", "microbatches", "options", "level", "overlap"),
+    [((1, 1, 4), 5, {}, 0, True), ((2, 1, 2), 3, {}, 1, True), ((2, 1, 2), 3, {"split": True}, 2, False), ((2, 1, 2), 3, {}, 3, True)],
+)  # fmt: skip
+def test_copies_with_early_sums_and_sharding_levels(pool, degrees, microbatches, options, level, overlap):
+    """Two steps of the optimizer; a tied table whose gradients come from stages of one rank or of several; copies stay equal bit by bit."""
+    case = plan_case(
+        "net", degrees, models=MODELS, microbatch=1, global_batch=degrees[0] * microbatches, schedule=("chimera", options),
+        sharding=DataSharding(level, overlap, 900, True),
+    )  # fmt: skip
+    found = pool.run(train, case.layout.ranks, case, 2)
+    same_as_serial(case, found, serial(case, "net", 2))
+    held: dict[tuple[str, int, int], torch.Tensor] = {}
+    for rank in found:
+        for name, first, values in rank.weights:
+            assert torch.equal(held.setdefault((name, first, values.numel()), values), values), f"copies of {name} differ"
+    copies = [len(case.layout.mates(p)) for p in range(degrees[2])]
+    assert min(copies) == 2 and case.layout.zero_level == level and case.layout.overlap == overlap

@@ -14,8 +14,6 @@ def placement_faults(layout: TrainingLayout) -> list[str]:
         bad.append(f"{layout.microbatches} micro-batches run through one of {max(1, len(rows))} copies of the stages each, it says {layout.copy_of}")
     if len(rows) > 1 and not layout.copy_of:
         bad.append(f"there are {len(rows)} copies of the stages, and nothing says which micro-batch runs through which")
-    if layout.split_backward and any(s.recompute or s.gathers or s.sequence for s in layout.segments):
-        bad.append("backward is split, and segments recompute or gather values")
     if not rows:
         return bad
     held: dict[int, list[int]] = {p: [] for p in range(layout.pipeline)}
@@ -30,6 +28,4 @@ def placement_faults(layout: TrainingLayout) -> list[str]:
     for stage in range(len(layout.stages)):
         if len({frozenset(held[row[stage]]) for row in rows}) > 1:
             bad.append(f"copies of stage {stage} are on indices that hold other stages too")
-    if len(rows) > 1 and (layout.zero_level or layout.overlap):
-        bad.append("copies of stages, and sharded or early sums of gradients")
     return bad

@@ -294,7 +294,7 @@ def _data_parallel(layout: TrainingLayout) -> list[str]:
         bad.append(f"context degree {layout.context} and expert degree {layout.expert}: only 1 is possible so far")
     if layout.zero_level not in (0, 1, 2, 3):
         bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
-    if (layout.zero_level or layout.overlap) and layout.data < 2:
+    if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):
         bad.append(f"sharding level {layout.zero_level} and overlapped sums need replicas, there is one")
     if (layout.zero_level or layout.overlap) and not layout.buckets and any(s.params for s in layout.stages):
         bad.append(f"sharding level {layout.zero_level} and overlapped sums need buckets, there are none")

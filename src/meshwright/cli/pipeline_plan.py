@@ -12,13 +12,18 @@ from .pipeline_problem import problem_arguments, problem_of
 
 __all__ = ["HELP", "arguments", "run"]
 
+SEARCH_S = 20.0  # of exact search, for the optimum or the gap to be printed
+
 HELP = "one schedule, or the fastest that fits in memory, as a checked plan"
+
+
+OPTION_HELP = f"of the schedule, e.g. chunks=4, pipes=2, mode=double; search proves for seconds={SEARCH_S:g} unless told otherwise (0: not at all)"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default), or a schedule; see `meshwright pipeline compare`")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the schedule, e.g. chunks=4, pipes=2, mode=double")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=OPTION_HELP)
     parser.add_argument("--out", "-o", type=Path, default=Path("pipeline.json"), help="where to write the plan (default pipeline.json)")
     picture_arguments(parser)
 
@@ -31,6 +36,8 @@ def run(args: argparse.Namespace) -> Result:
     require_directory(args.out)
     check_pictures(args)
     options = named_options(args.option, where="--option")
+    if args.strategy == "search":
+        options.setdefault("seconds", f"{min(SEARCH_S, args.time_limit / 2):g}")
     plan = plan_pipeline(problem_of(args), args.strategy, options, seed=args.seed, time_limit_s=args.time_limit)
     write_plan(args.out, plan)
     chosen, bound, prediction = plan.decisions["pipeline"], plan.bound, plan.prediction

@@ -21,19 +21,23 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import fx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ..capture.work import tensors_in
 from ..cost import Priced
+from ..run.split_backward import input_gradients
 from .operator_times import OperatorTime, OperatorTimes, call_key
 
-__all__ = ["DispatchOverhead", "TracedLike", "dispatch_overhead", "measure_graph", "measured_total_s", "quiet_single_thread"]
+__all__ = ["DispatchOverhead", "TracedLike", "dispatch_overhead", "measure_graph", "measure_weight_shares", "measured_total_s", "quiet_single_thread"]
 
 Pair = tuple[Priced, Priced]
+Result = TypeVar("Result")
 _clock = time.thread_time
 CHAIN_CALLS = 400
 
@@ -142,7 +146,12 @@ class _BackwardTimer:
         return mark
 
     def run(self, outputs: Sequence[Any], inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+        return self.timed(lambda: torch.autograd.grad(outputs, inputs, gradients, allow_unused=True))
+
+    def timed(self, backward: Callable[[], Result]) -> Result:
+        """What `backward` gives, which runs autograd."""
+        self._marks.clear()
+        found = backward()
         end = _clock()
         for (name, start), (_, stop) in zip(self._marks, [*self._marks[1:], ("", end)], strict=True):
             self.seconds[name] += stop - start
@@ -156,15 +165,20 @@ class _Pass:
     forward_s: dict[str, float]
     backward_s: dict[str, float]
     backward_calls: dict[str, int]
+    weights_s: dict[str, float] = field(default_factory=dict)
 
 
-def _run(traced: TracedLike, *, backward: bool) -> _Pass:
-    """One forward and backward pass with a clock around every call; `backward=False` only collects keys."""
+def _run(traced: TracedLike, *, backward: bool, in_two: bool = False) -> _Pass:
+    """One forward and backward pass with a clock around every call; `backward=False` only collects keys.
+
+    `in_two`: first the gradients of what calls made from parameters alone (`backward_s`), then those of the parameters (`weights_s`).
+    """
     values: dict[fx.Node, Any] = {}
     last_use = _last_uses(traced.graph_module.graph)
     done = _Pass({}, {}, {}, {})
     names = iter(traced.placeholders)
     leaves: list[Any] = []
+    first: list[GradientEdge] = []  # differentiable results that need no other one
     with _BackwardTimer() as timer, torch.set_grad_enabled(True):
         result: Any = None
         for node in traced.graph_module.graph.nodes:
@@ -181,13 +195,22 @@ def _run(traced: TracedLike, *, backward: bool) -> _Pass:
                 out = target(*args, **kwargs)
                 done.forward_s[node.name] = _clock() - begin
                 values[node] = out
+                if in_two and all(x.is_leaf for x in tensors_in((args, kwargs)) if x.requires_grad):
+                    first += [get_gradient_edge(x) for x in tensors_in(out) if x.requires_grad]
                 if backward:
                     timer.own(node.name, out if isinstance(out, (tuple, list)) else [out])
                 del out, args, kwargs
             for dead in last_use.get(node, ()):  # free as eager code would, so that the allocator works as in a real step
                 del values[dead]
         if backward and leaves and result[0].requires_grad:
-            timer.run([result[0]], leaves, [torch.ones_like(result[0])])
+            one = torch.ones_like(result[0])
+            if in_two:
+                end = get_gradient_edge(result[0])
+                _, left = timer.timed(lambda: input_gradients([end], [one], first))
+                timer.seconds, spine = defaultdict(float), timer.seconds
+                timer.timed(left.run)
+                return replace(done, backward_s=spine, weights_s=timer.seconds)
+            timer.run([result[0]], leaves, [one])
         done.backward_s, done.backward_calls = timer.seconds, timer.calls
     return done
 
@@ -242,6 +265,23 @@ def measure_graph(traced: TracedLike, *, repeats: int = 5, warmup: int = 2, cach
             cache.save()
     overhead = dispatch_overhead()
     return {name: _priced(cache[key], overhead) for name, key in keys.items()}
+
+
+def measure_weight_shares(traced: TracedLike, *, repeats: int = 3, warmup: int = 1) -> dict[str, float]:
+    """What share of a call's backward is for its parameters, of the calls that others' results reach too, by node name.
+
+    Medians over backward passes in two parts; what the second part's own starts of autograd cost is in it, as it is when it runs.
+    """
+    with quiet_single_thread():
+        for _ in range(warmup):
+            _run(traced, backward=True, in_two=True)
+        passes = [_run(traced, backward=True, in_two=True) for _ in range(repeats)]
+    found = {}
+    for name in passes[0].weights_s:
+        on, later = (statistics.median(getattr(p, part).get(name, 0.0) for p in passes) for part in ("backward_s", "weights_s"))
+        if on > 0 and later > 0:
+            found[name] = later / (on + later)
+    return found
 
 
 def _summary(keys: Mapping[str, str], passes: Sequence[_Pass]) -> dict[str, OperatorTime]:

@@ -3,13 +3,14 @@
 The whole model is run in place, operator by operator, at one batch size (`probe.measure`). A segment costs the sum of its operators,
 scaled to its micro-batch and to its share of a split operator. Only what was measured as it will run (same batch, not split) is called measured;
 the rest is interpolated.
+Where backward is split, the work of an operator for its parameters is the share that was measured in a backward in two parts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from ..cost import Priced
@@ -17,6 +18,7 @@ from ..fabric import Fabric, Provenance
 from ..graph import OpGraph
 from ..graph_vocabulary import base_node, sums_of
 from ..job import Training
+from ..layout_pipeline import weight_roles
 from ..plan import Segment, TrainingLayout
 
 __all__ = ["MeasuredPrices", "NodePair", "as_measured", "measured_prices", "segment_prices"]
@@ -26,14 +28,17 @@ NodePair = tuple[Priced, Priced]  # forward, backward
 
 @dataclass(frozen=True)
 class MeasuredPrices:
-    """Prices any layout of the model whose operators were measured. `share`: of a core, per device."""
+    """Prices any layout of the model whose operators were measured. `share`: of a core, per device; `weights`: of an operator's backward, for its
+    parameters."""
 
     nodes: Mapping[str, NodePair]
     batch_size: int
     share: float = 1.0
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, graph: OpGraph, layout: TrainingLayout) -> dict[str, Priced]:
-        return segment_prices(self.nodes, self.batch_size, layout, share=self.share)
+        parts = {n: 1.0 if whole else self.weights.get(n, 0.5) for n, whole in weight_roles(graph, layout).items()} if layout.split_backward else {}
+        return segment_prices(self.nodes, self.batch_size, layout, share=self.share, weights=parts)
 
     def peak_flops(self, graph: OpGraph) -> int:
         """The highest rate that any operator reached: what the processor can do at least."""
@@ -59,27 +64,37 @@ def as_measured(fabric: Fabric, flops: int, dtype: str) -> Fabric:
 def measured_prices(job: Training, *, batch_size: int, share: float = 1.0, repeats: int = 3) -> MeasuredPrices:
     """Measures the job's model here, on one thread. Raises: CaptureError, UsageError as `capture.trace_forward` does."""
     from ..capture.forward import trace_forward
-    from .measure import measure_graph
+    from .measure import measure_graph, measure_weight_shares
 
     traced = trace_forward(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed, device="cpu")
     nodes = measure_graph(traced, repeats=repeats)
-    return MeasuredPrices(nodes, batch_size, share)
+    return MeasuredPrices(nodes, batch_size, share, measure_weight_shares(traced, repeats=repeats))
 
 
-def segment_prices(nodes: Mapping[str, NodePair], batch_size: int, layout: TrainingLayout, *, share: float = 1.0) -> dict[str, Priced]:
-    """`"segment|F"` and `"segment|B"` -> price on one rank, for one micro-batch."""
+def segment_prices(
+    nodes: Mapping[str, NodePair], batch_size: int, layout: TrainingLayout, *, share: float = 1.0, weights: Mapping[str, float] | None = None
+) -> dict[str, Priced]:
+    """`"segment|F"` and `"segment|B"` (or `I` and `W`) -> price on one rank, for one micro-batch. `weights`: see `MeasuredPrices`, by operator."""
+    of_weights = weights or {}
     found: dict[str, Priced] = {}
     for s in layout.segments:
         parts = (Fraction(sum(s.shares), max(s.shares)) if s.shares else layout.tensor) if s.split else 1  # of the rank with most
         scale = layout.microbatch_size / batch_size / float(parts)
         evidence = "measured" if layout.microbatch_size == batch_size and parts == 1 else "interpolated"
-        for i, name in enumerate(("F", "B")):
-            timed = [nodes[n][i] for n in _measured_nodes(s, layout) if n in nodes]
-            if name == "B":
-                timed += [nodes[n][0] for names in s.computed_again() for n in names if n in nodes]
-            cpu_s = scale * sum(p.cpu_s or p.time_s for p in timed)
-            found[f"{s.key}|{name}"] = Priced(cpu_s / share, evidence, cpu_s)  # type: ignore[arg-type]
+        own = [n for n in _measured_nodes(s, layout) if n in nodes]
+        forward, backward = (sum(_cpu_s(nodes[n][i]) for n in own) for i in (0, 1))
+        again = sum(_cpu_s(nodes[n][0]) for names in s.computed_again() for n in names if n in nodes)
+        later = sum(of_weights.get(n, 0.0) * _cpu_s(nodes[n][1]) for n in own) if layout.split_backward else 0.0
+        timed = {"F": forward, "B": backward + again}
+        if layout.split_backward:
+            timed = {"F": forward, "I": backward - later + again, "W": later}
+        for name, seconds in timed.items():
+            found[f"{s.key}|{name}"] = Priced(scale * seconds / share, evidence, scale * seconds)  # type: ignore[arg-type]
     return found
+
+
+def _cpu_s(priced: Priced) -> float:
+    return priced.cpu_s or priced.time_s
 
 
 def _measured_nodes(segment: Segment, layout: TrainingLayout) -> Iterator[str]:

@@ -70,7 +70,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("layout", _layout_line(plan)),
         ("batch", f"{layout.global_batch} = {layout.data} x {layout.microbatches} micro-batches of {layout.microbatch_size}"),
         *([("schedule", _schedule_line(plan))] if layout.pipeline > 1 else []),
-        *([("sharding", _sharding_line(plan))] if layout.data > 1 else []),
+        *([("sharding", _sharding_line(plan))] if layout.data > 1 or len(layout.placement) > 1 else []),
         ("compress", str(plan.decisions.get("compress", {}).get("why", ""))),
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
@@ -107,6 +107,8 @@ def _sharding_line(plan: Plan) -> str:
     when = f"summed during backward in {len(layout.buckets)} buckets" if layout.overlap else "summed after backward"
     if layout.zero_level > 1 and not layout.overlap:
         when = f"summed bucket by bucket ({len(layout.buckets)}), backward waits"
+    if layout.data == 1:
+        return f"gradients of {len(layout.placement)} copies of the stages {when}"
     return f"ZeRO {layout.zero_level}: {divided[layout.zero_level]} divided among {layout.data} replicas; gradients {when}"
 
 

@@ -77,11 +77,14 @@ def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | No
     else:
         receives = (program.steps.parts & Part.RECV) > 0
         first, second = np.where(receives, end_s, start_s), np.array(end_s, copy=True)
+        # Of steps that are due at the same moment, those that wait for nobody come first: a collective's send must not wait behind the message
+        # that the next compute step needs.
+        second[program.steps.kind == Kind.NOP] = -1.0
         for step, ready in _send_times(program, end_s).items():
-            first[step], second[step] = ready, -1.0  # before a compute step that starts at the same moment
+            first[step], second[step] = ready, -1.0
         if late_receives:
             for step, used in _use_times(program, start_s).items():
-                first[step], second[step] = max(first[step], used), -1.0
+                first[step] = second[step] = max(first[step], used)
     order = _topological(n, after, waits, first.tolist(), second.tolist(), by_depth=start_s is None)
     if len(order) < n:
         raise Deadlock(

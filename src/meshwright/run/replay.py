@@ -62,11 +62,15 @@ def _open(kept: Any) -> torch.Tensor:
 class ReplayedForward:
     """One forward pass: enter it around the calls. `outside`: storages that do not count as kept (parameters).
 
-    `refer`: what to keep instead of a tensor (`sharded_state.referring`)."""
+    `refer`: what to keep instead of a tensor (`sharded_state.referring`). `twice`: backward comes in two parts that both may ask, so results stay
+    until the pass is dropped.
+    """
 
-    def __init__(self, regions: int, outside: Collection[int], refer: Callable[[torch.Tensor], Any] = as_they_are) -> None:
+    def __init__(
+        self, regions: int, outside: Collection[int], refer: Callable[[torch.Tensor], Any] = as_they_are, *, twice: bool = False
+    ) -> None:
         self.regions = [_Region() for _ in range(regions)]
-        self.outside, self.refer = outside, refer
+        self.outside, self.refer, self.twice = outside, refer, twice
         self.kept: dict[int, int] = {}  # storage key -> bytes; what is kept stays alive, so a key names one storage
         self.noting: _Noting | None = None  # the chosen call that runs
         self.replayed = 0  # calls run again so far
@@ -146,9 +150,10 @@ class ReplayedForward:
         if number not in region.values:
             self._replay(region)
         found = handle.piece.within(region.values[number])
-        region.waiting[number] -= 1
-        if region.waiting[number] <= 0:
-            del region.values[number]
+        if not self.twice:
+            region.waiting[number] -= 1
+            if region.waiting[number] <= 0:
+                del region.values[number]
         return found
 
     def _replay(self, region: _Region) -> None:

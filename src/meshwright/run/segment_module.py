@@ -16,7 +16,6 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from ..capture.torch_private import run_backward, storage_key
-from ..errors import Unsupported
 from .dropout import Draws
 from .replay import ReplayedForward, Replays
 from .sharded_state import StandIn, as_they_are, opened
@@ -92,6 +91,7 @@ class SegmentModule:
     differentiable: tuple[bool, ...]
     random: bool
     split: bool
+    twice: bool = False  # backward comes in two parts
     draws: Draws | None = None  # of its dropout, whose bits come by place
     sum_grads: frozenset[str] = frozenset()
     sum_writes: frozenset[str] = frozenset()
@@ -132,7 +132,7 @@ class SegmentModule:
         """The calls with the chosen ones noted for running again in backward."""
         outside = {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}
         outside |= {storage_key(x) for i, x in enumerate(entries) if i in again}
-        with ReplayedForward(self.replays.count, outside, refer) as noted:
+        with ReplayedForward(self.replays.count, outside, refer, twice=self.twice) as noted:
             self.replays.current = noted
             try:
                 outputs: Sequence[torch.Tensor] = self.function(*entries, *inputs, *self.constants)
@@ -157,9 +157,7 @@ class SegmentModule:
     def backward_input(
         self, microbatch: int, gradients: Sequence[torch.Tensor | None], again: Mapping[int, torch.Tensor] | None = None
     ) -> dict[int, torch.Tensor]:
-        """As `backward`, for the read values alone. Raises: Unsupported where calls run again: their results would be needed twice."""
-        if self.replays.count:
-            raise Unsupported("recomputes, and its backward is split in two", where=f"segment {self.key}", hint="keep what it recomputes, or use B")
+        """As `backward`, for the read values alone. What calls make again, and reads given here, stay for `backward_weight`."""
         edges, _, later = self._saved.pop(microbatch)
         entries = self._entries.pop(microbatch)
         later.update(again or {})

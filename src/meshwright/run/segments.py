@@ -212,6 +212,7 @@ class _Builder:
             random=any(_is_random(n) and n.name not in self.places for n in nodes),
             draws=self.draws if any(n.name in self.places for n in nodes) else None,
             split=segment.split,
+            twice=self.layout.split_backward,
             sum_grads=frozenset(segment.sum_grads) if segment.split else frozenset(),
             sum_writes=frozenset(segment.sum_writes) if segment.split else frozenset(),
             gathers=frozenset(segment.gathers),

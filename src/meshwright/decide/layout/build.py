@@ -117,7 +117,7 @@ def build_layout(
     sequence = SequenceSplit()
     if options.sequence and usable.shares:
         sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
-    divided_or_early = degrees.data > 1 and (sharding.level or sharding.overlap)
+    divided_or_early = (degrees.data > 1 and (sharding.level or sharding.overlap)) or (sharding.copied and sharding.overlap)
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
     starts = _stage_starts(b, cost, device, border_Bps, cuts)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]

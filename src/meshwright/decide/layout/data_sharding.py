@@ -34,11 +34,13 @@ SLACK = 0.5  # of a bucket: how far behind the place where it is full a cut is l
 
 @dataclass(frozen=True, order=True)
 class DataSharding:
-    """`level` 0 to 3, see `TrainingLayout`; `bucket_bytes` 0: chosen. Raises: UsageError."""
+    """`level` 0 to 3, see `TrainingLayout`; `bucket_bytes` 0: chosen; `copied`: the schedule will have copies of the stages, which sum gradients
+    where there are no other replicas. Raises: UsageError."""
 
     level: int = 0
     overlap: bool = False
     bucket_bytes: int = 0
+    copied: bool = False
 
     def __post_init__(self) -> None:
         if self.level not in (0, 1, 2, 3):
