@@ -95,6 +95,7 @@ class _Chooser:
         )  # fmt: skip
         self.grid = Grid(workspace=segment_workspace, tensor_options=search.tensor_options)
         self.built: dict[tuple[Degrees, DataSharding], LayoutCandidate] = {}
+        self.lazily: dict[tuple[Degrees, int, str], LayoutCandidate] = {}  # with copies that sum after backward, where that may be chosen
 
     def run(self, best: Evaluated | None) -> tuple[Evaluated | None, list[Evaluated]]:
         auto = self.wanted.name == "auto"
@@ -150,7 +151,9 @@ class _Chooser:
                 break
             assert candidate.layout is not None
             name, placement = (base.placement_name, base.placement) if base.placement else next(placements_of(candidate.layout, self.search.fabric))
-            made += self.search.evaluate_with_recomputation(candidate, placement, name)
+            lazy = self.lazily.get(_key(candidate)) if candidate.sharding.copied else None
+            for c in (candidate, lazy):
+                made += self.search.evaluate_with_recomputation(c, placement, name) if c is not None else []
         return made
 
     def planned(self, base: Evaluated, wanted: list[Wanted]) -> list[tuple[LayoutCandidate, int]]:
@@ -159,19 +162,31 @@ class _Chooser:
         for name, options in wanted:
             label = schedule_label(name, options)
             try:
-                found.append(self.candidate(base, name, options, label))
+                first, *others = [self.candidate(base, name, options, label, early=early) for early in self.ways(name, options)]
+                found.append(first)
+                for lazy, _ in others:
+                    self.lazily[_key(lazy)] = lazy
             except (Unsupported, Infeasible) as refused:
                 self.refused.append(refused)
                 candidate = replace(base.candidate, layout=None, schedule=label)
                 self.judged.append(Evaluated(candidate=candidate, why=refused.message))
         return sorted(found, key=lambda x: (x[0].estimate_s, x[0].schedule))
 
-    def candidate(self, base: Evaluated, name: str, options: Mapping[str, Any], label: str) -> tuple[LayoutCandidate, int]:
+    def ways(self, name: str, options: Mapping[str, Any]) -> tuple[bool, ...]:
+        """Whether copies of the stages sum gradients during backward: what is to be tried. Early sums overlap, and are more messages."""
+        if not _copied(name, options):
+            return (False,)
+        if self.sharding.overlap is not None:
+            return (self.sharding.overlap,)
+        return (options["sync"] != "lazy",) if "sync" in options else (True, False)
+
+    def candidate(self, base: Evaluated, name: str, options: Mapping[str, Any], label: str, *, early: bool) -> tuple[LayoutCandidate, int]:
         degrees, depth = base.candidate.degrees, base.candidate.degrees.pipeline
         sharding = base.candidate.sharding
-        if name == "chimera" or options.get("placement") == "both-ways":  # copies, whose sums need not wait for the end of backward either
-            early = options.get("sync") != "lazy" if self.sharding.overlap is None else self.sharding.overlap
-            sharding = replace(sharding, overlap=early, bucket_bytes=self.sharding.bucket_bytes, copied=True)
+        if early:
+            sharding = replace(sharding, overlap=True, bucket_bytes=self.sharding.bucket_bytes, copied=True)
+        elif _copied(name, options):
+            sharding = replace(sharding, overlap=False)
         cut = self.stages(replace(degrees, pipeline=depth * chunks_of(name, options)), sharding)
         if cut.layout is None:
             raise Infeasible(cut.why, hint="fewer stages per rank (chunks), a smaller pipeline degree, or another schedule")
@@ -191,6 +206,15 @@ class _Chooser:
         if (degrees, sharding) not in self.built:
             self.built[degrees, sharding] = self.grid.sharded(self.problem, degrees, sharding)
         return self.built[degrees, sharding]
+
+
+def _copied(name: str, options: Mapping[str, Any]) -> bool:
+    """The schedule has copies of the stages."""
+    return name == "chimera" or options.get("placement") == "both-ways"
+
+
+def _key(c: LayoutCandidate) -> tuple[Degrees, int, str]:
+    return c.degrees, c.sharding.level, c.schedule
 
 
 def schedule_does_not_fit(

@@ -221,7 +221,8 @@ def test_what_is_made_again_counts_until_the_weights_have_used_it():
 def test_a_step_graphs_plan_and_missing_orders_are_refused():
     layout, orders, _ = lowered("zb1p", {"tries": 0}, 2, 2)
     nothing = StepGraph(name="nothing", nodes=(), storages=(), boundary=0, results=())
-    step = SegmentStep(graph=nothing, plan=StepPlan(actions=()), reads=(), writes=(), gradients=(), handed=0)
+    straight = StepPlan(strategy="none", options={}, actions=(), boundary=0, saved=(), peak_bytes=0, peak_at=0, time_s=0.0)
+    step = SegmentStep(graph=nothing, plan=straight, reads=(), writes=(), gradients=(), handed=0)
     planned = msgspec.structs.replace(layout.segments[0], step=step)
     wrong = msgspec.structs.replace(layout, segments=(planned, *layout.segments[1:]))
     assert any("backward is split" in f.message for f in check_layout(wrong, None))
@@ -238,18 +239,22 @@ def test_halved_backwards_are_refused():
         lowered("chimera", {"mode": "halve"}, 2, 2)
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_sums_over_copies_start_during_backward(level):
-    """The last computation of some rank comes after its first sum over copies; copies call in one order."""
-    layout, _, flat = lowered("chimera", {}, 4, 4, data=1 + bool(level), sharding=DataSharding(level, True, 900, True))
-    assert layout.overlap and not check_layout(layout, flat.ranks)
-    early = 0
-    for lo, hi in zip(flat.lanes.start.tolist(), flat.lanes.end.tolist(), strict=True):
-        for step in range(lo, hi):
-            on = flat.steps.after_step[flat.steps.after_ptr[step] : flat.steps.after_ptr[step + 1]].tolist()
-            behind = [x for x in on if flat.steps.kind[x] == Kind.COMPUTE and flat.ops.name[int(flat.steps.op[x])] == "B"]
-            lane = flat.lane_of_step()
-            later = [x for x in behind if x + 1 < flat.lanes.end[lane[x]] and flat.ops.name[int(flat.steps.op[x + 1])] == "B"]
-            names = [flat.buffers.name[int(flat.steps.src_buffer[step])]] if flat.steps.src_buffer[step] >= 0 else []
-            early += bool(later and names and names[0].startswith(("gradients", "gradshard")))
-    assert early
+def early_sums(flat):
+    """Collectives that wait for a backward step which is not the last of its rank."""
+    backward = [s for s in range(len(flat.steps)) if flat.steps.kind[s] == Kind.COMPUTE and flat.ops.name[int(flat.steps.op[s])] == "B"]
+    lane = flat.lane_of_step()
+    last = {int(lane[s]): s for s in backward}
+    waits = [
+        on for s in np.flatnonzero(flat.steps.kind == Kind.NOP).tolist()
+        for on in flat.steps.after_step[flat.steps.after_ptr[s] : flat.steps.after_ptr[s + 1]].tolist()
+    ]  # fmt: skip
+    return sum(on in backward and on < last[int(lane[on])] for on in waits)
+
+
+@pytest.mark.parametrize(("level", "data"), [(0, 1), (1, 2)])
+def test_sums_over_copies_start_during_backward(level, data):
+    early, late = (lowered("chimera", {}, 4, 4, data=data, sharding=DataSharding(level, x, 900, True)) for x in (True, False))
+    for layout, _, flat in (early, late):
+        assert not check_layout(layout, flat.ranks)
+        check_program(flat, layout=layout).raise_if_wrong()
+    assert early_sums(early[2]) > 0 == early_sums(late[2])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive_pipelines import plan_pipeline, problem_of_plan, schedule_of_plan
 from meshwright.program import Kind, Part, Program
+from meshwright.program_builder import ProgramBuilder
 from meshwright.program_calls import inline
-from meshwright.run.lanes import channel_messages
+from meshwright.run.lanes import channel_messages, fuse_lanes
 from meshwright.run.pipeline.orders import pipeline_orders
 
 
@@ -52,3 +54,23 @@ def test_walks_end_when_the_lanes_do(name: str, microbatches: int) -> None:
     seconds = {step: end - start for step, start, end in zip(spans.step.tolist(), spans.start_s.tolist(), spans.end_s.tolist(), strict=True)}
     program = inline(plan.main, plan.programs).program
     assert walked_s(program, orders, seconds) <= timeline.makespan_s * (1 + 1e-9)
+
+
+def test_a_sum_that_is_ready_leaves_before_the_next_message_is_waited_for() -> None:
+    """Both are due when the first computation ends; only one of them waits for somebody."""
+    b = ProgramBuilder(ranks=2, name="one sum, one message")
+    gradients, message = ([b.buffer(r, chunks=1, chunk_bytes=4, role="scratch", name=f"{what}{r}") for r in (0, 1)] for what in ("sum", "message"))
+    into, onto = b.channel(1, 0), b.channel(0, 1)
+    compute, receives, sums = b.lane(0), b.lane(0), b.lane(0)
+    first = compute.compute(b.op("B", reads=[], writes=[(gradients[0], 0, 1)]))
+    arrived = receives.recv(into, message[0], 0)
+    compute.compute(b.op("B", reads=[(message[0], 0, 1)], writes=[]), after=[arrived])
+    sums.nop(after=[first])
+    sums.send(onto, gradients[0], 0)
+    b.lane(1).send(into, message[1], 0)
+    b.lane(1).recv(onto, gradients[1], 0)
+    program = b.build()
+    seconds = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.5, 1.0, 1.2, 0.5, 1.2])  # start, end
+    order = fuse_lanes(program, *seconds, late_receives=True)[0].tolist()
+    kinds = [(int(program.steps.kind[s]), bool(program.steps.parts[s] & Part.RECV)) for s in order]
+    assert kinds == [(Kind.COMPUTE, False), (Kind.NOP, False), (Kind.TRANSFER, False), (Kind.TRANSFER, True), (Kind.COMPUTE, False)]
