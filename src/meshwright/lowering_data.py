@@ -303,10 +303,14 @@ class DataParallel:
         self.final[g.name] = self.r.sync.last if self.level else after
         while self.common and self.common[0].name in self.final:
             g = self.common.pop(0)
-            if self.level:
-                self._add_copies(g, self.final[g.name])
-            else:
-                self._reduce(g, self.final[g.name])
+            self._over_copies(g, self.final[g.name])
+
+    def _over_copies(self, g: _Group, after: StepRef) -> None:
+        """The sum in which all copies take part, after step `after`."""
+        if self.level:
+            self._add_copies(g, after)
+        else:
+            self._reduce(g, after)
 
     def _add_copies(self, g: _Group, after: StepRef) -> None:
         """Sum over the copies what this rank was given of the group's gradients."""
@@ -343,6 +347,8 @@ class DataParallel:
         if self.level < 2 and not lay.overlap:
             for g in self.groups.values():
                 self._reduce(g, last)
+        for g in self.common:  # to one of them no micro-batch of this rank has added, and the others come behind it
+            self._over_copies(g, self.final.get(g.name, last))
         if self._copied() and (self.level > 1 or not lay.overlap):
             for g in self.groups.values():
                 self._add_copies(g, r.sync.last)

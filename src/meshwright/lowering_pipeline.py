@@ -88,21 +88,27 @@ class PipelineMessages:
 
     # ---- lanes and channels ------------------------------------------------------------------------------------
     def _open(self, ranks: Sequence[_Rank]) -> None:
-        """A channel per connection, and a lane at both ends: a rank's own four for the first of each kind, more where it has more."""
+        """A channel per connection, and a lane at both ends: a rank's own four for the first of each kind, more where it has more.
+
+        Depth counts messages, so it is that of `RECEIVES_AHEAD` groups: else the last value of a group would wait for the first one's receipt.
+        """
         lay, b = self.layout, self.low.b
         for r in ranks:
             p, d, t = lay.coordinates(r.number)
             for c in self.of(p, "F", sending=True):
                 peer = lay.rank(c.target, d, t)
-                self.channel["F", c.copy, r.number, peer] = b.channel(r.number, peer, depth=RECEIVES_AHEAD)
-                if ("B", c.copy, c.target, p) in self.connections:
-                    self.channel["B", c.copy, peer, r.number] = b.channel(peer, r.number, depth=RECEIVES_AHEAD)
+                self.channel["F", c.copy, r.number, peer] = b.channel(r.number, peer, depth=self._depth(c))
+                if (back := self.connections.get(("B", c.copy, c.target, p))) is not None:
+                    self.channel["B", c.copy, peer, r.number] = b.channel(peer, r.number, depth=self._depth(back))
         for r in ranks:
             p = lay.coordinates(r.number)[0]
             own = {("F", False): r.recv_act, ("F", True): r.send_act, ("B", False): r.recv_grad, ("B", True): r.send_grad}
             for (kind, sending), lane in own.items():
                 for i, c in enumerate(self.of(p, kind, sending=sending)):
                     self.lane[r.number, id(c)] = b.lane(r.number) if i else lane
+
+    def _depth(self, c: _Connection) -> int:
+        return RECEIVES_AHEAD * max(len(self.values(c.kind, stage)) for stage, _ in c.groups)
 
     def of(self, p: int, kind: str, *, sending: bool) -> list[_Connection]:
         """Connections of a pipeline index."""

@@ -251,6 +251,11 @@ def early_sums(flat):
     return sum(on in backward and on < last[int(lane[on])] for on in waits)
 
 
+def test_copies_without_a_micro_batch_take_part_in_sums():
+    layout, _, flat = lowered("chimera", {}, 4, 1, sharding=DataSharding(0, True, 900, True))
+    check_program(flat, layout=layout).raise_if_wrong()
+
+
 @pytest.mark.parametrize(("level", "data"), [(0, 1), (1, 2)])
 def test_sums_over_copies_start_during_backward(level, data):
     early, late = (lowered("chimera", {}, 4, 4, data=data, sharding=DataSharding(level, x, 900, True)) for x in (True, False))
