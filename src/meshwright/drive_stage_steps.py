@@ -23,7 +23,7 @@ from .decide.memory.problem import LayerPolicy
 from .decide.memory.regions import Chosen
 from .decide.memory.step import STEP_NAMES, finished, keep_everything
 from .decide.pipeline import peak_in_flight
-from .errors import Infeasible
+from .errors import Infeasible, Unsupported
 from .graph import Work
 from .plan import Segment, SegmentStep, TrainingLayout
 from .plan_shards import local_value
