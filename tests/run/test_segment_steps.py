@@ -130,6 +130,12 @@ def test_a_plan_with_whole_backwards_does_not_run_half_of_one(stages):
         next(iter(module.segments.values())).backward_input(0, [])
 
 
+def test_steps_of_a_split_backward_with_gathered_values_are_refused(stages):
+    layout = msgspec.structs.replace(stages.layout, split_backward=True, sequence=True)
+    with pytest.raises(Unsupported, match="not for one in two parts"):
+        StageSteps(layout, stages.source)
+
+
 def test_two_micro_batches_may_be_abandoned(stages):
     module = rank_module(stages.apply(stages.saving({0: 1 << 60})), 0)
     (segment,) = module.segments.values()
