@@ -31,6 +31,7 @@ from meshwright.errors import Unsupported
 from meshwright.layout_pipeline import on_schedule
 from meshwright.layout_recompute import LayoutRegions
 from meshwright.lowering import lower_training
+from meshwright.lowering_compressed import unsupported_layout
 from meshwright.plan import SegmentStep
 from meshwright.probe.transport import laptop_shape
 from meshwright.program import Kind
@@ -248,6 +249,12 @@ def early_sums(flat):
         for on in flat.steps.after_step[flat.steps.after_ptr[s] : flat.steps.after_ptr[s + 1]].tolist()
     ]  # fmt: skip
     return sum(on in backward and on < last[int(lane[on])] for on in waits)
+
+
+def test_codecs_with_copies_and_divided_state_are_refused():
+    layout, _, _ = lowered("chimera", {}, 2, 2, data=2, sharding=DataSharding(1, True, 900, True))
+    assert "copies of a stage" in unsupported_layout(layout)
+    assert not unsupported_layout(lowered("chimera", {}, 2, 2, data=2, sharding=DataSharding(0, True, 900, True))[0])
 
 
 def test_copies_without_a_micro_batch_take_part_in_sums():
