@@ -63,7 +63,7 @@ class ReplayedForward:
     """One forward pass: enter it around the calls. `outside`: storages that do not count as kept (parameters).
 
     `refer`: what to keep instead of a tensor (`sharded_state.referring`). `twice`: backward comes in two parts that both may ask, so results stay
-    until the pass is dropped.
+    until `release`.
     """
 
     def __init__(
@@ -143,6 +143,10 @@ class ReplayedForward:
                 return _Handle(self, i, Piece.of(number, x))
         self.hold(x)
         return self.refer(x)
+
+    def release(self) -> None:
+        """Nobody will ask any more: let go of what was made again and of what it was made from, whoever still holds autograd's graph."""
+        self.regions = []
 
     # ---- backward ----------------------------------------------------------------------------------------------
     def value(self, handle: _Handle) -> torch.Tensor:

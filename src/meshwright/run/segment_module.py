@@ -103,6 +103,7 @@ class SegmentModule:
 
     _entries: dict[int, dict[int, Any]] = field(default_factory=dict)  # micro-batch -> read -> where its gradient arrives
     _left: dict[int, WeightWork] = field(default_factory=dict)
+    _replayed: dict[int, ReplayedForward] = field(default_factory=dict)  # whose results `backward_weight` may ask for
 
     def forward(
         self, microbatch: int, reads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int] = ()
@@ -114,7 +115,7 @@ class SegmentModule:
         entries = [_Entry.apply(_TOKEN, x, holder, i) if d else x for i, (x, d) in enumerate(zip(reads, self.differentiable, strict=True))]
         refer = gathered_later(reads, again, later, self.refer)
         if self.replays.count or self.meter is not None:
-            outputs = self._noted(entries, inputs, again, refer)
+            outputs = self._noted(microbatch, entries, inputs, again, refer)
         else:
             with _keeping(refer):
                 outputs = self.function(*entries, *inputs, *self.constants)
@@ -127,7 +128,7 @@ class SegmentModule:
         return [y.detach() for y in outputs]
 
     def _noted(
-        self, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int], refer: Callable[[torch.Tensor], Any]
+        self, microbatch: int, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int], refer: Callable[[torch.Tensor], Any]
     ) -> Sequence[torch.Tensor]:
         """The calls with the chosen ones noted for running again in backward."""
         outside = {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}
@@ -138,6 +139,8 @@ class SegmentModule:
                 outputs: Sequence[torch.Tensor] = self.function(*entries, *inputs, *self.constants)
             finally:
                 self.replays.current = None
+        if self.twice:
+            self._replayed[microbatch] = noted
         if self.meter is not None:
             self.meter(self.key, noted.kept_bytes({storage_key(x) for x in (*entries, *outputs)}))
         return outputs
@@ -168,8 +171,10 @@ class SegmentModule:
     def backward_weight(self, microbatch: int) -> None:
         """What `backward_input` left: parameter gradients are added in place."""
         self._left.pop(microbatch).run()
+        if (noted := self._replayed.pop(microbatch, None)) is not None:
+            noted.release()
 
     def forget(self) -> None:
         """Drop what interrupted micro-batches left."""
-        for kept in (self._saved, self._entries, self._left):
+        for kept in (self._saved, self._entries, self._left, self._replayed):
             kept.clear()
