@@ -128,7 +128,8 @@ class SegmentModule:
         return [y.detach() for y in outputs]
 
     def _noted(
-        self, microbatch: int, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int], refer: Callable[[torch.Tensor], Any]
+        self, microbatch: int, entries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], again: Container[int],
+        refer: Callable[[torch.Tensor], Any],
     ) -> Sequence[torch.Tensor]:
         """The calls with the chosen ones noted for running again in backward."""
         outside = {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}

@@ -231,17 +231,26 @@ def test_random_graphs_of_shared_weights(data: st.DataObject) -> None:
     agree(Random, torch.randn(4, 4, dtype=torch.float64))
 
 
-def test_a_segment_that_recomputes_cannot_be_split() -> None:
-    from meshwright.errors import Unsupported
+def test_what_a_segment_made_again_serves_both_parts_and_is_let_go() -> None:
+    """The chosen call runs again once, for the gradient of the read and for that of the weight."""
     from meshwright.run.replay import Replays
     from meshwright.run.segment_module import SegmentModule
 
+    weight, replays = torch.nn.Parameter(torch.randn(3, 3, dtype=torch.float64)), Replays([["tanh"]])
+    tanh = replays.wrap("tanh", torch.tanh)
     segment = SegmentModule(
-        key="s0", function=lambda x: (x * 2,), reads=("x",), writes=("y",), inputs=(), constants=(), differentiable=(True,), random=False,
-        split=False, replays=Replays([["mul"]]),
+        key="s0", function=lambda x, w: (torch.sin(tanh(x) @ w),), reads=("x",), writes=("y",), inputs=(), constants=(weight,),
+        differentiable=(True,), random=False, split=False, twice=True, replays=replays,
     )  # fmt: skip
-    segment.forward(0, [torch.ones(2)], [])
-    with pytest.raises(Unsupported, match="recomputes, and its backward is split"):
-        segment.backward_input(0, [torch.ones(2)])
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    segment.forward(0, [x.detach()], [])
+    found = segment.backward_input(0, [torch.ones(2, 3, dtype=torch.float64)])
+    made = segment._replayed[0]
+    assert made.replayed == 1 and made.regions[0].values and weight.grad is None
+    segment.backward_weight(0)
+    assert made.replayed == 1 and not made.regions and not segment._replayed
+    expected = torch.autograd.grad(torch.sin(torch.tanh(x) @ weight).sum(), [x, weight])
+    assert torch.equal(found[0], expected[0]) and torch.equal(weight.grad, expected[1])
+    segment.forward(0, [x.detach()], [])
     segment.forget()
-    assert not segment._entries
+    assert not segment._entries and not segment._replayed
