@@ -237,6 +237,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     values: tuple[ValueInfo, ...] = ()
     shards: tuple[ParamShard, ...] = ()
     partial_gradients: tuple[PartialGradient, ...] = ()
+    frozen: tuple[str, ...] = ()  # parameters that are not trained: nothing adds up or reads gradients of theirs
     losses: tuple[VocabularyLoss, ...] = ()
     sequence: bool = False  # sequence parallelism between the tensor-parallel regions
     notes: tuple[str, ...] = ()  # what was kept whole, and why

@@ -122,6 +122,14 @@ def odd_tied():
     return _made(37, **ODD, style="packed", tied=True, padding=3, dropout=0.2, layers=2)
 
 
+def partly_frozen():
+    """A norm that every rank has whole, the bias of a row, and a matrix whose columns ranks divide are not trained."""
+    module, batch = _made(32, **EVEN, style="packed", layers=2)
+    for p in (*module.blocks[0].norm1.parameters(), module.blocks[0].mlp.down.bias, module.blocks[1].attention.qkv.weight):
+        p.requires_grad_(False)
+    return module, batch
+
+
 def grouped_expand():
     return _made(32, width=16, heads=8, groups=2, hidden=24, style="expand", dropout=0.1)
 

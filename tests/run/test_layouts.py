@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
+import msgspec
 import pytest
 import torch
 from rig import TINY, forward_of, in_threads, lowered, whole_model
 
 from meshwright.capture.resolve import build_model
+from meshwright.errors import PlanMismatch
 from meshwright.job import Training
 from meshwright.plan_shards import local_values
 from meshwright.program_calls import inline
@@ -108,3 +111,12 @@ def test_forestcoll_gradients(serial):
 def test_two_runs_give_equal_bits():
     a, b = train((2, 1, 2), 1, 3)[1], train((2, 1, 2), 1, 3)[1]
     assert a == b
+
+
+def test_a_parameter_that_the_plan_does_not_train_must_not_be_trained():
+    layout, program, callees = lowered(TINY, (1, 1, 1), microbatch=2, global_batch=GLOBAL_BATCH, collective="ring")
+    _, parameters, buffers = whole_model(TINY)
+    name, sizes = next(iter(parameters)), gradient_bytes(inline(program, callees).program, 0)
+    planned = msgspec.structs.replace(layout, frozen=(name,))
+    with pytest.raises(PlanMismatch, match=re.escape(f"does not train parameter {name!r}")):
+        build_rank_module(forward_of(TINY, 2), planned, 0, parameters, buffers, device=CPU, gradient_bytes=sizes)

@@ -30,10 +30,11 @@ def agree(pool, name, degrees, **options):
     [
         ("even", (1, 2, 1)), ("even", (1, 4, 1)), ("even", (1, 2, 2)), ("odd_tied", (1, 4, 1)), ("odd_tied", (1, 2, 2)), ("odd_tied", (2, 2, 1)),
         ("grouped_repeat", (1, 4, 1)), ("flat", (1, 4, 1)), ("turned", (1, 2, 1)), ("scaled", (1, 3, 1)), ("pooled", (1, 2, 2)),
+        ("partly_frozen", (2, 2, 1)),
     ],
 )  # fmt: skip
 def test_loss_gradients_and_bytes(pool, name, degrees):
-    """Tied heads, dropout, positions that do not divide, flattened and transposed tokens; alone, with replicas and with a pipeline."""
+    """Tied heads, dropout, positions that do not divide, flattened and transposed tokens, frozen parameters; alone, with replicas, in a pipeline."""
     case, _ = agree(pool, name, degrees)
     assert case.layout.sequence and any(s.sequence for s in case.layout.segments)
 

@@ -358,7 +358,7 @@ class TrainingStep(WeightCells):
                 if self.memory[root][cell] != want:
                     self.mismatch(step, b, cell, self.memory[root][cell], want)
                     return
-        stages, mine = {k for k, _ in lay.hosted(stage)}, set(lay.held(stage).params)
+        stages, mine = {k for k, _ in lay.hosted(stage)}, set(lay.held(stage).params) - set(lay.frozen)
         for s in lay.segments:
             if s.stage in stages and mine & set(s.params) and s.key not in covered and self.users:
                 text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
@@ -371,6 +371,7 @@ class TrainingStep(WeightCells):
         whole = {p for s in self.layout.segments if s.sequence and s.key in held.segments for p in s.params} - {
             x.param for x in self.layout.partial_gradients if len(x.group_of(tensor)) == self.layout.tensor
         }
+        whole -= set(self.layout.frozen)
         for param in sorted(whole) if mine else ():
             self.wrong(step, f"reads the gradient of {param}, which each rank has for its part of the sequence: nothing adds them up")
         groups = {self.group(self.p.buffers.name[b], tensor) for b in mine}

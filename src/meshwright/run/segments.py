@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import Unsupported
+from ..errors import PlanMismatch, Unsupported
 from ..layout_sizes import gradient_names
 from ..plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ..plan_shards import local_value, sequence_values
@@ -99,7 +99,8 @@ def build_rank_module(
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs.
-    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32.
+    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32; PlanMismatch for
+    one that the plan does not train.
     """
     pipeline, _, tensor = layout.coordinates(rank)
     stage = layout.held(pipeline)
@@ -109,6 +110,8 @@ def build_rank_module(
         if name not in parameters:
             raise Unsupported(f"the plan holds a parameter {name!r} that the model does not have", hint="make the plan again from this model")
         whole = parameters[name]
+        if whole.requires_grad and name in layout.frozen:
+            raise PlanMismatch(f"the plan does not train parameter {name!r}, the model does", hint="make the plan again from this model")
         shard = shard_of.get(name)
         local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach().clone()
         if whole.requires_grad and local.dtype not in (torch.float32, torch.float64):

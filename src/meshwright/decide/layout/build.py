@@ -158,6 +158,7 @@ def build_layout(
         values=tuple(_value(b, v) for v in values),
         shards=tuple(usable.shards),
         partial_gradients=(*usable.partial, *sequence.partial(degrees.tensor)),
+        frozen=tuple(p.name for p in graph.parameters if not p.trainable),
         losses=losses,
         sequence=bool(sequence.values),
         notes=(*kept_notes(kept), *usable.notes, *sequence.notes) if degrees.tensor > 1 else (),
