@@ -78,7 +78,7 @@ def test_breakdown_and_diff_of_a_run(folder, capsys):
     assert main(["trace", "diff", run, run, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == same
     assert main(["trace", "breakdown", run, run, "--plan", plan]) == 2
-    assert "holds all its ranks" in capsys.readouterr().err
+    assert "a folder holds all ranks of its run" in capsys.readouterr().err
     assert main(["trace", "breakdown", run, "--plan", plan, "--modules", plan, "--model", "x:y"]) == 2
 
 
