@@ -1,6 +1,9 @@
 """A real training step under torch.profiler: what alignment gives, without module slices, is what the module slices say."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -127,3 +130,13 @@ def test_modules_that_are_called_again_with_the_tree_alone(tmp_path, frozen):
         assert len(wrong) < 0.4 * len(by_capture)
     else:
         assert wrong == []
+
+
+def test_annotating_with_a_model_prints_nothing_of_torchs_own(recorded, tmp_path):
+    """The profiler that captures the model's operators announces itself, unless it is told not to before torch is loaded."""
+    path, _ = recorded
+    (tmp_path / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(4, 3), (torch.randn(2, 4),)\n")
+    words = ["trace", "annotate", str(path), "--model", f"{tmp_path / 'net.py'}:net"]
+    environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-m", "meshwright", *words], capture_output=True, text=True, timeout=120, check=True, env=environment)
+    assert "USDT" not in done.stderr and "step" in done.stdout

@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode gets escapes, not a traceback
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler, wherever it serves: it says on stderr that it starts and stops
     try:
         return _run(words)
     except SystemExit as stop:  # argparse after --help
