@@ -115,3 +115,9 @@ def test_size_classes(size: int, nearest: int) -> None:
 def test_a_plan_mismatch_names_the_rank() -> None:
     error = PlanMismatch("rank 2 has other plans", data={"rank": 2})
     assert error.code == "plan-mismatch" and error.data["rank"] == 2
+
+
+def test_options_that_do_not_go_with_other_pieces_end_the_search_and_not_the_choice() -> None:
+    """A lead of 8 pieces divides 16 of them, and not 4."""
+    found = executed(problem(op="reduce-scatter"), [NAMES["forestcoll"](pieces=8, lead=8)])
+    assert found[0].ranked.plan is not None and found[0].ranked.plan.options["lead"] == 8

@@ -19,7 +19,7 @@ from ...decide.collective import CollectiveProblem, CollectiveStrategy, Ring, au
 from ...decide.collective.classic.direct import Direct
 from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
-from ...errors import Infeasible, MeshwrightError, TimeLimit
+from ...errors import Infeasible, MeshwrightError, TimeLimit, UsageError
 from ...fabric import Fabric
 from .predict import predicted_time_s, quickest_walk, walked
 
@@ -138,7 +138,7 @@ def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: flo
 def _tried(problem: CollectiveProblem, candidate: CollectiveStrategy, fabric: Fabric | None, shared: bool) -> Executed | None:
     try:
         ranked = auto(problem, candidates=[candidate])[0]
-    except (Infeasible, TimeLimit):
+    except (Infeasible, TimeLimit, UsageError):  # a UsageError: options of the plan at hand that do not go with other pieces
         return None
     return _predicted(problem, ranked, fabric, shared) if ranked.plan is not None else None
 
