@@ -17,7 +17,6 @@ Order, with reasons:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,14 @@ from .decide.layout.tensor_shares import TensorOptions
 from .drive_collectives import CollectivePlanner
 from .drive_compress import CompressWanted, choose_compression, compression_citations
 from .drive_layouts import Evaluated, LayoutSearch
-from .drive_nearest import leanest_fitting, nearest_changes, with_nearest_changes
-from .drive_pipeline_choice import PipelineWanted, choose_schedule, pipeline_decision, schedule_does_not_fit
+from .drive_nearest import leanest_fitting
+from .drive_no_plan import no_plan
+from .drive_pipeline_choice import PipelineWanted, choose_schedule, pipeline_decision
 from .drive_recompute import recompute_decision
 from .drive_sequence import sequence_decision
 from .drive_sharding import ShardingWanted, choose_sharding, sharding_decision
 from .drive_stage_steps import StepSource
-from .errors import Infeasible, TimeLimit, UsageError
+from .errors import UsageError
 from .fabric import Fabric
 from .graph import OpGraph
 from .job import Training
@@ -173,18 +173,7 @@ def plan_training(
         best = leanest_fitting(search, judged)
         judged = judged if best is None else [*judged, best]
     if best is None:
-        if (stopped := unfinished(search)) is not None:
-            raise stopped
-        if asked.name not in ("1f1b", "auto"):
-            raise schedule_does_not_fit(search, fixed, judged, nothing_fits([e for e in judged if e.candidate.schedule], fabric))
-
-        def search_on(where: Fabric, batch: int, limit_s: float) -> LayoutSearch:
-            again = CollectivePlanner(fabric=where, transport=cost.transport, strategy=collective, seed=job.seed)
-            smaller = msgspec.structs.replace(job, global_batch=batch)
-            return replace(search, job=smaller, fabric=where, planner=again, time_limit_s=limit_s, findings=None, too_large=0, out_of_time=False)
-
-        changes = nearest_changes(search_on, fabric, job.global_batch, (data, tensor, pipeline, microbatch), judged)
-        raise with_nearest_changes(nothing_fits(judged, fabric, search), changes)
+        raise no_plan(search, fixed, judged, asked)
     best = search.whole(best)
     best = search.refine_collectives(best)
     best, search.compression = choose_compression(search, best, judged, compress, wanted)
@@ -192,66 +181,6 @@ def plan_training(
     if not unchecked:
         check(plan)
     return plan
-
-
-def unfinished(search: LayoutSearch) -> TimeLimit | None:
-    """The error where degrees were left out for their size or for want of time: nothing says that none fits. Carries the layer table's best."""
-    if not search.too_large and not search.out_of_time:
-        return None
-    found = search.findings.found.best if search.findings is not None else None
-    data: dict[str, Any] = {"program_steps": search.too_large}
-    said = ""
-    if found is not None:
-        data |= {"layout": found.candidate.layout.name, "time_s": found.time_s}
-        said = f"; best by its layer table: {found.candidate.layout.name}, {found.time_s:.4g} s a step"
-    why = "the time limit was reached" if search.out_of_time else f"programs have {search.too_large:,} steps or more"
-    return TimeLimit(
-        f"no layout on {len(search.fabric.devices)} devices was built that fits: {why}{said}", where="train plan",
-        hint="--time-limit, larger micro-batches, fewer devices; `meshwright layout search` finds layouts of any size", data=data,
-    )  # fmt: skip
-
-
-def nothing_fits(judged: list[Evaluated], fabric: Fabric, search: LayoutSearch | None = None) -> Infeasible:
-    """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
-    over = [e for e in judged if e.timeline is not None]
-    if not over:
-        judged = sorted(judged, key=lambda e: e.excess_bytes or 1 << 62)
-        reasons = [f"{e.candidate.degrees}: {e.why}" for e in judged]
-        floor = judged[0].candidate.memory_floor_bytes if judged and judged[0].excess_bytes else 0
-        return Infeasible(
-            f"no layout of this model uses {len(fabric.devices)} devices: {reasons[0] if reasons else 'no degrees divide the global batch'}",
-            hint=f"more devices, or devices with {floor} bytes" if floor else "fewer devices (--devices 0-3), another global batch, or other degrees",
-            data={"reasons": reasons[:32], "needed_bytes": floor},
-        )
-    closest = min(over, key=lambda e: e.excess_bytes)
-    rank = closest.worst_rank
-    device = fabric.device(closest.placement[rank])
-    need = device.memory_bytes + closest.excess_bytes
-    hint = f"devices with memory of {need} bytes, more devices, or a smaller global batch would make it fit"
-    data: dict[str, Any] = {
-        "rank": rank, "device": device.name, "needed_bytes": need, "limit_bytes": device.memory_bytes, "layout": str(closest.candidate.degrees),
-        "recompute": str(closest.policy),
-    }  # fmt: skip
-    with_least = ", recomputing what keeps least" if closest.policy.name in ("optimal", "steps") else ""
-    if search is not None and search.recompute == "none":
-        least = _with_recomputation(search, closest)
-        data["recomputing"] = {"needed_bytes": least.worst_bytes, "fits": least.excess_bytes <= 0, "time_s": least.time_s}
-        with_least = f"; --recompute auto needs {least.worst_bytes} bytes there" + (" and fits" if least.excess_bytes <= 0 else "")
-    return Infeasible(
-        f"the job does not fit: rank {rank} ({device.name}) needs {need} bytes, has {device.memory_bytes}, "
-        f"with {closest.candidate.degrees}{with_least}",
-        where=f"device {device.name}", hint=hint, data=data,
-    )  # fmt: skip
-
-
-def _with_recomputation(search: LayoutSearch, closest: Evaluated) -> Evaluated:
-    """The layout with as much recomputed as makes it fit, or as little as possible kept."""
-    allowed = search.recompute
-    search.recompute = "auto"
-    try:
-        return search.evaluate_with_recomputation(closest.candidate, closest.placement, closest.placement_name)[-1]
-    finally:
-        search.recompute = allowed
 
 
 def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int) -> Bound:

@@ -20,7 +20,7 @@ from .fabric import Fabric
 
 __all__ = ["Fixed", "NearestChange", "leanest_fitting", "nearest_changes", "with_nearest_changes"]
 
-Fixed = tuple[int | None, int | None, int | None, int | None]
+Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, pipeline degree, micro-batch
 NAMES = ("--dp", "--tp", "--pp", "--microbatch")
 SMALLEST = 4  # combinations of degrees with the least weights and state whose exact need is worked out
 MOST_TIMES = 8  # as many devices as this times those there are

@@ -28,10 +28,12 @@ from .decide.restart import (
     reuse_bytes,
     reuse_placement,
 )
-from .drive import check, cost_of, fabric_of, nothing_fits, plan_of
+from .drive import check, cost_of, fabric_of, plan_of
 from .drive_collectives import CollectivePlanner
 from .drive_compress import CompressWanted, Profiler, choose_compression
 from .drive_layouts import Evaluated, LayoutSearch
+from .drive_nearest import Fixed
+from .drive_no_plan import nothing_fits
 from .drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from .drive_sharding import ShardingWanted, choose_sharding
 from .errors import Infeasible, UsageError
@@ -49,9 +51,6 @@ __all__ = ["KEEP", "Candidate", "OldShards", "TrainReplan", "old_shards", "repla
 KEEP = ("dp", "tp", "pp", "microbatch")
 LAYOUTS = 4  # of the fastest, whose placements are judged by their restart too
 FEWER = 3  # smaller numbers of devices tried beside all that are left
-
-
-Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, pipeline degree, micro-batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from meshwright.run.checkpoint_parts import Part, crc32_of
 from meshwright.run.forward_graph import ForwardGraph
 from meshwright.run.restore import restore
 from meshwright.run.segments import build_rank_module
-from meshwright.run.shard_file import ShardFile, damaged_tensor, runs
+from meshwright.run.shard_file import ShardFile, digest_of, require_digest, runs
 from meshwright.run.sharding import take_part
 from meshwright.run.work import gradient_bytes
 
@@ -169,8 +170,11 @@ def test_files_that_are_no_shards_are_refused(tmp_path):
         with pytest.raises(FormatError, match=said):
             ShardFile(path)
     written(entry % (b"F32", 8), torch.tensor([1.0, 2.0]).numpy().tobytes())
-    assert damaged_tensor(path, {"a": crc32_of(torch.tensor([1.0, 2.0]))}) == ""
-    assert damaged_tensor(path, {"a": 1}).startswith("a, bytes ") and "was not saved" in damaged_tensor(path, {})
+    require_digest(path, digest_of(path), {"a": 1})
+    for sums, damaged in (({"a": crc32_of(torch.tensor([1.0, 2.0]))}, "^$"), ({"a": 1}, "^a, bytes "), ({}, "was not saved"), (None, "^$")):
+        with pytest.raises(FormatError, match="its digest differs") as refused:
+            require_digest(path, "0" * 64, sums)
+        assert re.search(damaged, refused.value.data["damaged"]) and refused.value.data["file"] == path.name
     got = bytearray(4)
     with ShardFile(path) as file:
         file.read("a", (2,), torch.float32, Lying(0, (2,), ((1, 2),)), got)

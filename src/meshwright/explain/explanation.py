@@ -205,7 +205,7 @@ def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: flo
 
 def _planner(search: LayoutSearch, asked: PipelineWanted) -> Callable[[Fabric, float], tuple[float, str]]:
     def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
-        from ..drive import nothing_fits
+        from ..drive_no_plan import nothing_fits
 
         planner = CollectivePlanner(fabric=fabric, transport=search.cost.transport, strategy="auto", seed=search.job.seed)
         there = LayoutSearch(job=search.job, fabric=fabric, cost=search.cost, graph=search.graph, planner=planner, time_limit_s=limit_s)

@@ -25,6 +25,7 @@ from ..plan import Plan, TrainingLayout
 from .checkpoint_parts import Part, model_identity, parts_of
 from .recording import RestartBytes, plan_identity
 from .segments import RankModule
+from .shard_file import require_digest
 
 __all__ = ["CheckpointIndex", "SavedRank", "commit_index", "find_checkpoint", "load_rank", "make_index", "save_rank"]
 
@@ -99,13 +100,7 @@ def load_rank(folder: Path, index: CheckpointIndex, rank: int, module: RankModul
 
         return restore(module, optimizer, plan, rank, index, folder)
     path = folder / _file(rank)
-    digest = index.files.get(_file(rank))
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise FormatError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise FormatError("is not the file that the checkpoint's index names (its digest differs)", where=str(path), hint="the checkpoint is damaged")
+    require_digest(path, index.files.get(_file(rank)))
     with safe_open(str(path), "pt") as file:
         scalars = json.loads((file.metadata() or {}).get("meshwright", "{}")).get("scalars", {})
         tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118

@@ -9,7 +9,6 @@ the sum of what the old replicas r, r + new, ... had not sent, in whatever stage
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,14 @@ from pathlib import Path
 import torch
 
 from ..codec import parse_codec
-from ..errors import FormatError, Unsupported
+from ..errors import Unsupported
 from ..plan import TrainingLayout
 from ..plan_shards import part_ranges
 from .codecs import At, Payload
 from .codecs.saved import Found, Group, Part, Piece, load_states, read_states, save_states
 from .memory import RankMemory
 from .segments import RankModule
+from .shard_file import digest_of, require_digest
 from .traffic.group import GroupExchange
 
 __all__ = ["STEPS", "CompressedGroups"]
@@ -145,7 +145,7 @@ class CompressedGroups:
             return {}
         states = {name: g.state for name, g in self.groups.items()}
         path = save_states(folder, self._described(), states, step=step, rank=self.replica, world=self.world, part=self.part)
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+        return {path.name: digest_of(path)}
 
     def load(self, folder: Path, digests: Mapping[str, str], *, drop_residual: bool) -> None:
         """Go on with what the ranks of the checkpoint had not sent; with this rank's own where their number is the same.
@@ -156,7 +156,7 @@ class CompressedGroups:
             return
 
         def read(path: Path) -> Found:
-            _require_digest(path, digests.get(path.name, ""))
+            require_digest(path, digests.get(path.name, ""))
             return read_states(path)
 
         mine = {n for g in self.groups.values() for n in g.names}
@@ -183,12 +183,3 @@ def _piece(shape: tuple[int, ...], layout: TrainingLayout, name: str, tensor: in
     """What a tensor index holds of a parameter that is split."""
     cut = next(s for s in layout.shards if s.param == name)
     return Piece(tuple(shape), cut.axis, part_ranges(shape[cut.axis], cut, tensor, layout.tensor))
-
-
-def _require_digest(path: Path, digest: str) -> None:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise FormatError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise FormatError("is not the file that the checkpoint's index names (its digest differs)", where=str(path), hint="the checkpoint is damaged")

@@ -29,7 +29,7 @@ from .checkpoint_index import decode_index, tensors_of
 from .process import blob_get, blob_put
 from .recording import RestartBytes
 from .segments import RankModule
-from .shard_file import ShardFile, damaged_tensor, digest_of
+from .shard_file import ShardFile, require_digest
 
 __all__ = ["LocalShards", "Restored", "agree_on_shards", "device_folder", "local_shards", "restore"]
 
@@ -196,14 +196,8 @@ class Restored:
                 self.require_intact(self.own / file)
 
     def require_intact(self, path: Path) -> None:
-        if digest_of(path) != self.index.files.get(path.name):
-            sums = {name: x.crc32 for name, parts in self.index.parts.items() if (x := parts.get(path.name)) is not None}
-            damaged = damaged_tensor(path, sums) if all(s >= 0 for s in sums.values()) else ""
-            said = f": {damaged}" if damaged else ""
-            raise FormatError(
-                f"is not the file that the checkpoint's index names (its digest differs){said}", where=str(path), hint="the checkpoint is damaged",
-                data={"file": path.name, "damaged": damaged},
-            )  # fmt: skip
+        sums = {name: x.crc32 for name, parts in self.index.parts.items() if (x := parts.get(path.name)) is not None}
+        require_digest(path, self.index.files.get(path.name), sums if all(s >= 0 for s in sums.values()) else None)
         self.count.verified_bytes += path.stat().st_size
 
     # ---- bytes -----------------------------------------------------------------------------------------------------

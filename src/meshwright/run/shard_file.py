@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -23,7 +23,7 @@ import torch
 from ..errors import FormatError
 from ..plan_regions import Box, Lying
 
-__all__ = ["ShardFile", "damaged_tensor", "digest_of", "runs"]
+__all__ = ["ShardFile", "digest_of", "require_digest", "runs"]
 
 MAX_HEADER = 256 << 20
 BLOCK = 1 << 20
@@ -144,7 +144,20 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def damaged_tensor(path: Path, sums: dict[str, int]) -> str:
+def require_digest(path: Path, digest: str | None, sums: Mapping[str, int] | None = None) -> None:
+    """The file is the one that a checkpoint's index names. `sums`: CRC-32 of its tensors, to name the one that is damaged.
+
+    Raises: FormatError, with `file` and `damaged` as data; or when it cannot be read.
+    """
+    if digest_of(path) != digest:
+        damaged = _damaged_tensor(path, sums) if sums is not None else ""
+        raise FormatError(
+            f"is not the file that the checkpoint's index names (its digest differs){f': {damaged}' if damaged else ''}", where=str(path),
+            hint="the checkpoint is damaged", data={"file": path.name, "damaged": damaged},
+        )  # fmt: skip
+
+
+def _damaged_tensor(path: Path, sums: Mapping[str, int]) -> str:
     """Which tensor of a file is not what was saved, by CRC-32: "name, bytes a-b"; empty when all are (the damage is elsewhere)."""
     try:
         with ShardFile(path) as file:

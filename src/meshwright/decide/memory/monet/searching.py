@@ -37,7 +37,7 @@ def searched(m: Merged, budget_bytes: int | None, *, nodes: int, effort: int, se
         try:
             answer = closure(m, budget_bytes, nodes=min(nodes, NODES), seed=seed)
         except Infeasible:
-            pass
+            pass  # of the relaxation that chooses implementations: the other choices are still searched
         else:
             floor_s, kept = answer.floor_s, [answer.held]
             ways = {**free, **chosen_ways(m, answer)}
