@@ -137,6 +137,8 @@ def test_the_whole_dry_run_of_a_pair() -> None:
         "ip netns add mw-test-s0",
         "ip link add name eth0 netns mw-test-d0 address 02:4d:00:00:00:01 mtu 1500 type veth "
         "peer name to-d0 netns mw-test-s0 address 02:4d:00:00:00:02 mtu 1500",
+        "ip netns exec mw-test-d0 sysctl -qw net.ipv4.tcp_congestion_control=reno",
+        "ip netns exec mw-test-d0 sysctl -qw net.ipv4.tcp_slow_start_after_idle=0",
         "ip -n mw-test-d0 link set lo up",
         "ip -n mw-test-d0 link set eth0 gso_max_size 12500",
         "ip -n mw-test-d0 link set eth0 addrgenmode none",

@@ -23,6 +23,9 @@ __all__ = ["PREAMBLE", "Command", "batches", "build", "cut", "limit_bytes", "men
 QUEUE_S = 0.2  # a shaper queues this long before it drops
 MIN_QUEUE_BYTES = 64 * 1024
 PASS_ALL = "30gbit"
+# Namespaces inherit the machine's. BBR's model of a path stands still for 0.2 s at times and loses its way where messages come in bursts; reno, which
+# every kernel has, does nothing of its own while no packet is lost, like the networks to be rehearsed.
+TCP_SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
 
 PREAMBLE = (
     "unshare --mount --net --pid --uts --fork --kill-child --mount-proc --propagation slave bash   # all below is typed inside",
@@ -93,13 +96,16 @@ def relays(wiring: Wiring, seed: int = 0) -> list[list[str]]:
 
 
 def _namespace(wiring: Wiring, actor: int, name: str, ipv6: bool) -> Iterator[Command]:
-    if wiring.style == "routed":  # first and together: a batch is one process
+    device = actor < len(wiring.fabric.devices)
+    if device:  # settings first and together: a batch is one process
+        for setting in TCP_SETTINGS:
+            yield _command("sysctl", name, setting)
+    if wiring.style == "routed":
         interfaces = [cable.end_of(actor).interface.replace(".", "/") for cable in wiring.cables_of[actor]]
         yield _command("sysctl", name, "net.ipv4.ip_forward=1")
         for interface in ("all", "default", *interfaces):
             yield _command("sysctl", name, f"net.ipv4.conf.{interface}.rp_filter=0")
     yield _command("ip", name, "link set lo up")
-    device = actor < len(wiring.fabric.devices)
     if wiring.style == "bridged" and not device:
         number = actor - len(wiring.fabric.devices)
         yield _command("ip", name, f"link add br0 address 02:4e:00:00:{number >> 8:02x}:{number & 255:02x} mtu {wiring.mtu} type bridge")
