@@ -142,7 +142,8 @@ class Predictor:
             fabric = fabric_from_document(row["measured_fabric"])
             names = tuple(d.name for d in fabric.devices)
             program = read_program(row["program"])
-            order, _ = predict.quickest_walk(program, fabric, names, predict.executor_transport(fabric, per_core(row)))  # as rank 0 decided
+            transport_then = predict.executor_transport(fabric, per_core(row))  # as rank 0 decided
+            order = predict.quickest_walk(program, fabric, names, transport_then, shared=per_core(row) > 1).walk
             walk = predict.on_the_wire(predict.walked(program, fabric, names, order), row["size_bytes"])
             self.walks[key] = walk, fabric, names, predict.flows_on_links(walk, fabric, names)
         walk, fabric, names, flows = self.walks[key]

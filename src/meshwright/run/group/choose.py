@@ -12,8 +12,6 @@ from dataclasses import dataclass, fields, replace
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from ...cost import Transport
 from ...decide.collective import CollectiveProblem, CollectiveStrategy, Ring, auto, default_candidates, strategy
 from ...decide.collective.classic.direct import Direct
@@ -21,7 +19,7 @@ from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit, UsageError
 from ...fabric import Fabric
-from .predict import predicted_time_s, quickest_walk, walked
+from .predict import quickest_walk
 
 __all__ = ["MOST_STEPS", "Executed", "builtin", "executed"]
 
@@ -31,18 +29,11 @@ CUTS = ("pieces", "slices", "chunks")
 FEWER_TREES = (8, 2)  # every tree sends messages of its own: is a packing with fewer as good?
 WORTH = 0.99
 TUNING_SHARE = 0.5  # of the time limit
-LATE = 8.0  # what a message costs a rank that waits for its core when it comes, about a time slice, over what it usually does
 
 
 @dataclass(frozen=True)
 class Executed:
-    """One candidate: its strategy with every option filled in, the predicted time of its walk, and the time it is judged by.
-
-    Ranks that share cores get theirs late at times, so a program of many small messages that wait for each other is slower than predicted, and its
-    times spread, even while the cores are mostly idle (`benchmarks/executed.py`'s islands, eight ranks on two cores: one tree in messages of 256 KiB
-    took 0.72 s, in messages of 128 KiB 1.18). `judged_s` is the mean of the predictions at the usual overheads and with messages that cost LATE times
-    as much.
-    """
+    """One candidate: its strategy with every option filled in, the predicted time of its walk, and the time it is judged by (`predict.Walked`)."""
 
     strategy: str
     candidate: CollectiveStrategy
@@ -80,18 +71,11 @@ def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None
         return None
     program, fabric, transport = ranked.plan.program, fabric or problem.fabric, problem.transport or Transport()
     try:
-        walk, time_s = quickest_walk(program, fabric, problem.ranks, transport)
-        late_s = time_s
-        if shared:
-            late_s = predicted_time_s(walked(program, fabric, problem.ranks, walk), fabric, problem.ranks, _late(transport))
+        found = quickest_walk(program, fabric, problem.ranks, transport, shared=shared)
     except MeshwrightError:
         return None  # folded, or not executable
     made = _with_options(ranked.plan.strategy, ranked.plan.options)
-    return Executed(ranked.strategy, made, ranked, time_s, (time_s + late_s) / 2, walk)
-
-
-def _late(transport: Transport) -> Transport:
-    return msgspec.structs.replace(transport, per_message_s=LATE * transport.per_message_s)
+    return Executed(ranked.strategy, made, ranked, found.time_s, found.judged_s, found.walk)
 
 
 def _with_options(name: str, options: Any) -> CollectiveStrategy:
@@ -101,8 +85,12 @@ def _with_options(name: str, options: Any) -> CollectiveStrategy:
 
 
 def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
-    """Fewer trees; then twice and half as many pieces, as long as that gains."""
-    first = _with_fewer_trees(problem, first, deadline, fabric, shared)
+    """As many trees and fewer; twice and half as many pieces, as long as that gains."""
+    found = [first, *_with_fewer_trees(problem, first, deadline, fabric, shared)]
+    return min((_in_pieces(problem, one, deadline, fabric, shared) for one in found), key=lambda e: e.judged_s)
+
+
+def _in_pieces(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
     assert first.ranked.plan is not None
     option = next((o for o in CUTS if isinstance(first.ranked.plan.options.get(o), int)), "")
     best = first
@@ -121,8 +109,10 @@ def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric:
     return best
 
 
-def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
-    best, plan = first, first.ranked.plan
+def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> list[Executed]:
+    """How many trees are best depends on the pieces: fewer trees may have more."""
+    found: list[Executed] = []
+    plan = first.ranked.plan
     assert plan is not None
     for most in FEWER_TREES:
         trees = plan.notes.get("trees", 0)
@@ -130,9 +120,9 @@ def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: flo
             continue
         free: dict[str, Any] = {name: None for name in ("pieces", "quantum") if name in plan.options}
         after = _tried(problem, replace(first.candidate, max_trees=most, **free), fabric, shared)  # type: ignore[type-var]
-        if after is not None and after.judged_s < best.judged_s:
-            best = after
-    return best
+        if after is not None:
+            found.append(after)
+    return found
 
 
 def _tried(problem: CollectiveProblem, candidate: CollectiveStrategy, fabric: Fabric | None, shared: bool) -> Executed | None:
