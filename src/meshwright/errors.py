@@ -40,6 +40,8 @@ class MeshwrightError(Exception):
         self.where = where
         self.hint = hint
         self.data: dict[str, Any] = dict(data or {})
+        if hint:
+            self.add_note(f"hint: {hint}")  # shown by tracebacks, which is all that users of torch see
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message

@@ -103,13 +103,9 @@ class CompressedGroups:
     def _decode_all(self, g: GroupExchange, slots: tuple[torch.Tensor, ...], size_bytes: int) -> Action:
         def decode() -> None:
             g.received = [slots[self.replica if self.alone else r][:size_bytes] for r in range(self.world)]
-            self._mean(g)
+            g.decode(self.world)
 
         return decode
-
-    def _mean(self, g: GroupExchange) -> None:
-        g.decode(self.world)
-        g.begin()
 
     # ---- summed ------------------------------------------------------------------------------------------------
     def _encode_into(self, g: GroupExchange, sums: list[torch.Tensor]) -> Action:
@@ -134,7 +130,7 @@ class CompressedGroups:
             while (following := g.codec.advance(payload, g.state, self.at)) is not None:  # rounds in which nothing is sent
                 payload = following
             g.received = payload
-            self._mean(g)
+            g.decode(self.world)
 
         return decode
 

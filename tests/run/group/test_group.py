@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fault_rig import free_port
 
+from meshwright.cli import main
 from meshwright.errors import UsageError
 from meshwright.run.group.settings import settings_from
 
@@ -128,6 +129,14 @@ def test_without_plans_everything_is_handed_on_and_counted(tmp_path: Path) -> No
 def test_plans_for_another_world_are_refused(tmp_path: Path) -> None:
     done = run_ranks(3, [script(tmp_path)], MESHWRIGHT_FABRIC="laptop:2")
     assert all("error plan-mismatch" in text for _, text in done), done
+
+
+@pytest.mark.real
+def test_a_plan_file_for_another_job_is_refused_by_every_rank(tmp_path: Path) -> None:
+    made = tmp_path / "plan.json"
+    assert main(["collective", "plan", "all-reduce", "--fabric", "star:2", "--size", "64KiB", "--strategy", "ring", "--out", str(made)]) == 0
+    done = run_ranks(2, [script(tmp_path)], MESHWRIGHT_PLAN=str(made), MESHWRIGHT_DEVICES="here,there")
+    assert all("error plan-mismatch" in text and "other devices" in text for _, text in done), done
 
 
 @pytest.mark.parametrize(

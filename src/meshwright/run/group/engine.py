@@ -36,7 +36,7 @@ class Engine:
 
     def __init__(
         self, settings: Settings, store: Any, rank: int, size: int, timeout_s: float, *, global_ranks: Sequence[int], devices: Sequence[str],
-        fabric: Fabric | None,
+        fabric: Fabric | None, world: int = 0,
     ) -> None:  # fmt: skip
         self.settings, self.store, self.rank, self.size = settings, store, rank, size
         self.global_ranks = tuple(global_ranks)
@@ -52,7 +52,7 @@ class Engine:
         self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
         own = dist.PrefixStore("meshwright", store)
         try:
-            self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s)
+            self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s, world=world)
         except MeshwrightError as error:
             refuse(own, rank, size, error)
             raise
@@ -67,6 +67,7 @@ class Engine:
             self.recorder = self._recorder(self.health.run if self.health is not None else secrets.token_hex(8))
             if size > 1:
                 self.plans.agree()
+            self.plans.require_fitting()
         except Exception as error:
             told = error
             if self.health is not None and self.health.error is None:  # all ranks must hear the same, whoever found it first

@@ -24,6 +24,7 @@ from ...plan import Plan
 from ...program import Program
 from ...program_hash import program_hash
 from .code import Form, form_of
+from .fitting import require_fitting
 from .plan_cache import PlanCache, cache_folder
 from .predict import WALKS, executor_transport, walked
 from .settings import Settings
@@ -56,12 +57,14 @@ def size_class(size_bytes: int) -> int:
 
 
 class GroupPlans:
-    """`devices`: of the group's ranks, by name; () while nobody said. `store`: the group's own part of the rendezvous store."""
+    """`devices`: of the group's ranks, by name; () while nobody said. `store`: the group's own part of the rendezvous store. `world`: ranks of
+    the job, where the group is a part of it."""
 
     def __init__(
-        self, settings: Settings, store: Any, rank: int, ranks: int, *, devices: Sequence[str], fabric: Fabric | None, timeout_s: float
+        self, settings: Settings, store: Any, rank: int, ranks: int, *, devices: Sequence[str], fabric: Fabric | None, timeout_s: float,
+        world: int = 0,
     ) -> None:  # fmt: skip
-        self.settings, self.store, self.rank, self.ranks = settings, store, rank, ranks
+        self.settings, self.store, self.rank, self.ranks, self.world = settings, store, rank, ranks, world or ranks
         self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
         self.cache = PlanCache(cache_folder(settings.cache))
         self.files = [_from_file(path) for path in settings.plans]
@@ -104,6 +107,13 @@ class GroupPlans:
                     hint="give all ranks the same MESHWRIGHT_PLAN, MESHWRIGHT_FABRIC and MESHWRIGHT_DEVICES (and the same version of their files)",
                     data={"rank": rank, "group_rank": rank, "fingerprints": rows},
                 )  # fmt: skip
+
+    def require_fitting(self) -> None:
+        """Every plan file must be for this job: its devices, and the fabric that it was told. Raises: PlanMismatch, equally at all ranks."""
+        devices = self.devices if self.ranks == self.world else ()
+        anywhere = self.settings.devices or devices or (tuple(d.name for d in self.fabric.devices) if self.fabric is not None else ())
+        for file in self.files:
+            require_fitting(file.path, file.devices, file.fabric, world=self.world, devices=devices, known=anywhere, fabric=self.fabric)
 
     def _get(self, key: str) -> bytes:
         assert self.wait_for is not None, "only groups of several ranks wait for each other, and their engine says how"
@@ -278,6 +288,7 @@ class _File:
     size_bytes: int
     strategy: str
     predicted_s: float | None
+    fabric: Fabric  # that it was planned for
 
 
 def _from_file(path: str) -> _File:
@@ -298,7 +309,7 @@ def _from_file(path: str) -> _File:
         raise FormatError("the job has no size", where=path)
     return _File(
         path, plan.main, program_hash(plan.main), job["op"], int(job.get("root", 0)), tuple(plan.placement[: plan.main.ranks]), job["size_bytes"],
-        str(decision.get("strategy", "?")), predicted,
+        str(decision.get("strategy", "?")), predicted, drive.fabric_of(plan),
     )  # fmt: skip
 
 
