@@ -1,13 +1,15 @@
 """Training steps in the lab: planned gradient compression beside none, torch's hooks, default buckets and layer by layer.
 
-Run as root: `python benchmarks/traffic_steps.py` (7 pieces of 2 to 4 minutes), or piece by piece: `--rate 50 --paced 0 --pieces FILE`, the
-last of which records the whole; `--quick`: 50 Mbit/s unless `--rate` says otherwise, few rounds, nothing recorded. Eight gloo ranks on two cores,
-one shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per layer) not at all, and so that it
-is as long as the exchange of all gradients by TopK 1 %. Everything of one rate and pace is measured by the same processes: the cost model, fitted to
-steps of this model (`probe/traffic_steps.py`), then all rivals in turn, several rounds of five steps of which the first two are not counted (they
-find the caches full of the others' models); a step lasts as long as at its slowest rank. Torch's
-PowerSGD compresses from its third step on, in one bucket: it waits for collectives in callbacks of gloo's two threads, so two buckets at once block
-each other for ever.
+Run as root: `python benchmarks/traffic_steps.py --pieces FILE` measures what FILE lacks; `--parts 1` stops after one part of at most 3 minutes, so
+that each can run on a quiet machine; the last one records the whole. `--rate 50 --paced 0`: only these. `--quick`: one setting, few rounds, nothing
+recorded.
+
+Eight gloo ranks on two cores, one shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per
+layer) not at all, and so that it is as long as the exchange of all gradients by TopK 1 %. Of every rate and pace there are two parts. The first fits
+the cost model to steps of this model (`probe/traffic_steps.py`), plans, runs every plan, and fits again with its steps; both predictions are kept.
+The second has all rivals in turn, in the same processes, several rounds of five steps of which the first two are not counted (they find the caches
+full of the others' models); a step lasts as long as at its slowest rank. Torch's PowerSGD compresses from its third step on, in one bucket: it waits
+for collectives in callbacks of gloo's two threads, so two buckets at once block each other for ever.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +34,7 @@ RATES = (50, 100, 200, 0)  # Mbit/s; 0 = a rate that this machine does not reach
 FAST_MBIT = 10_000
 WARM, ROUNDS, LEAD, STEPS = 2, 4, 2, 3
 ALLOWED = 1.15
+FEWER = {"states": 1000}  # of the planner's search: the other ranks wait for it
 BEGAN = time.monotonic()
 
 
@@ -84,33 +87,98 @@ def rank_main() -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, paced, rounds = dist.get_rank(), bool(int(os.environ["PACED"])), int(os.environ["ROUNDS"])
-    pace_s = 0.0
-    if paced:
-        say("how long the exchange of all gradients by TopK takes")
-        bare = measured(0.0, [TOPK], few=(1,), repeats=1).profile
-        exchange_ns = bare.codecs[bare.position(TOPK)].exchange.times_ns[-1]
-        pace_s = max(0, exchange_ns - backward_ns(bare)) / 1e9 / LAYERS
-    say(f"profile, {pace_s * 1e3:.2f} ms per layer")
-    found = rivals(measured(pace_s, CODECS), pace_s, rounds=rounds)
-    if rank == 0:
-        print(json.dumps({"measured": found}), flush=True)
+    given = json.loads(Path(os.environ["GIVEN"]).read_text()) if os.environ["GIVEN"] else None
+    found = fitted(bool(int(os.environ["PACED"]))) if given is None else rivals(given, rounds=int(os.environ["ROUNDS"]))
+    if dist.get_rank() == 0:
+        Path(os.environ["FOUND"]).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measured(pace_s: float, codecs: Sequence[str], **how: Any) -> Any:
-    """Costs fitted to steps of this model, the same on all ranks."""
+def fitted(paced: bool) -> dict[str, Any]:
+    """The profile and the plans of all of ours, each run and fitted again with its steps; what was predicted before and after."""
+    import msgspec
+
+    from meshwright.decide.traffic import TrafficProblem, timeline
+    from meshwright.drive_traffic import plan_traffic
+    from meshwright.probe.traffic_settled import settled_plan
+    from meshwright.probe.traffic_steps import measure_traffic
+
+    pace_s = 0.0
+    if paced:
+        say("how long the exchange of all gradients by TopK takes")
+        pace_s = pace()
+    say(f"profile, {pace_s * 1e3:.2f} ms per layer")
+    found = measure_traffic(*step_of(pace_s), CODECS)
+    for p in found.probes:
+        say(f"{p.codec} in {p.groups} groups: {p.measured_ns / 1e6:.1f} ms, fitted {p.predicted_ns / 1e6:.1f}")
+    first, probed = found.profile, len(found.probes)
+    say(f"plans; interference {first.interference_permille / 10} %")
+    found, chosen = settled_plan(found)
+    say("plans of one codec")
+    plans = {"planned": chosen} | from_first(lambda: plans_of_one_codec(first))
+    say("steps of the plans of one codec")
+    for plan in list(plans.values())[1:]:
+        found.steps.run(plan.groups, 6)
+    found = found.steps.fitted()
+    for p in found.probes[probed:]:
+        say(f"{p.codec} in {p.groups} groups: {p.measured_ns / 1e6:.1f} ms, fitted {p.predicted_ns / 1e6:.1f}")
+    found.state.close()
+    last = found.profile
+
+    def step_s(profile: Any, plan: Any) -> float:
+        return (profile.plain_ns if plan.leave else timeline(TrafficProblem.of(profile), plan.groups)[0] + profile.finish_ns) / 1e9
+
+    return {
+        "pace_s": pace_s, "profile": msgspec.to_builtins(last), "plans": {n: msgspec.to_builtins(p) for n, p in plans.items()},
+        "predicted_before_s": {n: step_s(first, p) for n, p in plans.items()}, "predicted_s": {n: step_s(last, p) for n, p in plans.items()},
+        "probes": [(p.codec, p.groups, p.measured_ns / 1e9, p.predicted_ns / 1e9) for p in found.probes],
+        **from_first(lambda: {
+            "bound_s": float(plan_traffic(last, options=FEWER).bound),
+            "uncompressed_bound_s": float(plan_traffic(last, codecs=["none"], options=FEWER).bound),
+            "topk_bound_s": float(plan_traffic(last, codecs=[TOPK]).bound),
+        }),
+    }  # fmt: skip
+
+
+def plans_of_one_codec(profile: Any) -> dict[str, Any]:
+    from meshwright.drive_traffic import plan_traffic
+
+    best = {c: plan_traffic(profile, codecs=[c], options=FEWER) for c in ("none", TOPK, LOW1, LOW4)}
+    known = (best[TOPK].bound, best[TOPK].uncompressed)
+    fixed = {way: plan_traffic(profile, strategy=way, codecs=[TOPK], bounds=known) for way in ("ddp-buckets", "layer-wise")}
+    return {f"{c} cupcake": p for c, p in best.items()} | {f"{TOPK} {way}": p for way, p in fixed.items()}
+
+
+def from_first(make: Any) -> Any:
+    """What the first rank makes, on all."""
+    import torch.distributed as dist
+
+    box = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def pace() -> float:
+    """Seconds per layer with which the backward lasts as long as the exchange of all gradients by TopK."""
+    from meshwright.decide.traffic import groups_of
+    from meshwright.probe.traffic_steps import StepProbe
+
+    probe = StepProbe(*step_of(0.0), [TOPK], repeats=1, deadline_s=300.0, nonfinite="refuse")
+    probe.run(groups_of([len(probe.tensors)], TOPK), 5)
+    probe.state.close()
+    missing = median(s.arrived_ns[0] - s.encoded_ns[0] - (s.backward_ns - s.ready_ns[0]) for s in probe.found[0])
+    return max(0.0, missing) / 1e9 / LAYERS
+
+
+def step_of(pace_s: float) -> tuple[Any, Any]:
+    """The model under DDP, and its step."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from meshwright.probe.traffic_steps import measure_traffic
-
     ddp = DistributedDataParallel(make_model(pace_s))
     x, y = batch()
-    found = measure_traffic(ddp, lambda: torch.nn.functional.cross_entropy(ddp(x), y).backward(), codecs, **how)
-    found.state.close()
-    return found
+    return ddp, lambda: torch.nn.functional.cross_entropy(ddp(x), y).backward()
 
 
 def backward_ns(profile: Any) -> int:
@@ -127,25 +195,15 @@ def batch(step: int = 0) -> tuple[Any, Any]:
     return x, x[:, :10].argmax(dim=1)
 
 
-def rivals(found: Any, pace_s: float, *, rounds: int) -> dict[str, Any]:
+def rivals(given: dict[str, Any], *, rounds: int) -> dict[str, Any]:
     """Step times in seconds by rival, predictions of ours, and the last losses."""
-    import torch.distributed as dist
+    import msgspec
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    from meshwright.drive_traffic import plan_traffic
+    from meshwright.traffic import TrafficPlan, TrafficProfile
 
-    profile = found.profile
-    for p in found.probes:
-        say(f"{p.codec} in {p.groups} groups: {p.measured_ns / 1e6:.1f} ms, fitted {p.predicted_ns / 1e6:.1f}")
-    say(f"plans; interference {profile.interference_permille / 10} %")
-    plans: dict[str, Any] = {}
-    if dist.get_rank() == 0:
-        plans = {"planned": plan_traffic(profile), **{f"{c} cupcake": plan_traffic(profile, codecs=[c]) for c in ("none", TOPK, LOW1, LOW4)}}
-        known = (plans[f"{TOPK} cupcake"].bound, plans[f"{TOPK} cupcake"].uncompressed)
-        plans |= {f"{TOPK} {way}": plan_traffic(profile, strategy=way, codecs=[TOPK], bounds=known) for way in ("ddp-buckets", "layer-wise")}
-    box = [plans]
-    dist.broadcast_object_list(box)
-    plans = box[0]
+    plans, pace_s = {n: msgspec.convert(p, TrafficPlan) for n, p in given["plans"].items()}, given["pace_s"]
+    profile = msgspec.convert(given["profile"], TrafficProfile)
 
     def power(rank: int) -> Any:
         return lambda ddp: ddp.register_comm_hook(
@@ -171,17 +229,14 @@ def rivals(found: Any, pace_s: float, *, rounds: int) -> dict[str, Any]:
                 trained[name].step()  # the other models' steps have used the caches since its last one
             times[name] += [trained[name].step() for _ in range(STEPS)]
     return {
-        "backward_s": backward_ns(profile) / 1e9, "probes": [(p.codec, p.groups, p.measured_ns / 1e9, p.predicted_ns / 1e9) for p in found.probes],
-         "interference_permille": profile.interference_permille,
+        "backward_s": backward_ns(profile) / 1e9, "interference_permille": profile.interference_permille,
         "compute_s": profile.compute_ns / 1e9, "finish_s": profile.finish_ns / 1e9,
         "step_s": {n: median(t) for n, t in times.items()}, "all_s": times,
-        "predicted_s": {n: (profile.plain_ns if p.leave else p.step_ns) / 1e9 for n, p in plans.items()},
         "groups": {n: len(p.groups) for n, p in plans.items()},
-        "planned_codecs": sorted({g.codec for g in plans["planned"].groups}), "uncompressed_bound_s": float(plans["planned"].uncompressed),
-        "bound_s": float(plans["planned"].bound), "loss": {n: one.loss for n, one in trained.items()},
+        "planned_codecs": sorted({g.codec for g in plans["planned"].groups}), "loss": {n: one.loss for n, one in trained.items()},
         "topk_exchange_s": profile.codecs[profile.position(TOPK)].exchange.times_ns[-1] / 1e9,
-        "timeline": {n: traced(p, trained[n]) for n, p in plans.items() if not p.leave and len(p.groups) <= 16},
-        "pace_s": pace_s, "left_to_ddp": plans["planned"].leave, "plain_s": profile.plain_ns / 1e9,
+        "timeline": {n: traced(profile, p, trained[n]) for n, p in plans.items() if not p.leave and len(p.groups) <= 16},
+        "left_to_ddp": plans["planned"].leave, "plain_s": profile.plain_ns / 1e9,
     }  # fmt: skip
 
 
@@ -196,12 +251,12 @@ def planned(plan: Any) -> Any:
     return register
 
 
-def traced(plan: Any, one: Trained) -> list[dict[str, Any]]:
+def traced(profile: Any, plan: Any, one: Trained) -> list[dict[str, Any]]:
     """Of every group, its times as predicted and as this rank met them in the last step, in ms."""
     from meshwright.decide.traffic import TrafficProblem, timeline
 
     fields = ("encode_start_ns", "encode_end_ns", "exchange_start_ns", "exchange_end_ns", "decode_end_ns")
-    rows = zip(timeline(TrafficProblem.of(plan.profile), plan.groups)[1], one.state.measured, strict=True)
+    rows = zip(timeline(TrafficProblem.of(profile), plan.groups)[1], one.state.measured, strict=True)
     return [{f.removesuffix("_ns"): [round(getattr(x, f) / 1e6, 2) for x in row] for f in fields} for row in rows]
 
 
@@ -256,6 +311,8 @@ def ratios(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
         off = {n: max(t[n] / p[n], p[n] / t[n]) for n in p}
         row(f"{at}: planned step, measured against predicted (the larger over the smaller)", off["planned"], ALLOWED)
         row(f"{at}: all of ours, measured against predicted, the worst of {len(off)}", max(off.values()), ALLOWED)
+        before = r["predicted_before_s"]["planned"]
+        row(f"{at}: planned step, measured against predicted before any plan had run", max(t["planned"] / before, before / t["planned"]))
         if not r["rate_Mbit"]:
             row(f"{at}: planned over torch ddp without compression", t["planned"] / t["torch ddp"], 1.05)
             continue
@@ -265,6 +322,7 @@ def ratios(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
         limit = 1 / 1.3 if r["paced"] and 0.7 <= overlap <= 1.5 else 1.05
         what = f"planned TopK over TopK in default buckets (backward / exchange {overlap:.2f})"
         row(f"{at}: {what}", t[f"{TOPK} cupcake"] / t[f"{TOPK} ddp-buckets"], limit)
+        row(f"{at}: TopK: bound of every grouping over default buckets as predicted", r["topk_bound_s"] / p[f"{TOPK} ddp-buckets"])
         for ours, rank in ((LOW1, 1), (LOW4, 4)):
             row(f"{at}: our PowerSGD rank {rank} over torch's hook", t[f"{ours} cupcake"] / t[f"torch powersgd rank {rank}"], 1.0)
             row(f"{at}: its loss after equal steps over the hook's", r["loss"][f"{ours} cupcake"] / r["loss"][f"torch powersgd rank {rank}"], 1.01)
@@ -273,23 +331,21 @@ def ratios(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def piece(rate: int, paced: bool, rounds: int) -> dict[str, Any]:
-    """All rivals on links of this rate, measured by the same processes."""
+def piece(rate: int, paced: bool, rounds: int, given: dict[str, Any] | None) -> dict[str, Any]:
+    """One part on links of this rate: the fitted plans, or `given` these, all rivals."""
     from meshwright.lab import Lab
-
-    found: list[dict[str, Any]] = []
 
     def sink(rank: int, line: bytes) -> None:
         text = line.decode(errors="replace")
-        if rank == 0 and text.startswith('{"measured"'):
-            found.append(json.loads(text)["measured"])
-        elif "Warning" not in text:
+        if "Warning" not in text:
             sys.stderr.write(text + "\n")
 
-    with Lab.up(star(rate)) as lab:
-        env = {"PACED": str(int(paced)), "ROUNDS": str(rounds), "RATE": str(rate), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder, Lab.up(star(rate), force=not rate, verify=bool(rate)) as lab:
+        plans, found = Path(folder) / "plans.json", Path(folder) / "found.json"
+        plans.write_text(json.dumps(given))
+        env = {"PACED": str(int(paced)), "ROUNDS": str(rounds), "OMP_NUM_THREADS": "1", "GIVEN": str(plans) if given else "", "FOUND": str(found)}
         lab.run([sys.executable, __file__, "--rank"], env=env, timeout_s=580, sink=sink)
-    return {"rate_Mbit": rate, "paced": paced, **found[0]}
+        return {"rate_Mbit": rate, "paced": paced, **json.loads(found.read_text())}
 
 
 def main() -> int:
@@ -298,6 +354,7 @@ def main() -> int:
     parser.add_argument("--rate", type=int, choices=RATES, help="only links of this rate, in Mbit/s; 0: unshaped")
     parser.add_argument("--paced", type=int, choices=(0, 1), help="only with (1) or without (0) pacing")
     parser.add_argument("--pieces", type=Path, help="keep what was measured here, and measure only what is missing")
+    parser.add_argument("--parts", type=int, default=1 << 30, help="stop after so many parts")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
@@ -306,14 +363,17 @@ def main() -> int:
     rates = RATES if args.rate is None and not args.quick else (50 if args.rate is None else args.rate,)
     wanted = [(r, p) for r in rates for p in (False, True) if args.paced in (None, int(p)) and (r or not p)]
     lines = args.pieces.read_text().splitlines() if args.pieces is not None and args.pieces.exists() else []
-    held = {(r["rate_Mbit"], r["paced"]): r for r in map(json.loads, lines)}
-    for at in wanted:
-        if at not in held:
-            held[at] = piece(*at, 2 if args.quick else ROUNDS)
-            if args.pieces is not None:
-                with args.pieces.open("a") as file:
-                    file.write(json.dumps(held[at]) + "\n")
-    raw = [held[at] for at in sorted(held, key=lambda at: (at[0] or FAST_MBIT, at[1]))]
+    held: dict[tuple[int, bool], list[dict[str, Any]]] = {at: [] for at in wanted}
+    for found in map(json.loads, lines):
+        held.setdefault((found["rate_Mbit"], found["paced"]), []).append(found)
+    missing = [at for at in wanted for _ in range(2 - len(held[at]))]
+    for at in missing[: args.parts]:
+        held[at].append(piece(*at, 2 if args.quick else ROUNDS, held[at][0] if held[at] else None))
+        if args.pieces is not None:
+            with args.pieces.open("a") as file:
+                file.write(json.dumps(held[at][-1]) + "\n")
+    whole = sorted((at for at, parts in held.items() if len(parts) == 2), key=lambda at: (at[0] or FAST_MBIT, at[1]))
+    raw = [{k: v for part in held[at] for k, v in part.items() if k not in ("plans", "profile")} for at in whole]
     rows = ratios(raw)
     for row in rows:
         print(f"{row['what']:<100} {row['value']:>8} {row['unit']}   limit {round(row.get('limit', float('nan')), 3)}")

@@ -20,6 +20,7 @@ import numpy as np
 
 from .cite import Cite
 from .codec import parse_codec
+from .codec_kinds import CODECS
 from .cost import Priced
 from .decide.layout.data_sharding import DataSharding
 from .decide.layout.grid import Grid
@@ -41,7 +42,8 @@ __all__ = ["OFFERED", "CompressWanted", "Profiler", "choose_compression", "compr
 
 AUTO = "auto"
 WORTH = 1.05  # how many times faster a step with codecs must be: predictions are not better than that, and a codec changes the training
-OFFERED = ("int8", "topk:density=0.01")  # to `auto`: error feedback, the dense loss after as many steps, payloads of a fixed size
+# to `auto`: all that promise the dense loss after as many steps, and whose payloads have a fixed size
+OFFERED = tuple(k.name for k in CODECS if k.keeps_loss and k.name != UNCOMPRESSED and not unsupported_codec(parse_codec(k.name)))
 ADDING = ("B", "W")  # phases that add to gradients of parameters
 
 Ready = dict[str, int]  # parameter -> ns from the start of the step

@@ -9,17 +9,22 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from . import __version__
 from .bound import Bound, Certificate
 from .check.traffic import check_traffic
 from .cite import Cite
 from .codec import CodecSpec, parse_codec
-from .decide.traffic import CITES, NAMES, Fusion, TrafficProblem
+from .decide.traffic import CITES, NAMES, Fusion, TrafficProblem, timeline
 from .errors import CheckFailed, UnknownName, UsageError
 from .io.traffic_file import read_traffic_plan
-from .traffic import TrafficPlan, TrafficProfile
+from .traffic import TrafficGroup, TrafficPlan, TrafficProfile
 
-__all__ = ["UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of", "traffic_citations"]
+__all__ = [
+    "UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of", "traffic_citations",
+    "with_groups",
+]
 
 UNCOMPRESSED = "none"
 LEAST_GAIN = 0.05  # of the step that DDP takes by itself: gradients are left to it for less
@@ -74,14 +79,23 @@ def plan_traffic(
     if least is None:
         least = _bound(found if found.least_ns else NAMES["cupcake"]().plan(problem), names)
     if uncompressed is None:
-        uncompressed = least if names == (UNCOMPRESSED,) else _uncompressed(profile)
+        uncompressed = least if names == (UNCOMPRESSED,) else _uncompressed(profile, options if strategy == "cupcake" else None)
     leave = codecs is None and 0 < profile.plain_ns * (1 - LEAST_GAIN) < found.step_ns
-    plan = TrafficPlan(
+    return _checked(TrafficPlan(
         leave=leave, profile=profile, groups=found.groups, strategy=strategy, options=dict(found.options), codecs=names, step_ns=found.step_ns,
-        payload_bytes=_payload(profile, found), bound=least, uncompressed=uncompressed, version=__version__,
-    )  # fmt: skip
+        payload_bytes=_payload(profile, found.groups), bound=least, uncompressed=uncompressed, version=__version__,
+    ))  # fmt: skip
+
+
+def with_groups(plan: TrafficPlan, groups: tuple[TrafficGroup, ...]) -> TrafficPlan:
+    """The plan with other groups, checked. Raises: UsageError when they do not cover the tensors, CheckFailed."""
+    step_ns = timeline(TrafficProblem.of(plan.profile), groups)[0] + plan.profile.finish_ns
+    return _checked(msgspec.structs.replace(plan, groups=groups, step_ns=step_ns, payload_bytes=_payload(plan.profile, groups)))
+
+
+def _checked(plan: TrafficPlan) -> TrafficPlan:
     if findings := check_traffic(plan):
-        raise CheckFailed(findings[0].message, where=f"traffic plan by {strategy}", data={"witness": dict(findings[0].witness)})
+        raise CheckFailed(findings[0].message, where=f"traffic plan by {plan.strategy}", data={"witness": dict(findings[0].witness)})
     return plan
 
 
@@ -139,12 +153,12 @@ def risk_of(spec: CodecSpec, elements: int) -> Risk:
     )  # fmt: skip
 
 
-def _payload(profile: TrafficProfile, fusion: Fusion) -> int:
-    return sum(sum(profile.codecs[profile.position(g.codec)].payload_bytes[g.first : g.last]) for g in fusion.groups)
+def _payload(profile: TrafficProfile, groups: Sequence[TrafficGroup]) -> int:
+    return sum(sum(profile.codecs[profile.position(g.codec)].payload_bytes[g.first : g.last]) for g in groups)
 
 
-def _uncompressed(profile: TrafficProfile) -> Bound:
-    return _bound(NAMES["cupcake"]().plan(TrafficProblem.of(profile, [UNCOMPRESSED])), (UNCOMPRESSED,))
+def _uncompressed(profile: TrafficProfile, options: Mapping[str, Any] | None) -> Bound:
+    return _bound(NAMES["cupcake"](**(options or {})).plan(TrafficProblem.of(profile, [UNCOMPRESSED])), (UNCOMPRESSED,))
 
 
 def _bound(fusion: Fusion, codecs: tuple[str, ...]) -> Bound:

@@ -157,32 +157,26 @@ def measured_traffic(
 ) -> Any:  # fmt: skip
     """Measure what gradients cost in this job, plan for it, and go on with the plan: registers its own hook and returns its state.
 
-    `step` runs forward and backward once, without the optimizer; it is called some dozens of times on all ranks. Gradients are left to DDP where no
-    plan is at least 5 % faster than what it takes by itself. `save`: rank 0 writes the plan there, for `planned_traffic`.
+    `step` runs forward and backward once, without the optimizer; it is called some dozens of times on all ranks. The plan is run, too, and the costs
+    fitted again with its steps, before it is taken. Gradients are left to DDP where no plan is at least 5 % faster than what it takes by itself.
+    `save`: rank 0 writes the plan there, for `planned_traffic`.
     Raises: what `probe.traffic_steps.measure_traffic` and `drive_traffic.plan_traffic` raise, RunError on the other ranks when rank 0 could not plan.
     """
-    import msgspec
-
-    from .drive_traffic import plan_traffic
     from .io.traffic_file import write_traffic_plan
     from .probe.first_rank import first_rank_bytes
+    from .probe.traffic_settled import settled_plan
     from .probe.traffic_steps import measure_traffic
-    from .traffic import TrafficPlan
 
-    found = measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite)
-    made = b""
+    found, plan = settled_plan(measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite))
     failed: MeshwrightError | None = None
-    if found.state.rank == 0:
+    if found.state.rank == 0 and save is not None:
         try:
-            plan = plan_traffic(found.profile)
-            if save is not None:
-                write_traffic_plan(save, plan)
-            made = msgspec.json.encode(plan)
+            write_traffic_plan(save, plan)
         except MeshwrightError as error:  # the others wait: they must hear of it
             failed = error
-    if not (made := first_rank_bytes(made, ddp.process_group)):
-        raise failed or RunError("rank 0 could not plan or write the plan", where="measured_traffic", hint="see its message")
-    found.state.use(msgspec.json.decode(made, type=TrafficPlan))
+    if not first_rank_bytes(b"" if failed else b"written", ddp.process_group):
+        raise failed or RunError("rank 0 could not write the plan", where="measured_traffic", hint="see its message")
+    found.state.use(plan)
     return found.state
 
 

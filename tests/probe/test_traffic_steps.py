@@ -37,7 +37,9 @@ def test_a_machine_that_follows_the_model_is_found_again(permille, late, near):
     truth = traffic_profile(rng, 40, 3, permille)
     truth = msgspec.structs.replace(truth, finish_ns=700_000, codecs=tuple(
         msgspec.structs.replace(c, payload_bytes=_payloads(truth, c.codec)) for c in truth.codecs))  # fmt: skip
-    found, probes = fit_profile(truth.tensors, {c.codec: steps_of(truth, c.codec, late) for c in truth.codecs}, truth.ranks)
+    found, probes = fit_profile(
+        truth.tensors, [c.codec for c in truth.codecs], [s for c in truth.codecs for s in steps_of(truth, c.codec, late)], truth.ranks
+    )
     assert found.finish_ns == truth.finish_ns and found.tensors == truth.tensors
     assert abs(found.interference_permille - permille) <= 60 + permille / 4
     assert len(probes) == 12 and all(abs(p.measured_ns / p.predicted_ns - 1) < near for p in probes)

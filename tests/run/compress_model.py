@@ -45,6 +45,24 @@ def odd(batch_size: int = 2) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Odd(), (torch.randn(batch_size, SIZES[0]), torch.randn(batch_size, SIZES[-1]))
 
 
+class Tokens(nn.Module):
+    """A residual block with norms on tokens, so that what lies between tensor-parallel regions can be split along the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.before, self.after = nn.Linear(6, 8), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.up, self.down, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, SIZES[-1])
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x.view(x.shape[0], 4, 6))
+        x = x + self.down(F.gelu(self.up(self.before(x))))
+        return F.mse_loss(self.head(self.after(x)).mean(1), y)
+
+
+def tokens(batch_size: int = 2) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Tokens(), (torch.randn(batch_size, SIZES[0]), torch.randn(batch_size, SIZES[-1]))
+
+
 class _Samples:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         made = torch.Generator().manual_seed(index)

@@ -14,6 +14,7 @@ from tensor_rig import _Counting
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
 from meshwright.codec import parse_codec
+from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive import plan_training, read_fabric
 from meshwright.drive_compress import CompressWanted
 from meshwright.drive_pipeline_choice import PipelineWanted
@@ -60,7 +61,7 @@ def graph_of(model: str) -> OpGraph:
 @cache
 def planned(
     codec: str | None, *, ranks: int = 2, link: str = "125kB/s", overlap: bool | None = True, batch: int = 8, tensor: int = 1, pipeline: int = 1,
-    zero: int = 0, schedule: tuple[str, tuple[tuple[str, Any], ...]] = ("1f1b", ()), model: str = MODEL,
+    zero: int = 0, schedule: tuple[str, tuple[tuple[str, Any], ...]] = ("1f1b", ()), model: str = MODEL, sequence: bool | None = None,
 ) -> Plan:  # fmt: skip
     """`ranks`: data replicas. Micro-batches of 2 samples; buckets of 4096 bytes where sums overlap with backward."""
     job = Training(model=model, global_batch=batch, loss="output", optimizer="sgd", learning_rate=0.05)
@@ -68,7 +69,7 @@ def planned(
     return plan_training(
         job, read_fabric(f"star:{ranks * tensor * pipeline}?link={link}"), graph=graph_of(model), collective="ring", data=ranks, tensor=tensor,
         pipeline=pipeline, microbatch=2, sharding=ShardingWanted(level=zero, overlap=overlap, bucket_bytes=4096), compress=wanted,
-        schedule=PipelineWanted(name=schedule[0], options=dict(schedule[1])),
+        schedule=PipelineWanted(name=schedule[0], options=dict(schedule[1])), tensor_options=TensorOptions(sequence=sequence),
     )  # fmt: skip
 
 

@@ -12,12 +12,14 @@ from meshwright.drive_train_replan import replan_training
 from meshwright.errors import UsageError
 
 TOPK = "topk:density=0.1"
-ODD = "tests/run/compress_model.py:odd"
+ODD, TOKENS = "tests/run/compress_model.py:odd", "tests/run/compress_model.py:tokens"
 CASES = {
     "tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "tensor and pipeline": {"tensor": 2, "pipeline": 2},
     "state divided": {"zero": 1}, "state divided, sums after backward": {"zero": 1, "overlap": False},
     "state divided, tensor": {"zero": 1, "tensor": 2}, "odd": {"model": ODD}, "odd, state divided": {"model": ODD, "zero": 1},
     "odd, pipeline": {"model": ODD, "pipeline": 2},
+    "along the sequence": {"model": TOKENS, "tensor": 2, "sequence": True},
+    "along the sequence, pipeline": {"model": TOKENS, "tensor": 2, "sequence": True, "pipeline": 2},
     "backward in two parts": {"pipeline": 2, "schedule": ("zb1p", ()), "overlap": None},
     "several stages per rank": {"pipeline": 2, "schedule": ("interleaved", (("chunks", 2),)), "overlap": None},
     "copies of stages": {"ranks": 1, "pipeline": 2, "schedule": ("chimera", ()), "overlap": None},
@@ -28,12 +30,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_topk_with_error_feedback_equals_the_serial_steps(case):
     plan = planned(TOPK, **case)
-    assert any(b.codec for b in plan.layout.buckets)
+    assert any(b.codec for b in plan.layout.buckets) and plan.layout.sequence == case.get("sequence", False)
     agree(plan, ran(plan, 3), serial(plan, 3, largest(0.1)))
 
 
 @pytest.mark.parametrize("codec", ["powersgd:rank=2", "fp16", "randomk:density=0.3", "int8"])
-@pytest.mark.parametrize("name", ["tensor and pipeline", "copies of stages", "odd, state divided"])
+@pytest.mark.parametrize("name", ["tensor and pipeline", "copies of stages", "odd, state divided", "along the sequence"])
 def test_summed_and_gathered_codecs_equal_the_serial_steps(codec, name):
     plan = planned(codec, **CASES[name])
     assert {b.codec for b in plan.layout.buckets} - {""} == {codec}

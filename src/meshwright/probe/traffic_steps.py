@@ -7,8 +7,9 @@ group, and of every group j when its encode, its exchange and its decode are ove
     exchange = E_j - max(E_(j-1), H_j),    decode = D_j - max(D_(j-1), E_j, the last H),    finish = the step's end - the last D.
 
 An encode lasts as long as it did on the average of the ranks. Groups of like size (within a factor 2) are one point of a curve: the mean of a step's,
-then the median over steps. What the network costs the backward is one number, fitted last: the interference with which the model's own timeline is
-nearest to all steps that overlap.
+then the median over steps. What messages cost the backward is two numbers, fitted last: its loss of speed while they are under way, and time of it
+per message, which counts as part of the encode (waking threads and passing the interpreter's lock take as long for a short message as for a long
+one). They are those with which the model's own timeline is nearest to all steps, the fast ones first.
 
 Cite: Wang, Wu, Xu, Ng, "Cupcake", MLSys 2023, section 4 (cost functions from measurement).
 Left open by the paper: contention. Our answer: everything is timed where it will run, and not alone.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -31,7 +33,7 @@ from torch import nn
 
 from ..bound import Bound, Certificate
 from ..codec import parse_codec
-from ..decide.traffic.problem import TrafficProblem, groups_of, timeline
+from ..decide.traffic.problem import TrafficProblem, group_times, groups_of, walked
 from ..errors import CaptureError
 from ..run.codecs.base import NonFinite
 from ..run.traffic import PlannedTraffic, traffic_hook
@@ -39,15 +41,16 @@ from ..traffic import CodecCost, Curve, GradientTensor, TrafficGroup, TrafficPla
 from .first_rank import first_rank_bytes
 from .traffic_curves import fit_curve
 
-__all__ = ["FEW", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "fit_profile", "measure_traffic", "probe_groups"]
+__all__ = ["FEW", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "StepProbe", "fit_profile", "measure_traffic", "probe_groups"]
 
 FEW = (1, 3, 12)  # groups of a probe plan, beside every tensor alone
 WARM, REPEATS = 1, 3
+LONG_S = 2.0  # for all measured steps of one plan: slow networks get fewer
 NEAR = 0.02  # how far a line may be from what was measured here
 FIRST_STEPS = 3  # DDP orders its buckets anew after the first
 FREE = Curve(sizes=(0,), times_ns=(0,))
 NO_BOUND = Bound(quantity="step time", value="0", unit="s", certificate=Certificate(kind="fusion", data={}))
-_MOST_PERMILLE = 3000
+_MOST_LOST = (3000, 4_000_000)  # per mille of the compute's speed while messages are under way, ns of it per message
 
 Groups = tuple[TrafficGroup, ...]
 
@@ -71,7 +74,7 @@ class ProbeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedPlan:
-    """A probe plan's step: the median of those measured, and what the fitted model says of it."""
+    """A plan's step: the median of those measured, and what the fitted model says of it. `codec`: all that it uses, by commas."""
 
     codec: str
     groups: int
@@ -86,6 +89,94 @@ class MeasuredTraffic:
     state: PlannedTraffic
     profile: TrafficProfile
     probes: tuple[ProbedPlan, ...]
+    steps: StepProbe
+
+    def with_steps_of(self, groups: Groups, *, repeats: int = 2 * REPEATS) -> MeasuredTraffic:
+        """Run these groups, too, on all ranks, and fit everything again. Raises: what the hook raises."""
+        self.steps.run(groups, repeats)
+        return self.steps.fitted()
+
+
+class StepProbe:
+    """Steps of a DDP module with one set of groups after the other. Make and use it on all ranks alike.
+
+    `step` runs forward and backward, without the optimizer. `tensors` stand in the order in which their gradients become ready.
+    Raises: CaptureError when no parameter has a gradient; UnknownName, UsageError (codec); what `PlannedTraffic` and its hook raise.
+    """
+
+    def __init__(
+        self, ddp: nn.parallel.DistributedDataParallel, step: Callable[[], object], codecs: Sequence[str], *, repeats: int, deadline_s: float,
+        nonfinite: NonFinite,
+    ) -> None:  # fmt: skip
+        self.ddp, self.step, self.ranks = ddp, step, dist.get_world_size(ddp.process_group)
+        tensors = tuple(GradientTensor(name=n, shape=tuple(p.shape), ready_ns=0) for n, p in ddp.module.named_parameters() if p.requires_grad)[::-1]
+        if not tensors:
+            raise CaptureError("no parameter gets a gradient", where=type(ddp.module).__name__, hint="does the loss depend on the parameters?")
+        self.names = tuple(dict.fromkeys(parse_codec(c).text for c in ("none", *codecs)))
+        self.found: list[list[ProbeStep]] = []
+        whole = groups_of([len(tensors)], "none")
+        self.state = PlannedTraffic(ddp, _probe_plan(tensors, whole, self.ranks), deadline_s=deadline_s, nonfinite=nonfinite)
+        ddp.register_comm_hook(self.state, traffic_hook)
+        first = [self._measured() for _ in range(FIRST_STEPS)][1:]
+        ready = [median(s.ready_ns[i] for s in first) for i in range(len(tensors))]
+        self.tensors = tuple(tensors[i] for i in sorted(range(len(tensors)), key=lambda i: ready[i]))  # equal on all ranks, as the times are
+        self._leave = msgspec.structs.replace(_probe_plan(self.tensors, whole, self.ranks), leave=True)
+        self.state.use(self._leave, drop_residual=True)
+        self.plain_ns = int(median([self._timed() for _ in range(WARM + 2 * repeats)][WARM:]))
+
+    def run(self, groups: Groups, repeats: int) -> None:
+        """Measure `repeats` steps with these groups, or two where they take long; gradients are left to DDP and zeroed behind it."""
+        self.state.use(_probe_plan(self.tensors, groups, self.ranks), drop_residual=True)
+        warm = [self._measured() for _ in range(WARM)]
+        fitting = int(LONG_S * 1e9) // max(1, warm[-1].end_ns)  # equal on all ranks, as the times are
+        self.found.append([self._measured() for _ in range(min(repeats, max(2, fitting)))])
+        for p in self.ddp.module.parameters():
+            p.grad = None
+        self.state.use(self._leave, drop_residual=True)
+
+    def fitted(self) -> MeasuredTraffic:
+        """The profile fitted to all steps so far, by the first rank for all."""
+        fit = msgspec.json.encode(fit_profile(self.tensors, self.names, self.found, self.ranks)) if self.state.rank == 0 else b""
+        made = first_rank_bytes(fit, self.ddp.process_group)
+        profile, probes = msgspec.json.decode(made, type=tuple[TrafficProfile, tuple[ProbedPlan, ...]])
+        profile = msgspec.structs.replace(profile, plain_ns=self.plain_ns)
+        return MeasuredTraffic(state=self.state, profile=profile, probes=probes, steps=self)
+
+    def _begun(self) -> tuple[float, int]:
+        """(start by `time.monotonic`, duration in ns) of one step behind a barrier."""
+        for p in self.ddp.module.parameters():
+            p.grad = None
+        dist.barrier(self.ddp.process_group)
+        start = time.monotonic()
+        self.step()
+        return start, int((time.monotonic() - start) * 1e9)
+
+    def _timed(self) -> int:
+        """ns of one step at its slowest rank."""
+        took = torch.tensor([self._begun()[1]])
+        dist.all_reduce(took, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
+        return int(took)
+
+    def _measured(self) -> ProbeStep:
+        (start, last), state = self._begun(), self.state
+        before = int((state.began_s - start) * 1e9)
+        times, n, m = state.measured, len(state.plan.profile.tensors), len(state.groups)
+        encodes = [t.encode_end_ns - t.encode_start_ns for t in times]
+        while_backward = sum(e for e, t in zip(encodes, times, strict=True) if t.encode_end_ns <= state.backward_end_ns)
+        own = [
+            *(before + state.ready_ns.get(t.name, state.backward_end_ns) for t in state.plan.profile.tensors),
+            *(before + t.encode_end_ns for t in times), *(before + t.exchange_end_ns for t in times), *(before + t.decode_end_ns for t in times),
+            before + state.backward_end_ns - while_backward, last,
+        ]  # fmt: skip
+        slowest, mean = torch.tensor(own), torch.tensor(encodes)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
+        dist.all_reduce(mean, group=self.ddp.process_group)
+        parts = slowest.split([n, m, m, m, 2])
+        ready, encoded, arrived, decoded, ends = (tuple(int(x) for x in p.tolist()) for p in parts)
+        return ProbeStep(
+            groups=state.plan.groups, ready_ns=ready, encode_ns=tuple(int(x) // state.world for x in mean.tolist()), encoded_ns=encoded,
+            arrived_ns=arrived, decoded_ns=decoded, backward_ns=ends[0], end_ns=ends[1],
+        )  # fmt: skip
 
 
 def measure_traffic(
@@ -96,34 +187,13 @@ def measure_traffic(
 
     `ddp` must have no communication hook yet. Costs of `none` and `codecs`; equal on all ranks. `few`: how many groups the probe plans have, beside
     every tensor alone; those of up to three run twice as often.
-    Raises: CaptureError when no parameter has a gradient; UnknownName, UsageError (codec); what `PlannedTraffic` and its hook raise.
+    Raises: what `StepProbe` raises.
     """
-    ranks = dist.get_world_size(ddp.process_group)
-    tensors = tuple(GradientTensor(name=n, shape=tuple(p.shape), ready_ns=0) for n, p in ddp.module.named_parameters() if p.requires_grad)[::-1]
-    if not tensors:
-        raise CaptureError("no parameter gets a gradient", where=type(ddp.module).__name__, hint="does the loss depend on the parameters?")
-    names = tuple(dict.fromkeys(parse_codec(c).text for c in ("none", *codecs)))
-    state = PlannedTraffic(ddp, _probe_plan(tensors, groups_of([len(tensors)], "none"), ranks), deadline_s=deadline_s, nonfinite=nonfinite)
-    ddp.register_comm_hook(state, traffic_hook)
-    first = [_measured(ddp, state, step) for _ in range(FIRST_STEPS)][1:]
-    ready = [median(s.ready_ns[i] for s in first) for i in range(len(tensors))]
-    order = sorted(range(len(tensors)), key=lambda i: ready[i])  # equal on all ranks, as the times are
-    tensors = tuple(tensors[i] for i in order)
-    alone = msgspec.structs.replace(_probe_plan(tensors, groups_of([len(tensors)], "none"), ranks), leave=True)
-    state.use(alone, drop_residual=True)
-    plain_ns = median([_timed(ddp, step) for _ in range(WARM + 2 * repeats)][WARM:])
-    found: dict[str, list[list[ProbeStep]]] = {}
-    for name in names:
-        found[name] = []
-        for groups in probe_groups(tensors, name, few):
-            state.use(_probe_plan(tensors, groups, ranks), drop_residual=True)
-            found[name].append([_measured(ddp, state, step) for _ in range(WARM + repeats * (2 if len(groups) <= 3 else 1))][WARM:])
-    for p in ddp.module.parameters():
-        p.grad = None
-    state.use(alone, drop_residual=True)
-    made = first_rank_bytes(msgspec.json.encode(fit_profile(tensors, found, ranks)) if state.rank == 0 else b"", ddp.process_group)
-    profile, probes = msgspec.json.decode(made, type=tuple[TrafficProfile, tuple[ProbedPlan, ...]])
-    return MeasuredTraffic(state=state, profile=msgspec.structs.replace(profile, plain_ns=int(plain_ns)), probes=probes)
+    probe = StepProbe(ddp, step, codecs, repeats=repeats, deadline_s=deadline_s, nonfinite=nonfinite)
+    for name in probe.names:
+        for groups in probe_groups(probe.tensors, name, few):
+            probe.run(groups, repeats * (2 if len(groups) <= 3 else 1))
+    return probe.fitted()
 
 
 def _probe_plan(tensors: tuple[GradientTensor, ...], groups: Groups, ranks: int) -> TrafficPlan:
@@ -151,88 +221,74 @@ def probe_groups(tensors: Sequence[GradientTensor], codec: str, few: Sequence[in
     yield groups_of(list(range(1, n + 1)), codec)
 
 
-def _run(ddp: nn.parallel.DistributedDataParallel, step: Callable[[], object]) -> tuple[float, int]:
-    """(start by `time.monotonic`, duration in ns) of one step behind a barrier."""
-    for p in ddp.module.parameters():
-        p.grad = None
-    dist.barrier(ddp.process_group)
-    start = time.monotonic()
-    step()
-    return start, int((time.monotonic() - start) * 1e9)
-
-
-def _timed(ddp: nn.parallel.DistributedDataParallel, step: Callable[[], object]) -> int:
-    """ns of one step at its slowest rank."""
-    took = torch.tensor([_run(ddp, step)[1]])
-    dist.all_reduce(took, op=dist.ReduceOp.MAX, group=ddp.process_group)
-    return int(took)
-
-
-def _measured(ddp: nn.parallel.DistributedDataParallel, state: PlannedTraffic, step: Callable[[], object]) -> ProbeStep:
-    start, last = _run(ddp, step)
-    before = int((state.began_s - start) * 1e9)
-    times, n, m = state.measured, len(state.plan.profile.tensors), len(state.groups)
-    encodes = [t.encode_end_ns - t.encode_start_ns for t in times]
-    while_backward = sum(e for e, t in zip(encodes, times, strict=True) if t.encode_end_ns <= state.backward_end_ns)
-    own = [
-        *(before + state.ready_ns.get(t.name, state.backward_end_ns) for t in state.plan.profile.tensors), *(before + t.encode_end_ns for t in times),
-        *(before + t.exchange_end_ns for t in times), *(before + t.decode_end_ns for t in times),
-        before + state.backward_end_ns - while_backward, last,
-    ]  # fmt: skip
-    slowest, mean = torch.tensor(own), torch.tensor(encodes)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=ddp.process_group)
-    dist.all_reduce(mean, group=ddp.process_group)
-    parts = slowest.split([n, m, m, m, 2])
-    ready, encoded, arrived, decoded, ends = (tuple(int(x) for x in p.tolist()) for p in parts)
-    return ProbeStep(
-        groups=state.plan.groups, ready_ns=ready, encode_ns=tuple(int(x) // state.world for x in mean.tolist()), encoded_ns=encoded,
-        arrived_ns=arrived, decoded_ns=decoded, backward_ns=ends[0], end_ns=ends[1],
-    )  # fmt: skip
-
-
 def fit_profile(
-    tensors: Sequence[GradientTensor], found: dict[str, list[list[ProbeStep]]], ranks: int
+    tensors: Sequence[GradientTensor], codecs: Sequence[str], found: Sequence[Sequence[ProbeStep]], ranks: int
 ) -> tuple[TrafficProfile, tuple[ProbedPlan, ...]]:
-    """(profile, how it fits) from the steps of every probe plan, by codec; the first has one group."""
-    alone = [s for plans in found.values() for s in plans[0]]
+    """(profile of these codecs, how it fits) from the steps of every plan that ran; one at least has one group."""
+    every = [s for steps in found for s in steps]
+    alone = [s for s in every if len(s.groups) == 1]
     ready = [int(median(s.ready_ns[i] for s in alone)) for i in range(len(tensors))]
     ready = [max(ready[: i + 1]) for i in range(len(ready))]
     timed = tuple(msgspec.structs.replace(t, ready_ns=r) for t, r in zip(tensors, ready, strict=True))
-    every = [s for plans in found.values() for steps in plans for s in steps]
     profile = TrafficProfile(
-        tensors=timed, codecs=tuple(_cost(name, timed, plans) for name, plans in found.items()), ranks=ranks,
+        tensors=timed, codecs=tuple(_cost(name, timed, every) for name in codecs), ranks=ranks,
         backward_ns=int(median(s.backward_ns for s in alone)), finish_ns=int(median(max(0, s.end_ns - s.decoded_ns[-1]) for s in every)),
         source="measured in training steps",
     )  # fmt: skip
-    runs = [(steps[0].groups, int(median(s.end_ns for s in steps))) for plans in found.values() for steps in plans]
-    overlapping = [run for run in runs if len(run[0]) > 1]
-    permille, width = 0, _MOST_PERMILLE // 2
-    while width >= 10 and overlapping:
-        near = {min(_MOST_PERMILLE, max(0, permille + k * width // 2)) for k in range(-2, 3)}
-        permille = min(sorted(near), key=lambda p: sum(math.log(r.measured_ns / r.predicted_ns) ** 2 for r in _fits(profile, p, overlapping)))
-        width //= 2
-    return msgspec.structs.replace(profile, interference_permille=permille), _fits(profile, permille, runs)
+    problem = TrafficProblem.of(profile)
+    runs = [_Run(steps[0].groups, group_times(problem, steps[0].groups), int(median(s.end_ns for s in steps))) for steps in found]
+    overlap = any(len(run.groups) > 1 for run in runs)
+
+    def misfit(lost: tuple[int, int]) -> float:
+        return _misfit(_fits(runs, *lost, profile.finish_ns))
+
+    lost, width = (0, 0), _MOST_LOST
+    while width[0] >= 10 and overlap:
+        near = [[min(most, max(0, x + k * w // 2)) for k in range(-2, 3)] for x, w, most in zip(lost, width, _MOST_LOST, strict=True)]
+        lost = min(sorted({(permille, overhead) for permille in near[0] for overhead in near[1]}), key=misfit)
+        width = (width[0] // 2, width[1] // 2)
+    shifted = tuple(msgspec.structs.replace(c, encode=_later(c.encode, lost[1])) for c in profile.codecs)
+    return msgspec.structs.replace(profile, codecs=shifted, interference_permille=lost[0]), _fits(runs, *lost, profile.finish_ns)
 
 
-def _fits(profile: TrafficProfile, permille: int, runs: Iterable[tuple[Groups, int]]) -> tuple[ProbedPlan, ...]:
-    problem = TrafficProblem.of(msgspec.structs.replace(profile, interference_permille=permille))
+def _later(curve: Curve, by_ns: int) -> Curve:
+    return msgspec.structs.replace(curve, times_ns=tuple(t + by_ns for t in curve.times_ns))
+
+
+class _Run(NamedTuple):
+    groups: Groups
+    times: list[tuple[int, int, int, int]]
+    measured_ns: int
+
+
+def _misfit(fits: Sequence[ProbedPlan]) -> float:
+    """Plans count by how near they are to the fastest: there the planner chooses."""
+    least = min(r.measured_ns for r in fits)
+    return sum(least / r.measured_ns * math.log(r.measured_ns / r.predicted_ns) ** 2 for r in fits)
+
+
+def _fits(runs: Iterable[_Run], permille: int, overhead_ns: int, finish_ns: int) -> tuple[ProbedPlan, ...]:
     return tuple(
-        ProbedPlan(codec=g[0].codec, groups=len(g), measured_ns=measured, predicted_ns=max(1, timeline(problem, g)[0] + profile.finish_ns))
-        for g, measured in runs
-    )
+        ProbedPlan(
+            codec=",".join(dict.fromkeys(g.codec for g in run.groups)), groups=len(run.groups), measured_ns=run.measured_ns,
+            predicted_ns=max(1, walked([(w, e + overhead_ns, x, d) for w, e, x, d in run.times], permille)[0] + finish_ns),
+        )
+        for run in runs
+    )  # fmt: skip
 
 
-def _cost(codec: str, tensors: Sequence[GradientTensor], plans: Sequence[Sequence[ProbeStep]]) -> CodecCost:
+def _cost(codec: str, tensors: Sequence[GradientTensor], steps: Sequence[ProbeStep]) -> CodecCost:
+    """From the groups that went through this codec, in all steps."""
     spec = parse_codec(codec)
     payloads = [sum(r.expected for r in spec.rounds([t.shape])) for t in tensors]
     rows: list[list[tuple[int, float, int]]] = [[], [], []]
-    for steps in plans:
-        groups = steps[0].groups
-        elements = [sum(t.elements for t in tensors[g.first : g.last]) for g in groups]
-        sent = [sum(payloads[g.first : g.last]) for g in groups]
-        for step in steps:
-            for into, sizes, times in zip(rows, (elements, sent, elements), _parts(step), strict=True):
-                into += _means(sizes, times)
+    for step in steps:
+        mine = [i for i, g in enumerate(step.groups) if g.codec == codec]
+        spans = [(g.first, g.last) for g in (step.groups[i] for i in mine)]
+        elements = [sum(t.elements for t in tensors[a:b]) for a, b in spans]
+        sent = [sum(payloads[a:b]) for a, b in spans]
+        for into, sizes, times in zip(rows, (elements, sent, elements), _parts(step), strict=True):
+            into += _means(sizes, [times[i] for i in mine])
     encode, exchange, decode = (_curve(r) for r in rows)
     return CodecCost(codec=codec, encode=encode, exchange=exchange, decode=decode, payload_bytes=tuple(payloads))
 

@@ -103,9 +103,13 @@ class CompressedGroups:
     def _decode_all(self, g: GroupExchange, slots: tuple[torch.Tensor, ...], size_bytes: int) -> Action:
         def decode() -> None:
             g.received = [slots[self.replica if self.alone else r][:size_bytes] for r in range(self.world)]
-            g.decode(self.world)
+            self._mean(g)
 
         return decode
+
+    def _mean(self, g: GroupExchange) -> None:
+        g.decode(self.world)
+        g.begin()
 
     # ---- summed ------------------------------------------------------------------------------------------------
     def _encode_into(self, g: GroupExchange, sums: list[torch.Tensor]) -> Action:
@@ -130,7 +134,7 @@ class CompressedGroups:
             while (following := g.codec.advance(payload, g.state, self.at)) is not None:  # rounds in which nothing is sent
                 payload = following
             g.received = payload
-            g.decode(self.world)
+            self._mean(g)
 
         return decode
 

@@ -41,6 +41,23 @@ def test_no_partition_and_no_choice_of_codecs_is_shorter(tensors: int, codecs: i
         assert fusion.step_ns == fusion.least_ns == shortest_ns(found)
 
 
+def test_codecs_that_another_beats_everywhere_are_left_out_and_nothing_is_longer_for_it() -> None:
+    rng = random.Random(5)
+    for _ in range(8):
+        found = profile(rng, 5, 2)
+        first, second = found.codecs
+
+        def slower(curve: Curve, by: int) -> Curve:
+            return msgspec.structs.replace(curve, times_ns=tuple(t + by for t in curve.times_ns))
+
+        equal = msgspec.structs.replace(second, codec="fp16")
+        beaten = msgspec.structs.replace(second, codec="bf16", exchange=slower(second.exchange, 1))
+        more = msgspec.structs.replace(found, codecs=(beaten, first, second, equal))
+        left = TrafficProblem.of(more).without_dominated()
+        assert {more.codecs[c].codec for c in left.codecs} <= {first.codec, second.codec}
+        assert plan_traffic(more).step_ns == plan_traffic(found).step_ns == shortest_ns(found)
+
+
 def test_the_timeline_by_hand() -> None:
     line = Curve(sizes=(0, 100), times_ns=(10, 110))
     cost = CodecCost(codec="none", encode=line, exchange=line, decode=line, payload_bytes=(20, 40))

@@ -111,6 +111,14 @@ def test_what_cannot_be_right_is_refused_on_every_rank(pool, tmp_path):
             assert code == "plan-mismatch" and text in message
 
 
+@pytest.mark.parametrize("codec", ["none", "fp16", "topk:density=0.1", "qsgd", "fp8", "efsign", "powersgd:rank=1", "threshold", "dgc"])
+def test_a_gradient_that_one_rank_refuses_is_refused_by_all_at_once(pool, tmp_path, codec):
+    plan = plan_of(codec, grouped=THREE)
+    (other, said, _), (own, why, data) = pool.run(refused, 2, 2, str(tmp_path / "store"), [plan, plan], "nan on 1")
+    assert other == own == "not-finite", (said, why)
+    assert "element" in data and "element" in why and ("another rank" in said or "rank 1" in said)
+
+
 def _renamed(profile):
     first, *others = profile.tensors
     return msgspec.structs.replace(profile, tensors=(msgspec.structs.replace(first, name="foreign"), *others))

@@ -115,7 +115,7 @@ def refused(rank, _, world, store, plans, case):
             traffic = PlannedTraffic(ddp, plans[rank], deadline_s=20)
             ddp.register_comm_hook(traffic, traffic_hook)
             x, y = inputs(rank, 0)
-            if case == "nan":
+            if case == "nan" or case == f"nan on {rank}":
                 x[0, 0] = float("nan")
             if case == "twice":  # as a reentrant checkpoint does
                 net.first.bias.register_post_accumulate_grad_hook(traffic.arrive)

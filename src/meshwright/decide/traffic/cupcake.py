@@ -55,6 +55,7 @@ class Cupcake:
         if not 0 <= self.gap < 1 or self.states < 1 or not self.time_limit_s > 0:
             raise UsageError(f"gap {self.gap}, states {self.states}, {self.time_limit_s} s", where="cupcake", hint="gap from 0 to below 1")
         deadline = monotonic() + self.time_limit_s
+        problem = problem.without_dominated()
         search = _Search(problem)
         best, groups = self._near(problem, search)
         least = min(best, search.root_bound())

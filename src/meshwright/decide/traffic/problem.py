@@ -7,7 +7,7 @@ positions k < i and every codec, the time to encode, exchange and decode the gro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -19,7 +19,7 @@ from ...errors import Infeasible, UsageError
 from ...kernels.fusion import advance
 from ...traffic import Curve, TrafficGroup, TrafficProfile, TrafficTime
 
-__all__ = ["Fusion", "TrafficProblem", "TrafficStrategy", "curve_at", "groups_of", "timeline"]
+__all__ = ["Fusion", "TrafficProblem", "TrafficStrategy", "curve_at", "group_times", "groups_of", "timeline", "walked"]
 
 I64 = NDArray[np.int64]
 
@@ -111,22 +111,49 @@ class TrafficProblem:
         found = self._times(position, np.arange(position, self.count + 1))
         return tuple(np.concatenate([np.zeros((len(self.codecs), position), np.int64), part], 1) for part in found)  # type: ignore[return-value]
 
+    def without_dominated(self) -> TrafficProblem:
+        """Without codecs that another beats or equals in encode, exchange and decode of every group: no fusion is shorter with them."""
+        n = len(self.codecs)
+        beaten = ~np.eye(n, dtype=bool)  # [c, d]: d is never slower than c
+        faster = np.zeros((n, n), bool)
+        for k in range(self.count if n > 1 else 0):
+            for part in self.starting_at(k):
+                beaten &= (part[None, :, k + 1 :] <= part[:, None, k + 1 :]).all(axis=2)
+                faster |= (part[None, :, k + 1 :] < part[:, None, k + 1 :]).any(axis=2)
+        first = np.tri(n, k=-1, dtype=bool)  # of equals the first stays
+        kept = ~(beaten & (faster | first)).any(axis=1)
+        return replace(self, codecs=tuple(c for c, keep in zip(self.codecs, kept.tolist(), strict=True) if keep))
+
     def times_of(self, group: TrafficGroup) -> tuple[int, int, int]:
         row = self.codecs.index(self.profile.position(group.codec))
-        return tuple(int(part[row]) for part in self._times(group.first, group.last))  # type: ignore[return-value]
+        cost = self.profile.codecs[self.codecs[row]]
+        elements = self.elements[group.last] - self.elements[group.first]
+        payload = self.payloads[row][group.last] - self.payloads[row][group.first]
+        sizes = ((cost.encode, elements), (cost.exchange, payload), (cost.decode, elements))
+        return tuple(int(curve_at(curve, np.array([size]))[0]) for curve, size in sizes)  # type: ignore[return-value]
+
+
+def group_times(problem: TrafficProblem, groups: Sequence[TrafficGroup]) -> list[tuple[int, int, int, int]]:
+    """(compute until its last tensor is ready, encode, exchange, decode) of every group.
+
+    Raises: UsageError when the groups do not cover the tensors in order.
+    """
+    edges = [0, *(g.last for g in groups)]
+    if [g.first for g in groups] != edges[:-1] or edges[-1] != problem.count or any(a >= b for a, b in pairwise(edges)):
+        raise UsageError("groups must cover the tensors in ready order, each once", where="groups")
+    return [(int(problem.ready_ns[g.last] - problem.ready_ns[g.first]), *problem.times_of(g)) for g in groups]
 
 
 def timeline(problem: TrafficProblem, groups: Sequence[TrafficGroup]) -> tuple[int, tuple[TrafficTime, ...]]:
     """(end of the last decode, times of every group). Raises: UsageError when the groups do not cover the tensors in order."""
-    edges = [0, *(g.last for g in groups)]
-    if [g.first for g in groups] != edges[:-1] or edges[-1] != problem.count or any(a >= b for a, b in pairwise(edges)):
-        raise UsageError("groups must cover the tensors in ready order, each once", where="groups")
-    permille = problem.profile.interference_permille
+    return walked(group_times(problem, groups), problem.profile.interference_permille)
+
+
+def walked(times: Sequence[tuple[int, int, int, int]], permille: int) -> tuple[int, tuple[TrafficTime, ...]]:
+    """The timeline of groups with these times (`group_times`)."""
     compute = network = 0
     sent: list[tuple[int, int, int, int, int]] = []
-    for g in groups:
-        encode, exchange, decode = problem.times_of(g)
-        work = int(problem.ready_ns[g.last] - problem.ready_ns[g.first])
+    for work, encode, exchange, decode in times:
         start = advance(compute, network, work, permille)
         compute = advance(compute, network, work + encode, permille)
         begin = max(network, compute)

@@ -185,6 +185,8 @@ class PlannedTraffic:
             for view, (index, position) in views:
                 view.copy_(self.groups[index].parts[position])
             done.set_result(buffer)
+        for group in self.groups:
+            group.begin()
         fields = TrafficTime.__struct_fields__
         self.measured = [TrafficTime(**{f: self._since(t) for f, t in zip(fields, row, strict=True)}) for row in rows]
         self.ready_ns = {name: self._since(t) for name, t in self._arrived.items()}

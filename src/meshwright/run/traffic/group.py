@@ -1,8 +1,9 @@
 """One group of gradients: flat buffer, codec and its state, and the exchange over a process group.
 
-Order of use in every step: `put` each gradient (or `leave_out`), `encode`, `exchange`, `decode`, `get` each mean. `exchange` may run on another
-thread; it touches the codec's state only in codecs with several rounds, between `encode` and `decode`.
-Left open by the paper: payloads whose size the data decide. Our answer: lengths are gathered first, then payloads padded to the longest.
+Order of use in every step: `put` each gradient (or `leave_out`), `encode`, `exchange`, `decode`, read the means in `parts`, `begin`. `exchange` may
+run on another thread; it touches the codec's state only in codecs with several rounds, between `encode` and `decode`.
+Left open by the paper: payloads whose size the data decide. Our answer: lengths are gathered first, then payloads padded to the longest. And a
+gradient that one rank refuses: it sends NaN in its place, so the others do not wait for it, and every rank refuses in `decode`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from ...codec import CodecSpec
-from ...errors import Unsupported
+from ...errors import NotFinite, Unsupported
 from ..codecs import At, Payload, State, make_codec
 from ..codecs.base import NonFinite
 from ..codecs.saved import Group
+from .exchange import add_up, gather
 
 __all__ = ["GroupExchange"]
 
@@ -30,7 +32,7 @@ class GroupExchange:
         self, index: int, spec: CodecSpec, names: Sequence[str], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, nonfinite: NonFinite,
         flat: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.index, self.spec, self.names, self.shapes = index, spec, tuple(names), tuple(shapes)
+        self.index, self.spec, self.names, self.shapes, self.nonfinite = index, spec, tuple(names), tuple(shapes), nonfinite
         self.codec = make_codec(spec, self.shapes, name=f"group {index} ({self.names[0]} to {self.names[-1]})", nonfinite=nonfinite)
         self.state: State = self.codec.new_state()
         sizes = [torch.Size(s).numel() for s in shapes]
@@ -39,6 +41,7 @@ class GroupExchange:
         self.missing = set(range(len(sizes)))
         self.payload: Payload | None = None
         self.received: Received | None = None
+        self.refused: NotFinite | None = None
 
     def described(self) -> Group:
         """For `codecs.saved`."""
@@ -64,8 +67,13 @@ class GroupExchange:
         self.missing.clear()
 
     def encode(self, at: At) -> None:
-        """Raises: NotFinite, Unsupported."""
-        self.payload = self.codec.encode(self.flat, self.state, at)
+        """Raises: Unsupported; NotFinite at once only for bare signs, which cannot carry NaN to the other ranks."""
+        try:
+            self.payload = self.codec.encode(self.flat, self.state, at)
+        except NotFinite as error:
+            telling = make_codec(self.spec, self.shapes, name=self.codec.name, nonfinite="pass")
+            self.payload = telling.encode(torch.full_like(self.flat, float("nan")), self.state, at)
+            self.refused = error
 
     def exchange(self, at: At, group: dist.ProcessGroup | None) -> None:
         """Raises: RuntimeError of the process group; what `advance` raises."""
@@ -76,7 +84,7 @@ class GroupExchange:
         payload: Payload | None = self.payload
         while payload is not None:
             if at.world > 1 and payload.summand.numel():
-                dist.all_reduce(payload.summand, group=group)
+                add_up(payload.summand, group)
             last, payload = payload, self.codec.advance(payload, self.state, at)
         self.received = last
 
@@ -86,37 +94,49 @@ class GroupExchange:
         (size,) = self.spec.rounds(self.shapes, step=at.step)
         lengths = [payload.size_bytes] * at.world
         if not size.exact:
-            every = torch.empty(at.world, dtype=torch.int64)
-            dist.all_gather_single(every, torch.tensor([payload.size_bytes]), group=group)
-            lengths = every.tolist()
+            lengths = gather(torch.tensor([payload.size_bytes]), group).tolist()
         longest = max(lengths)
         if not longest:
             return [payload.wire] * at.world
         wire = payload.wire
         if wire.numel() < longest:
             wire = torch.cat([wire, wire.new_zeros(longest - wire.numel())])
-        everything = torch.empty(at.world * longest, dtype=torch.uint8)
-        dist.all_gather_single(everything, wire, group=group)
+        everything = gather(wire, group)
         return [everything[r * longest : r * longest + n] for r, n in enumerate(lengths)]
 
     def decode(self, world: int) -> None:
-        """The mean of all ranks' gradients, into `parts`; the only division. Raises: RunError for a payload that cannot be one."""
+        """The mean of all ranks' gradients, into `parts`; the only division.
+
+        Raises: NotFinite on every rank, where some rank's gradient was refused; RunError for a payload that cannot be one.
+        """
         assert self.received is not None
+        if self.refused is not None:
+            raise self.refused
         if isinstance(self.received, list):
             for rank, wire in enumerate(self.received):
-                self.codec.decode(self.codec.unpack(wire), self.flat, accumulate=rank > 0)
+                payload = self.codec.unpack(wire)
+                self._require_finite(payload, f"rank {rank}")
+                self.codec.decode(payload, self.flat, accumulate=rank > 0)
         else:
+            self._require_finite(self.received, "another rank")
             self.codec.decode(self.received, self.flat)
         self.codec.finish(self.flat, world)
-        self.begin()
+
+    def _require_finite(self, payload: Payload, whose: str) -> None:
+        """What stands for a refused gradient has NaN in its numbers, whatever the codec."""
+        if self.nonfinite == "refuse" and any(p.dtype.is_floating_point and not p.isfinite().all() for p in payload.parts):
+            raise NotFinite(
+                f"the gradient of {whose} is not finite", where=self.codec.name, hint="see that rank's message, which names the element",
+                data={"group": self.codec.name},
+            )  # fmt: skip
 
     def begin(self) -> None:
         """Forget the step before."""
-        self.payload = self.received = None
+        self.payload = self.received = self.refused = None
         self.missing = set(range(len(self.parts)))
 
     def give_up(self) -> None:
         """The exchange failed: what was encoded goes back to the codec's memory, where it keeps one and the ranks did not sum yet."""
-        if self.payload is not None and self.spec.aggregation == "all-gather":
+        if self.payload is not None and self.refused is None and self.spec.aggregation == "all-gather":
             self.codec.take_back(self.payload, self.state)
         self.begin()
