@@ -14,7 +14,8 @@ from meshwright.capture.graph import capture
 from meshwright.check import check_plan
 from meshwright.check.segment_step import check_segment_steps
 from meshwright.cli import main
-from meshwright.cost import Cost
+from meshwright.cost import Cost, Priced
+from meshwright.drive_stage_steps import peaks_in_flight
 from meshwright.errors import Infeasible, UsageError
 from meshwright.explain.explanation import explain_plan
 from meshwright.fabric import Fabric
@@ -23,6 +24,7 @@ from meshwright.io.export_layout import export_layout
 from meshwright.io.plan_file import plan_bytes, plan_from_bytes
 from meshwright.job import Training
 from meshwright.plan import Plan, Recompute, SegmentStep, TrainingLayout
+from meshwright.probe.node_prices import segment_prices
 from meshwright.report.plan_text import plan_text
 from meshwright.run.stage_steps import StageSource
 
@@ -73,6 +75,49 @@ def test_stages_over_their_memory_run_planned_steps_and_fit():
     assert made.decisions["recompute"]["strategy"] == "steps" and "steps: stage 0" in plan_text(made)
     assert all(s.recompute_s > 0 for s in explain_plan(made, quick=True).breakdown.stages)
     assert any("run again" in line for line in export_layout(made, "megatron").not_expressed)
+
+
+def test_the_plan_says_how_far_it_is_from_the_best_of_its_layout():
+    for memory in (MEMORY, 3_600_000):
+        made = plan("steps", memory)
+        said = made.decisions["recompute"]["options"]
+        assert all(0 < s["bound_s"] <= s["time_s"] for s in said["stages"])
+        assert sum(s["time_s"] for s in said["stages"]) > 0 and said["least_step_s"] <= made.prediction.time_s
+        assert said["least_step_s"] > float(made.bound)
+        text = " ".join(plan_text(made).split())
+        assert "(at least" in text and f"make the step shorter than {said['least_step_s'] * 1e3:.4g} ms" in text
+    less, more = (plan("steps", m).decisions["recompute"]["options"]["least_step_s"] for m in (3_600_000, MEMORY))
+    assert less > more
+
+
+def test_stages_of_several_segments_hold_less_and_have_a_bound():
+    """Segments of a tensor-parallel stage add up in what they hold, whatever the peak of each alone."""
+    degrees = {"data": 1, "tensor": 2, "pipeline": 1, "microbatch": 8}
+    whole = drive.plan_training(JOB, fabric(1 << 30), graph=graph(), recompute="none", **degrees)
+    limit = max(whole.prediction.memory_worst_bytes) * 7 // 10
+    made = drive.plan_training(JOB, fabric(limit), graph=graph(), recompute="steps", steps=source(), **degrees)
+    (stage,) = made.decisions["recompute"]["options"]["stages"]
+    assert max(made.prediction.memory_worst_bytes) <= limit and check_plan(made).ok
+    assert 0 < stage["bound_s"] <= stage["time_s"]
+
+
+def test_operators_measured_here_price_what_runs_again():
+    layout = plan("steps").layout
+    nodes = {n.name: (Priced(1.0), Priced(2.0)) for n in graph().nodes}
+    again = segment_prices(nodes, layout.microbatch_size, layout)
+    once = segment_prices(nodes, layout.microbatch_size, swap(layout, segments=tuple(swap(s, step=None) for s in layout.segments)))
+    for s in layout.segments:
+        share = s.step.again_s() / s.step.forward_s()
+        assert share > 0 and again[f"{s.key}|B"].time_s == pytest.approx(once[f"{s.key}|B"].time_s + share * once[f"{s.key}|F"].time_s)
+
+
+def test_most_micro_batches_at_once():
+    layout = plan("steps").layout
+    assert peaks_in_flight(layout) == (2, 1)
+    gpipe = tuple(tuple((x, s, m) for x in "FB" for m in range(4)) for s in range(2))
+    assert peaks_in_flight(layout, gpipe) == (4, 4)
+    split = (tuple(("F", 0, m) for m in range(2)) + (("I", 0, 0), ("F", 0, 2), ("W", 0, 0)), (("F", 1, 0), ("I", 1, 0), ("W", 1, 0)))
+    assert peaks_in_flight(swap(layout, split_backward=True), split) == (3, 1)
 
 
 def test_auto_takes_the_faster_of_whole_stages_and_regions():

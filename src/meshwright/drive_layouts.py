@@ -23,7 +23,7 @@ from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, m
 from .drive_layout_search import LayoutFindings
 from .drive_placements import placements_of
 from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, with_recomputation
-from .drive_stage_steps import StageSteps, StepSource
+from .drive_stage_steps import StageSteps, StepSource, peaks_in_flight
 from .errors import TimeLimit, Unsupported
 from .fabric import Fabric
 from .graph import OpGraph, Work
@@ -98,6 +98,20 @@ class Evaluated:
         """What to simulate for its step at other rates."""
         assert self.program is not None
         return steady_of(self.program, self.callees, self.layout, None if self.program.fold is not None else self.inlined)
+
+    def room_bytes(self) -> list[int]:
+        """By pipeline index, what the ranks that have most are left beside what they hold throughout; empty where that is not known."""
+        if self.fabric is None or self.program is None or self.program.fold is not None:
+            return []
+        limits = [self.fabric.device(d).memory_bytes for d in self.placement]
+        b = self.inlined.program.buffers
+        always = (b.persistent > 0) & (b.alias_of < 0)
+        held = np.bincount(b.actor[always], weights=(b.chunks * b.chunk_bytes)[always], minlength=len(limits))
+        found = [0] * self.layout.pipeline
+        for rank, limit in enumerate(limits):
+            p = self.layout.coordinates(rank)[0]
+            found[p] = max(found[p], limit - int(held[rank]))
+        return found if all(limits) else []
 
     def recorded(self) -> Timeline:
         """The timeline with all spans (the search keeps only totals)."""
@@ -250,13 +264,15 @@ class LayoutSearch:
         def again(layout: TrainingLayout, policy: Policy) -> Evaluated:
             return self.evaluate(replace(candidate, layout=layout), placement, name, self.planner, policy)
 
-        found = [first]
+        found, graph = [first], self.graph_at(first.layout.microbatch_size)
+        flight = peaks_in_flight(first.layout, candidate.orders)
         if self.recompute != "steps":
-            stages = StageRecompute(self.graph_at(first.layout.microbatch_size), first.layout, self.cost, device, self.frontiers)
+            stages = StageRecompute(graph, first.layout, self.cost, device, self.frontiers, flight)
             found = with_recomputation(self.recompute, first, stages, again)
         if self.steps is not None and self.recompute in ("auto", "optimal", "steps"):
             try:
-                found += with_recomputation("steps", first, StageSteps(first.layout, self.steps), again)[1:]
+                whole = StageSteps(first.layout, self.steps, orders=candidate.orders, room_bytes=first.room_bytes())
+                found += with_recomputation("steps", first, whole, again)[1:]
             except Unsupported as error:
                 self.unplanned = str(error)
         return found

@@ -1,25 +1,27 @@
 """Recomputation as part of the search over layouts: the same candidate with a rule in every layer, or with as little as makes it fit.
 
 `auto` keeps everything where that fits. Where it does not, every stage that is over its devices' memory recomputes the cheapest choice
-(`decide.memory.regions`) that saves what is missing under 1F1B's micro-batches in flight; the new layout is lowered and simulated, and what is
+(`decide.memory.regions`) that saves what is missing under the micro-batches in flight; the new layout is lowered and simulated, and what is
 still missing in its worst order is asked for again, a few times at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace as replace_record
+
 from .cost import Cost
 from .decide.memory.regions import Chosen, RegionChooser
-from .decide.pipeline import peak_in_flight
-from .drive_stage_steps import StageSteps
+from .drive_stage_steps import StageSteps, peaks_in_flight
 from .errors import Infeasible, UsageError
 from .fabric import Device
-from .graph import OpGraph, OpNode
+from .graph import OpGraph, OpNode, Work
 from .layout_recompute import LayoutRegions
-from .plan import TrainingLayout
+from .layout_sizes import backward_works
+from .plan import Segment, TrainingLayout
 
 if TYPE_CHECKING:
     from .drive_layouts import Evaluated
@@ -28,6 +30,8 @@ __all__ = ["KEEP_ALL", "POLICIES", "Policy", "StageRecompute", "recompute_decisi
 
 POLICIES = ("auto", "none", "selective", "full", "optimal", "steps")
 ROUNDS = 5  # of asking for more
+WORK = ("flops", "bytes_read", "bytes_written", "calls")
+LITTLE = 1 << 20  # so small a part of a forward pass is a little
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,14 @@ KEEP_ALL = Policy()
 
 
 class StageRecompute:
-    """The choosers of a layout's stages. `frontiers` may be shared between layouts."""
+    """The choosers of a layout's stages. `frontiers` may be shared between layouts; `in_flight`: micro-batches by stage, empty: those of 1F1B."""
 
-    def __init__(self, graph: OpGraph, layout: TrainingLayout, cost: Cost, device: Device, frontiers: dict[Any, Any] | None = None) -> None:
+    def __init__(
+        self, graph: OpGraph, layout: TrainingLayout, cost: Cost, device: Device, frontiers: dict[Any, Any] | None = None,
+        in_flight: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.layout, self.name = layout, "optimal"
+        self.in_flight = in_flight or peaks_in_flight(layout)
         self.regions = LayoutRegions(graph, layout)
         stage_of = {s.key: s.stage for s in layout.segments}
 
@@ -70,11 +78,8 @@ class StageRecompute:
         found = {}
         for stage, need in need_bytes.items():
             if need > 0:
-                lay = self.layout
-                at = lay.placement[0][stage] if lay.placement else stage
-                flight = peak_in_flight(lay.pipeline, lay.microbatches, at)  # of 1F1B; other schedules are corrected by the next round
                 try:
-                    found[stage] = self.choosers[stage].cheapest(need, flight)
+                    found[stage] = self.choosers[stage].cheapest(need, self.in_flight[stage])
                 except Infeasible:
                     found[stage] = self.choosers[stage].most_saved()
         return {i: c for i, c in found.items() if c.again}
@@ -118,6 +123,57 @@ def with_recomputation(
     return [first, best] if best is not first else [first]
 
 
+def least_step_s(best: Evaluated) -> float:
+    """No plans of whole stages that fit make a step of this layout shorter: a rank waits for its first forward, computes, and hands back.
+
+    Everything once by the prices of the plan, and what stages run again at least (`Chosen.bound_s`) at the least price that a second of their graphs
+    has anywhere in the stage. Messages, sums and updates are left out. 0 where stages do not run whole.
+    """
+    if best.policy.name != "steps" or best.cost is None or best.fabric is None:
+        return 0.0
+    lay, devices = best.layout, [best.fabric.device(d) for d in sorted({*best.placement})]
+    forward, backward = [0.0] * len(lay.stages), [0.0] * len(lay.stages)
+    rate = [float("inf")] * len(lay.stages)  # price of a second that is run again, at least
+    for s in lay.segments:
+        fewest = min(s.shares) / max(s.shares) if s.shares else 1.0  # of the rank with the smallest part; what does not shrink with it is more
+        prices = [_prices(s, best.cost, d, split=lay.split_backward) for d in devices]
+        once_s, back_s, again = (fewest * min(p[i] for p in prices) for i in range(3))
+        forward[s.stage] += once_s
+        backward[s.stage] += back_s
+        rate[s.stage] = min(rate[s.stage], again)
+    for i, c in best.policy.stages.items():
+        backward[i] += c.bound_s * rate[i]
+    least = 0.0
+    for p in range(lay.pipeline):
+        held = lay.hosted(p)
+        busy = sum((forward[s] + backward[s]) * sum(lay.copy(m) == c for m in range(lay.microbatches)) for s, c in held)
+        head = min(sum(forward[:s]) for s, _ in held)
+        tail = 0.0 if lay.split_backward else min(sum(backward[:s]) for s, _ in held)
+        least = max(least, head + busy + tail)
+    return least
+
+
+def _prices(s: Segment, cost: Cost, device: Device, *, split: bool) -> tuple[float, float, float]:
+    """Of a segment's forward pass, of its backward pass without what runs again, and of a second of its graph that does, at least."""
+    forward_s = cost.price(f"{s.key}|F", s.forward, device).time_s
+    own_s = s.step.forward_s() if s.step is not None else 0.0
+    backward_s = 0.0
+    rate = float("inf")
+    for phase, work in backward_works(replace_record(s, again=Work()), split=split):
+        key = f"{s.key}|{phase}"
+        if key in cost.table:  # seconds of forward, times the share of it that runs again
+            again_s = forward_s * s.step.again_s() / own_s if s.step is not None and own_s and phase != "W" else 0.0
+            backward_s += cost.table[key].time_s - again_s
+            rate = min(rate, forward_s / own_s if own_s else 0.0)
+        else:  # the roofline is convex in what is added: nowhere is more of it cheaper than the first little
+            plain_s = cost.roofline(work, device).time_s
+            backward_s += plain_s
+            if phase != "W":
+                many = Work(**{x: LITTLE * getattr(work, x) for x in WORK}) + s.forward
+                rate = min(rate, (cost.roofline(many, device).time_s - LITTLE * plain_s) / own_s if own_s else 0.0)
+    return forward_s, backward_s, max(0.0, rate)
+
+
 def recompute_decision(best: Evaluated, asked: str) -> dict[str, Any]:
     """What every stage recomputes: fewer bytes kept per micro-batch, seconds of running calls again, and how far that is from the linear bound."""
     from .decide.memory.selective import CITE
@@ -130,7 +186,10 @@ def recompute_decision(best: Evaluated, asked: str) -> dict[str, Any]:
     ]  # fmt: skip
     why = best.policy.why or ("fits without" if best.excess_bytes <= 0 else "")
     cite = [CITE.key] if chosen else []
-    return {"strategy": best.policy.name if chosen else "none", "options": {"policy": asked, "stages": stages}, "why": why, "cite": cite}
+    options: dict[str, Any] = {"policy": asked, "stages": stages}
+    if least := least_step_s(best):
+        options["least_step_s"] = least
+    return {"strategy": best.policy.name if chosen else "none", "options": options, "why": why, "cite": cite}
 
 
 def require_policy(policy: str) -> None:

@@ -10,6 +10,8 @@ held in between (`in_two`); the bytes held from `F` to `I` are counted until `W`
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,6 +23,7 @@ import numpy as np
 from .decide.memory.mix import Members, whole_mix
 from .decide.memory.problem import LayerPolicy
 from .decide.memory.regions import Chosen
+from .decide.memory.stage_floor import Holding, SegmentFloor, floor_of, least_again_s
 from .decide.memory.step import STEP_NAMES, finished, keep_everything
 from .decide.pipeline import peak_in_flight
 from .errors import Infeasible, Unsupported
@@ -30,10 +33,11 @@ from .plan_shards import local_value
 from .simulate.step_memory import simulate_step
 from .step_graph import StepGraph, StepPlan
 
-__all__ = ["SegmentGraph", "StageSteps", "StepSource", "with_step"]
+__all__ = ["SegmentGraph", "StageSteps", "StepSource", "holdings_of", "peaks_in_flight", "with_step"]
 
 EFFORT = 40_000  # of the search over a segment's schedules, per node of its graph
 POINTS = 9  # budgets that the segments of a stage are planned for, from keeping everything to the least
+Orders = Sequence[Sequence[tuple[str, int, int]]]
 replace = msgspec.structs.replace
 
 
@@ -46,6 +50,30 @@ class SegmentGraph:
     writes: tuple[int, ...]
     gradients: tuple[int, ...]
     handed: int
+
+
+def holdings_of(layout: TrainingLayout, orders: Orders = ()) -> list[list[Holding]]:
+    """By pipeline index, of how many micro-batches it holds at once what their backward needs, whenever that is most or a backward is next."""
+    if not orders:
+        stages = [layout.placement[0].index(p) if layout.placement else p for p in range(layout.pipeline)]
+        return [[Holding(counts={s: peak_in_flight(layout.pipeline, layout.microbatches, p)}, back=s)] for p, s in enumerate(stages)]
+    last, found = "W" if layout.split_backward else "B", []
+    for order in orders:
+        alive: Counter[int] = Counter()
+        seen: dict[tuple[object, ...], Holding] = {}
+        for phase, stage, _ in order:
+            if phase != "F":
+                held = Holding(counts=dict(+alive), back=stage if phase == "B" else -1)
+                seen[tuple(sorted(held.counts.items())), held.back] = held
+            alive[stage] += (phase == "F") - (phase == last)
+        found.append(list(seen.values()))
+    return found
+
+
+def peaks_in_flight(layout: TrainingLayout, orders: Orders = ()) -> tuple[int, ...]:
+    """By stage, the most micro-batches of which a rank holds what their backward needs."""
+    counts = [h.counts for mine in holdings_of(layout, orders) for h in mine]
+    return tuple(max((c.get(s.index, 0) for c in counts), default=0) for s in layout.stages)
 
 
 class StepSource(Protocol):
@@ -62,7 +90,10 @@ class StageSteps:
     source: StepSource
     effort: int | None = None  # of the search over a segment's schedules
     name: str = "steps"
+    orders: Orders = ()  # as of `LayoutCandidate`; empty: 1F1B's
+    room_bytes: Sequence[int] = ()  # by pipeline index, what ranks have beside what they always hold; empty: not known
     steps: dict[str, SegmentStep] = field(default_factory=dict)  # what `saving` chose last, by segment
+    _bounds: dict[int, float] | None = None
     _menus: dict[object, tuple[StepPlan | None, ...]] = field(default_factory=dict)  # of graphs that are alike
 
     def __post_init__(self) -> None:
@@ -71,27 +102,28 @@ class StageSteps:
                 "values gathered along the sequence are given to a planned step for one backward, not for one in two parts", where="--recompute",
                 hint="another --recompute, --sequence-parallel off, or a schedule with whole backward",
             )  # fmt: skip
+        self.in_flight = peaks_in_flight(self.layout, self.orders)
         self.segment = {s.key: s for s in self.layout.segments}
         self.size_bytes = {v.name: local_value(v, 0, self.layout.tensor).size_bytes for v in self.layout.values}
         self.graphs = {s.key: self._in_flight(s.stage, self.source(self.layout, s.key)) for s in self.layout.segments}
 
     def _in_flight(self, stage: int, found: SegmentGraph) -> SegmentGraph:
-        lay = self.layout
-        at = lay.placement[0][stage] if lay.placement else stage
-        flight = peak_in_flight(lay.pipeline, lay.microbatches, at)  # of 1F1B; other schedules are corrected by the next round
+        flight = self.in_flight[stage]
         return SegmentGraph(**{**vars(found), "graph": replace(found.graph, in_flight=flight)})
 
     def saving(self, need_bytes: Mapping[int, int]) -> dict[int, Chosen]:
         """Per stage the fastest plans that need so many bytes less than keeping everything; the leanest where none do."""
         self.steps = {}
         chosen = {}
+        if self._bounds is None:
+            self._bounds = self._bounded()
         for stage, need in need_bytes.items():
             if need > 0:
                 keys = self.layout.stages[stage].segments
                 plans = [self._alone(keys[0], need)] if len(keys) == 1 else self._mixed(keys, need)
                 mine = {k: self._step(k, plan) for k, plan in zip(keys, plans, strict=True) if plan is not None}
                 self.steps |= mine
-                chosen[stage] = self._chosen(mine)
+                chosen[stage] = self._chosen(mine, self._bounds.get(stage, 0.0))
         return {i: c for i, c in chosen.items() if c.again}
 
     def _alone(self, key: str, need: int) -> StepPlan:
@@ -140,23 +172,25 @@ class StageSteps:
         if graph.boundary == len(graph.nodes):  # no backward: nothing is kept for it
             return (None,)
         if which not in self._menus:
-            top, low = keep_everything(graph).peak_bytes, self.fastest(graph, None).peak_bytes
-            plans = [self.fastest(graph, top - i * (top - low) // (POINTS - 1)) for i in range(1, POINTS)]
+            stage = self.layout.stages[self.segment[key].stage]
+            beside = replace(graph, in_flight=graph.in_flight * len(stage.segments))  # what others of the stage hold adds up as micro-batches do
+            top, low = keep_everything(beside).peak_bytes, self.fastest(beside, None).peak_bytes
+            plans = [self.fastest(beside, top - i * (top - low) // (POINTS - 1)) for i in range(1, POINTS)]
             summed = {*self.segment[key].sum_writes}
-            held = [p for p in {(p.peak_bytes, p.time_s): p for p in plans}.values() if not summed & {*_kept(self.graphs[key], p, self.segment[key])}]
+            distinct = [_on(graph, p) for p in {(p.peak_bytes, p.time_s): p for p in plans}.values()]
+            held = [p for p in distinct if not summed & {*_kept(self.graphs[key], p, self.segment[key])}]
             self._menus[which] = (None, *held)
         return self._menus[which]
 
     def _policy(self, key: str, plan: StepPlan | None) -> LayerPolicy:
         """What a segment holds and takes by a plan, as far as mixing them asks."""
         found, segment = self.graphs[key], self.segment[key]
-        used = keep_everything(found.graph) if plan is None else plan
-        made = segment if plan is None else with_step(segment, self._step(key, plan))
+        used, step = (keep_everything(found.graph), None) if plan is None else (plan, self._step(key, plan))
+        made = segment if step is None else with_step(segment, step)
         border = sum(self.size_bytes[v] for v in _kept(found, used, segment))
-        again_s = 0.0 if plan is None else plan.time_s - _once_s(found.graph, plan)
         return LayerPolicy(
             recompute=(), keep=(), kept_bytes=made.saved_bytes + made.left_bytes + border, workspace_bytes=made.backward_workspace_bytes,
-            time_s=max(0.0, again_s),
+            time_s=0.0 if step is None else step.again_s(),
         )  # fmt: skip
 
     def _step(self, key: str, plan: StepPlan) -> SegmentStep:
@@ -168,22 +202,59 @@ class StageSteps:
             kept=_kept(found, plan, self.segment[key]), weights=weights,
         )  # fmt: skip
 
-    def _chosen(self, steps: Mapping[str, SegmentStep]) -> Chosen:
-        again, saved, workspace, time_s, bound_s = {}, 0, 0, 0.0, 0.0
+    def _bounded(self) -> dict[int, float]:
+        """Seconds per micro-batch that the stages run again at least, by any plans of their segments with which their ranks' memory suffices.
+
+        Stages of one rank are bounded together, each has its share. Of the values on borders, those that backward nodes read are kept in any case.
+        """
+        found: dict[int, float] = {}
+        for room_bytes, holdings in zip(self.room_bytes, holdings_of(self.layout, self.orders), strict=False):
+            mine = {s: self._floors(self.layout.stages[s].segments) for h in holdings for s in h.counts}
+            for s, seconds in least_again_s(mine, holdings, room_bytes).items():
+                found[s] = min(found.get(s, seconds), seconds)
+        return found
+
+    def _floors(self, keys: Sequence[str]) -> list[SegmentFloor]:
+        """Of a stage's segments; of alike ones, the moments of the last only."""
+        found, known, surely = list[SegmentFloor](), dict[object, SegmentFloor](), set[str]()
+        border = {v for k in keys for v in _read_by_backward(self.graphs[k], self.segment[k])}
+        last = {_alike(self.graphs[k].graph, self.segment[k]): k for k in keys}
+        for k in keys:
+            g, s, alike = self.graphs[k], self.segment[k], _alike(self.graphs[k].graph, self.segment[k])
+            surely |= _read_by_backward(g, s)
+            elsewhere = tuple(n for v, n in zip(s.writes, g.writes, strict=True) if v in border)
+            which = alike, elsewhere
+            if which not in known:
+                known[which] = floor_of(
+                    g.graph, plain_bytes=s.saved_bytes + s.left_bytes, plain_workspace_bytes=s.backward_workspace_bytes, elsewhere=elsewhere,
+                    whole=not self.layout.split_backward,
+                )  # fmt: skip
+            moments = known[which].moments if last[alike] == k else ()
+            found.append(dataclasses.replace(known[which], moments=moments, border_bytes=sum(self.size_bytes[v] for v in surely)))
+        return found
+
+    def _chosen(self, steps: Mapping[str, SegmentStep], bound_s: float) -> Chosen:
+        again, saved, workspace, time_s = {}, 0, 0, 0.0
         for key, step in steps.items():
-            made, ran = with_step(self.segment[key], step), [a.node for a in step.plan.actions]
-            nodes, once_s = step.graph.nodes, _once_s(step.graph, step.plan)
+            made, ran, nodes = with_step(self.segment[key], step), [a.node for a in step.plan.actions], step.graph.nodes
             if names := tuple(nodes[x].name for x in sorted({*ran}) if ran.count(x) > 1 and nodes[x].makes):
                 again[key, "step"] = names
             saved += self.segment[key].saved_bytes - made.saved_bytes
             workspace = max(workspace, made.backward_workspace_bytes)
-            time_s += max(0.0, step.plan.time_s - once_s)
-            bound_s += max(0.0, (step.plan.floor_s or 0.0) - once_s) if len(steps) == 1 else 0.0  # of a mix none is known
+            time_s += step.again_s()
         return Chosen(again=again, saved_bytes=saved, workspace_bytes=workspace, time_s=time_s, bound_s=bound_s)
 
     def apply(self, chosen: Mapping[int, Chosen]) -> TrainingLayout:
         made = {k: self.steps[k] for i in chosen for k in self.layout.stages[i].segments if k in self.steps}
         return replace(self.layout, segments=tuple(with_step(s, made[s.key]) if s.key in made else s for s in self.layout.segments))
+
+
+def _read_by_backward(found: SegmentGraph, segment: Segment) -> set[str]:
+    """Reads of the segment in whose storage lies what a backward node reads: every plan keeps them."""
+    graph = found.graph
+    backward = [graph.nodes[a.node] for a in keep_everything(graph).actions if a.node >= graph.boundary]
+    asked = {s for n in backward for x in n.inputs for s in graph.nodes[x].storages}
+    return {v for v, n in zip(segment.reads, found.reads, strict=True) if asked & {*graph.nodes[n].storages}}
 
 
 def _alike(graph: StepGraph, segment: Segment) -> object:
@@ -193,8 +264,10 @@ def _alike(graph: StepGraph, segment: Segment) -> object:
     return nodes, tuple((s.size_bytes, s.kind) for s in graph.storages), graph.results, graph.in_flight, own
 
 
-def _once_s(graph: StepGraph, plan: StepPlan) -> float:
-    return sum(graph.nodes[x].time_s for x in {a.node for a in plan.actions})
+def _on(graph: StepGraph, plan: StepPlan) -> StepPlan:
+    """The plan of a graph that differs in micro-batches in flight only."""
+    runs = [(a.node, a.alternative) for a in plan.actions]
+    return finished(graph, runs, plan.boundary, strategy=plan.strategy, options=plan.options)
 
 
 def in_two(found: SegmentGraph, plan: StepPlan) -> tuple[StepPlan, int]:
@@ -231,9 +304,8 @@ def with_step(segment: Segment, step: SegmentStep) -> Segment:
     crossing = _read_late(step)
     arrived = _bytes(graph, {s for s in crossing if graph.storages[s].kind == "tangent"})
     left = max(0, arrived + _bytes(graph, {s for s in crossing if graph.storages[s].kind == "made"} - kept) - saved) if step.weights >= 0 else 0
-    once_s = _once_s(graph, plan)
-    forward_s = sum(graph.nodes[x].time_s for x in {a.node for a in plan.actions[: plan.boundary]})
-    share = Fraction((plan.time_s - once_s) / forward_s) if forward_s > 0 else Fraction(0)
+    forward_s = step.forward_s()
+    share = Fraction(step.again_s() / forward_s) if forward_s > 0 else Fraction(0)
     return replace(
         segment, step=step, recompute=(), saved_bytes=saved, left_bytes=left,
         forward_workspace_bytes=max(0, max(alive[: plan.boundary], default=0) - saved - _bytes(graph, border)),

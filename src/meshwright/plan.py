@@ -120,6 +120,14 @@ class SegmentStep(_Record, frozen=True, kw_only=True):
     kept: tuple[str, ...] = ()
     weights: int = -1
 
+    def again_s(self) -> float:
+        """Seconds of running nodes again, by the graph's times."""
+        return max(0.0, self.plan.time_s - sum(self.graph.nodes[x].time_s for x in {a.node for a in self.plan.actions}))
+
+    def forward_s(self) -> float:
+        """Seconds of the forward pass, everything once."""
+        return sum(self.graph.nodes[x].time_s for x in {a.node for a in self.plan.actions[: self.plan.boundary]})
+
 
 class Segment(_Record, frozen=True, kw_only=True):
     """A run of consecutive forward nodes executed as one compute step, forward (`F`) and backward (`B`).

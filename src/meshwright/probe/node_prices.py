@@ -84,6 +84,8 @@ def segment_prices(
         own = [n for n in _measured_nodes(s, layout) if n in nodes]
         forward, backward = (sum(_cpu_s(nodes[n][i]) for n in own) for i in (0, 1))
         again = sum(_cpu_s(nodes[n][0]) for names in s.computed_again() for n in names if n in nodes)
+        if s.step is not None and s.step.forward_s() > 0:
+            again = forward * s.step.again_s() / s.step.forward_s()
         later = sum(of_weights.get(n, 0.0) * _cpu_s(nodes[n][1]) for n in own) if layout.split_backward else 0.0
         timed = {"F": forward, "B": backward + again}
         if layout.split_backward:

@@ -129,9 +129,12 @@ def _recompute(decision: Any) -> str:
     whole = bool(decision) and decision["strategy"] == "steps"
     parts = [
         f"stage {s['stage']} {'whole' if whole else str(s['layers']) + ' layers'}, {bytes_text(s['saved_bytes'])} fewer kept and "
-        f"{seconds_text(s['time_s'])} more per micro-batch"
+        f"{seconds_text(s['time_s'])} more per micro-batch" + (f" (at least {seconds_text(s['bound_s'])})" if s["bound_s"] < s["time_s"] else "")
         for s in stages
     ]
+    least = decision["options"].get("least_step_s") if decision else None
+    if least:
+        parts.append(f"no plans of these stages that fit make the step shorter than {seconds_text(least)}")
     return f"{decision['strategy']}: " + "; ".join(parts) if parts else ""
 
 
