@@ -8,12 +8,13 @@ import re
 import msgspec
 import pytest
 import torch
-from rig import TINY, forward_of, in_threads, lowered, whole_model
+from rig import TINY, forward_of, in_threads, lowered, make_plan, whole_model
 
 from meshwright.capture.resolve import build_model
 from meshwright.errors import PlanMismatch
 from meshwright.job import Training
 from meshwright.plan_shards import local_values
+from meshwright.program import Kind, Part
 from meshwright.program_calls import inline
 from meshwright.run.data import Batches, open_data
 from meshwright.run.executor import Executor
@@ -22,6 +23,7 @@ from meshwright.run.memory import RankMemory
 from meshwright.run.optimizers import make_optimizer
 from meshwright.run.segments import build_rank_module
 from meshwright.run.serial import serial_losses
+from meshwright.run.train import walk_orders
 from meshwright.run.transport import TaggedTransport, TaglessTransport
 from meshwright.run.work import TrainingWork, gradient_bytes
 
@@ -120,3 +122,20 @@ def test_a_parameter_that_the_plan_does_not_train_must_not_be_trained():
     planned = msgspec.structs.replace(layout, frozen=(name,))
     with pytest.raises(PlanMismatch, match=re.escape(f"does not train parameter {name!r}")):
         build_rank_module(forward_of(TINY, 2), planned, 0, parameters, buffers, device=CPU, gradient_bytes=sizes)
+
+
+def test_a_walk_waits_for_a_message_when_it_is_used():
+    """One that is late must not hold up a computation that does not read it."""
+    plan = make_plan((1, 1, 3), global_batch=16)
+    program = inline(plan.main, plan.programs).program
+    s = program.steps
+    waited = 0
+    for order in walk_orders(plan):
+        place = {step: i for i, step in enumerate(order.tolist())}
+        users = {r: c for c in place if s.kind[c] == Kind.COMPUTE for r in s.after_step[s.after_ptr[c] : s.after_ptr[c + 1]].tolist()}
+        for receive, user in users.items():
+            if s.parts[receive] & Part.RECV:
+                between = order[place[receive] + 1 : place[user]]
+                assert not any(s.kind[x] == Kind.COMPUTE for x in between.tolist())
+                waited += 1
+    assert waited > 10

@@ -264,7 +264,7 @@ def walk_orders(plan: Plan, cost: Cost | None = None) -> list[I32]:
     start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
     known = timeline.spans.step >= 0
     start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
-    return fuse_lanes(program, start, end)
+    return fuse_lanes(program, start, end, late_receives=True)
 
 
 def _run_locally(
