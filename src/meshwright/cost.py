@@ -53,6 +53,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     default_flops: float = 1e12  # when a device states no peak for `dtype`
     default_memory_Bps: float = 1e11
     table: dict[str, Priced] = {}
+    table_share: float = 0.0  # of a core, at which the table's times hold; 0: of whatever device they are asked for
     transport: Transport = Transport()
     evidence: Evidence = "assumed"  # of the roofline: "interpolated" once its efficiencies are fitted to a measured table
     source: str = "analytic roofline"
@@ -68,11 +69,14 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """The table's price for `key` if there is one, else the roofline of `work` (zero work costs nothing)."""
         known = self.table.get(key)
         if known is not None:
-            return known
+            times = self.table_share / (device.cpu_share or 1.0) if self.table_share else 1.0
+            return known if times == 1.0 else Priced(known.time_s * times, known.evidence, known.cpu_s)
         return self.roofline(work, device) if work is not None else Priced(0.0)
 
-    def with_table(self, table: Mapping[str, Priced], *, source: str, transport: Transport | None = None) -> Cost:
-        return msgspec.structs.replace(self, table={**self.table, **table}, source=source, transport=transport or self.transport)
+    def with_table(self, table: Mapping[str, Priced], *, source: str, transport: Transport | None = None, share: float = 0.0) -> Cost:
+        return msgspec.structs.replace(
+            self, table={**self.table, **table}, source=source, transport=transport or self.transport, table_share=share or self.table_share
+        )
 
 
 def assumed_cost(fabric: Fabric) -> Cost:

@@ -26,8 +26,10 @@ from . import __version__
 from .bound import Bound, Certificate
 from .cost import Cost, Priced, assumed_cost
 from .decide.layout.tensor_shares import TensorOptions
+from .decide.layout.unlike import EVEN
 from .drive_collectives import CollectivePlanner
 from .drive_compress import CompressWanted, choose_compression, compression_citations
+from .drive_divide import refine_division
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_nearest import leanest_fitting
 from .drive_no_plan import no_plan
@@ -127,6 +129,7 @@ def plan_training(
     sharding: ShardingWanted | None = None,
     steps: StepSource | None = None,
     compress: CompressWanted | None = None,
+    divide: bool = True,
 ) -> Plan:
     """Plans a training job on all devices of `fabric`.
 
@@ -143,6 +146,7 @@ def plan_training(
         sharding: level of data-parallel sharding, overlap of gradient sums, bucket size; None: the search chooses all three.
         compress: which codec gradient sums go through, or `auto`; None: they are summed as they are.
         tensor_options: shares of tensor-parallel ranks, label smoothing of split losses; None: equal speeds, torch's smoothing.
+        divide: on devices of unlike speed, also try layers, micro-batches and tensor shares by speed, not in equal parts only.
         schedule: of the pipeline: one by name, or `auto`; None: 1F1B.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
@@ -158,7 +162,7 @@ def plan_training(
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=collective, seed=job.seed)
     search = LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=time_limit_s, prices=prices)
     search.borders = borders
-    search.recompute, search.steps = recompute, steps
+    search.recompute, search.steps, search.divide = recompute, steps, divide
     if recompute == "steps" and steps is None:
         raise UsageError("plans of whole stages need the stages' step graphs", where="recompute", hint="give steps, e.g. run.stage_steps.StageSource")
     if tensor_options is not None:
@@ -174,7 +178,7 @@ def plan_training(
         judged = judged if best is None else [*judged, best]
     if best is None:
         raise no_plan(search, fixed, judged, asked)
-    best = search.whole(best)
+    best = refine_division(search, search.whole(best))
     best = search.refine_collectives(best)
     best, search.compression = choose_compression(search, best, judged, compress, wanted)
     plan = plan_of(job, fabric, cost, search, best, judged, wanted, asked)
@@ -206,7 +210,8 @@ def plan_of(
     decisions: dict[str, Any] = {
         "layout": {
             "strategy": "grid",
-            "options": {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline, "microbatch_size": layout.microbatch_size},
+            "options": {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline, "microbatch_size": layout.microbatch_size}
+            | ({"division": str(best.candidate.division)} if best.candidate.division != EVEN else {}),
             "why": _why(best, judged),
             "cite": cites["layout"],
         },

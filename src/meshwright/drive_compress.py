@@ -24,7 +24,6 @@ from .codec_kinds import CODECS
 from .cost import Priced
 from .decide.layout.data_sharding import DataSharding
 from .decide.layout.grid import Grid
-from .decide.layout.problem import LayoutProblem
 from .decide.traffic import CITES
 from .decide.traffic.problem import curve_at
 from .drive_layouts import Evaluated, LayoutSearch
@@ -148,15 +147,12 @@ def _base(search: LayoutSearch, best: Evaluated, judged: Sequence[Evaluated], sh
     base = min(able, key=lambda e: e.time_s)
     if sharding.overlap is False or base.layout.overlap or base.candidate.schedule:
         return base, ""
-    problem = LayoutProblem(
-        graph_at=search.graph_at, fabric=search.fabric, cost=search.cost, global_batch=search.job.global_batch, fixed=(None,) * 4,
-        borders=search.borders,
-    )  # fmt: skip
     from .graph_liveness import segment_workspace
 
     candidate = Grid(workspace=segment_workspace, tensor_options=search.tensor_options).sharded(
-        problem, base.candidate.degrees, DataSharding(base.layout.zero_level, True, sharding.bucket_bytes)
-    )
+        search.problem((None,) * 4), base.candidate.degrees, DataSharding(base.layout.zero_level, True, sharding.bucket_bytes),
+        base.candidate.division,
+    )  # fmt: skip
     if candidate.layout is None:
         return base, ""
     early = search.evaluate_with_recomputation(candidate, base.placement, base.placement_name)[-1]
@@ -224,7 +220,7 @@ def _bucketed(lay: TrainingLayout, times: Sequence[Ready], sums: Sequence[_Sums]
 def _evaluated(search: LayoutSearch, base: Evaluated, ready: Sequence[Ready], sums: Sequence[_Sums]) -> Evaluated:
     """The layout with the planned groups as its buckets, lowered and simulated; encodes and decodes cost what the profile says."""
     layout = _bucketed(base.layout, ready, sums)
-    share = search.fabric.device(base.placement[0]).cpu_share or 1.0
+    share = search.table_share or 1.0
     prices: dict[str, Priced] = {}
     for s in sums:
         profile, elements_of = s.plan.profile, {t.name: t.elements for t in s.plan.profile.tensors}

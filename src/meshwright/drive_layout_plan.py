@@ -1,13 +1,15 @@
 """A layout that the search found, as a training plan that runs: what of it `train run` cannot do, and the plan where there is nothing.
 
 The plan goes the way of `train plan`: the found degrees, stage borders, sharding level and recomputation are fixed, the layout is built from the
-operator graph, lowered, placed, simulated and checked. Where layers recompute differently, the plan chooses again (`auto`: what fits, at least time).
+operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches and tensor shares by itself, and
+stages too where that is faster than with the found borders. Where layers recompute differently, the plan chooses again (`auto`: what fits, at least time).
 What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from .cost import Cost
 from .decide.layout.mixed.search import Judged
@@ -28,13 +30,11 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
     layout, choices = judged.candidate.layout, judged.candidate.choices
     why = []
     replicas = {r for s in layout.stages for r in s.replicas}
-    if len({r.device for r in replicas}) > 1:
-        why.append(f"its devices are of several kinds ({', '.join(sorted({r.device for r in replicas}))})")
     if len({r.tensor for r in replicas}) > 1 or any(c.tensor for c in choices):
         degrees = sorted({r.tensor for r in replicas} | {c.tensor for c in choices if c.tensor})
         why.append(f"tensor degrees differ ({', '.join(map(str, degrees))})")
-    if len(set(layout.microbatches)) > 1:
-        why.append(f"pipelines have unequal numbers of micro-batches ({', '.join(map(str, sorted(set(layout.microbatches))))})")
+    if (count := sum(layout.microbatches)) % layout.data:
+        why.append(f"its {count} micro-batches do not divide by {layout.data} pipelines, from which a plan's unequal numbers start")
     levels = sorted({c.sharding for c in choices})
     if len(levels) > 1 and layout.data > 1:
         why.append(f"layers have different sharding levels ({', '.join(map(str, levels))})")
@@ -53,7 +53,7 @@ def best_runnable(found: LayoutFindings) -> Judged:
     why = not_runnable(found, best)
     raise Unsupported(
         f"none of the {len(found.found.ranked)} simulated layouts can be run; the best, {best.candidate.layout.name}: {'; '.join(why)}",
-        where="--out", hint="search for layouts that can: one level (--levels), one kind of device (--devices)",
+        where="--out", hint="search for layouts that can: one level (--levels), one tensor degree (--tensors)",
         data={"layout": best.candidate.layout.name, "why": list(why)},
     )  # fmt: skip
 
@@ -66,16 +66,22 @@ def plan_found(
     why = not_runnable(found, judged)
     layout = judged.candidate.layout
     if why:
-        hint = "search with one level (--levels), on one kind of device (--devices)"
+        hint = "search with one level (--levels)"
         raise Unsupported(f"{layout.name} cannot be run: {'; '.join(why)}", where="--out", hint=hint)
     choices = judged.candidate.choices
     again = {c.recompute for c in choices}
     level = choices[0].sharding if layout.data > 1 else 0
-    return plan_training(
-        job, fabric, cost, graph=graph, data=layout.data, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
-        microbatch=layout.microbatch, collective=collective, time_limit_s=time_limit_s, borders=_borders(found, [s.layers for s in layout.stages]),
-        sharding=ShardingWanted(level=level), recompute=again.pop() if len(again) == 1 and again != {"none"} else "auto",
+    plan = partial(
+        plan_training, job, fabric, cost, graph=graph, data=layout.data, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
+        microbatch=layout.microbatch, collective=collective, sharding=ShardingWanted(level=level),
+        recompute=again.pop() if len(again) == 1 and again != {"none"} else "auto",
     )  # fmt: skip
+    made = plan(borders=_borders(found, [s.layers for s in layout.stages]), time_limit_s=time_limit_s)
+    if len({r.device for s in layout.stages for r in s.replicas}) == 1 or len(layout.stages) == 1:
+        return made
+    other = plan(time_limit_s=time_limit_s)  # borders by the speed of the devices in each order of them, which the found ones are not for
+    assert made.prediction is not None and other.prediction is not None
+    return min(made, other, key=lambda p: p.prediction.time_s if p.prediction is not None else float("inf"))
 
 
 def _borders(found: LayoutFindings, layers: Sequence[int]) -> tuple[str, ...]:

@@ -14,10 +14,12 @@ from .breakdown import phase_seconds
 from .cost import Cost, Priced
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
 from .decide.layout.grid import degrees_of
-from .decide.layout.problem import Degrees
+from .decide.layout.problem import Degrees, Fixed
 from .decide.layout.tensor_shares import LEVEL, TensorOptions
+from .decide.layout.unlike import device_orders
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
+from .drive_divide import by_speed, speeds_of
 from .drive_folded import MAX_FOLDED_STEPS, SCOUTED, Steady, folded_step, steady_of, with_microbatches
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
@@ -86,7 +88,8 @@ class Evaluated:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return (self.candidate.degrees, self.placement, self.candidate.sharding, str(self.policy), self.candidate.schedule)
+        c = self.candidate
+        return (c.degrees, self.placement, c.sharding, str(self.policy), c.schedule, c.division)
 
     @cached_property
     def inlined(self) -> InlinedProgram:
@@ -145,6 +148,7 @@ class LayoutSearch:
     findings: LayoutFindings | None = None  # of the layer table, where it was asked
     too_large: int = 0  # steps of the smallest program that is too large, 0: none is
     out_of_time: bool = False
+    divide: bool = True  # work by speed where devices are unlike
     recompute: str = "auto"  # one of drive_recompute.POLICIES
     frontiers: dict[Any, Any] = field(default_factory=dict)
     steps: StepSource | None = None  # step graphs of stages, for plans of whole stages beside those of regions
@@ -159,16 +163,24 @@ class LayoutSearch:
             self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
         return self.graphs[batch]
 
-    def best(self, fixed: tuple[int | None, int | None, int | None, int | None]) -> tuple[Evaluated | None, list[Evaluated]]:
+    @property
+    def table_share(self) -> float:
+        """Of a core, at which `prices` and prices of codecs hold; 0 where devices state none."""
+        return float(getattr(self.prices, "share", 0.0) or self.fabric.devices[0].cpu_share)
+
+    def problem(self, fixed: Fixed) -> LayoutProblem:
+        return LayoutProblem(
+            graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed,
+            borders=self.borders,
+        )  # fmt: skip
+
+    def best(self, fixed: Fixed) -> tuple[Evaluated | None, list[Evaluated]]:
         """The fastest candidate that fits (None if none does), and everything that was judged."""
         from .graph_liveness import segment_workspace
 
         require_policy(self.recompute)
         until = time.monotonic() + self.time_limit_s
-        problem = LayoutProblem(
-            graph_at=self.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=fixed,
-            borders=self.borders,
-        )  # fmt: skip
+        problem = self.problem(fixed)
         refuse = self.refusal(problem, until)
         if self.planner.strategy == "auto" and len(self.fabric.devices) > MANY_DEVICES:
             self.planner = replace(self.planner, strategy="ring")
@@ -176,6 +188,8 @@ class LayoutSearch:
         judged: list[Evaluated] = []
         seen: dict[tuple[int, int, int, bool], int] = {}
         simulated, fastest = 0, float("inf")
+        speeds = speeds_of(self)
+        unlike, orders = len(set(speeds.values())) > 1, device_orders(self.fabric, speeds)
         for c in candidates:
             degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline, c.degrees.sequence)
             if c.layout is None:
@@ -199,16 +213,18 @@ class LayoutSearch:
                 judged.append(Evaluated(candidate=c, why=why))
                 continue
             done = False  # one placement of a folded program is enough: those that have its symmetry are much alike
-            for name, placement in placements_of(c.layout, self.fabric):
+            for name, placement in placements_of(c.layout, self.fabric, orders):
                 if done or (simulated and time.monotonic() > until):
                     break
-                for found in self.evaluate_with_recomputation(c, placement, name):
-                    judged.append(found)
-                    done |= folded and found.timeline is not None
-                    fastest = min(fastest, found.time_s if found.excess_bytes <= 0 else float("inf"))
-                    simulated += 1
+                divided = by_speed(self, problem, c, placement, speeds) if unlike and self.divide and not folded else None
+                for variant in (c, *((divided,) if divided is not None else ())):
+                    for found in self.evaluate_with_recomputation(variant, placement, name):
+                        judged.append(found)
+                        done |= folded and found.timeline is not None
+                        fastest = min(fastest, found.time_s if found.excess_bytes <= 0 else float("inf"))
+                        simulated += 1
         fitting = [e for e in judged if e.timeline is not None and e.excess_bytes <= 0]
-        best = min(fitting, key=lambda e: (e.time_s, e.candidate.degrees, e.placement_name), default=None)
+        best = min(fitting, key=lambda e: (e.time_s, e.candidate.degrees, e.candidate.division, e.placement_name), default=None)
         return best, judged
 
     def refusal(self, problem: LayoutProblem, until: float) -> Callable[[Degrees], str]:
@@ -294,9 +310,9 @@ class LayoutSearch:
         if self.prices is not None:
             source = getattr(self.prices, "source", "operators measured")
             table = split_prices(self.prices(graph, candidate.layout), candidate.layout, cost, self.fabric.device(placement[0]))
-            cost = cost.with_table(table, source=f"{cost.source}; {source}")
+            cost = cost.with_table(table, source=f"{cost.source}; {source}", share=self.table_share)
         if any(b.codec for b in candidate.layout.buckets):
-            cost = cost.with_table(self.codec_prices, source=f"{cost.source}; codecs measured")
+            cost = cost.with_table(self.codec_prices, source=f"{cost.source}; codecs measured", share=self.table_share)
         try:
             rings = planner.for_placement(placement)
             program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)

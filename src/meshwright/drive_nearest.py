@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
+from .decide.layout.problem import Fixed
 from .drive_layouts import MAX_PROGRAM_STEPS, Evaluated, LayoutSearch, expected_steps
 from .errors import Infeasible, MeshwrightError
 from .explain.changes import one_more_device
 from .fabric import Fabric
 
-__all__ = ["Fixed", "NearestChange", "leanest_fitting", "nearest_changes", "with_nearest_changes"]
+__all__ = ["NearestChange", "leanest_fitting", "nearest_changes", "with_nearest_changes"]
 
-Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, pipeline degree, micro-batch
 NAMES = ("--dp", "--tp", "--pp", "--microbatch")
 SMALLEST = 4  # combinations of degrees with the least weights and state whose exact need is worked out
 MOST_TIMES = 8  # as many devices as this times those there are

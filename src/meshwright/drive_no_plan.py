@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from .decide.layout.problem import Fixed
 from .drive_collectives import CollectivePlanner
 from .drive_layouts import Evaluated, LayoutSearch
-from .drive_nearest import Fixed, nearest_changes, with_nearest_changes
+from .drive_nearest import nearest_changes, with_nearest_changes
 from .drive_pipeline_choice import PipelineWanted, schedule_does_not_fit
 from .errors import Infeasible, TimeLimit
 from .fabric import Fabric

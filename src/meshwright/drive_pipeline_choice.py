@@ -16,7 +16,8 @@ import numpy as np
 
 from .decide.layout.data_sharding import DataSharding
 from .decide.layout.grid import Grid
-from .decide.layout.problem import Degrees, LayoutCandidate, LayoutProblem
+from .decide.layout.problem import Degrees, LayoutCandidate
+from .decide.layout.unlike import Division
 from .decide.pipeline import CITES, NAMES
 from .decide.pipeline.orders import kept_peak_bytes, times
 from .drive_layouts import Evaluated, LayoutSearch
@@ -89,13 +90,10 @@ class _Chooser:
         self.search, self.wanted, self.sharding, self.judged = search, wanted, sharding, judged
         self.refused: list[MeshwrightError] = []
         self.until = time.monotonic() + search.time_limit_s / 2
-        self.problem = LayoutProblem(
-            graph_at=search.graph_at, fabric=search.fabric, cost=search.cost, global_batch=search.job.global_batch, fixed=fixed,
-            borders=search.borders,
-        )  # fmt: skip
+        self.problem = search.problem(fixed)
         self.grid = Grid(workspace=segment_workspace, tensor_options=search.tensor_options)
-        self.built: dict[tuple[Degrees, DataSharding], LayoutCandidate] = {}
-        self.lazily: dict[tuple[Degrees, int, str], LayoutCandidate] = {}  # with copies that sum after backward, where that may be chosen
+        self.built: dict[tuple[Degrees, DataSharding, Division], LayoutCandidate] = {}
+        self.lazily: dict[tuple[Degrees, int, str, Division], LayoutCandidate] = {}  # with copies that sum after backward, where that may be chosen
 
     def run(self, best: Evaluated | None) -> tuple[Evaluated | None, list[Evaluated]]:
         auto = self.wanted.name == "auto"
@@ -124,14 +122,14 @@ class _Chooser:
         return best, self.judged
 
     def bases(self) -> list[Evaluated]:
-        """Layouts with a pipeline, once per degrees and sharding: those that fit with 1F1B first, then by time."""
+        """Layouts with a pipeline, once per degrees, sharding and equal or unequal micro-batches: those that fit with 1F1B first, then by time."""
         found: dict[Any, Evaluated] = {}
         order = sorted(
             (e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.pipeline > 1 and as_wanted(e, self.sharding)),
             key=lambda e: (e.timeline is None, e.excess_bytes > 0, e.time_s if e.timeline is not None else e.candidate.estimate_s),
         )
         for e in order:
-            found.setdefault((e.candidate.degrees, e.candidate.sharding), e)
+            found.setdefault((e.candidate.degrees, e.candidate.sharding, bool(e.candidate.division.microbatches)), e)
         return list(found.values())
 
     def try_all(self, base: Evaluated) -> list[Evaluated]:
@@ -187,7 +185,7 @@ class _Chooser:
             sharding = replace(sharding, overlap=True, bucket_bytes=self.sharding.bucket_bytes, copied=True)
         elif _copied(name, options):
             sharding = replace(sharding, overlap=False)
-        cut = self.stages(replace(degrees, pipeline=depth * chunks_of(name, options)), sharding)
+        cut = self.stages(replace(degrees, pipeline=depth * chunks_of(name, options)), sharding, base.candidate.division)
         if cut.layout is None:
             raise Infeasible(cut.why, hint="fewer stages per rank (chunks), a smaller pipeline degree, or another schedule")
         search, graph = self.search, self.search.graph_at(degrees.microbatch_size)
@@ -201,11 +199,11 @@ class _Chooser:
         )  # fmt: skip
         return made, max(kept_peak_bytes(problem, schedule))
 
-    def stages(self, degrees: Degrees, sharding: DataSharding) -> LayoutCandidate:
+    def stages(self, degrees: Degrees, sharding: DataSharding, division: Division) -> LayoutCandidate:
         """The layout cut into so many stages, one per pipeline index."""
-        if (degrees, sharding) not in self.built:
-            self.built[degrees, sharding] = self.grid.sharded(self.problem, degrees, sharding)
-        return self.built[degrees, sharding]
+        if (degrees, sharding, division) not in self.built:
+            self.built[degrees, sharding, division] = self.grid.sharded(self.problem, degrees, sharding, division)
+        return self.built[degrees, sharding, division]
 
 
 def _copied(name: str, options: Mapping[str, Any]) -> bool:
@@ -213,8 +211,8 @@ def _copied(name: str, options: Mapping[str, Any]) -> bool:
     return name == "chimera" or options.get("placement") == "both-ways"
 
 
-def _key(c: LayoutCandidate) -> tuple[Degrees, int, str]:
-    return c.degrees, c.sharding.level, c.schedule
+def _key(c: LayoutCandidate) -> tuple[Degrees, int, str, Division]:
+    return c.degrees, c.sharding.level, c.schedule, c.division
 
 
 def schedule_does_not_fit(

@@ -58,7 +58,7 @@ def layout_problem(
     `devices` indices. It is the planners' view: what is printed and compared comes from the lowered program.
     """
     chunks = len(layout.stages) // devices
-    first = fabric.device(placement[0])
+    first = fabric.devices[0]  # the one that measured prices are for
     works = dict(training_works(graph, layout))
     table = dict(prices(graph, layout)) if prices is not None else {}
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .decide.layout.data_sharding import CITE, DataSharding
 from .decide.layout.grid import Grid
-from .decide.layout.problem import LayoutCandidate, LayoutProblem
+from .decide.layout.problem import LayoutCandidate
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_placements import placements_of
 from .errors import Infeasible, UsageError
@@ -75,10 +75,7 @@ class _Chooser:
         self.judged = list(judged)
         from .graph_liveness import segment_workspace
 
-        self.problem = LayoutProblem(
-            graph_at=search.graph_at, fabric=search.fabric, cost=search.cost, global_batch=search.job.global_batch, fixed=fixed,
-            borders=search.borders,
-        )  # fmt: skip
+        self.problem = search.problem(fixed)
         self.grid = Grid(workspace=segment_workspace, tensor_options=search.tensor_options)
 
     def run(self, best: Evaluated | None) -> tuple[Evaluated | None, list[Evaluated]]:
@@ -113,11 +110,11 @@ class _Chooser:
             )  # fmt: skip
         seen: set[Any] = set()
         for e in sorted(replicated, key=lambda e: (e.time_s, e.candidate.estimate_s)):
-            if (e.candidate.degrees, e.placement) in seen:
+            if (e.candidate.degrees, e.candidate.division, e.placement) in seen:
                 continue
             if len(seen) >= ASKED or (seen and time.monotonic() > self.until):
                 break
-            seen.add((e.candidate.degrees, e.placement))
+            seen.add((e.candidate.degrees, e.candidate.division, e.placement))
             for overlap in self._overlaps():
                 self._try(e, DataSharding(self.wanted.level or 0, overlap, self.wanted.bucket_bytes))
 
@@ -138,7 +135,7 @@ class _Chooser:
     def _try(self, e: Evaluated, sharding: DataSharding) -> Evaluated | None:
         if time.monotonic() > self.until and any(x.timeline is not None and x.excess_bytes <= 0 and as_wanted(x, self.wanted) for x in self.judged):
             return None
-        candidate: LayoutCandidate = self.grid.sharded(self.problem, e.candidate.degrees, sharding)
+        candidate: LayoutCandidate = self.grid.sharded(self.problem, e.candidate.degrees, sharding, e.candidate.division)
         if candidate.layout is None:
             self.judged.append(Evaluated(candidate=candidate, why=candidate.why))
             return None
@@ -159,7 +156,7 @@ def sharding_decision(best: Evaluated, judged: list[Evaluated], wanted: Sharding
     others = [
         e for e in judged
         if e.candidate.degrees == best.candidate.degrees and e.placement == best.placement and e.candidate.sharding != chosen
-        and e.timeline is not None
+        and e.candidate.division == best.candidate.division and e.timeline is not None
     ]  # fmt: skip
     told = []
     for e in sorted(others, key=lambda e: e.candidate.sharding):

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from .cost import Cost
+from .decide.layout.problem import Fixed
 from .decide.restart import (
     RestartEstimate,
     RestartProblem,
@@ -32,7 +33,6 @@ from .drive import check, cost_of, fabric_of, plan_of
 from .drive_collectives import CollectivePlanner
 from .drive_compress import CompressWanted, Profiler, choose_compression
 from .drive_layouts import Evaluated, LayoutSearch
-from .drive_nearest import Fixed
 from .drive_no_plan import nothing_fits
 from .drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from .drive_sharding import ShardingWanted, choose_sharding

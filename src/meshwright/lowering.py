@@ -93,6 +93,9 @@ class _Lowering:
         require_orders(layout, self.orders)
         if any(s.step is not None and (s.step.weights >= 0) != layout.split_backward for s in layout.segments):
             raise Unsupported("plans of step graphs are of whole backwards, or all of ones in two parts", hint="plan schedule and steps together")
+        if layout.replica_microbatches and (layout.zero_level > 1 or len(layout.placement) > 1):
+            what = "copies of the stages" if len(layout.placement) > 1 else f"sharding level {layout.zero_level}"
+            raise Unsupported(f"{what} with unequal numbers of micro-batches: their collectives are one per micro-batch or copy on every replica")
         if folded:
             require_foldable(layout)
         self.stored = representatives(layout) if folded else list(range(layout.ranks))
@@ -104,7 +107,7 @@ class _Lowering:
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.buckets: dict[int, int] = {}  # stage -> bytes of its largest bucket
-        self.steps_of: dict[int, tuple[Position, ...]] = {}  # by pipeline index
+        self.steps_of: dict[tuple[int, int], tuple[Position, ...]] = {}  # by pipeline index and number of micro-batches
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
@@ -126,29 +129,41 @@ class _Lowering:
             compute = self.b.lane(number, unit=Unit.COMPUTE, role=Role.COMPUTE)
             recv_act, send_act, recv_grad, send_grad, sync = (self.b.lane(number) for _ in range(5))
             ranks.append(_Rank(number, stage, *facts, compute, recv_act, send_act, recv_grad, send_grad, sync))
-        self.messages = PipelineMessages(self, ranks, self.orders)
+        alike: dict[int, list[_Rank]] = {}  # replicas with as many micro-batches
         for r in ranks:
-            order = self.orders[lay.coordinates(r.number)[0]]
-            r.data = DataParallel(self, r, self.positions(lay.coordinates(r.number)[0]))
+            alike.setdefault(lay.microbatches_of(lay.coordinates(r.number)[1]), []).append(r)
+        self.messages = {n: PipelineMessages(self, some, [self.order(p, n) for p in range(lay.pipeline)]) for n, some in alike.items()}
+        for r in ranks:
+            p, d, _ = lay.coordinates(r.number)
+            order = self.order(p, lay.microbatches_of(d))
+            r.data = DataParallel(self, r, self.positions(p, d))
             r.data.buffers()
             run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights}
             for phase, k, mb in order:
                 run[phase](r, lay.stages[k], mb)
-            self.messages.emit(r)
+            self.messages_of(r).emit(r)
             r.data.finish()
             self.lifetimes(r)
         program = self.b.build()
         return with_fold(program, lay) if self.folded else program, self.callees
 
-    def positions(self, pipeline: int) -> tuple[Position, ...]:
-        """Compute steps of a pipeline index in order, segment by segment."""
-        if pipeline not in self.steps_of:
+    def order(self, pipeline: int, microbatches: int) -> list[tuple[str, int, int]]:
+        """Of a replica with so many micro-batches: that of all, without the others. What each waits for is still before it."""
+        return [x for x in self.orders[pipeline] if x[2] < microbatches]
+
+    def messages_of(self, r: _Rank) -> PipelineMessages:
+        return self.messages[self.layout.microbatches_of(self.layout.coordinates(r.number)[1])]
+
+    def positions(self, pipeline: int, data: int) -> tuple[Position, ...]:
+        """Compute steps of a rank in order, segment by segment."""
+        count = self.layout.microbatches_of(data)
+        if (pipeline, count) not in self.steps_of:
             found = []
-            for phase, k, mb in self.orders[pipeline]:
+            for phase, k, mb in self.order(pipeline, count):
                 keys = self.layout.stages[k].segments
                 found += [Position(phase, key, mb) for key in (keys if phase == "F" else keys[::-1])]
-            self.steps_of[pipeline] = tuple(found)
-        return self.steps_of[pipeline]
+            self.steps_of[pipeline, count] = tuple(found)
+        return self.steps_of[pipeline, count]
 
     def largest_bucket(self, r: _Rank) -> int:
         """Bytes of the largest bucket that any tensor part of the stage has: parts of unequal sizes sum some gradients together."""
@@ -207,7 +222,7 @@ class _Lowering:
 
     # ---- compute -----------------------------------------------------------------------------------------------
     def forward(self, r: _Rank, stage: Stage, mb: int) -> None:
-        waits = self.messages.arrivals(r, "F", stage.index, mb)
+        waits = self.messages_of(r).arrivals(r, "F", stage.index, mb)
         ref: StepRef | None = None
         for key in stage.segments:
             s = self.segment[key]
@@ -257,7 +272,7 @@ class _Lowering:
     def backward(self, r: _Rank, stage: Stage, mb: int) -> None:
         """`B`, or `I` where backward is split."""
         name = "I" if self.layout.split_backward else "B"
-        waits = self.messages.arrivals(r, "B", stage.index, mb)
+        waits = self.messages_of(r).arrivals(r, "B", stage.index, mb)
         ref: StepRef | None = None
         for key in reversed(stage.segments):
             s = self.segment[key]

@@ -110,11 +110,11 @@ class DataParallel:
             alone = ":" in name or not low.layout.buckets
             self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
         self.closing: dict[int, list[_Group]] = {}
-        p, _, _ = low.layout.coordinates(r.number)
+        p, d, _ = low.layout.coordinates(r.number)
         for g in self.groups.values():
-            for i in _ends(g, low.positions(p), each=self.level > 1):
+            for i in _ends(g, low.positions(p, d), each=self.level > 1):
                 self.closing.setdefault(i, []).append(g)
-        mates = [low.positions(q) for q in low.layout.mates(p)]
+        mates = [low.positions(q, d) for q in low.layout.mates(p)]
         if len(mates) > 1 and self.level < 2 and low.layout.overlap:
             self.common = sorted(self.groups.values(), key=lambda g: max((i for order in mates for i in _ends(g, order)), default=-1))
         self.compressed = CompressedSums.of(low, r, self._data(), self._label("dp"))

@@ -32,6 +32,8 @@ def why_not_folded(layout: TrainingLayout) -> str:
         return f"sharding level {layout.zero_level} is lowered rank by rank"
     if layout.placement or layout.split_backward or layout.schedule != "1f1b":
         return f"schedule {layout.schedule} is lowered rank by rank"
+    if layout.replica_microbatches:
+        return "data replicas have unequal numbers of micro-batches"
     everyone = tuple(range(layout.tensor))
     for x in layout.partial_gradients:
         if x.group_of(0) != everyone:

@@ -220,6 +220,8 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     `placement[copy][stage]`: the pipeline index that holds the stage; empty: stage i is on pipeline index i. With several copies of the stages,
     micro-batch m runs through copy `copy_of[m]` (empty: 0), and pipeline indices that share a stage share all theirs (`mates`). `split_backward`:
     backward runs as `I` (gradients of what a segment reads) and later `W` (gradients of its parameters). `held` is what one index holds.
+    `replica_microbatches`: micro-batches of every data replica where they differ (devices of unlike speed), the most of them being `microbatches`;
+    replica d takes the samples after those of the replicas before it.
     `zero_level`: what the data replicas divide among them instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
     weights. `overlap`: sums of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket.
     """
@@ -230,6 +232,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     microbatch_size: int
     microbatches: int  # per data-parallel replica and step
     global_batch: int
+    replica_microbatches: tuple[int, ...] = ()
     schedule: str = "1f1b"
     placement: tuple[tuple[int, ...], ...] = ()
     copy_of: tuple[int, ...] = ()
@@ -262,6 +265,25 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
     def rank(self, pipeline: int, data: int, tensor: int) -> int:
         return (pipeline * self.data + data) * self.tensor + tensor
+
+    def microbatches_of(self, data: int) -> int:
+        """Micro-batches of a data replica."""
+        return self.replica_microbatches[data] if self.replica_microbatches else self.microbatches
+
+    @property
+    def all_microbatches(self) -> int:
+        """Of all data replicas."""
+        return sum(self.replica_microbatches) or self.data * self.microbatches
+
+    @property
+    def microbatch_counts(self) -> str:
+        """Micro-batches of the replicas in words: "2 x 8", or "6 + 2" where they differ."""
+        return " + ".join(map(str, self.replica_microbatches)) or f"{self.data} x {self.microbatches}"
+
+    def first_sample(self, data: int, microbatch: int) -> int:
+        """The number, within the global batch, of a micro-batch's first sample."""
+        before = sum(self.replica_microbatches[:data]) if self.replica_microbatches else data * self.microbatches
+        return (before + microbatch) * self.microbatch_size
 
     def hosted(self, pipeline: int) -> tuple[tuple[int, int], ...]:
         """(stage, copy) of everything a pipeline index holds, by stage."""

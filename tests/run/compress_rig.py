@@ -76,7 +76,7 @@ def planned(
 def rows(step: int, replica: int, microbatch: int, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     lay = plan.layout
     assert lay is not None
-    first = step * lay.global_batch + (replica * lay.microbatches + microbatch) * lay.microbatch_size
+    first = step * lay.global_batch + lay.first_sample(replica, microbatch)
     x, y = zip(*(samples()[first + i] for i in range(lay.microbatch_size)), strict=True)
     return torch.stack(x), torch.stack(y)
 

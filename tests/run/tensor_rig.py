@@ -24,6 +24,7 @@ from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
 from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.decide.layout.unlike import EVEN, Division
 from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import PipelineProblem, one_f_one_b_order
 from meshwright.drive_collectives import bindable
@@ -83,10 +84,10 @@ class Outcome:
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
     options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
-    schedule: tuple[str, dict[str, Any]] | None = None,
+    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
 ) -> Case:  # fmt: skip
     model = models + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule)
+    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division)
     forward = forward_of(model, microbatch, loss)
     module, batch = whole_case(name, global_batch, loss, models)
     assert not check_layout(layout, layout.ranks)
@@ -108,19 +109,19 @@ def lowered_step(
 
 def _lowered(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
-    recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None,
+    recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
 ) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
     graph = graph_of(model, microbatch, loss)
     orders = None
     if schedule is not None:
-        problem = PipelineProblem.of(degrees[2], global_batch // (degrees[0] * microbatch), data=degrees[0])
+        problem = PipelineProblem.of(degrees[2], max(division.microbatches, default=global_batch // (degrees[0] * microbatch)), data=degrees[0])
         orders = make_strategy(*schedule).plan(problem, rng=np.random.default_rng(0))
     d = Degrees(*degrees[:2], orders.stages if orders else degrees[2], microbatch)
     fabric = fabric_of(max(2, d.ranks))
     regions, kept = search_regions(graph)
     layout = layout or build_layout(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
-        kept=kept, sharding=sharding,
+        kept=kept, sharding=sharding, division=division,
     )  # fmt: skip
     if recompute not in ("none", "steps"):
         layout = recomputed(graph, layout, recompute)
@@ -178,7 +179,7 @@ class _Fixed:
 
     def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]:
         lay = self.case.layout
-        first = (replica * lay.microbatches + microbatch) * lay.microbatch_size
+        first = lay.first_sample(replica, microbatch)
         return [x[first : first + lay.microbatch_size].clone() for x in self.case.batch]
 
 

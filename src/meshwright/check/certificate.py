@@ -255,9 +255,9 @@ def _roofline(data: Mapping[str, Any], fabric: Fabric, layout: TrainingLayout | 
     if layout is not None:
         counted = 0
         for s in layout.segments:
-            each = (s.forward.flops + s.backward.flops) * layout.microbatches * layout.data
+            each = (s.forward.flops + s.backward.flops) * layout.all_microbatches
             # a split segment states one part's share, rounded down
-            counted += (each + 2 * layout.microbatches * layout.data) * layout.tensor if s.split else each
+            counted += (each + 2 * layout.all_microbatches) * layout.tensor if s.split else each
         if flops > counted:
             raise _Wrong(f"the layout's segments do {counted} operations, it says {flops}")
     if int(data["devices"]) != len(fabric.devices):

@@ -186,7 +186,7 @@ def _own(m: TrainingStep, rank: int, b: int, cell: int) -> int:
     held = set(m.layout.hosted(stage))
     bits = 0
     for key in m.users.get(place, set()):
-        for microbatch in range(m.layout.microbatches):
+        for microbatch in range(m.layout.microbatches_of(replica)):
             if (m.segment[key].stage, m.layout.copy(microbatch)) in held:
                 bits |= m.contribution(key, microbatch, replica)
     return bits << 32 | m.quantity("gradient", *place) if bits else 0

@@ -116,7 +116,7 @@ class TrainingStep(WeightCells):
                 has[self.actor[step]][key] += 1
                 at[(self.actor[step], *key)] = step
         for rank in self.ranks():
-            want = Counter(compute_steps(lay, lay.coordinates(rank)[0]))
+            want = Counter(compute_steps(lay, *lay.coordinates(rank)[:2]))
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
                 want["optimizer", "", 0] = 1
             want |= codec_steps(lay, p, rank)
@@ -160,8 +160,8 @@ class TrainingStep(WeightCells):
         shares = len(self.group(self.data.named(b, self.p.buffers.name[b]), lay.coordinates(rank)[2]))
         bits = 0
         for key in self.users.get(place, set()):
-            for m in range(lay.microbatches):
-                for d in range(lay.data):
+            for d in range(lay.data):
+                for m in range(lay.microbatches_of(d)):
                     for share in range(shares):
                         bits |= self.contribution(key, m, d, share)
         return bits << 32 | self.quantity("gradient", *place) if bits else 0

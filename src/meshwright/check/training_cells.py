@@ -17,11 +17,11 @@ ADDING = ("B", "W")  # compute steps that add to gradients of parameters
 KEPT = ("saved", "left")  # what a segment's steps keep for its later ones
 
 
-def compute_steps(layout: TrainingLayout, pipeline: int) -> Iterator[tuple[str, str, int]]:
-    """(name, segment, micro-batch) of what every rank of a pipeline index runs once: its stages, for micro-batches of its copies of them."""
+def compute_steps(layout: TrainingLayout, pipeline: int, data: int) -> Iterator[tuple[str, str, int]]:
+    """(name, segment, micro-batch) of what the ranks of a pipeline and a data index run once: stages, for micro-batches of the copies held."""
     names = "FIW" if layout.split_backward else "FB"
     for stage, copy in layout.hosted(pipeline):
-        for m in range(layout.microbatches):
+        for m in range(layout.microbatches_of(data)):
             if layout.copy(m) == copy:
                 yield from ((n, key, m) for key in layout.stages[stage].segments for n in names)
 

@@ -238,9 +238,12 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
     bad: list[tuple[str, dict[str, Any]]] = []
     if ranks is not None and layout.ranks != ranks:
         bad.append((f"{layout.data} x {layout.tensor} x {layout.pipeline} is not the program's {ranks} ranks", {"ranks": ranks}))
-    total = layout.data * layout.microbatches * layout.microbatch_size
-    if total != layout.global_batch:
-        bad.append((f"{layout.data} x {layout.microbatches} x {layout.microbatch_size} samples are not the global batch {layout.global_batch}", {}))
+    each = layout.replica_microbatches or (layout.microbatches,) * layout.data
+    if len(each) != layout.data or min(each) < 1 or max(each) != layout.microbatches:
+        bad.append((f"micro-batches {list(each)} are not at least one for each of {layout.data} replicas and {layout.microbatches} at most", {}))
+    elif sum(each) * layout.microbatch_size != layout.global_batch:
+        text = f"({layout.microbatch_counts}) micro-batches of {layout.microbatch_size} samples are not the global batch {layout.global_batch}"
+        bad.append((text, {}))
     stages = len(layout.placement[0]) if layout.placement else layout.pipeline
     if [s.index for s in layout.stages] != list(range(stages)):
         bad.append((f"{stages} stages are needed, in order", {}))

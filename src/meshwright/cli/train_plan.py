@@ -71,6 +71,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pipeline-option", action="append", default=[], metavar="NAME=VALUE", help="of the schedule, e.g. chunks=4, pipes=2, group=8, split=true"
     )
+    parser.add_argument(
+        "--unlike", default="auto", choices=("auto", "even"),
+        help="devices of unlike speed: auto (default; stages, micro-batches and tensor shares by speed where that is faster), even (equal parts)",
+    )  # fmt: skip
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
     parser.add_argument("--seed", type=int, default=0)
@@ -108,7 +112,7 @@ def run(args: argparse.Namespace) -> Result:
         collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,
         tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
         recompute=args.recompute, schedule=_schedule(args), steps=_steps(args, job, fabric, cost),
-        compress=_compress(args.compress),
+        compress=_compress(args.compress), divide=args.unlike == "auto",
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()

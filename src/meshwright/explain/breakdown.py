@@ -147,7 +147,7 @@ def _recompute_s(run: Simulated, stage: int, rank: int) -> float:
             whole = run.cost.roofline(s.backward + s.again, device).time_s
             extra = max(whole - run.cost.roofline(s.backward, device).time_s, 0.0)
             priced = run.cost.table.get(f"{s.key}|B")
-            passes = sum(layout.copy(m) == mine[s.key] for m in range(layout.microbatches))
+            passes = sum(layout.copy(m) == mine[s.key] for m in range(layout.microbatches_of(layout.coordinates(rank)[1])))
             total += (extra * priced.time_s / whole if priced is not None and whole else extra) * passes
     return total
 

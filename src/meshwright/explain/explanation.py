@@ -233,7 +233,7 @@ def _flops(plan: Plan, run: Simulated, graph: OpGraph | None, time_s: float, mea
         hardware = int(certificate.data["flops"]) if certificate is not None and certificate.kind == "roofline" else 0
         for s in layout.segments:  # what runs again, on all ranks that share a segment
             parts = sum(s.shares) / max(s.shares) if s.shares else layout.tensor if s.split else 1
-            hardware += round(s.again.flops * parts) * layout.microbatches * layout.data
+            hardware += round(s.again.flops * parts) * layout.all_microbatches
         model = 0
     could = time_s * peak
     return PlanFlops(

@@ -79,6 +79,9 @@ def _checked(file: _File, where: str) -> Cost:
         if getattr(cost, name) > 1:
             raise FormatError(f"must be at most 1, got {getattr(cost, name)}", where=f"{where}: cost.{name}")
     _not_negative(cost.per_call_s, "cost.per_call_s", where)
+    _not_negative(cost.table_share, "cost.table_share", where)
+    if cost.table_share > 1:
+        raise FormatError(f"must be at most 1, got {cost.table_share}", where=f"{where}: cost.table_share")
     for name in cost.transport.__struct_fields__:
         value = getattr(cost.transport, name)
         if isinstance(value, float):

@@ -197,6 +197,10 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
                 parse_codec(bucket.codec)
             except MeshwrightError as error:
                 raise FormatError(error.message, where=f"{where}.buckets[{i}].codec", hint=error.hint) from None
+    each = layout.replica_microbatches
+    if each and (len(each) != layout.data or min(each) < 1 or max(each) != layout.microbatches):
+        message = f"must give each of the {layout.data} replicas at least one micro-batch, at most {layout.microbatches} (and that to one of them)"
+        raise FormatError(message, where=f"{where}.replica_microbatches")
     if layout.microbatches > MAX_EXECUTED_STEPS:
         raise FormatError(f"must be <= {MAX_EXECUTED_STEPS}, got {layout.microbatches}", where=f"{where}.microbatches")
     if layout.ranks != ranks:

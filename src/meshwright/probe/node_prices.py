@@ -74,7 +74,8 @@ def measured_prices(job: Training, *, batch_size: int, share: float = 1.0, repea
 def segment_prices(
     nodes: Mapping[str, NodePair], batch_size: int, layout: TrainingLayout, *, share: float = 1.0, weights: Mapping[str, float] | None = None
 ) -> dict[str, Priced]:
-    """`"segment|F"` and `"segment|B"` (or `I` and `W`) -> price on one rank, for one micro-batch. `weights`: see `MeasuredPrices`, by operator."""
+    """`"segment|F"` and `"segment|B"` (or `I` and `W`) -> price on one rank, for one micro-batch: of the rank with most, and
+    with `@<tensor index>` of each where they have unequal shares. `weights`: see `MeasuredPrices`, by operator."""
     of_weights = weights or {}
     found: dict[str, Priced] = {}
     for s in layout.segments:
@@ -91,7 +92,11 @@ def segment_prices(
         if layout.split_backward:
             timed = {"F": forward, "I": backward - later + again, "W": later}
         for name, seconds in timed.items():
-            found[f"{s.key}|{name}"] = Priced(scale * seconds / share, evidence, scale * seconds)  # type: ignore[arg-type]
+            own_s = scale * seconds
+            found[f"{s.key}|{name}"] = Priced(own_s / share, evidence, own_s)  # type: ignore[arg-type]
+            for part, units in enumerate(s.shares if len(set(s.shares)) > 1 else ()):
+                part_s = own_s * units / max(s.shares)
+                found[f"{s.key}|{name}@{part}"] = Priced(part_s / share, "interpolated", part_s)
     return found
 
 

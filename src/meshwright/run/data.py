@@ -90,7 +90,7 @@ class Batches:
 
     def microbatch(self, step: int, replica: int, microbatch: int) -> tuple[torch.Tensor, ...]:
         lay = self.layout
-        first = step * lay.global_batch + (replica * lay.microbatches + microbatch) * lay.microbatch_size
+        first = step * lay.global_batch + lay.first_sample(replica, microbatch)
         rows = [self.dataset.sample(first + i) for i in range(lay.microbatch_size)]
         batch = tuple(torch.stack(column) for column in zip(*rows, strict=True))
         if len(batch) != len(self.inputs):

@@ -54,18 +54,18 @@ class TrainingWork:
         self._batches.clear()
         if any(s.inputs for s in self.module.segments.values()):
             replica = self.layout.coordinates(self.rank)[1]
-            for mb in range(self.layout.microbatches):
+            for mb in range(self.layout.microbatches_of(replica)):
                 self._batches[mb] = self.data.microbatch(step, replica, mb)
 
     def loss(self) -> float | None:
-        """Mean loss of this replica's micro-batches of the current step; None on ranks that compute none.
+        """This rank's part of the mean loss of the current step, so that the mean over ranks that compute some is it; None where none is computed.
 
-        Where copies of the last stage have some of them each: so that the mean over these ranks is it.
+        With a replica of its own whole share, that is the mean loss of its micro-batches.
         """
         if not self.losses:
             return None
         shares = len(set(self.layout.copy_of)) or 1
-        return sum(float(x) for x in self.losses.values()) * shares / self.layout.microbatches
+        return sum(float(x) for x in self.losses.values()) * shares / (self.layout.all_microbatches / self.layout.data)
 
     def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
         ops = self.program.ops
@@ -130,7 +130,7 @@ class TrainingWork:
         replica, tensor = self.layout.coordinates(self.rank)[1:]
         place = (replica, microbatch, segment.key, *((tensor,) if segment.split else ()))
         lay, draws = self.layout, self.module.draws
-        sample = (replica * lay.microbatches + microbatch) * lay.microbatch_size
+        sample = lay.first_sample(replica, microbatch)
 
         def forward() -> None:
             draws.seed, draws.step, draws.first, draws.samples = self.seed, self.step, self.step * lay.global_batch + sample, lay.microbatch_size
@@ -148,7 +148,7 @@ class TrainingWork:
 
     def _backward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
         values, put, names, loss_name = memory.values, memory.put, memory.by_name, self.module.loss
-        exact = 1.0 / (self.layout.microbatches * self.layout.data)
+        exact = 1.0 / self.layout.all_microbatches
         share = torch.tensor(exact, dtype=torch.float64, device=memory.device)  # autograd gives it the loss's own precision
         gathered = [names.get(f"gradall:{v}:{microbatch}", names.get(f"grad:{v}:{microbatch}", -1)) for v in segment.writes]
         incoming = [-1 if v == loss_name else b for v, b in zip(segment.writes, gathered, strict=True)]

@@ -22,6 +22,7 @@ from .sequence import SequenceSplit, split_sequence
 from .sharding import Split
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import Usable, ordered_units, usable_regions
+from .unlike import EVEN, Division
 
 __all__ = ["build_layout", "divided"]
 
@@ -99,13 +100,15 @@ class _Build:
 def build_layout(
     graph: OpGraph, regions: Sequence[Region], degrees: Degrees, global_batch: int, *, cost: Cost, device: Device, border_Bps: float,
     workspace: Workspace, options: TensorOptions = LEVEL, kept: Sequence[Kept] = (), cuts: Sequence[str] = (),
-    sharding: DataSharding = PLAIN,
+    sharding: DataSharding = PLAIN, division: Division = EVEN,
 ) -> TrainingLayout:  # fmt: skip
     """`graph` is captured at the micro-batch size; `border_Bps` is the rate between neighbouring stages.
 
     `kept`: what the search for regions left whole (`megatron.search_regions`), for the layout's notes. `cuts`: the first operators of the stages
-    after the first, where they are given. Raises: Infeasible when the graph cannot be cut into that many stages, or not there.
+    after the first, where they are given. `division`: of work among devices of unlike speed. Raises: Infeasible when the graph cannot be cut into
+    that many stages, or not there.
     """
+    options = division.options(options)
     usable = usable_regions(graph, regions, degrees.tensor, options)
     losses = tuple(VocabularyLoss(node=x, smoothing=options.smoothing) for x in dict.fromkeys(x for r in usable.shares for x in r.losses))
     expanded = expand_losses(graph, losses)
@@ -119,7 +122,7 @@ def build_layout(
         sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
     divided_or_early = (degrees.data > 1 and (sharding.level or sharding.overlap)) or (sharding.copied and sharding.overlap)
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
-    starts = _stage_starts(b, cost, device, border_Bps, cuts)
+    starts = _stage_starts(b, cost, device, border_Bps, cuts, division.stage_speeds)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
     b.bucket_bytes = bucket_size(b.sharding, [sum(_parameter_bytes(b, run)) for run in runs])
     produced_in = {n.name: s for s, run in enumerate(runs) for u in run for n in u.nodes}
@@ -147,7 +150,8 @@ def build_layout(
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
         microbatch_size=degrees.microbatch_size,
-        microbatches=global_batch // (degrees.data * degrees.microbatch_size),
+        microbatches=max(division.microbatches, default=global_batch // (degrees.data * degrees.microbatch_size)),
+        replica_microbatches=division.microbatches,
         global_batch=global_batch,
         zero_level=b.sharding.level,
         overlap=b.sharding.overlap,
@@ -165,7 +169,7 @@ def build_layout(
     )
 
 
-def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts: Sequence[str]) -> list[int]:
+def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts: Sequence[str], speeds: Sequence[float]) -> list[int]:
     borders = border_values(b.units)
     time_of = []
     for unit in b.units:
@@ -180,7 +184,7 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts
         allowed.append(all(len(b.node_of[v].outputs) == 1 and _may_cross(b, v) for v in values))
     if cuts:
         return _given_starts(b, cuts, allowed)
-    return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed)
+    return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed, speeds if len(speeds) == b.degrees.pipeline else ())
 
 
 def _border_bytes(b: _Build, value: str) -> int:

@@ -106,10 +106,13 @@ def border_values(units: Sequence[Unit]) -> list[list[str]]:
     return borders
 
 
-def cut_stages(units: Sequence[Unit], stages: int, time_of: Sequence[float], border_s: Sequence[float], allowed: Sequence[bool]) -> list[int]:
+def cut_stages(
+    units: Sequence[Unit], stages: int, time_of: Sequence[float], border_s: Sequence[float], allowed: Sequence[bool], speeds: Sequence[float] = ()
+) -> list[int]:
     """Start positions of each stage (the first is 0), minimising the largest stage time + its outgoing border time.
 
-    `time_of[u]`: seconds of unit u forward and backward; `border_s[i]`: seconds to move border i both ways; `allowed[i]`: may be cut.
+    `time_of[u]`: seconds of unit u forward and backward; `border_s[i]`: seconds to move border i both ways; `allowed[i]`: may be cut;
+    `speeds`: of every stage's devices, relative to those that the times are for.
     Raises: Infeasible when there are fewer allowed cuts than stages need.
     """
     n = len(units)
@@ -123,14 +126,15 @@ def cut_stages(units: Sequence[Unit], stages: int, time_of: Sequence[float], bor
     prefix = [0.0]
     for t in time_of:
         prefix.append(prefix[-1] + t)
-    best = [(prefix[p] + border_s[p], -1) for p in positions]
+    slow = [1 / x for x in speeds] or [1.0] * stages
+    best = [(prefix[p] * slow[0] + border_s[p], -1) for p in positions]
     back: list[list[int]] = []
-    for _ in range(stages - 1):
+    for stage in range(1, stages):
         nxt: list[tuple[float, int]] = []
         for j, end in enumerate(positions):
             choice = (float("inf"), -1)
             for i in range(1, j):
-                value = max(best[i][0], prefix[end] - prefix[positions[i]] + (border_s[end] if end < n else 0.0))
+                value = max(best[i][0], (prefix[end] - prefix[positions[i]]) * slow[stage] + (border_s[end] if end < n else 0.0))
                 if value < choice[0]:
                     choice = (value, i)
             nxt.append(choice)

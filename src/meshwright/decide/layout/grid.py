@@ -25,6 +25,7 @@ from .megatron import Kept, Region, search_regions
 from .problem import Degrees, LayoutCandidate, LayoutProblem
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import usable_regions
+from .unlike import EVEN, Division
 
 __all__ = ["CITE", "Grid", "degrees_of"]
 
@@ -68,36 +69,36 @@ class Grid:
         fits.sort(key=lambda c: (c.estimate_s, c.degrees))
         return fits + refused
 
-    def sharded(self, problem: LayoutProblem, degrees: Degrees, sharding: DataSharding) -> LayoutCandidate:
+    def sharded(self, problem: LayoutProblem, degrees: Degrees, sharding: DataSharding, division: Division = EVEN) -> LayoutCandidate:
         """The layout of these degrees with its replicas' training state divided and its gradients summed as `sharding` says."""
         graph = problem.graph_at(degrees.microbatch_size)
-        return self._candidate(problem, graph, *search_regions(graph), degrees, sharding)
+        return self._candidate(problem, graph, *search_regions(graph), degrees, sharding, division)
 
     def _candidate(
         self, problem: LayoutProblem, graph: OpGraph, regions: tuple[Region, ...], kept: tuple[Kept, ...], degrees: Degrees,
-        sharding: DataSharding = PLAIN,
+        sharding: DataSharding = PLAIN, division: Division = EVEN,
     ) -> LayoutCandidate:  # fmt: skip
         t = degrees.tensor
-        if t > 1 and not usable_regions(graph, regions, t, self.tensor_options).shares:
+        options = division.options(replace(self.tensor_options, sequence=degrees.sequence))
+        if t > 1 and not usable_regions(graph, regions, t, options).shares:
             units = sorted({r.units for r in regions})
             why = f"no part of the model can be split {t} ways" + (f" (splittable units: {units})" if units else "")
-            return LayoutCandidate(degrees=degrees, why=why, sharding=sharding)
+            return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
         if self.tensor_options.sequence and not degrees.sequence:
             return LayoutCandidate(degrees=degrees, why="sequence parallelism needs a tensor degree of at least 2", sharding=sharding)
-        device = problem.fabric.devices[0]
+        device = problem.reference
         rate = float(min(link.rate_Bps for link in problem.fabric.links)) if problem.fabric.links else 1e12
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
-                kept=kept, options=replace(self.tensor_options, sequence=degrees.sequence), cuts=problem.borders,
-                sharding=sharding,
+                kept=kept, options=options, cuts=problem.borders, sharding=sharding, division=division,
             )  # fmt: skip
         except Infeasible as error:
-            return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding)
+            return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)
         if degrees.sequence and not layout.sequence:
-            return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding)
+            return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding, division=division)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
-        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory, sharding=sharding)
+        return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory, sharding=sharding, division=division)
 
 
 def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:

@@ -8,12 +8,15 @@ from typing import Protocol
 
 from ...cost import Cost
 from ...errors import Unsupported
-from ...fabric import Fabric
+from ...fabric import Device, Fabric
 from ...graph import OpGraph
 from ...plan import TrainingLayout
 from .data_sharding import PLAIN, DataSharding
+from .unlike import EVEN, Division
 
-__all__ = ["Degrees", "LayoutCandidate", "LayoutProblem", "LayoutStrategy"]
+__all__ = ["Degrees", "Fixed", "LayoutCandidate", "LayoutProblem", "LayoutStrategy"]
+
+Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, pipeline degree, micro-batch
 
 
 @dataclass(frozen=True, order=True)
@@ -51,9 +54,14 @@ class LayoutProblem:
     fabric: Fabric
     cost: Cost
     global_batch: int
-    fixed: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)  # data, tensor, pipeline, micro-batch
+    fixed: Fixed = (None, None, None, None)
     max_microbatch: int = 64
     borders: tuple[str, ...] = ()  # operators that begin the stages after the first, where the cuts are given
+
+    @property
+    def reference(self) -> Device:
+        """The device that closed forms are for: one of the fastest."""
+        return max(self.fabric.devices, key=lambda d: (d.flops.get(self.cost.dtype, 0) * (d.cpu_share or 1.0), d.cpu_share or 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +74,15 @@ class LayoutCandidate:
     memory_floor_bytes: int = 0  # weights, gradients and optimiser state of the fullest rank
     why: str = ""
     sharding: DataSharding = PLAIN
+    division: Division = EVEN  # of work among devices of unlike speed
     schedule: str = ""  # of the pipeline, in words; "": 1F1B
     orders: tuple[tuple[tuple[str, int, int], ...], ...] = ()  # per pipeline index (phase, stage, micro-batch); empty: 1F1B's
 
     @property
     def what(self) -> str:
         """The candidate in words."""
-        return str(self.degrees) + ("" if self.sharding == PLAIN else f", {self.sharding}") + (f", {self.schedule}" if self.schedule else "")
+        more = (*(() if self.sharding == PLAIN else (str(self.sharding),)), self.schedule, str(self.division))
+        return ", ".join((str(self.degrees), *filter(None, more)))
 
 
 class LayoutStrategy(Protocol):

@@ -134,7 +134,7 @@ def layout_table(page: PageContent) -> Html:
             said = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"  # neighbours: the pipeline is the outermost axis
             rows.append([f"stage {name}", said, str(len(keys)), shortened(", ".join(keys), 60), str(len(stage.params))])
         head = (
-            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}; {layout.microbatches} micro-batches of "
+            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}; {layout.microbatch_counts} micro-batches of "
             f"{layout.microbatch_size}, {layout.global_batch} samples a step; schedule {layout.schedule}; ZeRO {layout.zero_level}"
             + ("; sequence-parallel" if layout.sequence else "")
             + (f"; gradients summed during backward in {len(layout.buckets)} buckets" if layout.overlap else "")
