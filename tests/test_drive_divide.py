@@ -115,7 +115,7 @@ def test_measured_times_hold_for_the_share_they_were_taken_at():
     assert Cost(table=cost.table).price("a|F", None, fast).time_s == 2.0, "without a share they hold everywhere"
     assert cost_of_document(cost_document(cost)).table_share == 0.25
     for wrong in (-0.5, 1.5):
-        with pytest.raises(FormatError, match="cost.table_share"):
+        with pytest.raises(FormatError, match="table_share"):
             cost_of_document(cost_document(replace_share(cost, wrong)))
 
 

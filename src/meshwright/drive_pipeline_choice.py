@@ -17,7 +17,7 @@ import numpy as np
 from .decide.layout.data_sharding import DataSharding
 from .decide.layout.grid import Grid
 from .decide.layout.problem import Degrees, LayoutCandidate
-from .decide.layout.unlike import Division
+from .decide.layout.unlike import EVEN, Division
 from .decide.pipeline import CITES, NAMES
 from .decide.pipeline.orders import kept_peak_bytes, times
 from .drive_layouts import Evaluated, LayoutSearch
@@ -122,14 +122,14 @@ class _Chooser:
         return best, self.judged
 
     def bases(self) -> list[Evaluated]:
-        """Layouts with a pipeline, once per degrees, sharding and equal or unequal micro-batches: those that fit with 1F1B first, then by time."""
+        """Layouts with a pipeline, once per degrees, sharding, and whether work is divided equally: those that fit with 1F1B first, then by time."""
         found: dict[Any, Evaluated] = {}
         order = sorted(
             (e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.pipeline > 1 and as_wanted(e, self.sharding)),
             key=lambda e: (e.timeline is None, e.excess_bytes > 0, e.time_s if e.timeline is not None else e.candidate.estimate_s),
         )
         for e in order:
-            found.setdefault((e.candidate.degrees, e.candidate.sharding, bool(e.candidate.division.microbatches)), e)
+            found.setdefault((e.candidate.degrees, e.candidate.sharding, e.candidate.division == EVEN), e)
         return list(found.values())
 
     def try_all(self, base: Evaluated) -> list[Evaluated]:

@@ -14,6 +14,7 @@ from typing import Any
 from .decide.layout.data_sharding import CITE, DataSharding
 from .decide.layout.grid import Grid
 from .decide.layout.problem import LayoutCandidate
+from .decide.layout.unlike import EVEN
 from .drive_layouts import Evaluated, LayoutSearch
 from .drive_placements import placements_of
 from .errors import Infeasible, UsageError
@@ -85,7 +86,8 @@ class _Chooser:
             self._asked(replicated)
             best = None
         else:
-            for e in fitting[:FASTEST]:
+            fastest = [e for e in fitting if e.candidate.division == EVEN][:FASTEST] + [e for e in fitting if e.candidate.division != EVEN][:FASTEST]
+            for e in fastest:  # those with equal parts too: which is faster may change with the sums
                 for sharding in self._quick():
                     self._try(e, sharding)
             if self.wanted.level is None and self.highest:

@@ -67,6 +67,7 @@ def test_wrong_counts_are_found():
     swapped = msgspec.structs.replace(case.layout, replica_microbatches=(1, 3))
     assert "rank 0 runs" in check_training(case.program, swapped)[0].message
     assert not check_layout(swapped, 2)
-    for counts, said in (((3, 2), "(3 + 2) micro-batches of 2"), ((3,), "not at least one for each of 2"), ((4, 0), "at least one"), ((2, 2), "3 at most")):
+    said_of = {(3, 2): "(3 + 2) micro-batches of 2", (3,): "not at least one for each of 2", (4, 0): "at least one", (2, 2): "3 at most"}
+    for counts, said in said_of.items():
         wrong = check_layout(msgspec.structs.replace(case.layout, replica_microbatches=counts), 2)
         assert wrong and said in wrong[0].message, (counts, wrong)

@@ -88,7 +88,8 @@ def _layout_line(plan: Plan) -> str:
     layout = plan.layout
     assert layout is not None
     line = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"
-    return line + (", sequence-parallel" if layout.sequence else "")
+    division = plan.decisions["layout"].get("options", {}).get("division", "")
+    return line + (", sequence-parallel" if layout.sequence else "") + (f", {division}" if division else "")
 
 
 def _schedule_line(plan: Plan) -> str:

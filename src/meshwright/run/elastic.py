@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import MeshwrightError, RankFailed, UsageError
 from ..io.atomic import write_bytes
@@ -42,7 +43,7 @@ from .torchrun_worker import tell_torchrun
 from .train import RunRequest, RunResult, absolute, commit, forward_graph, make_document, walk_orders, write_modules
 from .worker import TerminationWatch, report_of
 
-__all__ = ["run_as_torchrun_rank"]
+__all__ = ["rank_on_device", "run_as_torchrun_rank"]
 
 VIEWS_WAIT_S = 0.4
 
@@ -60,18 +61,20 @@ def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
 
 
 def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    world = int(os.environ["WORLD_SIZE"])
     assert plan.layout is not None
     if world != plan.layout.ranks:
         raise UsageError(
             f"torchrun started {world} ranks, the plan needs {plan.layout.ranks}", where="torchrun",
             hint=f"use --nnodes and --nproc-per-node whose product is {plan.layout.ranks}",
         )  # fmt: skip
+    rank = rank_on_device(plan.placement[:world], os.environ)
     if os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     limit = timedelta(seconds=request.timeout_s)
-    dist.init_process_group("gloo" if request.device == "cpu" else "cpu:gloo,cuda:nccl", init_method="env://", timeout=limit)
+    found, _, _ = next(rendezvous("env://", timeout=limit))  # hosted by whom the launcher calls rank 0, whatever the plan does
+    dist.init_process_group("gloo" if request.device == "cpu" else "cpu:gloo,cuda:nccl", store=found, rank=rank, world_size=world, timeout=limit)
     store = dist.PrefixStore("meshwright", dist.distributed_c10d._get_default_store())
     run = _ElasticRank(plan, request, rank, world, store)
     try:
@@ -80,6 +83,24 @@ def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
         os._exit(130)
     except BaseException as error:
         raise run.blame(report_of(error, rank, run.progress)) from error
+
+
+def rank_on_device(placement: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The rank that the plan puts on this process's device, where a launcher says which (MESHWRIGHT_DEVICE) and it has one process; else RANK.
+
+    Raises: UsageError for a device that the plan does not use: its ranks would run in places that it was not made for.
+    """
+    given, device = int(environment["RANK"]), environment.get("MESHWRIGHT_DEVICE", "")
+    if not device or int(environment.get("LOCAL_WORLD_SIZE", "1")) > 1:
+        return given
+    if device not in placement:
+        shown = ", ".join(placement[:8]) + (", ..." if len(placement) > 8 else "")
+        raise UsageError(
+            f"the plan has no rank on this device, {device!r}: it was made for {shown}", where="MESHWRIGHT_DEVICE",
+            hint="plan for this fabric (in a lab: --fabric $MESHWRIGHT_FABRIC); MESHWRIGHT_DEVICE= (empty) leaves ranks as the launcher numbers them",
+            data={"device": device, "placement": list(placement[:32])},
+        )  # fmt: skip
+    return placement.index(device)
 
 
 @dataclass
