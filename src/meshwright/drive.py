@@ -30,7 +30,8 @@ from .decide.layout.unlike import EVEN
 from .drive_collectives import CollectivePlanner
 from .drive_compress import CompressWanted, choose_compression, compression_citations
 from .drive_divide import refine_division
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_evaluated import Evaluated
+from .drive_layouts import LayoutSearch
 from .drive_nearest import leanest_fitting
 from .drive_no_plan import no_plan
 from .drive_pipeline_choice import PipelineWanted, choose_schedule, pipeline_decision

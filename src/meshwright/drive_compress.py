@@ -26,7 +26,8 @@ from .decide.layout.data_sharding import DataSharding
 from .decide.layout.grid import Grid
 from .decide.traffic import CITES
 from .decide.traffic.problem import curve_at
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_evaluated import Evaluated
+from .drive_layouts import LayoutSearch
 from .drive_sharding import ShardingWanted, as_wanted
 from .drive_traffic import UNCOMPRESSED, plan_traffic, risks_of
 from .errors import Unsupported

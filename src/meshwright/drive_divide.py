@@ -17,7 +17,8 @@ from .graph_liveness import segment_workspace
 from .program import Kind
 
 if TYPE_CHECKING:
-    from .drive_layouts import Evaluated, LayoutSearch
+    from .drive_evaluated import Evaluated
+    from .drive_layouts import LayoutSearch
 
 __all__ = ["by_speed", "refine_division", "speeds_of"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .breakdown import phase_seconds
 from .cost import Cost, Priced
 from .decide.layout import Grid, LayoutCandidate, LayoutProblem
 from .decide.layout.grid import degrees_of
@@ -20,7 +19,8 @@ from .decide.layout.unlike import device_orders
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
 from .drive_divide import by_speed, speeds_of
-from .drive_folded import MAX_FOLDED_STEPS, SCOUTED, Steady, folded_step, steady_of, with_microbatches
+from .drive_evaluated import Evaluated
+from .drive_folded import MAX_FOLDED_STEPS, SCOUTED, folded_step, steady_of, with_microbatches
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
 from .drive_layout_search import LayoutFindings
 from .drive_placements import placements_of
@@ -28,18 +28,16 @@ from .drive_recompute import KEEP_ALL, Policy, StageRecompute, require_policy, w
 from .drive_stage_steps import StageSteps, StepSource, peaks_in_flight
 from .errors import TimeLimit, Unsupported
 from .fabric import Fabric
-from .graph import OpGraph, Work
+from .graph import OpGraph
 from .job import Training
 from .layout_pipeline import split_prices
 from .lowering import lower_training, training_works
 from .lowering_folded import why_not_folded
 from .plan import TrainingLayout
 from .program import Program
-from .program_calls import InlinedProgram, inline, phases
-from .program_flat import flatten, represented_by
-from .timeline import Timeline
+from .program_calls import inline
 
-__all__ = ["MAX_PROGRAM_STEPS", "Evaluated", "LayoutSearch", "expected_steps"]
+__all__ = ["MAX_PROGRAM_STEPS", "LayoutSearch", "expected_steps"]
 
 PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
 MAX_SIMULATED = 40
@@ -48,89 +46,6 @@ WORTH_FOLDING = 2  # degrees whose programs are too large to write out that are 
 LARGEST_FOLDED_MICROBATCH = 8
 HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
 MAX_PROGRAM_STEPS = 300_000  # of the inlined program, over all ranks; larger candidates cannot be simulated here
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """A candidate after judgement; without `timeline` it was refused, `why` says why."""
-
-    candidate: LayoutCandidate
-    why: str = ""
-    placement: tuple[str, ...] = ()
-    placement_name: str = ""
-    program: Program | None = None
-    callees: dict[str, Program] = field(default_factory=dict)
-    works: dict[str, Work] = field(default_factory=dict)
-    timeline: Timeline | None = None
-    excess_bytes: int = 0
-    worst_rank: int = 0
-    over_bytes: tuple[int, ...] = ()  # per rank: needed in the worst order less what its device has, 0 where it states none
-    extrapolated_s: float = 0.0  # of a folded program of few micro-batches, whose timeline it is: a step of all of them
-    worst_order_bytes: tuple[int, ...] = ()  # of a folded program, per rank: what it needs in the worst order, at most
-    policy: Policy = KEEP_ALL  # what it recomputes
-    fabric: Fabric | None = None
-    cost: Cost | None = None
-
-    @property
-    def layout(self) -> TrainingLayout:
-        assert self.candidate.layout is not None
-        return self.candidate.layout
-
-    @property
-    def time_s(self) -> float:
-        return self.extrapolated_s or (self.timeline.makespan_s if self.timeline is not None else float("inf"))
-
-    @property
-    def worst_bytes(self) -> int:
-        """What the rank that lacks most needs."""
-        limit = self.fabric.device(self.placement[self.worst_rank]).memory_bytes if self.fabric is not None and self.placement else 0
-        return limit + self.over_bytes[self.worst_rank] if self.over_bytes else 0
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        c = self.candidate
-        return (c.degrees, self.placement, c.sharding, str(self.policy), c.schedule, c.division)
-
-    @cached_property
-    def inlined(self) -> InlinedProgram:
-        assert self.program is not None
-        return flatten(self.program, self.callees)
-
-    @cached_property
-    def steady(self) -> Steady:
-        """What to simulate for its step at other rates."""
-        assert self.program is not None
-        return steady_of(self.program, self.callees, self.layout, None if self.program.fold is not None else self.inlined)
-
-    def room_bytes(self) -> list[int]:
-        """By pipeline index, what the ranks that have most are left beside what they hold throughout; empty where that is not known."""
-        if self.fabric is None or self.program is None or self.program.fold is not None:
-            return []
-        limits = [self.fabric.device(d).memory_bytes for d in self.placement]
-        b = self.inlined.program.buffers
-        always = (b.persistent > 0) & (b.alias_of < 0)
-        held = np.bincount(b.actor[always], weights=(b.chunks * b.chunk_bytes)[always], minlength=len(limits))
-        found = [0] * self.layout.pipeline
-        for rank, limit in enumerate(limits):
-            p = self.layout.coordinates(rank)[0]
-            found[p] = max(found[p], limit - int(held[rank]))
-        return found if all(limits) else []
-
-    def recorded(self) -> Timeline:
-        """The timeline with all spans (the search keeps only totals)."""
-        from .simulate import simulate_stored
-
-        assert self.program is not None and self.fabric is not None and self.cost is not None
-        return simulate_stored(self.inlined.program, self.fabric, self.placement, self.cost, works=self.works, record=True)
-
-    def phases(self, timeline: Timeline) -> list[dict[str, float]]:
-        return phase_seconds(timeline.spans, phases(self.inlined), represented_by(self.inlined.program).tolist(), timeline.makespan_s)
-
-    def evidence(self, timeline: Timeline) -> dict[str, float]:
-        from .evidence import evidence_of_timeline
-
-        assert self.fabric is not None and self.cost is not None
-        return evidence_of_timeline(timeline, self.inlined.program, self.cost)
 
 
 @dataclass

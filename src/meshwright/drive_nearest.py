@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from .decide.layout.problem import Fixed
-from .drive_layouts import MAX_PROGRAM_STEPS, Evaluated, LayoutSearch, expected_steps
+from .drive_evaluated import Evaluated
+from .drive_layouts import MAX_PROGRAM_STEPS, LayoutSearch, expected_steps
 from .errors import Infeasible, MeshwrightError
 from .explain.changes import one_more_device
 from .fabric import Fabric

@@ -13,7 +13,8 @@ import msgspec
 
 from .decide.layout.problem import Fixed
 from .drive_collectives import CollectivePlanner
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_evaluated import Evaluated
+from .drive_layouts import LayoutSearch
 from .drive_nearest import nearest_changes, with_nearest_changes
 from .drive_pipeline_choice import PipelineWanted, schedule_does_not_fit
 from .errors import Infeasible, TimeLimit

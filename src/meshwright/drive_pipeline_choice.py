@@ -20,7 +20,8 @@ from .decide.layout.problem import Degrees, LayoutCandidate
 from .decide.layout.unlike import EVEN, Division
 from .decide.pipeline import CITES, NAMES
 from .decide.pipeline.orders import kept_peak_bytes, times
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_evaluated import Evaluated
+from .drive_layouts import LayoutSearch
 from .drive_pipelines import SPLIT, make_strategy, schedule_label
 from .drive_placements import placements_of
 from .drive_schedules import actions_of, chunks_of, layout_problem, scheduled

@@ -24,7 +24,7 @@ from .layout_sizes import backward_works
 from .plan import Segment, TrainingLayout
 
 if TYPE_CHECKING:
-    from .drive_layouts import Evaluated
+    from .drive_evaluated import Evaluated
 
 __all__ = ["KEEP_ALL", "POLICIES", "Policy", "StageRecompute", "recompute_decision", "require_policy", "with_recomputation"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .drive_layouts import Evaluated
+from .drive_evaluated import Evaluated
 
 __all__ = ["sequence_decision"]
 

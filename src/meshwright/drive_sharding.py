@@ -15,7 +15,8 @@ from .decide.layout.data_sharding import CITE, DataSharding
 from .decide.layout.grid import Grid
 from .decide.layout.problem import LayoutCandidate
 from .decide.layout.unlike import EVEN
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_evaluated import Evaluated
+from .drive_layouts import LayoutSearch
 from .drive_placements import placements_of
 from .errors import Infeasible, UsageError
 

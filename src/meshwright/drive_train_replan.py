@@ -32,7 +32,8 @@ from .decide.restart import (
 from .drive import check, cost_of, fabric_of, plan_of
 from .drive_collectives import CollectivePlanner
 from .drive_compress import CompressWanted, Profiler, choose_compression
-from .drive_layouts import Evaluated, LayoutSearch
+from .drive_evaluated import Evaluated
+from .drive_layouts import LayoutSearch
 from .drive_no_plan import nothing_fits
 from .drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from .drive_sharding import ShardingWanted, choose_sharding

@@ -16,7 +16,8 @@ import msgspec
 from ..cost import Cost
 from ..drive import works_of
 from ..drive_collectives import CollectivePlanner
-from ..drive_layouts import Evaluated, LayoutSearch
+from ..drive_evaluated import Evaluated
+from ..drive_layouts import LayoutSearch
 from ..drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
 from ..drive_recompute import Policy
 from ..errors import MeshwrightError, UsageError

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from ..decide.layout import Grid, LayoutProblem
 from ..decide.layout.problem import Degrees
-from ..drive_layouts import Evaluated, LayoutSearch
+from ..drive_evaluated import Evaluated
+from ..drive_layouts import LayoutSearch
 from ..drive_placements import placements_of
 from ..errors import Infeasible
 from ..fabric import Fabric

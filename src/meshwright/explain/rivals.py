@@ -16,7 +16,8 @@ from typing import Literal
 import msgspec
 
 from ..cost import Cost, Priced
-from ..drive_layouts import Evaluated, LayoutSearch
+from ..drive_evaluated import Evaluated
+from ..drive_layouts import LayoutSearch
 from ..fabric import Fabric
 from ..report.numbers import seconds_text
 
