@@ -34,7 +34,6 @@ RATES = (50, 100, 200, 0)  # Mbit/s; 0 = a rate that this machine does not reach
 FAST_MBIT = 10_000
 WARM, ROUNDS, LEAD, STEPS = 2, 4, 2, 3
 ALLOWED = 1.15
-FEWER = {"states": 1000}  # of the planner's search: the other ranks wait for it
 BEGAN = time.monotonic()
 
 
@@ -116,10 +115,13 @@ def fitted(paced: bool) -> dict[str, Any]:
     say(f"plans; interference {first.interference_permille / 10} %")
     found, chosen = settled_plan(found)
     say("plans of one codec")
-    plans = {"planned": chosen} | from_first(lambda: plans_of_one_codec(first))
-    say("steps of the plans of one codec")
-    for plan in list(plans.values())[1:]:
-        found.steps.run(plan.groups, 6)
+    plans = {"planned": chosen}
+    for codec in (TOPK, LOW1, LOW4):
+        found, plans[f"{codec} cupcake"] = settled_plan(found, [codec])
+    plans |= from_first(lambda: others(plans[f"{TOPK} cupcake"]))
+    say("steps of the others")
+    for name in ("none cupcake", f"{TOPK} ddp-buckets", f"{TOPK} layer-wise"):
+        found.steps.run(plans[name].groups, 6)
     found = found.steps.fitted()
     for p in found.probes[probed:]:
         say(f"{p.codec} in {p.groups} groups: {p.measured_ns / 1e6:.1f} ms, fitted {p.predicted_ns / 1e6:.1f}")
@@ -134,20 +136,19 @@ def fitted(paced: bool) -> dict[str, Any]:
         "predicted_before_s": {n: step_s(first, p) for n, p in plans.items()}, "predicted_s": {n: step_s(last, p) for n, p in plans.items()},
         "probes": [(p.codec, p.groups, p.measured_ns / 1e9, p.predicted_ns / 1e9) for p in found.probes],
         **from_first(lambda: {
-            "bound_s": float(plan_traffic(last, options=FEWER).bound),
-            "uncompressed_bound_s": float(plan_traffic(last, codecs=["none"], options=FEWER).bound),
+            "bound_s": float(plan_traffic(last).bound), "uncompressed_bound_s": float(plan_traffic(last, codecs=["none"]).bound),
             "topk_bound_s": float(plan_traffic(last, codecs=[TOPK]).bound),
         }),
     }  # fmt: skip
 
 
-def plans_of_one_codec(profile: Any) -> dict[str, Any]:
+def others(planned: Any) -> dict[str, Any]:
+    """No codec, and TopK in fixed groups, by the profile of the planned TopK."""
     from meshwright.drive_traffic import plan_traffic
 
-    best = {c: plan_traffic(profile, codecs=[c], options=FEWER) for c in ("none", TOPK, LOW1, LOW4)}
-    known = (best[TOPK].bound, best[TOPK].uncompressed)
-    fixed = {way: plan_traffic(profile, strategy=way, codecs=[TOPK], bounds=known) for way in ("ddp-buckets", "layer-wise")}
-    return {f"{c} cupcake": p for c, p in best.items()} | {f"{TOPK} {way}": p for way, p in fixed.items()}
+    profile, known = planned.profile, (planned.bound, planned.uncompressed)
+    fixed = {f"{TOPK} {way}": plan_traffic(profile, strategy=way, codecs=[TOPK], bounds=known) for way in ("ddp-buckets", "layer-wise")}
+    return {"none cupcake": plan_traffic(profile, codecs=["none"]), **fixed}
 
 
 def from_first(make: Any) -> Any:

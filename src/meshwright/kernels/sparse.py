@@ -1,4 +1,4 @@
-"""Reading and adding the few elements of a dense float32 vector that a list of indices names. Indices must be in range: nothing is checked here."""
+"""Reading and adding the few elements of a dense float32 vector that a list of indices names. Only `within` checks indices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from numpy.typing import NDArray
 from .compile import kernel
 from .select import MASK, ROOM, Floats, Indices
 
-__all__ = ["add_at", "add_momentum", "gather", "put_at"]
+__all__ = ["add_at", "add_momentum", "gather", "put_at", "within"]
+
+
+@kernel  # type: ignore[untyped-decorator]
+def within(indices: Indices, elements: int) -> bool:
+    """Whether all indices are from 0 to elements - 1."""
+    wrong = 0
+    for i in range(indices.shape[0]):
+        wrong += indices[i] < 0 or indices[i] >= elements
+    return wrong == 0
 
 
 @kernel  # type: ignore[untyped-decorator]

@@ -20,7 +20,6 @@ from .traffic_steps import MeasuredTraffic
 __all__ = ["settled_plan"]
 
 ROUNDS = 3
-STATES = 1000  # of the planner's search: all ranks wait for it
 
 
 def settled_plan(found: MeasuredTraffic, codecs: Sequence[str] | None = None) -> tuple[MeasuredTraffic, TrafficPlan]:
@@ -48,7 +47,7 @@ def _agreed(found: MeasuredTraffic, codecs: Sequence[str] | None) -> TrafficPlan
     failed: MeshwrightError | None = None
     if found.state.rank == 0:
         try:
-            made = msgspec.json.encode(plan_traffic(found.profile, codecs=codecs, options={"states": STATES}))
+            made = msgspec.json.encode(plan_traffic(found.profile, codecs=codecs))
         except MeshwrightError as error:  # the others wait: they must hear of it
             failed = error
     if not (made := first_rank_bytes(made, found.steps.ddp.process_group)):

@@ -26,14 +26,14 @@ from typing import Literal, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...codec import CodecSpec, Shapes, elements_of
 from ...errors import NotFinite, RunError, Unsupported
 from ...kernels.counter_random import key_of
-from ...kernels.select import INFINITE, largest_magnitude
+from ...kernels.select import INFINITE
+from .devices import kernels_of, require_device
 
-__all__ = ["PENDING", "RESIDUAL", "At", "Codec", "NonFinite", "Payload", "State", "as_floats"]
+__all__ = ["PENDING", "RESIDUAL", "At", "Codec", "NonFinite", "Payload", "State"]
 
 State = dict[str, torch.Tensor]
 NonFinite = Literal["refuse", "pass"]
@@ -68,8 +68,8 @@ class Payload:
         return self.parts[0]
 
     @classmethod
-    def of(cls, layout: Sequence[tuple[torch.dtype, int]], wire: torch.Tensor | None = None) -> Payload:
-        """Parts of these types and lengths one after the other, in new memory or in `wire`, which must have just that size.
+    def of(cls, layout: Sequence[tuple[torch.dtype, int]], wire: torch.Tensor | None = None, *, device: torch.device | None = None) -> Payload:
+        """Parts of these types and lengths one after the other, in new memory on `device` or in `wire`, which must have just that size.
 
         Larger types come first in every layout, so that all parts are aligned.
         """
@@ -77,7 +77,7 @@ class Payload:
         if wire is not None and wire.storage_offset() % 8:
             wire = wire.clone()  # a slice of a larger buffer: typed views need aligned memory
         if wire is None:
-            wire = torch.empty(sum(sizes), dtype=torch.uint8)
+            wire = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         if wire.dtype != torch.uint8 or wire.numel() != sum(sizes):
             raise RunError(f"a payload has {wire.numel()} elements of {wire.dtype}, expected {sum(sizes)} bytes", hint="ranks use different options")
         parts, start = [], 0
@@ -85,12 +85,6 @@ class Payload:
             parts.append(wire[start : start + size].view(dtype))
             start += size
         return cls(wire, tuple(parts))
-
-
-def as_floats(tensor: torch.Tensor) -> NDArray[np.float32]:
-    """A contiguous float32 CPU tensor as an array that shares its memory."""
-    found: NDArray[np.float32] = tensor.numpy()
-    return found
 
 
 class Codec(ABC):
@@ -104,9 +98,9 @@ class Codec(ABC):
         """What it remembers between steps: names and numbers of float32; nothing for most."""
         return {}
 
-    def new_state(self) -> State:
-        """The memory before the first step."""
-        return {name: torch.zeros(size) for name, size in self.state_sizes().items()}
+    def new_state(self, device: torch.device | None = None) -> State:
+        """The memory before the first step, on the device of the gradients (the processor's unless said)."""
+        return {name: torch.zeros(size, device=device) for name, size in self.state_sizes().items()}
 
     def encode(self, x: torch.Tensor, state: State, at: At) -> Payload:
         """The first (or only) round's payload. Raises: NotFinite; Unsupported (type, size, device)."""
@@ -117,16 +111,16 @@ class Codec(ABC):
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
         """`x` as contiguous float32 of one dimension; a copy only where it is not."""
-        if x.dtype not in FLOATS or x.layout != torch.strided or x.device.type != "cpu":
-            what = f"{x.dtype} {x.layout} on {x.device}"
-            raise Unsupported(f"codec {self.spec.name} takes dense floating-point CPU tensors, not {what}", where=self.name)
+        require_device(x, self.name)
+        if x.dtype not in FLOATS or x.layout != torch.strided:
+            raise Unsupported(f"codec {self.spec.name} takes dense floating-point tensors, not {x.dtype} {x.layout}", where=self.name)
         if x.numel() != self.elements:
             raise Unsupported(f"codec {self.spec.name} was made for {self.elements} elements, not {x.numel()}", where=self.name)
         return x.detach().reshape(-1).to(torch.float32).contiguous()
 
     def finite(self, x: torch.Tensor, at: At) -> bool:
         """Whether all elements are. Raises: NotFinite when they are not, unless they may pass."""
-        if largest_magnitude(as_floats(x)) < INFINITE:
+        if kernels_of(x).largest_magnitude(x) < INFINITE:
             return True
         if self.nonfinite == "refuse":
             self.refuse(x, at)
@@ -172,7 +166,7 @@ class Codec(ABC):
         if out.dtype == torch.float32 and out.is_contiguous():
             self.expand(payload, out.view(-1), accumulate)
             return
-        dense = torch.empty(self.elements)
+        dense = torch.empty(self.elements, device=out.device)
         self.expand(payload, dense, False)
         if accumulate:
             out += dense.view(out.shape)

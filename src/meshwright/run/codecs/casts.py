@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.select import largest_magnitude, magnitude
-from .base import At, Codec, Payload, State, as_floats
+from ...kernels.select import magnitude
+from .base import At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["Half", "Plain"]
 
@@ -26,7 +27,7 @@ class Plain(Codec):
     def encode(self, x: torch.Tensor, state: State, at: At) -> Payload:
         values = self.flat(x)
         self.finite(values, at)
-        payload = Payload.of([(x.dtype, self.elements)])
+        payload = Payload.of([(x.dtype, self.elements)], device=x.device)
         payload.summand.copy_(x.detach().reshape(-1))
         return payload
 
@@ -55,10 +56,10 @@ class Half(Codec):
         return x
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        largest = magnitude(largest_magnitude(as_floats(x))) / at.world
+        largest = magnitude(kernels_of(x).largest_magnitude(x)) / at.world
         if self.nonfinite == "refuse" and largest >= OVERFLOWS[self.dtype]:
             self.finite((x / at.world).to(self.dtype).to(torch.float32), at)
-        payload = Payload.of([(self.dtype, self.elements)])
+        payload = Payload.of([(self.dtype, self.elements)], device=x.device)
         payload.summand.copy_(x / at.world if at.world != 1 else x)
         return payload
 

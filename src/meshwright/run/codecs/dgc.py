@@ -12,13 +12,12 @@ Cost: one pass over three vectors and one over v; 2n float32 of state.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from ...codec_kinds import kept_elements, warm_density
-from ...kernels.select import INFINITE, Positions, top_k
-from ...kernels.sparse import add_momentum, put_at
-from .base import RESIDUAL, At, Payload, State, as_floats
+from ...kernels.select import INFINITE
+from .base import RESIDUAL, At, Payload, State
+from .devices import kernels_of
 from .sparse import Sparse
 
 __all__ = ["DGC"]
@@ -32,21 +31,22 @@ class DGC(Sparse):
     def state_sizes(self) -> dict[str, int]:
         return {VELOCITY: self.elements, RESIDUAL: self.elements}
 
-    def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
-        return top_k(as_floats(x), kept_elements(warm_density(self.spec, at.step), self.elements))
+    def select(self, x: torch.Tensor, state: State, at: At) -> torch.Tensor:
+        found: torch.Tensor = kernels_of(x).top_k(x, kept_elements(warm_density(self.spec, at.step), self.elements))
+        return found
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        velocity, residual = as_floats(state[VELOCITY]), as_floats(state[RESIDUAL])
+        kernels, velocity, residual = kernels_of(x), state[VELOCITY], state[RESIDUAL]
         factor, clip = 1.0, self.spec.number("clip")
         if clip:
             norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
             factor = min(1.0, clip / at.world**0.5 / norm) if norm else 1.0
-        largest = add_momentum(velocity, residual, as_floats(x), np.float32(self.spec.number("momentum")), np.float32(factor))
+        largest = kernels.add_momentum(velocity, residual, x, self.spec.number("momentum"), factor)
         if largest >= INFINITE and torch.isfinite(x).all():
             self.overflow()
-        payload = self.chosen(state[RESIDUAL], self.select(state[RESIDUAL], state, at))
+        payload = self.chosen(residual, self.select(residual, state, at))
         for memory in (velocity, residual):
-            put_at(memory, self.indices(payload).numpy(), np.float32(0))
+            kernels.put_at(memory, self.indices(payload), 0.0)
         return payload
 
     def take_back(self, payload: Payload, state: State) -> None:

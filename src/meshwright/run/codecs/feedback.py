@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 
 from ...errors import Unsupported
-from ...kernels.select import INFINITE, accumulate
-from .base import RESIDUAL, At, Codec, Payload, State, as_floats
+from ...kernels.select import INFINITE
+from .base import RESIDUAL, At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["ErrorFeedback"]
 
@@ -29,8 +30,8 @@ class ErrorFeedback(Codec):
     def state_sizes(self) -> dict[str, int]:
         return {**self.codec.state_sizes(), RESIDUAL: self.elements}
 
-    def new_state(self) -> State:
-        return {**self.codec.new_state(), RESIDUAL: torch.zeros(self.elements)}
+    def new_state(self, device: torch.device | None = None) -> State:
+        return {**self.codec.new_state(device), RESIDUAL: torch.zeros(self.elements, device=device)}
 
     def encode(self, x: torch.Tensor, state: State, at: At) -> Payload:
         values = self.flat(x)
@@ -40,7 +41,7 @@ class ErrorFeedback(Codec):
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         total = state[RESIDUAL]
-        if accumulate(as_floats(total), as_floats(x)) >= INFINITE:
+        if kernels_of(x).accumulate(total, x) >= INFINITE:
             self.overflow()
         payload = self.codec.pack(total, state, at)
         self.codec.remove(payload, total, at)

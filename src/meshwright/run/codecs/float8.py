@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import torch
 
-from ...kernels.quantise import add_looked_up, block_maxima, blocks_of, scale_blocks
-from ...kernels.select import Floats, magnitude_bits
-from .base import At, Codec, Payload, State, as_floats
+from ...kernels.quantise import blocks_of
+from .base import At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["BlockFloat8"]
 
@@ -24,9 +24,9 @@ TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @lru_cache
-def values_of(dtype: torch.dtype) -> Floats:
+def values_of(dtype: torch.dtype) -> torch.Tensor:
     """What each byte means."""
-    return as_floats(torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32))
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
 
 
 class BlockFloat8(Codec):
@@ -44,12 +44,12 @@ class BlockFloat8(Codec):
         return [(torch.float32, blocks_of(self.elements, self.block)), (torch.uint8, self.elements)]
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        payload = Payload.of(self.layout())
+        payload, kernels = Payload.of(self.layout(), device=x.device), kernels_of(x)
         scales, packed = payload.parts
-        block_maxima(magnitude_bits(as_floats(x)), self.block, scales.view(torch.int32).numpy())
+        kernels.block_maxima(x, self.block, scales)
         scales /= torch.finfo(self.dtype).max
         scaled = torch.empty_like(x)
-        scale_blocks(as_floats(x), self.block, as_floats(scales), as_floats(scaled))
+        kernels.scale_blocks(x, self.block, scales, scaled)
         packed.view(self.dtype).copy_(scaled)
         return payload
 
@@ -58,4 +58,4 @@ class BlockFloat8(Codec):
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
         scales, packed = payload.parts
-        add_looked_up(packed.numpy(), values_of(self.dtype), self.block, as_floats(scales), as_floats(out), accumulate)
+        kernels_of(out).add_looked_up(packed, values_of(self.dtype), self.block, scales, out, accumulate)

@@ -11,12 +11,11 @@ A block whose scale is denormal (below about 1e-36) is sent as 0. Cost: two pass
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from ...kernels.quantise import add_levels, block_maxima, block_norms, blocks_of, pack_codes, round_levels, round_nearest
-from ...kernels.select import magnitude_bits
-from .base import At, Codec, Payload, State, as_floats
+from ...kernels.quantise import blocks_of
+from .base import At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["QSGD", "BlockInt8", "TernGrad"]
 
@@ -40,19 +39,19 @@ class TernGrad(Codec):
         return [(torch.float32, blocks_of(self.elements, self.block)), (torch.uint8, blocks_of(self.elements * self.width, 8))]
 
     def measure(self, x: torch.Tensor, scales: torch.Tensor) -> None:
-        block_maxima(magnitude_bits(as_floats(x)), self.block, scales.view(torch.int32).numpy())
+        kernels_of(x).block_maxima(x, self.block, scales)
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        payload = Payload.of(self.layout())
+        payload, kernels = Payload.of(self.layout(), device=x.device), kernels_of(x)
         scales, packed = payload.parts
         self.measure(x, scales)
-        codes = packed.numpy() if self.width == 8 else np.empty(self.elements, np.uint8)
+        codes = packed if self.width == 8 else torch.empty(self.elements, dtype=torch.uint8, device=x.device)
         if self.random:
-            round_levels(as_floats(x), self.block, as_floats(scales), self.levels, *self.key(at.step, at.rank), 0, codes)
+            kernels.round_levels(x, self.block, scales, self.levels, self.key(at.step, at.rank), codes)
         else:
-            round_nearest(as_floats(x), self.block, as_floats(scales), self.levels, codes)
+            kernels.round_nearest(x, self.block, scales, self.levels, codes)
         if self.width < 8:
-            pack_codes(codes, self.width, packed.numpy())
+            kernels.pack_codes(codes, self.width, packed)
         return payload
 
     def unpack(self, wire: torch.Tensor) -> Payload:
@@ -60,7 +59,7 @@ class TernGrad(Codec):
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
         scales, packed = payload.parts
-        add_levels(packed.numpy(), self.width, self.levels, self.block, as_floats(scales), as_floats(out), accumulate)
+        kernels_of(out).add_levels(packed, self.width, self.levels, self.block, scales, out, accumulate)
 
 
 class QSGD(TernGrad):
@@ -75,7 +74,7 @@ class QSGD(TernGrad):
         if self.spec["norm"] == "max":
             super().measure(x, scales)
         else:
-            block_norms(as_floats(x), self.block, as_floats(scales))
+            kernels_of(x).block_norms(x, self.block, scales)
 
 
 class BlockInt8(TernGrad):

@@ -19,8 +19,8 @@ import torch
 
 from ...codec import CodecSpec, Shapes
 from ...codec_kinds import low_rank_parts
-from ...kernels.orthonormal import orthonormalise
-from .base import At, Codec, NonFinite, Payload, State, as_floats
+from .base import At, Codec, NonFinite, Payload, State
+from .devices import kernels_of
 
 __all__ = ["PowerSGD"]
 
@@ -46,8 +46,8 @@ class PowerSGD(Codec):
     def state_sizes(self) -> dict[str, int]:
         return {START: sum(m.columns * m.rank for m in self.matrices)}
 
-    def new_state(self) -> State:
-        return {START: self.drawn(0)}
+    def new_state(self, device: torch.device | None = None) -> State:
+        return {START: self.drawn(0).to(device)}
 
     def drawn(self, step: int) -> torch.Tensor:
         """Random starts of all matrices, the same on every rank."""
@@ -70,12 +70,12 @@ class PowerSGD(Codec):
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         if not self.spec["warm"]:
             state[START].copy_(self.drawn(at.step))
-        made = Payload.of([(torch.float32, self.plain_elements + sum(m.rows * m.rank for m in self.matrices))])
+        made = Payload.of([(torch.float32, self.plain_elements + sum(m.rows * m.rank for m in self.matrices))], device=x.device)
         payload = Factors(made.wire, made.parts, x)
         for (a, b), into in zip(self.plain, self.plains(payload), strict=True):
             into.copy_(x[a:b])
         for matrix, q, p in zip(self.of(x), self.rights(state[START]), self.lefts(payload), strict=True):
-            orthonormalise(as_floats(q))
+            kernels_of(q).orthonormalise(q)
             torch.mm(matrix, q, out=p)
         return payload
 
@@ -84,9 +84,9 @@ class PowerSGD(Codec):
         if payload.first is not None:
             self.remember(payload, state, at)
             return None
-        made = Payload.of([(torch.float32, sum(m.columns * m.rank for m in self.matrices))])
+        made = Payload.of([(torch.float32, sum(m.columns * m.rank for m in self.matrices))], device=payload.wire.device)
         for matrix, p, q in zip(self.of(payload.source), self.lefts(payload), self.rights(made.summand), strict=True):
-            orthonormalise(as_floats(p))
+            kernels_of(p).orthonormalise(p)
             torch.mm(matrix.t(), p, out=q)
         return Factors(made.wire, made.parts, payload.source, payload)
 
@@ -94,7 +94,7 @@ class PowerSGD(Codec):
         """The summed Q starts the next step; columns that have died are drawn again."""
         if not torch.isfinite(payload.summand).all():
             return
-        fresh = self.rights(self.drawn(at.step + 1))
+        fresh = self.rights(self.drawn(at.step + 1).to(payload.wire.device))
         for q, kept, new in zip(self.rights(payload.summand), self.rights(state[START]), fresh, strict=True):
             kept.copy_(torch.where(q.any(dim=0), q, new))
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ...codec_kinds import kept_elements
 from ...kernels.counter_random import permuted
-from ...kernels.select import Positions
-from ...kernels.sparse import add_at, gather, put_at
-from .base import At, Codec, Payload, State, as_floats
+from .base import At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["RandomK"]
 
@@ -27,15 +25,15 @@ __all__ = ["RandomK"]
 class Drawn(Payload):
     """Values, and where they belong (not sent)."""
 
-    indices: Positions
+    indices: torch.Tensor
 
 
 class RandomK(Codec):
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         k = kept_elements(self.spec.number("density"), self.elements)
-        indices = permuted(self.elements, k, self.key(at.step))
-        payload = Payload.of([(torch.float32, k)])
-        gather(as_floats(x), indices, payload.summand.numpy(), np.empty(k, np.int64))
+        indices = torch.from_numpy(permuted(self.elements, k, self.key(at.step))).to(x.device)
+        payload = Payload.of([(torch.float32, k)], device=x.device)
+        kernels_of(x).gather(x, indices, payload.summand, None)
         if self.spec["scaled"] and k:
             payload.summand.mul_(self.elements / k)
         return Drawn(payload.wire, payload.parts, indices)
@@ -44,8 +42,8 @@ class RandomK(Codec):
         assert isinstance(payload, Drawn)
         if not accumulate:
             out.zero_()
-        add_at(as_floats(out), payload.indices, payload.summand.numpy())
+        kernels_of(out).add_at(out, payload.indices, payload.summand)
 
     def remove(self, payload: Payload, x: torch.Tensor, at: At) -> None:
         assert isinstance(payload, Drawn)
-        put_at(as_floats(x), payload.indices, np.float32(0))
+        kernels_of(x).put_at(x, payload.indices, 0.0)

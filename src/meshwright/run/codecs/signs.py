@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.quantise import add_two_values, block_means, block_sides, blocks_of, pack_signs
-from ...kernels.select import magnitude_bits
-from .base import At, Codec, Payload, State, as_floats
+from ...kernels.quantise import blocks_of
+from .base import At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["EFSign", "OneBit", "SignSGD", "Signum"]
 
@@ -34,13 +34,13 @@ class EFSign(Codec):
         return [(torch.float32, self.means * blocks_of(self.elements, self.block)), (torch.uint8, blocks_of(self.elements, 8))]
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        payload = Payload.of(self.layout())
+        payload = Payload.of(self.layout(), device=x.device)
         self.measure(x, payload.parts[0])
-        pack_signs(magnitude_bits(as_floats(x)), payload.parts[1].numpy())
+        kernels_of(x).pack_signs(x, payload.parts[1])
         return payload
 
     def measure(self, x: torch.Tensor, means: torch.Tensor) -> None:
-        block_means(as_floats(x), self.block, as_floats(means))
+        kernels_of(x).block_means(x, self.block, means)
 
     def both_values(self, means: torch.Tensor) -> torch.Tensor:
         """[what a clear bit means, what a set bit means] of each block, flat."""
@@ -50,7 +50,7 @@ class EFSign(Codec):
         return Payload.of(self.layout(), wire)
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
-        add_two_values(payload.parts[1].numpy(), self.block, as_floats(self.both_values(payload.parts[0])), as_floats(out), accumulate)
+        kernels_of(out).add_two_values(payload.parts[1], self.block, self.both_values(payload.parts[0]), out, accumulate)
 
 
 class OneBit(EFSign):
@@ -59,7 +59,7 @@ class OneBit(EFSign):
     means = 2
 
     def measure(self, x: torch.Tensor, means: torch.Tensor) -> None:
-        block_sides(as_floats(x), self.block, as_floats(means))
+        kernels_of(x).block_sides(x, self.block, means)
 
     def both_values(self, means: torch.Tensor) -> torch.Tensor:
         return means
@@ -69,8 +69,8 @@ class SignSGD(Codec):
     """Payload: [sign bits]. Decoding adds votes; `finish` gives the majority: -1, 0 or 1."""
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
-        payload = Payload.of([(torch.uint8, blocks_of(self.elements, 8))])
-        pack_signs(magnitude_bits(as_floats(x)), payload.wire.numpy())
+        payload = Payload.of([(torch.uint8, blocks_of(self.elements, 8))], device=x.device)
+        kernels_of(x).pack_signs(x, payload.wire)
         return payload
 
     def finite(self, x: torch.Tensor, at: At) -> bool:
@@ -81,7 +81,7 @@ class SignSGD(Codec):
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
         whole = max(8, blocks_of(self.elements, 8) * 8)
-        add_two_values(payload.wire.numpy(), whole, as_floats(torch.tensor([1.0, -1.0])), as_floats(out), accumulate)
+        kernels_of(out).add_two_values(payload.wire, whole, torch.tensor([1.0, -1.0], device=out.device), out, accumulate)
 
     def finish(self, out: torch.Tensor, world: int) -> None:
         torch.sign(out, out=out)

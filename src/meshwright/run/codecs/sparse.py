@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import numpy as np
 import torch
 
 from ...codec_kinds import index_bytes
 from ...errors import RunError
-from ...kernels.select import Positions
-from ...kernels.sparse import add_at, gather, put_at
-from .base import At, Codec, Payload, State, as_floats
+from .base import At, Codec, Payload, State
+from .devices import kernels_of
 
 __all__ = ["Sparse"]
 
@@ -34,16 +32,16 @@ class Sparse(Codec):
         return next(p for p in payload.parts if p.dtype.is_floating_point)
 
     @abstractmethod
-    def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
+    def select(self, x: torch.Tensor, state: State, at: At) -> torch.Tensor:
         """Ascending indices of what is sent."""
 
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         return self.chosen(x, self.select(x, state, at))
 
-    def chosen(self, x: torch.Tensor, indices: Positions) -> Payload:
+    def chosen(self, x: torch.Tensor, indices: torch.Tensor) -> Payload:
         """The payload of these elements of `x`."""
-        payload = Payload.of(self.layout(indices.size))
-        gather(as_floats(x), indices, self.values(payload).numpy(), self.indices(payload).numpy())
+        payload = Payload.of(self.layout(indices.numel()), device=x.device)
+        kernels_of(x).gather(x, indices, self.values(payload), self.indices(payload))
         return payload
 
     def unpack(self, wire: torch.Tensor) -> Payload:
@@ -53,7 +51,7 @@ class Sparse(Codec):
             raise RunError(f"{what} are no list of {entry}-byte entries", where=self.name, hint="ranks use different codecs")
         payload = Payload.of(self.layout(wire.numel() // entry), wire)
         indices = self.indices(payload)
-        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.elements:
+        if not kernels_of(indices).within(indices, self.elements):
             raise RunError(
                 f"an index between {int(indices.min())} and {int(indices.max())} is outside the {self.elements} elements", where=self.name,
                 hint="ranks hold different groups, or the message was damaged",
@@ -63,7 +61,7 @@ class Sparse(Codec):
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
         if not accumulate:
             out.zero_()
-        add_at(as_floats(out), self.indices(payload).numpy(), self.values(payload).numpy())
+        kernels_of(out).add_at(out, self.indices(payload), self.values(payload))
 
     def remove(self, payload: Payload, x: torch.Tensor, at: At) -> None:
-        put_at(as_floats(x), self.indices(payload).numpy(), np.float32(0))
+        kernels_of(x).put_at(x, self.indices(payload), 0.0)

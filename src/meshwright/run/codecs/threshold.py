@@ -10,12 +10,12 @@ Cost: one pass over memory, and O(k) at an exact step.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from ...codec_kinds import kept_elements
-from ...kernels.select import Positions, kth_magnitude, magnitude, magnitude_of, select_above, top_k
-from .base import At, State, as_floats
+from ...kernels.select import magnitude, magnitude_of
+from .base import At, State
+from .devices import kernels_of
 from .sparse import Sparse
 
 __all__ = ["Threshold"]
@@ -29,28 +29,28 @@ class Threshold(Sparse):
     def state_sizes(self) -> dict[str, int]:
         return {"threshold": 1}
 
-    def new_state(self) -> State:
-        return {"threshold": torch.full((1,), -1.0)}
+    def new_state(self, device: torch.device | None = None) -> State:
+        return {"threshold": torch.full((1,), -1.0, device=device)}
 
-    def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
+    def select(self, x: torch.Tensor, state: State, at: At) -> torch.Tensor:
         if not self.elements:
-            return np.empty(0, np.int64)
-        values, k = as_floats(x), kept_elements(self.spec.number("density"), self.elements)
+            return torch.empty(0, dtype=torch.int64, device=x.device)
+        kernels, k = kernels_of(x), kept_elements(self.spec.number("density"), self.elements)
         threshold = float(state["threshold"][0])
         if threshold < 0 or at.step % self.spec.integer("every") == 0:
-            kth = kth_magnitude(values, k)
+            kth = kernels.kth_magnitude(x, k)
             threshold = magnitude(kth)
-            found = select_above(values, kth - 1, expected=k)
+            found: torch.Tensor = kernels.select_above(x, kth - 1, expected=k)
         else:
-            found = select_above(values, magnitude_of(threshold), expected=k)
+            found = kernels.select_above(x, magnitude_of(threshold), expected=k)
             for _ in range(MOST_RISES):
-                if 3 * found.size <= 4 * k:
+                if 3 * found.numel() <= 4 * k:
                     break
                 threshold *= UP
-                found = found[select_above(values[found], magnitude_of(threshold), expected=found.size)]
-            if 3 * found.size < 2 * k:
+                found = found[kernels.select_above(x[found], magnitude_of(threshold), expected=found.numel())]
+            if 3 * found.numel() < 2 * k:
                 threshold /= DOWN
-            elif 4 * found.size > 5 * k:
+            elif 4 * found.numel() > 5 * k:
                 threshold *= DOWN
         state["threshold"][0] = threshold
-        return found if found.size <= 2 * k else found[top_k(values[found], 2 * k)]
+        return found if found.numel() <= 2 * k else found[kernels.top_k(x[found], 2 * k)]

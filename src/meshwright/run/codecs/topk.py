@@ -12,13 +12,14 @@ from __future__ import annotations
 import torch
 
 from ...codec_kinds import kept_elements
-from ...kernels.select import Positions, top_k
-from .base import At, State, as_floats
+from .base import At, State
+from .devices import kernels_of
 from .sparse import Sparse
 
 __all__ = ["TopK"]
 
 
 class TopK(Sparse):
-    def select(self, x: torch.Tensor, state: State, at: At) -> Positions:
-        return top_k(as_floats(x), kept_elements(self.spec.number("density"), self.elements))
+    def select(self, x: torch.Tensor, state: State, at: At) -> torch.Tensor:
+        found: torch.Tensor = kernels_of(x).top_k(x, kept_elements(self.spec.number("density"), self.elements))
+        return found

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from ...codec import CodecSpec
 from ...errors import NotFinite, Unsupported
+from ...kernels.select import INFINITE
 from ..codecs import At, Payload, State, make_codec
 from ..codecs.base import NonFinite
+from ..codecs.devices import kernels_of
 from ..codecs.saved import Group
 from .exchange import add_up, gather
 
@@ -124,7 +126,7 @@ class GroupExchange:
 
     def _require_finite(self, payload: Payload, whose: str) -> None:
         """What stands for a refused gradient has NaN in its numbers, whatever the codec."""
-        if self.nonfinite == "refuse" and any(p.dtype.is_floating_point and not p.isfinite().all() for p in payload.parts):
+        if self.nonfinite == "refuse" and not all(_finite(p) for p in payload.parts if p.dtype.is_floating_point):
             raise NotFinite(
                 f"the gradient of {whose} is not finite", where=self.codec.name, hint="see that rank's message, which names the element",
                 data={"group": self.codec.name},
@@ -140,3 +142,9 @@ class GroupExchange:
         if self.payload is not None and self.refused is None and self.spec.aggregation == "all-gather":
             self.codec.take_back(self.payload, self.state)
         self.begin()
+
+
+def _finite(numbers: torch.Tensor) -> bool:
+    if numbers.dtype == torch.float32:
+        return bool(kernels_of(numbers).largest_magnitude(numbers) < INFINITE)
+    return bool(numbers.isfinite().all())
