@@ -163,7 +163,7 @@ def _prices(s: Segment, cost: Cost, device: Device, *, split: bool) -> tuple[flo
         key = f"{s.key}|{phase}"
         if key in cost.table:  # seconds of forward, times the share of it that runs again
             again_s = forward_s * s.step.again_s() / own_s if s.step is not None and own_s and phase != "W" else 0.0
-            backward_s += cost.table[key].time_s - again_s
+            backward_s += cost.price(key, None, device).time_s - again_s
             rate = min(rate, forward_s / own_s if own_s else 0.0)
         else:  # the roofline is convex in what is added: nowhere is more of it cheaper than the first little
             plain_s = cost.roofline(work, device).time_s
