@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from .decide.collective.groups.strategy import Groups, groups_bound, independent
 from .decide.collective.joint.demand import PACKED
 from .decide.collective.value import simulated_time_s
 from .errors import MeshwrightError, TimeLimit, Unsupported
+from .kernels.effort import Deadline
 from .plan import Alternative, CycleEntry, Plan, Prediction
 from .program_hash import program_hash
 
@@ -39,7 +39,8 @@ class RankedGroups:
 
 
 def plan_groups(
-    groups: Sequence[CollectiveProblem], *, joint: Groups | None = None, time_limit_s: float = 60.0, seed: int = 0
+    groups: Sequence[CollectiveProblem], *, joint: Groups | None = None, time_limit_s: float = float("inf"), effort_s: float | None = None,
+    seed: int = 0,
 ) -> tuple[Plan, list[RankedGroups]]:
     """Plans collectives that start together on one fabric; the fastest of the joint plan and the independent plans in simulation.
 
@@ -49,7 +50,7 @@ def plan_groups(
     """
     from .drive import check
 
-    problem = GroupsProblem(groups=tuple(groups), time_limit_s=time_limit_s, seed=seed)
+    problem = GroupsProblem(groups=tuple(groups), time_limit_s=time_limit_s, effort_s=effort_s, seed=seed)
     ranked = _ranked(problem, joint or Groups())
     plan = _plan_of(problem, ranked)
     check(plan)
@@ -57,7 +58,7 @@ def plan_groups(
 
 
 def _ranked(problem: GroupsProblem, joint: Groups) -> list[RankedGroups]:
-    deadline = monotonic() + problem.time_limit_s
+    deadline = problem.deadline()
     tried: list[RankedGroups] = []
     failed: list[MeshwrightError] = []
     explicit: Sequence[CollectivePlan] = ()
@@ -70,7 +71,7 @@ def _ranked(problem: GroupsProblem, joint: Groups) -> list[RankedGroups]:
             failed.append(error)
             tried.append(RankedGroups(name=name, plan=None, time_s=None, why=str(error)))
     try:
-        left = replace(problem, time_limit_s=max(deadline - monotonic(), 1e-3))
+        left = replace(problem, time_limit_s=max(deadline.clock_left_s, 1e-3), effort_s=max(deadline.work_left_s, 1e-3))
         tried.append(_timed(problem, "joint groups", joint.plan(left, rng=np.random.default_rng(problem.seed), alone=explicit)))
     except (Unsupported, TimeLimit) as error:
         failed.append(error)
@@ -88,12 +89,11 @@ def _why(entry: RankedGroups, best: float, place: int) -> str:
     return f"{100 * (entry.time_s / best - 1):.1f} % slower than the fastest"
 
 
-def _alone(group: CollectiveProblem, candidates: Sequence[CollectiveStrategy], deadline: float) -> CollectivePlan:
-    left_s = deadline - monotonic()
-    if left_s <= 0:
+def _alone(group: CollectiveProblem, candidates: Sequence[CollectiveStrategy], deadline: Deadline) -> CollectivePlan:
+    if deadline.past:
         raise TimeLimit("time is up before every group was planned alone", hint="raise the time limit")
     listed = list(candidates) if group.op in PACKED else [*default_candidates()]
-    best = auto(replace(group, time_limit_s=left_s), candidates=listed)[0].plan
+    best = auto(replace(group, time_limit_s=max(deadline.clock_left_s, 1e-3), effort_s=max(deadline.work_left_s, 1e-3)), candidates=listed)[0].plan
     assert best is not None, "auto raises when nothing has a plan"
     return best
 

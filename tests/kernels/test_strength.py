@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import CheckFailed, Disconnected, TimeLimit
+from meshwright.kernels.effort import Deadline
 from meshwright.kernels.strength import pack_spanning_trees, strength
 
 Edges = dict[tuple[int, int], int]
@@ -77,4 +78,4 @@ def test_a_graph_in_two_parts_has_none() -> None:
 
 def test_the_deadline_ends_the_packing() -> None:
     with pytest.raises(TimeLimit, match="spanning trees"):
-        pack_spanning_trees(3, {(0, 1): 2, (1, 2): 2, (0, 2): 2}, 3, deadline=0.0)
+        pack_spanning_trees(3, {(0, 1): 2, (1, 2): 2, (0, 2): 2}, 3, deadline=Deadline(clock_s=0.0))

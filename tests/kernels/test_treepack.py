@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import CheckFailed, TimeLimit
+from meshwright.kernels.effort import Deadline
 from meshwright.kernels.treepack import TreeBatch, pack_trees
 
 Arcs = dict[tuple[int, int], int]
@@ -81,4 +82,4 @@ def test_nothing_to_pack() -> None:
 
 def test_a_deadline_that_passed_is_a_typed_error() -> None:
     with pytest.raises(TimeLimit, match="time is up"):
-        pack_trees(2, {(0, 1): 1}, {0: 1}, deadline=0.0)
+        pack_trees(2, {(0, 1): 1}, {0: 1}, deadline=Deadline(clock_s=0.0))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 HELP = "the least time a collective can take on a fabric, with its proof"
 
 MOST_PIECES = 4096  # more take minutes to simulate and gain nothing
+TIME_LIMIT = "seconds for planning, by the clock (default: as much work as {} s on a quiet machine)"
 SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
 
 
@@ -48,6 +49,11 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text[:32]!r}")
     return value
+
+
+def limits(time_limit_s: float | None, effort_s: float) -> dict[str, float]:
+    """A problem's limits: `--time-limit`, by the clock too; without it so much counted work, the same however busy the machine is."""
+    return {"effort_s": effort_s} if time_limit_s is None else {"time_limit_s": time_limit_s, "effort_s": time_limit_s}
 
 
 def count(text: str) -> int:

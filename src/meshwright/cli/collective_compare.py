@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .collective_bound import SIZE_HELP, problem_arguments, problem_of, seconds, seed, size_bytes
+from .collective_bound import SIZE_HELP, limits, problem_arguments, problem_of, seconds, seed, size_bytes
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 HELP = "all strategies at all sizes: time, algbw, busbw, the bound and the winner"
 MOST_SIZES = 64
+EACH_S = 5
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
     parser.add_argument("--strategies", help="names separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
-    parser.add_argument("--time-limit", type=seconds, default=5.0, metavar="S", help="seconds for one strategy per size class (default 5)")
+    parser.add_argument("--time-limit", type=seconds, metavar="S",
+                        help="seconds for one strategy per size class, by the clock (default: as much work as 5 s on a quiet machine)")  # fmt: skip
     parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
     parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
     parser.add_argument("--seed", type=seed, default=0)
@@ -56,9 +58,9 @@ def run(args: argparse.Namespace) -> Result:
 
     sizes = sizes_of(args.sizes)
     args.size = str(sizes[0])
-    problem = problem_of(args, seed=args.seed)
+    problem = problem_of(args, seed=args.seed, **limits(args.time_limit, EACH_S))
     listed: list[CollectiveStrategy] = list(default_candidates(in_network=args.in_network))
     if args.strategies:
         listed = [strategy(name)() for name in args.strategies.split(",")]
-    rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=args.time_limit, every=args.every_size))
+    rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=problem.budget_s, every=args.every_size))
     return Result(sweep_document(rows), sweep_text(rows, winners=args.winners))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import require_directory
-from .collective_bound import count, seconds, seed
+from .collective_bound import TIME_LIMIT, count, limits, seconds, seed
 from .collective_bound import size_bytes as parse_size
 from .frame import Result
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..drive_groups import RankedGroups
     from ..plan import Plan
 
+EFFORT_S = 60
 HELP = "several collectives at once on one fabric, planned together"
 
 
@@ -30,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trees", type=count, help="most trees per group and direction (default 256)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces, the same for all groups (default: chosen)")
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds for planning (default 60)")
+    parser.add_argument("--time-limit", type=seconds, metavar="S", help=TIME_LIMIT.format(EFFORT_S))
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         require_directory(args.out)
     groups = _groups(args)
     options = {name: value for name, value in (("max_trees", args.trees), ("pieces", args.pieces)) if value is not None}
-    plan, ranked = plan_groups(groups, joint=Groups(**options), time_limit_s=args.time_limit, seed=args.seed)
+    plan, ranked = plan_groups(groups, joint=Groups(**options), **limits(args.time_limit, EFFORT_S), seed=args.seed)
     document, text = _document(args.fabric, groups, plan, ranked)
     if args.out is not None:
         write_plan(args.out, plan)

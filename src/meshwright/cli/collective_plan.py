@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import require_directory
-from .collective_bound import count, problem_arguments, problem_of, seconds, seed
+from .collective_bound import TIME_LIMIT, count, limits, problem_arguments, problem_of, seconds, seed
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
     from ..sketch import Sketch
 
+EFFORT_S = 60
 HELP = "a schedule for a collective on a fabric"
 
 
@@ -29,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of the strategy, its value as JSON or plain text, e.g. form=trees; may be repeated")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds for planning (default 60)")
+    parser.add_argument("--time-limit", type=seconds, metavar="S", help=TIME_LIMIT.format(EFFORT_S))
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
     picture_arguments(parser)
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
     from ..report.collective_text import plan_document, plan_line
 
-    problem = problem_of(args, seed=args.seed, time_limit_s=args.time_limit)
+    problem = problem_of(args, seed=args.seed, **limits(args.time_limit, EFFORT_S))
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None:
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> Result:
         if args.strategy == "auto":
             raise UsageError("--option needs to know whose option it is", hint="name a --strategy")
         candidates = [_with_texts(candidates[0], args.option, args.strategy)]
-    each_s = args.time_limit / 4 if len(candidates) > 1 else args.time_limit
+    each_s = problem.budget_s / 4 if len(candidates) > 1 else problem.budget_s
     plan, ranked = plan_collective(problem, candidates=candidates, search=args.pieces is None, each_s=each_s)
     document, text = plan_document(problem, ranked), plan_line(problem, ranked)
     if args.out is not None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import require_directory
-from .collective_bound import problem_arguments, problem_of, seconds, seed
+from .collective_bound import TIME_LIMIT, limits, problem_arguments, problem_of, seconds, seed
 from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
 
+EFFORT_S = 600
 HELP = "a new schedule when a NIC, GPU or link is down or slow, and what is lost"
 EPILOG = """\
 examples:
@@ -25,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default: forestcoll, on alike servers where that is as good) or a strategy's name")
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--time-limit", type=seconds, default=600.0, metavar="S", help="seconds for planning (default 600)")
+    parser.add_argument("--time-limit", type=seconds, metavar="S", help=TIME_LIMIT.format(EFFORT_S))
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.out is not None:
         require_directory(args.out)
     args.without = args.degrade = None
-    whole = problem_of(args, seed=args.seed, time_limit_s=args.time_limit)
+    whole = problem_of(args, seed=args.seed, **limits(args.time_limit, EFFORT_S))
     given: Sequence[CollectiveStrategy] = () if args.strategy == "auto" else [strategy(args.strategy)()]
     found = replan(whole, down, slow, candidates=given)
     lines, bottleneck = explain_bottleneck(found.now, found.now_bound)

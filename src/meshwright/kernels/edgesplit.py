@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
 
 import numpy as np
 
 from ..errors import CheckFailed, TimeLimit, Unsupported
+from .effort import NEVER, Deadline
 from .maxflow import FlowNetwork, Sweep
 
 __all__ = ["Split", "SplitGraph", "remove_switches"]
@@ -52,7 +52,7 @@ def remove_switches(
     group: Sequence[int],
     *,
     names: Sequence[str] = (),
-    deadline: float = float("inf"),
+    deadline: Deadline = NEVER,
 ) -> SplitGraph:
     """Split off every node that is not a terminal.
 
@@ -67,7 +67,7 @@ def remove_switches(
 
 class _Splitting:
     def __init__(
-        self, nodes: int, arcs: Arcs, terminals: list[int], demand: dict[int, int], group: Sequence[int], names: Sequence[str], deadline: float
+        self, nodes: int, arcs: Arcs, terminals: list[int], demand: dict[int, int], group: Sequence[int], names: Sequence[str], deadline: Deadline
     ) -> None:
         self.deadline = deadline
         self.nodes, self.arcs, self.terminals, self.demand, self.group, self.names = nodes, arcs, terminals, demand, group, names
@@ -178,7 +178,7 @@ class _Splitting:
                     wanted.append((u, t, amount))
             stack = [wanted] if wanted else []
             while stack:
-                if monotonic() > self.deadline:
+                if self.deadline.past:
                     raise TimeLimit("time is up before all switches were removed", hint="raise the time limit, or use --strategy ring")
                 part = stack.pop()
                 shortfall = self._accept(network, w, part)

@@ -15,11 +15,13 @@ from time import monotonic
 from typing import Any, Literal
 
 from ..errors import Infeasible, TimeLimit, Unsupported, UsageError
+from .effort import count_work
 
 __all__ = ["Status", "require_optimal", "row_duals", "solve", "solver", "values"]
 
 Status = Literal["optimal", "feasible"]
 FIXED = {"output_flag": False, "threads": 1}
+PIVOT_S = 2e-8  # work of a step of the simplex method per row and column
 STOPPED = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kHighsInterrupt", "kObjectiveBound", "kObjectiveTarget", "kMemoryLimit")
 
 
@@ -57,6 +59,7 @@ def solve(model: Any, *, what: str, deadline: float = float("inf")) -> Status:
         # HiGHS counts its clock over all runs of one model
         model.setOptionValue("time_limit", float(model.getRunTime()) + left_s)
     outcome = model.run()
+    count_work(PIVOT_S * model.getInfo().simplex_iteration_count * (model.getNumRow() + model.getNumCol()))
     status = model.getModelStatus()
     kind = highspy.HighsModelStatus
     if outcome != highspy.HighsStatus.kError and status == kind.kOptimal:

@@ -17,10 +17,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .effort import count_work
+
 __all__ = ["Csr", "ListProblem", "place_items"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+ITEM_S = 1e-6  # work of placing an item
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def place_items(problem: ListProblem, urgency: F64, tie: I64, *, eager: bool) ->
         problem.route, problem.resources.ptr, problem.resources.values, problem.offset, problem.hold, problem.delay, problem.after.ptr,
         problem.after.values, problem.behind.ptr, problem.behind.values, problem.waits, urgency, tie, eager, start, end, order,
     )  # fmt: skip
+    count_work(ITEM_S * n)
     if placed < n:
         raise ValueError(f"{n - placed} of {n} items wait for each other")
     return start, end, order

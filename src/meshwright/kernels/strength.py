@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from time import monotonic
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, Disconnected, TimeLimit
+from .effort import NEVER, Deadline
 from .maxflow import FlowNetwork
 
 __all__ = ["Strength", "pack_spanning_trees", "strength"]
@@ -156,10 +156,10 @@ def _augment(held, us, vs, nodes, first):  # type: ignore[no-untyped-def]
     return False
 
 
-def pack_spanning_trees(nodes: int, edges: Edges, trees: int, *, deadline: float = float("inf")) -> list[tuple[tuple[tuple[int, int], ...], int]]:
+def pack_spanning_trees(nodes: int, edges: Edges, trees: int, *, deadline: Deadline = NEVER) -> list[tuple[tuple[tuple[int, int], ...], int]]:
     """`trees` whole spanning trees in which no edge is used more often than its capacity: [(edges of a tree, copies)].
 
-    Raises: CheckFailed when so many do not fit (trees > strength: a defect of the caller); TimeLimit past `deadline` (monotonic seconds).
+    Raises: CheckFailed when so many do not fit (trees > strength: a defect of the caller); TimeLimit past `deadline`.
     """
     pairs = [edge for edge, capacity in sorted(edges.items()) if capacity > 0]
     us, vs = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
@@ -171,7 +171,7 @@ def pack_spanning_trees(nodes: int, edges: Edges, trees: int, *, deadline: float
             if placed == wanted or not _augment(held, us, vs, nodes, e):
                 break
             placed += 1
-        if monotonic() > deadline:
+        if deadline.past:
             raise TimeLimit("time is up before all spanning trees were packed", hint="raise the time limit, or do not ask for the exact packing")
     if placed < wanted:
         raise CheckFailed(f"only {placed} of the {wanted} edges of {trees} spanning trees fit", hint="please report the graph", data={"trees": trees})

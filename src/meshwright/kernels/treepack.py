@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, TimeLimit
-from .maxflow import CAPACITY_LIMIT, FlowNetwork, dinic
+from .effort import NEVER, Deadline, count_work
+from .maxflow import CAPACITY_LIMIT, FLOW_S, FlowNetwork, dinic
 
 __all__ = ["TreeBatch", "pack_trees"]
 
@@ -100,12 +100,12 @@ def _grow(  # type: ignore[no-untyped-def]
 
 
 def pack_trees(
-    nodes: int, arcs: Mapping[tuple[int, int], int], demand: Mapping[int, int], *, deadline: float = float("inf")
+    nodes: int, arcs: Mapping[tuple[int, int], int], demand: Mapping[int, int], *, deadline: Deadline = NEVER
 ) -> list[TreeBatch]:
     """Pack `demand[r]` spanning out-trees rooted at each r so that no arc carries more trees than its capacity.
 
     Nodes are 0..nodes-1, all to be spanned. Trees grow breadth first, to keep them low.
-    Raises: TimeLimit past `deadline` (monotonic seconds).
+    Raises: TimeLimit past `deadline`.
     CheckFailed when an edge cannot be found (the demand exceeds some cut: a defect of the caller).
     """
     wide = dict(arcs)
@@ -121,7 +121,7 @@ def pack_trees(
     work = tuple(np.empty(nodes + 2, np.int32) for _ in range(3))
     batches: list[TreeBatch] = []
     while pending.any():
-        if monotonic() > deadline:
+        if deadline.past:
             raise TimeLimit("time is up before all trees were packed", hint="raise the time limit, or use --strategy ring")
         root = int(np.argmax(pending > 0))
         parent, order = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
@@ -135,5 +135,6 @@ def pack_trees(
                 hint="this is a defect of the planner: please report it with the fabric file",
                 data={"root": root, "batches": len(batches)},
             )
+        count_work(FLOW_S * len(network.head) * nodes)
         batches.append(TreeBatch(root, int(count), parent, order))
     return batches

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .effort import count_work
 from .tree_order import breadth_first
 
 __all__ = ["anneal_parents"]
@@ -23,6 +24,7 @@ __all__ = ["anneal_parents"]
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
 HOT, COLD = 200.0, 0.05
+PROPOSAL_S = 4e-9  # work of a proposal per device
 LARGEST = 60.0  # powers of two that are told apart
 
 
@@ -139,6 +141,7 @@ def anneal_parents(parent: I32, hub: I32, halves: F64, units: I32, trees: int, *
     first = np.arange(rows * n, dtype=np.int32).reshape(rows, n)
     second = np.repeat(np.arange(rows, dtype=np.int32)[:, None], n, axis=1)
     unit = float(cost[:trees][parent[:trees] >= 0].min())
+    count_work(PROPOSAL_S * proposals * n)
     _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, unit, np.zeros(rows), np.uint64(seed))
     after = np.zeros((trees, n))
     work = tuple(np.zeros(n, np.int64) for _ in range(3))

@@ -13,12 +13,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .effort import count_work
 from .tree_order import breadth_first
 
 __all__ = ["exchange_parents"]
 
 I32 = NDArray[np.int32]
 ROUNDS = 64
+PAIR_S = 1e-9  # work of a round per pair of trees and device
 
 
 @njit(cache=True, nogil=True)
@@ -91,6 +93,7 @@ def exchange_parents(parent: I32, units: I32) -> tuple[I32, I32, I32]:
     for t in range(trees):
         _measure(parent[t], depth[t], size[t], total[t], *work)
     for _ in range(ROUNDS):
+        count_work(PAIR_S * trees * trees * n)
         if not _round(parent, donor, units, depth, size, total, *work):
             break
     return parent, donor, depth.astype(np.int32)

@@ -73,7 +73,8 @@ def simulate_program(
     refuse_unfinished(p, tables, state)
     makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
     attributes: dict[str, Any] = {"network": links.mode, "segment_bytes": segment_bytes, "program": program.name}
-    attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew: what such a simulation costs
+    attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew ...
+    attributes["rate_work"] = int(state.work[2])  # ... and the links and flows looked at for it: what such a simulation costs
     timeline = make_timeline(
         inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, staging=staging, evidence=evidence,
         attributes=attributes,

@@ -167,6 +167,7 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
     links = _open(k, s, links)
     level = 0.0
     while flows > 0:
+        s.work[2] += links + flows
         least = np.inf
         for n in range(links):
             link = s.link[s.stack_links[n]]

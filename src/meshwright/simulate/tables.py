@@ -99,7 +99,7 @@ Records = NDArray[Any]  # of one of the dtypes above
 class State(NamedTuple):
     """Everything that changes. `number`: 0 round, 1 lane being visited (-1 none), 2 ready lanes, 3 lanes not finished, 4 order length,
     5 fingerprint of the engine's sources;
-    `work`: 0 touched channels, 1 epoch of the marks."""
+    `work`: 0 touched channels, 1 epoch of the marks, 2 links and flows looked at to find rates."""
 
     heap: EventHeap
     number: I64
@@ -236,7 +236,7 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
     uses = np.bincount(k.shared_link, minlength=links)
     link["tokens"], link["left"], link["first"] = k.burst, k.rate, np.cumsum(uses) - uses
     return State(
-        heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0, 0], np.int64), work=np.zeros(2, np.int64),
+        heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0, 0], np.int64), work=np.zeros(3, np.int64),
         ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link,
         member=np.zeros(entries, np.int32), member_channel=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
         touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),

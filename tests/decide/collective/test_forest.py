@@ -18,6 +18,7 @@ from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.errors import TimeLimit
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
+from meshwright.kernels.effort import NEVER, Deadline
 
 
 def brute_force_ratio(fabric: Fabric, weight: dict[str, int]) -> Fraction:
@@ -117,7 +118,7 @@ def test_the_two_islands_optimum_is_the_trunk() -> None:
 def test_a_dead_line_that_passed_ends_with_a_typed_error() -> None:
     graph = rate_graph(two_islands(), ["d0", "d1", "d2", "d3"])
     with pytest.raises(TimeLimit, match="time is up"):
-        build_forest(graph, [1] * 4, deadline=0.0)
+        build_forest(graph, [1] * 4, deadline=Deadline(clock_s=0.0))
 
 
 def test_one_way_rounding_that_unbalances_a_switch_is_trimmed() -> None:
@@ -140,7 +141,7 @@ def arcs_of(trees: tuple[Tree, ...]) -> Counter[tuple[int, ...]]:
 def test_exchanging_parents_keeps_roots_and_paths_and_lowers(seed: int, devices: int, switches: int, broadcast: bool) -> None:
     graph = rate_graph(fabric := balanced_fabric(np.random.default_rng(seed), devices, switches), [d.name for d in fabric.devices])
     weight = [int(r == 1 or not broadcast) for r in range(devices)]
-    k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=None, max_trees=10**9, deadline=float("inf"))
+    k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=None, max_trees=10**9, deadline=NEVER)
     demand = {r: k for r, w in enumerate(weight) if w}
     packed = pack_capacities(graph.nodes, rounded_capacities(graph, stretch), devices, demand, graph.group)
     low = lowered(packed)
@@ -157,6 +158,6 @@ def test_exchanges_make_trees_of_two_racks_low() -> None:
     fabric = load_fabric("gb200-nvl72:2")
     graph = rate_graph(fabric, [d.name for d in fabric.devices])
     weight = [1] * graph.ranks
-    k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=1, max_trees=1, deadline=float("inf"))
+    k, stretch = choose_trees(graph, weight, worst_cut(graph, weight).ratio, trees=1, max_trees=1, deadline=NEVER)
     packed = pack_capacities(graph.nodes, rounded_capacities(graph, stretch), graph.ranks, dict.fromkeys(range(graph.ranks), k), graph.group)
     assert max(t.height for t in packed) > max(t.height for t in lowered(packed)) <= 3

@@ -19,6 +19,7 @@ from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
 from meshwright.errors import TimeLimit, UnknownName, Unsupported
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_name import load_fabric
+from meshwright.kernels.effort import Deadline
 
 
 def cluster(boxes: int, gpus: int, inside: int, nic: int, *, rails: bool = False, missing: Mapping[int, int] | None = None) -> Fabric:
@@ -175,7 +176,7 @@ def test_servers_joined_directly_or_alone_are_no_boxes() -> None:
 def test_a_deadline_ends_structured_trees_too() -> None:
     graph = graph_of(load_fabric("dgx-h100:4"))
     with pytest.raises(TimeLimit):
-        build_forest(graph, [1] * 32, trees=1, deadline=0.0)
+        build_forest(graph, [1] * 32, trees=1, deadline=Deadline(clock_s=0.0))
 
 
 def test_scales_of_a_thousand_devices() -> None:

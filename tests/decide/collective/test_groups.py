@@ -30,6 +30,7 @@ from meshwright.drive_groups import plan_groups
 from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link
 from meshwright.io.fabric_name import load_fabric
+from meshwright.kernels.effort import Deadline
 from meshwright.kernels.highs import require_optimal, solver
 from meshwright.program_builder import ProgramBuilder
 from meshwright.testing import fabrics
@@ -257,7 +258,7 @@ def test_refusals() -> None:
         Groups().plan(scatter, rng=RNG, alone=[ForestColl().plan(group, rng=RNG)])
     with pytest.raises(TimeLimit):
         Groups().plan(replace(problem, time_limit_s=1e-9), rng=RNG)
-    assert groups_bound(problem, deadline=0.0) is None
+    assert groups_bound(problem, deadline=Deadline(clock_s=0.0)) is None
 
 
 def test_no_whole_trees_within_the_limit_is_a_refusal() -> None:

@@ -28,6 +28,7 @@ from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, TimeLimit, Unsupported, UsageError
 from meshwright.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric_name import load_fabric
+from meshwright.kernels.effort import NEVER
 from meshwright.kernels.highs import solve, solver, values
 from meshwright.program_hash import program_hash
 from meshwright.simulate import simulate_program
@@ -196,7 +197,7 @@ def test_ndv2_routing_is_proven_optimal(fabric: str, sketch: str) -> None:
     one = routing(problem, sketch=PUBLISHED_SKETCHES[sketch])
     first = greedy_routes(one)
     horizon_s = improved(transfers_of(one, first), one.timing, [0] * 10**4)[0].makespan_s
-    found = route_exactly(one, first, horizon_s, deadline=float("inf"), nodes=10_000)
+    found = route_exactly(one, first, horizon_s, deadline=NEVER, nodes=10_000)
     assert found is not None and found.optimal and found.complete
     sent = len(problem.ranks) - 8  # chunks through the one link into a box
     network = next(i for i, (_, _, remote) in enumerate(one.links) if remote)
@@ -218,7 +219,7 @@ def test_the_published_alpha_accounting_gives_the_cards_load() -> None:
     for each in (theirs, ours):
         first = greedy_routes(each)
         horizon_s = improved(transfers_of(each, first), each.timing, [0] * 10**4)[0].makespan_s
-        found = route_exactly(each, first, horizon_s, deadline=float("inf"), nodes=10_000)
+        found = route_exactly(each, first, horizon_s, deadline=NEVER, nodes=10_000)
         assert found is not None and found.optimal
         times.append(found.time_s)
     assert times[0] >= 8 * (105e-6 + 2e-6) * (1 - 1e-9) > times[1] - 60e-6 and times[0] > times[1]
@@ -349,7 +350,7 @@ def test_uc_min_uses_no_more_connections_than_uc_max() -> None:
         one = routing(problem, sketch=replace(SWITCHED, hyperedges=(wish,), enforce_ordering=False))
         first = greedy_routes(one)
         horizon_s = 3 * improved(transfers_of(one, first), one.timing, [0] * 999)[0].makespan_s
-        found = route_exactly(one, first, horizon_s, deadline=float("inf"), nodes=2000)
+        found = route_exactly(one, first, horizon_s, deadline=NEVER, nodes=2000)
         assert found is not None
         used[wish] = len({i for route in found.routes for i in route if not one.links[i][2]})
     assert used["uc-min"] < used["uc-max"]
@@ -446,7 +447,7 @@ def test_joining_is_as_good_as_trying_everything(chunks: int, overhead: float, h
     def may_join(a: int, b: int) -> bool:
         return transfers[b].chunk == transfers[a].chunk + 1
 
-    runs, schedule = join_runs(transfers, timing, single, may_join, deadline=float("inf"), nodes=10_000)
+    runs, schedule = join_runs(transfers, timing, single, may_join, deadline=NEVER, nodes=10_000)
     assert sorted(t for run in runs for t in run) == list(range(len(transfers)))
     best = float("inf")
     for cuts in product(_cuts(chunks), repeat=hops):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from time import monotonic
 
 import numpy as np
 
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
+from ...kernels.effort import NEVER, Deadline, worked_s
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .rates import rate_graph
@@ -26,6 +26,7 @@ WORTH = 0.998  # a finer or coarser cut must gain at least this much
 SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
 HOPELESS = 2.0  # times slower than the fastest: no search for another cut
 MANY_RANKS = 256  # up to so many every program is simulated, however long it is
+LEAST_S = 1e-9  # what the first candidate gets even if no time is left
 LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
 
 Name = Callable[[CollectiveStrategy], str]
@@ -42,7 +43,7 @@ class _Tried:
 
 
 def tuned(
-    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: float = float("inf")
+    candidate: CollectiveStrategy, problem: CollectiveProblem, *, search: bool = True, deadline: Deadline = NEVER
 ) -> tuple[CollectivePlan, float]:
     """The candidate's plan in the number of pieces that simulates fastest, and its time in seconds.
 
@@ -52,7 +53,7 @@ def tuned(
     return _searched(candidate, problem, first, deadline) if search else (first.plan, first.time_s)
 
 
-def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: _Tried, deadline: float) -> tuple[CollectivePlan, float]:
+def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: _Tried, deadline: Deadline) -> tuple[CollectivePlan, float]:
     option = next((f.name for f in fields(candidate) if f.name in PIECES and getattr(candidate, f.name) is None), "")  # type: ignore[arg-type]
     chosen = first.plan.options.get(option)
     if not option or type(chosen) is not int or first.steps > LARGEST_SEARCH_STEPS:
@@ -60,7 +61,7 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
     best = first
     for double in (True, False):
         pieces, here = chosen, first
-        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MOST_PIECES and monotonic() < deadline:
+        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MOST_PIECES and not deadline.past:
             try:
                 found = _try(replace(candidate, **{option: pieces}), problem)  # type: ignore[type-var]
             except (Unsupported, UsageError, TimeLimit):  # finer than elements, or than the strategy allows
@@ -88,24 +89,23 @@ def rank(
 ) -> list[Ranked]:
     """Candidates with a plan by time and then by steps, the refused after them with the reason.
 
-    Those that would start after the problem's time limit are refused, the first is always tried; one gets at most `each_s` seconds. On a fabric
+    Those that would start after the problem's limits are refused, the first is always tried; one gets at most `each_s` seconds of counted work
+    (`kernels.effort`), and where the problem limits time as many by the clock. On a fabric
     that suffices for the operation (a broadcast down one-way links, say), a candidate that needs more of it is refused like any other.
     Raises: Disconnected; MeshwrightError of the first candidate when none has a plan.
     """
     require_connected(problem, rate_graph(problem.fabric, problem.ranks))
-    deadline = monotonic() + problem.time_limit_s
+    deadline = problem.deadline()
     found: list[Ranked] = []
     planned: list[tuple[int, CollectiveStrategy, _Tried, float]] = []  # place, candidate, its own plan, seconds it has left
     errors: list[MeshwrightError] = []
     for number, candidate in enumerate(candidates):
-        left_s = deadline - monotonic()
-        if number and left_s <= 0:
+        if number and deadline.past:
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why="not tried: time limit"))
             continue
-        limit_s = min(each_s, left_s if number else problem.time_limit_s)
-        begin = monotonic()
+        own, begin_s = _own(problem, deadline, each_s), worked_s()
         try:
-            first = _try(candidate, replace(problem, time_limit_s=limit_s))
+            first = _try(candidate, own)
         except TimeLimit as error:
             errors.append(error)
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=f"time limit: {error}"))
@@ -113,17 +113,23 @@ def rank(
             errors.append(error)
             found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=str(error)))
         else:
-            planned.append((number, candidate, first, each_s - (monotonic() - begin)))
+            planned.append((number, candidate, first, each_s - (worked_s() - begin_s)))
             found.append(Ranked(strategy=name(candidate), plan=first.plan, time_s=first.time_s, why=""))
     best_s = min((first.time_s for _, _, first, _ in planned), default=0.0)
     for number, candidate, first, left_s in planned if search else []:
-        left_s = min(left_s, deadline - monotonic())
-        if first.time_s <= HOPELESS * best_s and left_s > 0:
-            plan, time_s = _searched(candidate, replace(problem, time_limit_s=left_s), first, monotonic() + left_s)
+        if first.time_s <= HOPELESS * best_s and left_s > 0 and not deadline.past:
+            own = _own(problem, deadline, left_s)
+            plan, time_s = _searched(candidate, own, first, own.deadline())
             found[number] = replace(found[number], plan=plan, time_s=time_s)
     if not any(r.plan for r in found):
         raise errors[0]
     return explained(found)
+
+
+def _own(problem: CollectiveProblem, deadline: Deadline, each_s: float) -> CollectiveProblem:
+    """The problem for one candidate that begins now."""
+    clock_s = min(deadline.clock_left_s, each_s) if problem.time_limit_s < float("inf") else float("inf")
+    return replace(problem, time_limit_s=max(clock_s, LEAST_S), effort_s=max(min(deadline.work_left_s, each_s), LEAST_S))
 
 
 def explained(entries: Sequence[Ranked]) -> list[Ranked]:

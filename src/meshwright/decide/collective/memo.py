@@ -1,6 +1,7 @@
 """What is worth remembering between sizes: orders, trees and programs that depend on the fabric and the ranks, not on the bytes.
 
-The memory belongs to the fabric object, so it ends with it, and equal problems give equal answers with or without it.
+The memory belongs to the fabric object, so it ends with it, and equal problems give equal answers with or without it: what is remembered counts
+as the work that it was, or a search with a limit (`kernels.effort`) would get further the second time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...fabric import Fabric
+from ...kernels.effort import make_up, worked_s
 from ...program import Program
 
 __all__ = ["in_pieces", "remember", "with_chunk_bytes"]
@@ -24,14 +26,17 @@ T = TypeVar("T")
 
 def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
     """`make()`, or what it gave for this fabric and key before. Whatever is kept must not be changed by anyone."""
-    kept: OrderedDict[Hashable, Any] = fabric.__dict__.setdefault("_remembered", OrderedDict())
+    kept: OrderedDict[Hashable, tuple[Any, float]] = fabric.__dict__.setdefault("_remembered", OrderedDict())
+    begin_s = worked_s()
     if key not in kept:
-        kept[key] = make()
-        while len(kept) > 1 and (len(kept) > MOST_KEPT or sum(map(_steps, kept.values())) > MOST_STEPS):
+        found = make()
+        kept[key] = found, worked_s() - begin_s
+        while len(kept) > 1 and (len(kept) > MOST_KEPT or sum(_steps(x) for x, _ in kept.values()) > MOST_STEPS):
             kept.popitem(last=False)
     kept.move_to_end(key)
-    found: T = kept[key]
-    return found
+    value, work_s = kept[key]
+    make_up(begin_s, work_s)
+    return value  # type: ignore[no-any-return]
 
 
 def _steps(kept: Any) -> int:

@@ -14,6 +14,7 @@ from ...cost import Transport
 from ...errors import UnknownName, Unsupported, UsageError
 from ...fabric import Fabric
 from ...fabric_edit import sustained
+from ...kernels.effort import Deadline
 from ...program import Program
 
 __all__ = [
@@ -25,6 +26,7 @@ Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "
 OPERATIONS: tuple[str, ...] = get_args(Operation)
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 SHARDED = ("all-gather", "reduce-scatter", "scatter", "gather")  # operations whose ranks may own parts of unlike sizes
+DEFAULT_EFFORT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,9 @@ class CollectiveProblem:
             to whole elements where the size does not divide).
         peers: permute: peers[i] is the rank whose buffer rank i receives, -1 = nothing; () = the next rank up, round the ring.
         transport: cost of messages beyond the links' rate and latency; None = none.
-        time_limit_s: planners stop near it with the best they have.
+        time_limit_s: planners stop near it, by the clock, with the best they have; none unless the user asks for one.
+        effort_s: how long they search, in seconds of counted work (`kernels.effort`), however busy the machine is; None = as long as the
+            time limit, or DEFAULT_EFFORT_S without any.
     Raises: UnknownName for an operation or device that does not exist, UsageError for fewer than two ranks, repeated ranks, a
         size below one element or not a multiple of it, a root that is no rank, shards that do not add up or that the operation does not
         have, peers that are no ranks.
@@ -53,7 +57,8 @@ class CollectiveProblem:
     root: int = 0
     element_bytes: int = 4
     seed: int = 0
-    time_limit_s: float = 60.0
+    time_limit_s: float = float("inf")
+    effort_s: float | None = None
     transport: Transport | None = None
     shard_bytes: tuple[int, ...] | None = None
     peers: tuple[int, ...] = ()
@@ -80,6 +85,8 @@ class CollectiveProblem:
             raise UsageError(f"root must be 0..{len(self.ranks) - 1}, got {self.root}")
         if self.time_limit_s <= 0:
             raise UsageError(f"time_limit_s must be > 0, got {self.time_limit_s}")
+        if self.effort_s is not None and not self.effort_s > 0:
+            raise UsageError(f"effort_s must be > 0, got {self.effort_s}")
         self._require_shards()
         self._require_peers()
 
@@ -110,6 +117,17 @@ class CollectiveProblem:
         for rank, peer in enumerate(self.peers):
             if not -1 <= peer < n:
                 raise UsageError(f"must be -1..{n - 1}, got {peer}", where=f"peers[{rank}]")
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds of counted work that planners may do."""
+        if self.effort_s is not None:
+            return self.effort_s
+        return self.time_limit_s if self.time_limit_s < float("inf") else DEFAULT_EFFORT_S
+
+    def deadline(self, share: float = 1.0) -> Deadline:
+        """When a planner that begins now must stop, or one that has a share of the time."""
+        return Deadline.after(share * self.budget_s, share * self.time_limit_s)
 
     @property
     def shards(self) -> tuple[int, ...]:

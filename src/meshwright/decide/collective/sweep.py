@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 
 import numpy as np
 
@@ -55,7 +54,8 @@ def sweep(
     problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool = True,
     each_s: float = 5.0, every: bool = False,
 ) -> Iterator[SweepRow]:  # fmt: skip
-    """The ranking for every size, ascending. `each_s`: most seconds of one candidate per size class; `every`: plan at every size.
+    """The ranking for every size, ascending. `each_s`: most seconds of one candidate per size class, of counted work, and by the clock if the
+    problem limits time; `every`: plan at every size.
 
     Raises: as `rank`.
     """
@@ -64,7 +64,7 @@ def sweep(
     by_name = {name(c): c for c in candidates}
     before: SweepRow | None = None
     for size in anchors:
-        at = replace(problem, size_bytes=size, time_limit_s=each_s * len(candidates))
+        at = _limited(replace(problem, size_bytes=size), each_s * len(candidates))
         ranked = rank(at, candidates, name, search=search, each_s=each_s)
         row = SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(ranked), planned=True)
         if before is not None:
@@ -131,10 +131,15 @@ def _worth_trying(problem: CollectiveProblem, low: SweepRow, high: SweepRow, nam
     return found
 
 
+def _limited(problem: CollectiveProblem, seconds: float) -> CollectiveProblem:
+    """So much work, and no more by the clock if time is limited at all."""
+    return replace(problem, time_limit_s=seconds if problem.time_limit_s < float("inf") else float("inf"), effort_s=seconds)
+
+
 def _afresh(problem: CollectiveProblem, name: str, candidate: CollectiveStrategy, search: bool, each_s: float) -> Ranked:
-    at = replace(problem, time_limit_s=each_s)
+    at = _limited(problem, each_s)
     try:
-        plan, time_s = tuned(candidate, at, search=search, deadline=monotonic() + each_s)
+        plan, time_s = tuned(candidate, at, search=search, deadline=at.deadline())
     except MeshwrightError as error:
         return Ranked(strategy=name, plan=None, time_s=None, why=str(error))
     return Ranked(strategy=name, plan=plan, time_s=time_s, why="")

@@ -12,12 +12,14 @@ import numpy as np
 from ...cost import Cost, Transport
 from ...errors import Unsupported
 from ...fabric import Fabric
+from ...kernels.effort import count_work
 from ...program import Part, Program
 from ...program_fold import expand
 from ...simulate import compile_network, simulate_folded, simulate_program
 
 __all__ = ["MOST_SIMULATED", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
 
+STEP_S, INSTANT_S, LOOK_S = 2e-7, 3e-7, 2e-8  # work of a simulated step, of an instant with new rates, and of a link or flow looked at for them
 MOST_SIMULATED = 1_200_000  # steps; where thousands of messages share links, more take many minutes
 
 
@@ -28,6 +30,7 @@ def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], tra
 
 def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> tuple[float, int]:
     """Makespan in seconds, and what it cost to find: instants with new rates times channels (0 for folded programs, which cost little)."""
+    count_work(STEP_S * simulated_steps(program))
     cost = Cost(transport=transport) if transport is not None else Cost()
     if program.fold is not None:
         try:
@@ -35,7 +38,9 @@ def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport:
         except Unsupported:
             program = expand(program)
     timeline = simulate_program(program, fabric, tuple(ranks), cost, record=False)
-    return timeline.makespan_s, timeline.attributes["rate_instants"] * len(program.channels)
+    instants: int = timeline.attributes["rate_instants"]
+    count_work(INSTANT_S * instants + LOOK_S * timeline.attributes["rate_work"])
+    return timeline.makespan_s, instants * len(program.channels)
 
 
 def simulated_steps(program: Program) -> int:

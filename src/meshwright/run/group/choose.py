@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from time import monotonic
 from typing import Any
 
 from ...cost import Transport
@@ -19,6 +18,7 @@ from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit, UsageError
 from ...fabric import Fabric
+from ...kernels.effort import Deadline
 from .predict import quickest_walk
 
 __all__ = ["MOST_STEPS", "Executed", "builtin", "executed"]
@@ -53,7 +53,7 @@ def executed(
 
     Raises: what `decide.collective.auto` raises; Infeasible when no plan can be walked.
     """
-    deadline = monotonic() + problem.time_limit_s * TUNING_SHARE
+    deadline = problem.deadline(TUNING_SHARE)
     found = []
     for ranked in auto(problem, candidates=candidates or default_candidates(), each_s=each_s):
         if ranked.plan is not None and (one := _predicted(problem, ranked, fabric, shared)) is not None:
@@ -84,19 +84,19 @@ def _with_options(name: str, options: Any) -> CollectiveStrategy:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items() if k in known})
 
 
-def _tuned(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
+def _tuned(problem: CollectiveProblem, first: Executed, deadline: Deadline, fabric: Fabric | None, shared: bool) -> Executed:
     """As many trees and fewer; twice and half as many pieces, as long as that gains."""
     found = [first, *_with_fewer_trees(problem, first, deadline, fabric, shared)]
     return min((_in_pieces(problem, one, deadline, fabric, shared) for one in found), key=lambda e: e.judged_s)
 
 
-def _in_pieces(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> Executed:
+def _in_pieces(problem: CollectiveProblem, first: Executed, deadline: Deadline, fabric: Fabric | None, shared: bool) -> Executed:
     assert first.ranked.plan is not None
     option = next((o for o in CUTS if isinstance(first.ranked.plan.options.get(o), int)), "")
     best = first
     for factor in (2.0, 0.5):
         here = best
-        while option and monotonic() < deadline:
+        while option and not deadline.past:
             pieces = int(getattr(here.candidate, option) * factor)
             if pieces < 1:
                 break
@@ -109,14 +109,14 @@ def _in_pieces(problem: CollectiveProblem, first: Executed, deadline: float, fab
     return best
 
 
-def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: float, fabric: Fabric | None, shared: bool) -> list[Executed]:
+def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: Deadline, fabric: Fabric | None, shared: bool) -> list[Executed]:
     """How many trees are best depends on the pieces: fewer trees may have more."""
     found: list[Executed] = []
     plan = first.ranked.plan
     assert plan is not None
     for most in FEWER_TREES:
         trees = plan.notes.get("trees", 0)
-        if not isinstance(trees, int) or trees <= most or "max_trees" not in plan.options or monotonic() > deadline:
+        if not isinstance(trees, int) or trees <= most or "max_trees" not in plan.options or deadline.past:
             continue
         free: dict[str, Any] = {name: None for name in ("pieces", "quantum") if name in plan.options}
         after = _tried(problem, replace(first.candidate, max_trees=most, **free), fabric, shared)  # type: ignore[type-var]

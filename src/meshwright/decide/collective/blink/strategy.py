@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from ....bound import Bound, Certificate
 from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
+from ....kernels.effort import Deadline
 from ....kernels.strength import strength
 from ....program import Program
 from ..bounds.collective import collective_bound
@@ -95,14 +95,14 @@ class Blink:
                 f"packing trees by weights for {len(problem.ranks)} ranks takes too long, at most {MOST_RANKS}",
                 hint="use --strategy forestcoll, or blueconnect", data={"ranks": len(problem.ranks)},
             )  # fmt: skip
-        deadline = monotonic() + problem.time_limit_s
+        deadline = problem.deadline()
         sets, relay = self._sets(problem, deadline)
         best: tuple[float, int, TreeSet, int] | None = None
         judged: dict[str, float | None] = {}
         for trees in sorted(sets, key=lambda s: -s.rate_Bps):
             name = trees.form + (", exact" if trees.exact else "")
             judged[name] = None
-            if best is not None and (problem.size_bytes / trees.rate_Bps > best[0] or monotonic() > deadline):
+            if best is not None and (problem.size_bytes / trees.rate_Bps > best[0] or deadline.past):
                 continue  # its links alone take longer, or the time is up
             pieces, time_s, steps = self._chunked(problem, trees)
             judged[name] = time_s
@@ -129,7 +129,7 @@ class Blink:
             raise UsageError(f"switch_channel_s must be >= 0, got {self.switch_channel_s}", where="blink")
 
     # ---- sets of trees ----------------------------------------------------------------------------------------------------
-    def _sets(self, problem: CollectiveProblem, deadline: float) -> tuple[list[TreeSet], bool]:
+    def _sets(self, problem: CollectiveProblem, deadline: Deadline) -> tuple[list[TreeSet], bool]:
         """All sets that apply (or the one asked for), and whether devices relay."""
         everyone = len(problem.ranks) == len(problem.fabric.devices)
         tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
@@ -142,7 +142,7 @@ class Blink:
                     raise Unsupported(text, hint="use --strategy forestcoll", data=error.data) from None
         raise AssertionError("one of the tries returns or raises")
 
-    def _sets_on(self, problem: CollectiveProblem, graph: RateGraph, relay: bool, deadline: float) -> list[TreeSet]:
+    def _sets_on(self, problem: CollectiveProblem, graph: RateGraph, relay: bool, deadline: Deadline) -> list[TreeSet]:
         """Cheap sets first; once the time is up, those not yet made are left out."""
         packing: dict[str, Any] = {"epsilon": self.epsilon, "theta": self.theta}
         halves = channel_graphs(problem, relay=relay) if self.form in (None, "channels") or self.switch_channel_s else None
@@ -162,7 +162,7 @@ class Blink:
             makers.append(("channels", False, lambda: self._channels(problem, halves)))
         found: list[TreeSet | None] = []
         for form, whole, make in makers:
-            if self.form in (None, form) and not (any(found) and monotonic() > deadline):
+            if self.form in (None, form) and not (any(found) and deadline.past):
                 sized = problem.size_bytes if form == "channels" else 0  # how much each kind of links gets depends on the size
                 found.append(remember(problem.fabric, (*key, form, whole, sized), make))
         sets = [s for s in found if s is not None]

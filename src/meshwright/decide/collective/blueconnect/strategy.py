@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -205,13 +204,13 @@ class BlueConnect:
 
         Stops when the steps built so far exceed SEARCH_STEPS or the time is up; at least one candidate is always simulated.
         """
-        deadline = monotonic() + problem.time_limit_s
+        deadline = problem.deadline()
         elements = problem.size_bytes // problem.element_bytes
         most = min(self.max_parts, max(1, elements // len(problem.ranks)))
         spent = 0
         first: list[_Judged] = []
         for candidate in candidates:
-            if first and (spent > SEARCH_STEPS or monotonic() > deadline or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
+            if first and (spent > SEARCH_STEPS or deadline.past or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
                 continue
             first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most)))
             spent += first[-1].built
@@ -219,7 +218,7 @@ class BlueConnect:
         for start in sorted(first, key=lambda j: (j.time_s, j.built))[:2] if self.parts is None else []:
             for double in (True, False):
                 here = start
-                while spent <= SEARCH_STEPS and monotonic() < deadline and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
+                while spent <= SEARCH_STEPS and not deadline.past and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
                     trial = self._judge(problem, start.candidate, slices)
                     spent += trial.built
                     found.append(trial)

@@ -22,6 +22,7 @@ import numpy as np
 
 from ....bound import Bound, Certificate
 from ....errors import Infeasible, TimeLimit, Unsupported
+from ....kernels.effort import NEVER, Deadline
 from ....kernels.treesearch import ARBORESCENCE, PathEdges, cheapest_trees
 from ..joint.lp import Arc, Demand, PackingProblem, solve_packing
 from ..problem import ROOTED, CollectiveProblem
@@ -35,7 +36,7 @@ TREES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 Pair = tuple[str, str]
 
 
-def all_reduce_dual_bound(problem: CollectiveProblem, deadline: float = float("inf")) -> Bound | None:
+def all_reduce_dual_bound(problem: CollectiveProblem, deadline: Deadline = NEVER) -> Bound | None:
     """The bound of joint packing on an all-reduce; None where the fabric is too large for it or the solver does not finish by `deadline`.
 
     None too where rates differ by more than the solver's numbers take.

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from ....bound import Bound
 from ....errors import MeshwrightError
 from ....fabric import Fabric
 from ....fabric_edit import is_port, with_one_more, without
+from ....kernels.effort import Deadline
 from ..problem import CollectiveProblem
 from .collective import collective_bound, crossing_bytes
 
@@ -166,7 +166,7 @@ Element = str | tuple[str, str]  # a NIC by name, a link (both directions) by it
 
 
 def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, limit_s: float) -> tuple[list[dict[str, Any]], bool]:
-    fabric, deadline = problem.fabric, monotonic() + limit_s
+    fabric, deadline = problem.fabric, Deadline.after(limit_s)
     classes = _classes(fabric, place.links)
     by_share = sorted(classes, key=lambda c: -c[1] * classes[c][0])[:MOST_CLASSES]
     tried: list[tuple[str, dict[str, Any], Callable[[], Fabric]]] = []
@@ -184,7 +184,7 @@ def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, limit_
         tried.append((f"{_all(one, kind)} twice as fast", {"twice": list(kind)}, partial(_twice, fabric, one, kind)))
     found: list[dict[str, Any]] = []
     for what, edit, change in tried:
-        if monotonic() > deadline:
+        if deadline.past:
             return found, False
         try:
             changed = replace(problem, fabric=change())

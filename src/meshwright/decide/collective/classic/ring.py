@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from time import monotonic
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from ....cite import Cite
 from ....cost import Transport
 from ....errors import Disconnected, Unsupported, UsageError
 from ....fabric import Fabric
+from ....kernels.effort import Deadline, count_work
 from ....program import Fold, FoldAxis, Program
 from ....program_builder import ProgramBuilder, StepRef
 from ..bounds.collective import collective_bound
@@ -46,6 +46,7 @@ CITE = Cite(
 DEVIATIONS = ("slices, two directions and several rings at once are options", "broadcast and reduce are pipelined chains along the ring")
 MOST_RINGS = 32
 EXCHANGES_UP_TO = 16  # ranks; larger rings keep the best constructed order
+HOP_S = 1e-6  # work of judging a ring, per hop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ def ring_order(problem: CollectiveProblem, rng: np.random.Generator) -> tuple[in
     """The order with the least loaded bottleneck among the candidates (ties: fewest links, then first candidate)."""
     hops = _Hops(problem.fabric, problem.ranks)
     n = len(problem.ranks)
-    deadline = monotonic() + problem.time_limit_s / 2
+    deadline = problem.deadline(0.5)
     group = [problem.fabric.device(name).group for name in problem.ranks]
     first_of = {g: i for i, g in reversed(list(enumerate(group)))}
     candidates = [tuple(range(n)), tuple(sorted(range(n), key=lambda r: (first_of[group[r]], r)))]
@@ -199,14 +200,15 @@ def _nearest(hops: _Hops, n: int) -> tuple[int, ...]:
 
 
 def _exchanged(
-    order: tuple[int, ...], value: Callable[[tuple[int, ...]], tuple[Fraction, int]], rng: np.random.Generator, deadline: float
+    order: tuple[int, ...], value: Callable[[tuple[int, ...]], tuple[Fraction, int]], rng: np.random.Generator, deadline: Deadline
 ) -> tuple[int, ...]:
     """Reversals of a stretch (2-opt) until none helps; the order of trial is random but follows from the seed."""
     best, n = value(order), len(order)
     pairs = [(i, j) for i in range(1, n - 1) for j in range(i + 1, n)]
     improved = True
-    while improved and monotonic() < deadline:
+    while improved and not deadline.past:
         improved = False
+        count_work(HOP_S * n * len(pairs))
         for k in rng.permutation(len(pairs)):
             i, j = pairs[k]
             trial = order[:i] + order[i : j + 1][::-1] + order[j + 1 :]

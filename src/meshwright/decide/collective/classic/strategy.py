@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -101,13 +100,13 @@ class Classic:
         if self.algorithm is not None:
             plan = self._one(problem, self.algorithm, self.settings)
             return self._named(plan, self.algorithm, {})
-        deadline = monotonic() + problem.time_limit_s
+        deadline = problem.deadline()
         collective_bound(problem)  # a disconnected fabric is reported as such, whatever the algorithms say
         best: tuple[float, str, CollectivePlan] | None = None
         tried: dict[str, Any] = {}
         refused: Unsupported | None = None
         for name, settings in classic_candidates(problem):
-            if best is not None and monotonic() > deadline:
+            if best is not None and deadline.past:
                 break
             label = " ".join([name, *(f"{k}={v}" for k, v in settings.items())])
             try:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, permutations
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....kernels.effort import NEVER, Deadline, count_work
 from .cost import CostMatrix, Model, Objective
 
 __all__ = ["EXACT_RING", "EXACT_ALL", "Search", "infer_groups", "ring_tour"]
@@ -86,13 +86,15 @@ def ring_tour(d: F64, *, bottleneck: bool) -> list[int]:
         tour.append(j + 1)
         j, mask = int(came[mask, j]), mask ^ (1 << j)
     return [0, *reversed(tour)]
+RANK_S = 5e-6  # work of judging an order, per rank ...
+EXCHANGE_S = 3e-5  # ... and of a round of exchanges
 
 
 @dataclass
 class Search:
     """One search for one model. `first`: the endpoint that stays rank 0 (None: free; rings start with endpoint 0).
 
-    budget: orders evaluated at most; deadline: monotonic seconds.
+    budget: orders evaluated at most.
     """
 
     model: Model
@@ -100,7 +102,7 @@ class Search:
     budget: int = 4000
     restarts: int = 3
     first: int | None = None
-    deadline: float = float("inf")
+    deadline: Deadline = NEVER
     evaluated: int = 0
     proof: str = ""  # "exact" when nothing better exists in this model
     best: Objective = field(init=False)
@@ -129,13 +131,14 @@ class Search:
         return tuple(endpoint for h in items for endpoint in self.hosts[h])
 
     def left(self) -> bool:
-        return self.evaluated < self.budget and monotonic() < self.deadline
+        return self.evaluated < self.budget and not self.deadline.past
 
     def try_(self, items: Sequence[int]) -> Objective:
         """Evaluate an order of hosts and keep it if it is the best so far."""
         order = self.expand(items)
         found = self.model(order)
         self.evaluated += 1
+        count_work(RANK_S * len(order))
         if found < self.best:
             self.best, self.order = found, order
         return found
@@ -250,8 +253,9 @@ class Search:
     def _exchanged(self, tour: list[int], w: F64) -> list[int]:
         """2-opt and or-opt until nothing helps, on symmetric weights, with the gain of every exchange in O(1)."""
         n, improved = len(tour), True
-        while improved and monotonic() < self.deadline:
+        while improved and not self.deadline.past:
             improved = False
+            count_work(EXCHANGE_S * n)
             for i in range(n - 1):
                 t = np.array(tour)
                 js = np.arange(i + 2, n if i else n - 1)

@@ -13,15 +13,15 @@ Cost: O(2^m m²) for a ring of m <= 14 hosts, else `budget` evaluations of O(mes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
+from ....kernels.effort import NEVER, Deadline
 from ..bounds.collective import collective_bound
 from ..classic.bruck import Bruck
 from ..classic.double_tree import DoubleTree
@@ -100,7 +100,7 @@ class RankOrder:
 
 def order_ranks(
     matrix: CostMatrix, algorithm: str, op: str, size_bytes: int, *, rng: np.random.Generator, budget: int = 4000, restarts: int = 3,
-    first: int | None = None, time_limit_s: float = 60.0,
+    first: int | None = None, deadline: Deadline = NEVER,
 ) -> RankOrder:  # fmt: skip
     """The best order found for one algorithm, with a bound that no order beats.
 
@@ -111,7 +111,7 @@ def order_ranks(
     if budget < 1 or restarts < 1:
         raise UsageError(f"budget and restarts must be >= 1, got {budget} and {restarts}", where="cloudcollectives")
     model = model_of(matrix, algorithm, op, size_bytes)
-    search = Search(model, rng, budget=budget, restarts=restarts, first=first, deadline=monotonic() + time_limit_s)
+    search = Search(model, rng, budget=budget, restarts=restarts, first=first, deadline=deadline)
     bound = lower_bound(model)
     reached = search.best.time_s <= bound * (1 + 1e-9) and _least_load(model, search.best)
     if reached:
@@ -141,9 +141,13 @@ def _least_load(model: Model, found: Objective) -> bool:
 
 
 def best_choice(
-    matrix: CostMatrix, op: str, size_bytes: int, *, rng: np.random.Generator, algorithms: Sequence[str] = ALGORITHMS, **more: Any
+    matrix: CostMatrix, op: str, size_bytes: int, *, rng: np.random.Generator, algorithms: Sequence[str] = ALGORITHMS,
+    limit: Callable[[], Deadline] = Deadline, **more: Any
 ) -> list[RankOrder]:
-    """The algorithms that have the operation, each in its best order, fastest first (by the model); those whose bound rules them out are left out."""
+    """The algorithms that have the operation, each in its best order, fastest first (by the model); those whose bound rules them out are left out.
+
+    `limit` begins the time of each.
+    """
     models: list[Model] = []
     for name in algorithms:
         try:
@@ -155,7 +159,7 @@ def best_choice(
     for model in sorted(models, key=lambda m: m(identity).time_s):  # those that start well first, so that bounds rule the others out
         if found and lower_bound(model) >= min(o.after.time_s for o in found):
             continue
-        found.append(order_ranks(matrix, model.algorithm, op, size_bytes, rng=rng, **more))
+        found.append(order_ranks(matrix, model.algorithm, op, size_bytes, rng=rng, deadline=limit(), **more))
     if not found:
         raise Unsupported(f"no algorithm to order ranks for a {op}", hint=f"algorithms: {', '.join(ALGORITHMS)}")
     return sorted(found, key=lambda o: o.after.time_s)
@@ -221,15 +225,15 @@ class CloudCollectives:
             matrix = replace(matrix, host=tuple(range(len(matrix))))
         algorithms = ALGORITHMS if self.algorithm is None else (self.algorithm,)
         first = 0 if self.keep_first else problem.root if problem.op in ("broadcast", "reduce") else None
-        limit = problem.time_limit_s / (2 * len(algorithms))
+        share = 1 / (2 * len(algorithms))
         if self.algorithm is not None:
             return order_ranks(
                 matrix, self.algorithm, problem.op, problem.size_bytes, rng=rng, budget=self.budget, restarts=self.restarts, first=first,
-                time_limit_s=limit,
+                deadline=problem.deadline(share),
             )  # fmt: skip
         return best_choice(
             matrix, problem.op, problem.size_bytes, rng=rng, algorithms=algorithms, budget=self.budget, restarts=self.restarts, first=first,
-            time_limit_s=limit,
+            limit=lambda: problem.deadline(share),
         )[0]  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
 
 from ....errors import TimeLimit, Unsupported
+from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph
 from .pack import Path, Tree, merged, pack_capacities
@@ -140,7 +140,7 @@ def switches_to_network(boxes: Boxes, x: int, capacities: Mapping[Arc, int]) -> 
 
 
 def pack_box(
-    boxes: Boxes, x: int, graph: RateGraph, capacities: Mapping[Arc, int], demand: Mapping[int, int], deadline: float
+    boxes: Boxes, x: int, graph: RateGraph, capacities: Mapping[Arc, int], demand: Mapping[int, int], deadline: Deadline
 ) -> tuple[Tree, ...]:
     """Trees inside box x, nodes by position. Switches that lead to the network are left to the ports.
 
@@ -165,7 +165,7 @@ def pack_box(
 
 # ---- boxes that are alike ----------------------------------------------------------------------------------------------
 def alike_forest(
-    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], deadline: float
+    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], deadline: Deadline
 ) -> tuple[tuple[Tree, ...], Shift]:
     """Trees of the first box's ranks; all others are images. The caller has checked that the boxes are alike.
 
@@ -282,7 +282,7 @@ class Growth:
         return Tree(self.root, 1, tuple(self.parent), tuple(order), tuple(self.paths))
 
 
-def require_time(deadline: float) -> None:
-    if monotonic() > deadline:
+def require_time(deadline: Deadline) -> None:
+    if deadline.past:
         raise TimeLimit("time is up before all trees were packed", hint="raise the time limit, or use --strategy ring")
 

@@ -12,11 +12,11 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import gcd, lcm
-from time import monotonic
 
 import numpy as np
 
 from ....errors import CheckFailed, Unsupported
+from ....kernels.effort import NEVER, Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph, worst_cut
 from .balance import balanced_capacities, surpluses
@@ -165,14 +165,14 @@ def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], dema
 
 
 def choose_trees(
-    graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: float,
+    graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: Deadline,
     sinks: Sequence[int] | None = None, strict: bool = False,
 ) -> tuple[int, Fraction]:  # fmt: skip
     """(k, U): as many trees as asked, or the fewest known that reach the optimum if they are no more than `max_trees`, or the best of
     1..max_trees; unless `strict`, the exact optimum also where that best falls short of NEARLY and the forest stays small.
 
     Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
-    optimum is taken. Past `deadline` (monotonic seconds) the best k found so far is taken.
+    optimum is taken. Past `deadline` the best k found so far is taken.
     """
     if trees is not None:
         return trees, smallest_stretch(graph, weight, trees, optimum, sinks)
@@ -184,7 +184,7 @@ def choose_trees(
             best = found
             if found[1] == count * optimum:  # links with slack need not carry whole trees per unit of rate
                 return best
-        if best is not None and monotonic() > deadline:
+        if best is not None and deadline.past:
             return best
     if k <= max_trees or (not strict and best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
         return k, stretch
@@ -192,7 +192,7 @@ def choose_trees(
         found = count, smallest_stretch(graph, weight, count, optimum, sinks)
         if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
             best = found
-        if best is not None and monotonic() > deadline:
+        if best is not None and deadline.past:
             break
     if best is not None:
         return best
@@ -217,7 +217,7 @@ def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
 
 
 def build_forest(
-    graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: float = float("inf"),
+    graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: Deadline = NEVER,
     structure: bool = True, symmetric: bool = True, strict: bool = False,
 ) -> Forest:  # fmt: skip
     """Pack trees for the weights. All ranks are spanned by every tree.
@@ -239,7 +239,7 @@ def build_forest(
 
 
 def _without_surplus(
-    graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, deadline: float
+    graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, deadline: Deadline
 ) -> tuple[Fraction, dict[tuple[int, int], int]]:  # fmt: skip
     """(U, capacities) with balanced switches, at the least stretch from `stretch` on where that is found; else as they are.
 
@@ -254,7 +254,7 @@ def _without_surplus(
         found = balanced_capacities(graph.nodes, graph.ranks, capacities, lambda arcs: _receives_all(graph, arcs, demand, every))
         if found is not None:
             return wider, found
-        if monotonic() > deadline:
+        if deadline.past:
             break
         wider = min(Fraction(wider.numerator * rate // wider.denominator + 1, rate) for rate in set(graph.arcs.values()))
     return stretch, rounded_capacities(graph, stretch)
@@ -262,7 +262,7 @@ def _without_surplus(
 
 def _structured(
     graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, optimum: Fraction, capacities: dict[tuple[int, int], int],
-    deadline: float, symmetric: bool,
+    deadline: Deadline, symmetric: bool,
 ) -> Forest | None:  # fmt: skip
     """Trees over servers, or None where the fabric or its optimum is not of that kind."""
     try:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ....errors import CheckFailed
 from ....kernels.edgesplit import Split, remove_switches
+from ....kernels.effort import NEVER, Deadline
 from ....kernels.treepack import TreeBatch, pack_trees
 from ....kernels.treepack_lower import exchange_parents
 
@@ -65,7 +66,7 @@ def lowered(trees: Sequence[Tree]) -> tuple[Tree, ...]:
 
 def pack_capacities(
     nodes: int, capacities: Mapping[tuple[int, int], int], ranks: int, demand: Mapping[int, int], group: Sequence[int], *,
-    names: Sequence[str] = (), deadline: float = float("inf"),
+    names: Sequence[str] = (), deadline: Deadline = NEVER,
 ) -> tuple[Tree, ...]:  # fmt: skip
     """`demand[r]` trees rooted at every rank r (ranks are the nodes below `ranks`), no arc used more often than its capacity.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ....kernels.effort import count_work
 from ....program import Program
 from ..lower_trees import Lowering, Part, lower_parts, tree_steps
 from ..memo import with_chunk_bytes
@@ -22,6 +23,7 @@ from .shards import shard_weights
 __all__ = [
     "Late", "Prepared", "bandwidth_s", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of",
 ]  # fmt: skip
+LOWERED_S = 1e-5  # work of lowering a step
 
 
 class Late(Exception):
@@ -48,7 +50,7 @@ class Prepared:
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
     lowered: dict[tuple[int, int, bool, int, int, bool], Program] = field(default_factory=dict)
-    times: dict[tuple[Hashable, ...], tuple[float, int]] = field(default_factory=dict)  # what programs were simulated to take (`trial.timed`)
+    times: dict[tuple[Hashable, ...], tuple[tuple[float, int], float]] = field(default_factory=dict)  # what programs took, and the work
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
         """Parts of at most `quantum` units, and their steps for one piece where pieces are iterations."""
@@ -66,6 +68,7 @@ class Prepared:
 
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
+        count_work(LOWERED_S * self.cut(quantum)[1] * how.stored_pieces)
         key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused
         if key not in self.lowered:
             self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))

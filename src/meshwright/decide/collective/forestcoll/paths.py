@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ....errors import CheckFailed
+from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph, worst_cut
 from .forest import Forest, choose_trees, require_loads, rounded_capacities
@@ -21,7 +22,7 @@ Arc = tuple[int, int]
 
 
 def gather_forest(
-    graph: RateGraph, root: int, weight: Sequence[int], *, trees: int | None, max_trees: int, deadline: float, turned: bool = False
+    graph: RateGraph, root: int, weight: Sequence[int], *, trees: int | None, max_trees: int, deadline: Deadline, turned: bool = False
 ) -> Forest:
     """Paths from every rank r to the root, k · weight[r] of them. `turned`: written from the root to r, over reversed arcs.
 

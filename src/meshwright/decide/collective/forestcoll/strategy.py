@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import monotonic
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Disconnected, TimeLimit, Unsupported, UsageError
+from ....kernels.effort import Deadline
 from ....program import MAX_EXECUTED_STEPS
 from ..bounds.collective import collective_bound
 from ..lower_trees import Lowering, lower_parts
@@ -131,7 +132,7 @@ class ForestColl:
             raise UsageError(f"a lead of {self.lead} needs channels of as many messages, not {self.depth}", where="forestcoll")
         require_relief(problem, self.relief)
         bound = collective_bound(problem)
-        best, ready, way = self._best(problem, monotonic() + problem.time_limit_s)
+        best, ready, way = self._best(problem, problem.deadline())
         forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
         weight, uneven = weights_of(problem), is_uneven(problem)
         quantum, pieces = way.quantum, way.pieces
@@ -151,16 +152,18 @@ class ForestColl:
         chosen = replace(chosen, lead=way.lead, structure=structure, back=back, relief=best.relief or 0)
         return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=notes_of(problem, ready, pieces))
 
-    def _best(self, problem: CollectiveProblem, deadline: float) -> Planned:
+    def _best(self, problem: CollectiveProblem, deadline: Deadline) -> Planned:
         """The options with forests that leave slow ways time, where those end first on the simulator; else as they are."""
         ready = self._prepared(problem, deadline)
 
+        @cache
         def as_is() -> Planned:
             return self, ready, self._way(problem, ready)
 
         if replace(self, max_trees=8, max_pieces=4096) != ForestColl() or not may_relieve(problem, ready):
             return as_is()
 
+        @cache
         def with_trees(trees: int) -> Planned:
             other = replace(self, relief=TIMES, trees=trees)
             prepared = other._prepared(problem, deadline)
@@ -175,7 +178,7 @@ class ForestColl:
             return at_s < finish_s(forest, seconds, problem.size_bytes) or at_s < time_s(as_is())
 
         def in_time(trees: int | None) -> int | None:
-            if monotonic() > deadline:
+            if deadline.past:
                 raise Late(ready)
             return trees
 
@@ -195,7 +198,7 @@ class ForestColl:
             return as_is()
         return with_trees(trees) if trees else as_is()
 
-    def _prepared(self, problem: CollectiveProblem, deadline: float) -> Prepared:
+    def _prepared(self, problem: CollectiveProblem, deadline: Deadline) -> Prepared:
         """Forests and parts, remembered between sizes. What the deadline may have cut short is not kept."""
 
         def make() -> Prepared:
@@ -208,7 +211,7 @@ class ForestColl:
                 raise Unsupported(text, hint="leave fold out")
             parts, units = parts_of(problem, forests, stored=fold)
             found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks))
-            if monotonic() > deadline:
+            if deadline.past:
                 raise Late(found)
             return found
 
@@ -268,7 +271,7 @@ class ForestColl:
         leading = [way(first, True, True)] if problem.op in LEADING else []
         return [way(first, False), way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
 
-    def _forests(self, problem: CollectiveProblem, deadline: float) -> tuple[list[Forest], bool]:
+    def _forests(self, problem: CollectiveProblem, deadline: Deadline) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
         everyone = len(problem.ranks) == len(problem.fabric.devices)
         tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
@@ -280,7 +283,7 @@ class ForestColl:
                     raise
         raise AssertionError("one of the tries returns or raises")
 
-    def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: float) -> list[Forest]:
+    def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: Deadline) -> list[Forest]:
         weight = weights_of(problem)
         if problem.op in ("scatter", "gather"):
             turned = problem.op == "scatter"
@@ -295,7 +298,7 @@ class ForestColl:
             tried: dict[int, tuple[Forest, float]] = {}  # with the key's own forest, so that its identity is not used again
 
             def hastened(forest: Forest, *, hurried: bool = False) -> Forest:
-                return forest if monotonic() > deadline else quicker(forest, seconds, hurried=hurried)
+                return forest if deadline.past else quicker(forest, seconds, hurried=hurried)
 
             def worth(forest: Forest) -> float:
                 if id(forest) not in tried:
@@ -319,7 +322,7 @@ class ForestColl:
         up = build(graph.reversed())
         return [up, up if graph.mirrored else build(graph)]
 
-    def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: float) -> Forest:
+    def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: Deadline) -> Forest:
         """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
         structure = True if self.structure is None else self.structure
         most = max(1, MOST_STORED // (2 * graph.ranks * sum(weight)))
@@ -336,7 +339,7 @@ class ForestColl:
             return first
         return min((first, second), key=lambda f: (-f.ratio, f.height, f.distinct))
 
-    def _fewer(self, first: Forest, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
+    def _fewer(self, first: Forest, weight: list[int], worth: Callable[[Forest], float], deadline: Deadline) -> Forest:
         """Fewer trees where so many leave too few pieces to fill the pipeline: of the numbers that promise most, the best when built."""
         graph, sinks = first.graph, sinks_of_each_kind(first.graph, weight)
         promise: dict[int, float] = {}
@@ -346,7 +349,7 @@ class ForestColl:
             promise[trees] = float(ratio) * filled(graph.ranks, sum(map(bool, weight)), channels, first.height)
         best = first
         for trees in sorted(promise, key=lambda trees: (-promise[trees], trees))[:FEWER_BUILT]:
-            if monotonic() > deadline:
+            if deadline.past:
                 break
             try:
                 found = replace(self, trees=trees)._lower_of_both(graph, weight, deadline)
@@ -355,7 +358,7 @@ class ForestColl:
             best = max(best, found, key=worth)
         return best
 
-    def _low(self, graph: RateGraph, pruned: RateGraph | None, weight: list[int], worth: Callable[[Forest], float], deadline: float) -> Forest:
+    def _low(self, graph: RateGraph, pruned: RateGraph | None, weight: list[int], worth: Callable[[Forest], float], deadline: Deadline) -> Forest:
         """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The best of some."""
         best = base = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
         local = max(Counter(graph.group[: graph.ranks]).values())
@@ -363,7 +366,7 @@ class ForestColl:
         ways = (True, False) if small else (True,) if base.method != "general" else ()
         for times in sorted({*(TIMES_MORE if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small and pruned is None else ())} - {0}):
             for structure in ways:
-                if base.k * times > MOST_LOW_TREES or monotonic() > deadline:
+                if base.k * times > MOST_LOW_TREES or deadline.past:
                     break
                 try:
                     found = build_forest(pruned or graph, weight, trees=base.k * times, deadline=deadline, structure=structure)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ....kernels.effort import make_up, worked_s
 from ..lower_trees import Lowering
 from ..problem import CollectiveProblem
 from ..value import simulated
@@ -82,6 +83,10 @@ def _simulated(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lower
 def timed(problem: CollectiveProblem, ready: Prepared, quantum: int, how: Lowering) -> tuple[float, int]:
     """Simulated time, and the new rates it took: once per program of these forests."""
     key = quantum, how.pieces, how.unroll, how.pace, how.lead, how.depth, how.chunk_bytes, problem.transport
+    begin_s = worked_s()
     if key not in ready.times:
-        ready.times[key] = simulated(ready.program(how, quantum), problem.fabric, problem.ranks, problem.transport)
-    return ready.times[key]
+        found = simulated(ready.program(how, quantum), problem.fabric, problem.ranks, problem.transport)
+        ready.times[key] = found, worked_s() - begin_s
+    time_and_cost, work_s = ready.times[key]
+    make_up(begin_s, work_s)
+    return time_and_cost

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
 from ....errors import Unsupported
+from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph
 from .boxes import HINT, MAX_TREES, Growth, Port, Stock, pack_box, ports_of, require_time, spread
@@ -24,7 +25,7 @@ Arc = tuple[int, int]
 
 
 def unlike_forest(
-    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable], deadline: float
+    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable], deadline: Deadline
 ) -> tuple[Tree, ...]:
     """All trees, one by one; boxes with equal signatures are packed once.
 
@@ -38,7 +39,7 @@ def unlike_forest(
 class _Unlike:
     def __init__(
         self, graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable],
-        deadline: float,
+        deadline: Deadline,
     ) -> None:  # fmt: skip
         self.graph, self.boxes, self.deadline = graph, boxes, deadline
         self.count = len(boxes.members)

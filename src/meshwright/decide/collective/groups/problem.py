@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ....bound import Bound
 from ....errors import UsageError
 from ....fabric import Fabric
+from ....kernels.effort import Deadline
 from ....program import Program
 from ..problem import CollectiveProblem
 
@@ -24,7 +25,8 @@ class GroupsProblem:
     """
 
     groups: tuple[CollectiveProblem, ...]
-    time_limit_s: float = 60.0
+    time_limit_s: float = float("inf")
+    effort_s: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,6 +39,10 @@ class GroupsProblem:
                 raise UsageError("all groups must have one transport", where=f"groups[{i}].transport")
         if self.time_limit_s <= 0:
             raise UsageError(f"time_limit_s must be > 0, got {self.time_limit_s}")
+
+    def deadline(self) -> Deadline:
+        """When a planner that begins now must stop; limits as a `CollectiveProblem` has them."""
+        return replace(self.groups[0], time_limit_s=self.time_limit_s, effort_s=self.effort_s).deadline()
 
     @property
     def fabric(self) -> Fabric:

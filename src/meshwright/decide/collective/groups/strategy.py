@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from ....bound import Bound
 from ....errors import Infeasible, TimeLimit, Unsupported, UsageError
+from ....kernels.effort import NEVER, Deadline
 from ....program import Program
 from ..bounds.allreduce import best_bound, hosts_of
 from ..bounds.collective import collective_bound
@@ -76,7 +76,7 @@ class Groups:
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="groups")
-        deadline = monotonic() + problem.time_limit_s
+        deadline = problem.deadline()
         graph = rate_graph(problem.fabric, problem.ranks)
         own = {i: _own(problem, i, alone) for i, g in enumerate(problem.groups) if not _is_packed(g)}
         background = _loads_of(problem, graph, own)
@@ -101,7 +101,7 @@ class Groups:
         return GroupsPlan(program=program, bound=bound, strategies=strategies, options=options_of(chosen), notes=notes)
 
     def _program(
-        self, problem: GroupsProblem, graph: RateGraph, background: dict[Arc, Fraction], deadline: float
+        self, problem: GroupsProblem, graph: RateGraph, background: dict[Arc, Fraction], deadline: Deadline
     ) -> tuple[PackingProblem, Packing, bool]:
         """The linear program and its optimum, with relays where they are needed, wanted, or shorten the time."""
         if not any(_is_packed(group) for group in problem.groups):
@@ -117,7 +117,7 @@ class Groups:
         first, last = found[0], found[-1]
         return last if last[1].time < RELAY_GAIN * first[1].time else first
 
-    def _whole(self, packed: PackingProblem, packing: Packing, deadline: float) -> list[ExactDemand]:
+    def _whole(self, packed: PackingProblem, packing: Packing, deadline: Deadline) -> list[ExactDemand]:
         """All demands in whole trees, as near to the optimum as at most `max_trees` trees allow."""
         best: tuple[Fraction, list[ExactDemand]] | None = None
         for coarse, solved in _programs(packed, packing, deadline):
@@ -156,7 +156,7 @@ def packing_problem(problem: GroupsProblem, graph: RateGraph, *, relay: bool, ba
     return PackingProblem(graph.nodes, graph.arcs, tuple(demands), mirrored, background or {})
 
 
-def groups_bound(problem: GroupsProblem, deadline: float = float("inf")) -> Bound | None:
+def groups_bound(problem: GroupsProblem, deadline: Deadline = NEVER) -> Bound | None:
     """A lower bound on the time of all groups together (certificate `packing`, or that of the slowest group alone).
 
     None when the solver does not finish by `deadline`.
@@ -227,7 +227,7 @@ def _loads_of(problem: GroupsProblem, graph: RateGraph, own: dict[int, Collectiv
     return loads
 
 
-def _programs(packed: PackingProblem, packing: Packing, deadline: float) -> Iterator[tuple[PackingProblem, Packing]]:
+def _programs(packed: PackingProblem, packing: Packing, deadline: Deadline) -> Iterator[tuple[PackingProblem, Packing]]:
     """The optimum; then optima of programs with rounder numbers: rates rounded down, background rounded up."""
     yield packed, packing
     grain = max(d.size for d in packed.demands) / COARSEST

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from ....errors import Unsupported, UsageError
+from ....kernels.effort import Deadline
 from ..bounds.collective import collective_bound
 from ..connected import require_connected
 from ..lower_trees import tree_steps
@@ -68,7 +68,7 @@ class InNetwork:
         if problem.op not in PACKED:
             raise Unsupported(f"in-network compute adds nothing to {problem.op}", hint="use --strategy auto")
         require_operation(problem, "joint packing in the network", PACKED)
-        deadline = monotonic() + problem.time_limit_s
+        deadline = problem.deadline()
         graph = rate_graph(problem.fabric, problem.ranks)
         require_connected(problem, graph)
         able = _able(problem, graph)
@@ -101,7 +101,7 @@ class InNetwork:
         members = (*range(graph.ranks), *(graph.names.index(s) for s in able))
         return PackingProblem(graph.nodes, graph.arcs, (demand_of(problem, members),), graph.mirrored and problem.op == "all-reduce")
 
-    def _trees(self, packed: PackingProblem, graph: RateGraph, deadline: float) -> DemandTrees:
+    def _trees(self, packed: PackingProblem, graph: RateGraph, deadline: Deadline) -> DemandTrees:
         what = "in-network packing"
         first = solve_packing(packed, what=what, deadline=deadline)
 
@@ -142,7 +142,7 @@ def _attached(graph: RateGraph) -> set[str]:
 
 def _notes(
     problem: CollectiveProblem, graph: RateGraph, packed: PackingProblem, able: list[str], trees: DemandTrees, time_s: Fraction, pieces: int,
-    deadline: float,
+    deadline: Deadline,
 ) -> dict[str, Any]:  # fmt: skip
     switches = {s.name: s for s in problem.fabric.switches}
     free = {name: v for v, name in enumerate(graph.names) if name in switches}

@@ -25,6 +25,7 @@ from fractions import Fraction
 import numpy as np
 
 from ....errors import Infeasible, TimeLimit
+from ....kernels.effort import NEVER, Deadline
 from ....kernels.highs import require_optimal, row_duals, solver, values
 from ....kernels.maxflow import FlowNetwork
 
@@ -97,7 +98,7 @@ class _Flow:
         return FlowNetwork.of(nodes + 1, dict.fromkeys(self.column, 0) | {(nodes, r): 0 for r in self.members})
 
 
-def solve_packing(problem: PackingProblem, *, what: str, deadline: float = float("inf"), even: bool = True) -> Packing:
+def solve_packing(problem: PackingProblem, *, what: str, deadline: Deadline = NEVER, even: bool = True) -> Packing:
     """Solve the linear program. `even`: among the optima prefer alike shares and loads, which make low trees but larger denominators.
 
     Raises: Infeasible when some member cannot be reached (callers test connectivity first), TimeLimit, Unsupported (the solver gave up).
@@ -106,7 +107,7 @@ def solve_packing(problem: PackingProblem, *, what: str, deadline: float = float
 
 
 class _Program:
-    def __init__(self, problem: PackingProblem, what: str, deadline: float, even: bool) -> None:
+    def __init__(self, problem: PackingProblem, what: str, deadline: Deadline, even: bool) -> None:
         import highspy
 
         self.problem, self.what, self.deadline, self.even = problem, what, deadline, even
@@ -224,7 +225,7 @@ class _Program:
         rounds = 0
         while True:
             rounds += 1
-            require_optimal(self.lp, what=self.what, deadline=self.deadline)
+            require_optimal(self.lp, what=self.what, deadline=self.deadline.solver_s)
             x = values(self.lp)
             added = sum(self._separate(number, network, x) for number, network in enumerate(networks))
             if not added:

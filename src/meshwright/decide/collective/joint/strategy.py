@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from ....cost import Transport
 from ....errors import Disconnected, Infeasible, Unsupported, UsageError
+from ....kernels.effort import Deadline
 from ..bounds.collective import collective_bound
 from ..forestcoll.strategy import CITE, ForestColl
 from ..lower_trees import Lowering, lower_parts, tree_steps
@@ -83,7 +83,7 @@ class Joint:
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="joint")
-        deadline = monotonic() + problem.time_limit_s
+        deadline = problem.deadline()
         bound = collective_bound(problem)
         if self.in_network:
             return self._in_network(problem, rng)
@@ -96,7 +96,7 @@ class Joint:
         units, ranks = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, int(STEPS_PER_SECOND * problem.time_limit_s))
+        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, int(STEPS_PER_SECOND * problem.budget_s))
         parts = merged(parts_of(trees))
         quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
         parts = cut_parts(parts, quantum)
@@ -118,7 +118,7 @@ class Joint:
         return CollectivePlan(program=program, bound=bound, strategy="joint", options=options_of(chosen), notes=notes)
 
     def _packed(
-        self, problem: CollectiveProblem, deadline: float
+        self, problem: CollectiveProblem, deadline: Deadline
     ) -> tuple[RateGraph, bool, PackingProblem, Packing, DemandTrees | None, list[Any]]:
         """What does not depend on the size: the graph, whether devices relay, the program, its optimum, its trees, and what stuck."""
         graph, relay = self._graph(problem)
@@ -146,7 +146,7 @@ class Joint:
                     raise
         raise AssertionError("one of the tries returns or raises")
 
-    def _trees(self, packed: PackingProblem, packing: Packing, graph: RateGraph, deadline: float) -> tuple[DemandTrees | None, list[Any]]:
+    def _trees(self, packed: PackingProblem, packing: Packing, graph: RateGraph, deadline: Deadline) -> tuple[DemandTrees | None, list[Any]]:
         """The best packing in whole trees, and the graphs of splittings that stuck on the way."""
         stuck: list[Any] = []
         best: DemandTrees | None = None
@@ -161,7 +161,7 @@ class Joint:
                 stuck.append({"message": refusal.message, **refusal.data})
         return best, stuck
 
-    def _candidates(self, packed: PackingProblem, packing: Packing, deadline: float) -> Iterator[ExactDemand]:
+    def _candidates(self, packed: PackingProblem, packing: Packing, deadline: Deadline) -> Iterator[ExactDemand]:
         """Exact packings with at most `max_trees` trees: the optimum's, then those of rates rounded down, finest first."""
         for coarse, found in self._programs(packed, packing, deadline):
             for exact in exact_demand(coarse, found, 0, most_units=self.max_trees):
@@ -169,7 +169,7 @@ class Joint:
                 if _is_optimal(packed, packing, exact):
                     return
 
-    def _programs(self, packed: PackingProblem, packing: Packing, deadline: float) -> Iterator[tuple[PackingProblem, Packing]]:
+    def _programs(self, packed: PackingProblem, packing: Packing, deadline: Deadline) -> Iterator[tuple[PackingProblem, Packing]]:
         yield packed, packing
         for unit in rate_units(sorted(set(packed.rate.values()))):
             coarse = replace(packed, rate={arc: int(rate // unit) for arc, rate in packed.rate.items()})

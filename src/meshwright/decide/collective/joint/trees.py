@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import lcm
 
 from ....errors import CheckFailed, Unsupported
+from ....kernels.effort import NEVER, Deadline
 from ..forestcoll.pack import DEFECT, Tree, pack_capacities
 from ..lower_trees import Part, tree_steps
 from ..problem import CollectiveProblem
@@ -54,7 +55,7 @@ class DemandTrees:
 
 
 def trees_of(
-    problem: PackingProblem, exact: ExactDemand, *, group: Sequence[int], names: Sequence[str] = (), deadline: float = float("inf")
+    problem: PackingProblem, exact: ExactDemand, *, group: Sequence[int], names: Sequence[str] = (), deadline: Deadline = NEVER
 ) -> DemandTrees:
     """Pack the trees of one demand; `group[v]` the server of graph node v.
 

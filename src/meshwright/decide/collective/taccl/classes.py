@@ -13,6 +13,7 @@ from time import monotonic
 
 from ....cost import Transport
 from ....errors import TimeLimit
+from ....kernels.effort import Deadline
 from ....program import Program
 from ..memo import with_chunk_bytes
 from ..value import simulated_time_s
@@ -39,20 +40,25 @@ KEPT_TRANSFERS = 8_000  # up to which a single size picks among them; beyond, th
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be spent: clock from the beginning, clock and nodes of an integer program, its binaries; whether messages may be joined."""
+    """What may be spent: work from its beginning, the clock; clock and nodes of an integer program, its binaries; whether messages may be joined."""
 
-    begin: float
+    begin_s: float
     total_s: float
+    clock_s: float
     solver_s: float
     nodes: int
     binaries: int
     merge: bool
 
     def spent(self, share: float) -> bool:
-        return monotonic() > self.until(share)
+        return self.until(share).past
 
-    def until(self, share: float) -> float:
-        return self.begin + share * self.total_s
+    def until(self, share: float) -> Deadline:
+        return Deadline(self.begin_s + share * self.total_s, self.clock_s)
+
+    def solver(self, share: float) -> Deadline:
+        """By the clock, for an integer program that begins now: it counts nothing on its way."""
+        return Deadline(clock_s=min(self.clock_s, monotonic() + min(self.solver_s, share * self.total_s)))
 
 
 @dataclass(frozen=True)
@@ -193,9 +199,8 @@ class _Class:
 
         runs: Runs = [(t,) for t in schedule.order]
         if self.limits.merge:
-            limit = min(self.limits.until(1.0), monotonic() + 0.1 * self.limits.total_s, monotonic() + self.limits.solver_s)
             nodes = self.limits.nodes if solve else 0
-            runs, schedule = join_runs(transfers, self.timing(k), schedule, may_join, deadline=limit, nodes=nodes, gap=JOIN_GAP)
+            runs, schedule = join_runs(transfers, self.timing(k), schedule, may_join, deadline=self.limits.solver(0.1), nodes=nodes, gap=JOIN_GAP)
         chunk_bytes = max(1, round(self.size.chunk_bytes / k))
         program = lower_transfers(layout, setup.topology, transfers, runs, schedule, chunk_bytes, f"taccl {setup.problem.op}")
         return Kept(choice.phases, choice.how, k, transfers, runs, program)
@@ -214,7 +219,7 @@ def picked(kept: Sequence[Kept], setup: Setup, size_bytes: int, transport: Trans
 # ---- routes ----
 def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes], ...]:
     """Routes to choose from, (how, routes): the integer program's and the greedy ones."""
-    greedy, horizon_s = _greedy(problem, limits.until(0.7))
+    greedy, horizon_s = _greedy(problem, limits)
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
     if sum(map(len, greedy)) <= MOST_APART:
         with suppress(TimeLimit):
@@ -225,7 +230,7 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
         return tuple(found)
     if horizon_s <= problem.floor_s * (1 + 1e-9):
         return (("greedy, at the bound", greedy),)
-    exact = route_exactly(problem, greedy, horizon_s, deadline=limits.begin + min(limits.solver_s, 0.4 * limits.total_s), nodes=limits.nodes)
+    exact = route_exactly(problem, greedy, horizon_s, deadline=limits.solver(0.4), nodes=limits.nodes)
     if exact is None:
         return tuple(found)
     gap = exact.time_s / exact.floor_s - 1 if exact.floor_s > 0 else float("inf")
@@ -233,10 +238,10 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
     return ((f"integer program: {text}", exact.routes), *found)
 
 
-def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:
+def _greedy(problem: RoutingProblem, limits: Limits) -> tuple[Routes, float]:
     """The better of the greedy routes and how long their schedule takes."""
     tried: list[tuple[float, bool, Routes]] = []
-    begin = monotonic()
+    deadline, half = limits.until(0.7), limits.until(0.35)
     for rare in (False, True):
         if rare and all(len(c.dests) == 1 for c in problem.chunks):
             break
@@ -248,7 +253,7 @@ def _greedy(problem: RoutingProblem, deadline: float) -> tuple[Routes, float]:
             break
         transfers = transfers_of(problem, routes)
         tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
-        if len(transfers) > MOST_SIMULATED or monotonic() > deadline - (deadline - begin) / 2:
+        if len(transfers) > MOST_SIMULATED or half.past:
             break
     horizon_s, _, routes = min(tried, key=lambda x: x[:2])
     return routes, horizon_s

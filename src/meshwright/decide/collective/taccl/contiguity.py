@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
-from time import monotonic
 
 import numpy as np
 
 from ....errors import Infeasible, TimeLimit
+from ....kernels.effort import Deadline
 from ....kernels.highs import solve, solver, values
 from .schedule import Schedule, Timing, Transfer
 
@@ -46,7 +46,7 @@ def replay_runs(transfers: Sequence[Transfer], timing: Timing, runs: Sequence[Se
 
 
 def join_runs(
-    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, may_join: Callable[[int, int], bool], *, deadline: float, nodes: int,
+    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, may_join: Callable[[int, int], bool], *, deadline: Deadline, nodes: int,
     gap: float = 1e-6,
 ) -> tuple[Runs, Schedule]:  # fmt: skip
     """The runs with the earliest end that are found, and their times; all single where joining does not help.
@@ -61,7 +61,7 @@ def join_runs(
     if not joinable:
         return best, times
     tried = [_uniform(transfers, schedule, joinable, length) for length in range(2, WINDOW + 1)]
-    if nodes and len(joinable) <= MOST_BINARIES and monotonic() < deadline:
+    if nodes and len(joinable) <= MOST_BINARIES and not deadline.past:
         solved = _solved(transfers, timing, schedule, joinable, times, deadline, nodes, gap)
         tried += [solved] if solved is not None else []
     for runs in tried:
@@ -133,7 +133,7 @@ def _in_order(transfers: Sequence[Transfer], timing: Timing, schedule: Schedule,
 
 
 def _solved(
-    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, joinable: dict[int, int], first: Schedule, deadline: float, nodes: int,
+    transfers: Sequence[Transfer], timing: Timing, schedule: Schedule, joinable: dict[int, int], first: Schedule, deadline: Deadline, nodes: int,
     gap: float,
 ) -> Runs | None:  # fmt: skip
     """The integer program: joined[t], start, end and position in the run of every transfer."""
@@ -187,7 +187,7 @@ def _solved(
     solution = np.concatenate([np.array(first.start_s) / unit, np.array(first.end_s) / unit, np.ones(n), np.zeros(len(joined)), [SCALE]])
     model.setSolution(makespan + 1, np.arange(makespan + 1, dtype=np.int32), solution)
     try:
-        solve(model, what="contiguity", deadline=deadline)
+        solve(model, what="contiguity", deadline=deadline.solver_s)
     except (TimeLimit, Infeasible):
         return None
     found = values(model)

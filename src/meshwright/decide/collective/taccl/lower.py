@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....kernels.effort import count_work
 from ....program import Contract, Program
 from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
 from ..lower_trees import contract
@@ -22,6 +23,7 @@ from .topology import LogicalTopology
 __all__ = ["Layout", "adjoining", "lower_transfers"]
 
 Place = tuple[int, int, int]  # rank, buffer kind (0 input or in place, 1 output, 2 scratch), chunk
+TRANSFER_S = 2e-5  # work of lowering a transfer
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def lower_transfers(
     chunk_bytes: int, name: str,
 ) -> Program:  # fmt: skip
     """`runs`: the messages, each the transfers it joins in order; `schedule` says when each begins."""
+    count_work(TRANSFER_S * len(transfers))
     return _Lowering(layout, topology, transfers, chunk_bytes, name).build(runs, schedule)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import Infeasible, TimeLimit
+from ....kernels.effort import Deadline
 from ....kernels.highs import solve, solver, values
 from .seed import Routes, RoutingProblem
 
@@ -40,8 +41,8 @@ class Routed:
     complete: bool  # False: stopped by the clock, so another run may differ
 
 
-def route_exactly(problem: RoutingProblem, first: Routes, horizon_s: float, *, deadline: float, nodes: int) -> Routed | None:
-    """The best routes found until `deadline` (monotonic seconds) or after `nodes` branch-and-bound nodes; None without any.
+def route_exactly(problem: RoutingProblem, first: Routes, horizon_s: float, *, deadline: Deadline, nodes: int) -> Routed | None:
+    """The best routes found until `deadline` or after `nodes` branch-and-bound nodes; None without any.
 
     Args: `first`: known routes whose schedule takes `horizon_s`; they are offered as first solution if they are symmetric.
     """
@@ -266,7 +267,7 @@ class _Program:
                     self.rows.add(terms, self.hold[i][0] - 2 * big)
 
     # ---- solving ----
-    def solve(self, first: Routes, deadline: float, nodes: int) -> Routed | None:
+    def solve(self, first: Routes, deadline: Deadline, nodes: int) -> Routed | None:
         low, high = np.zeros(self.columns), np.full(self.columns, SCALE)
         high[: self.binaries] = 1.0
         high[self.extra_integer] = 1.0
@@ -293,7 +294,7 @@ class _Program:
             model.setOptionValue("objective_target", float(floor * CLOSE))
         self._offer(model, first)
         try:
-            status = solve(model, what="routing", deadline=deadline)
+            status = solve(model, what="routing", deadline=deadline.solver_s)
         except (TimeLimit, Infeasible):  # infeasible: no symmetric routes, or none within the horizon's rounding
             return None
         found = values(model)

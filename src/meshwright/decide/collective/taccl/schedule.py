@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from time import monotonic
 
 import numpy as np
 
 from ....cost import Transport
+from ....kernels.effort import NEVER, Deadline
 from ....kernels.list_schedule import Csr, ListProblem, place_items
 from .topology import LogicalTopology
 
@@ -166,7 +165,7 @@ def replay(transfers: Sequence[Transfer], timing: Timing, order: Sequence[int]) 
     return Schedule(tuple(start), tuple(end), tuple(order))
 
 
-def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], deadline: float = inf) -> list[Schedule]:
+def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], deadline: Deadline = NEVER) -> list[Schedule]:
     """TACCL's rule, the eager rule, and the better one improved by scheduling backwards and forwards in turns; the shortest first.
 
     Backwards: the reversed transfers on the same resources, those that ended last first; their ends are how urgent each transfer is, links'
@@ -177,7 +176,7 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], 
     found = [_placed(forward, travel, tie, eager) for eager in (True, False)]
     now = best = min(found, key=lambda s: s.makespan_s)
     for _ in range(IMPROVEMENTS):
-        if monotonic() > deadline:
+        if deadline.past:
             break
         ends = _placed(backward, now.end_s, tie, True).end_s
         now = min((_placed(forward, ends, tie, eager) for eager in (True, False)), key=lambda s: s.makespan_s)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import inf
-from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from ....errors import TimeLimit
+from ....kernels.effort import NEVER, Deadline, count_work
 from .chunks import Chunk
 from .schedule import Timing, Transfer
 
@@ -38,6 +37,7 @@ class _Sizeless(Generic[T]):
             kept[name] = self.make(home)
         found: T = kept[name]
         return found
+MOVE_S = 2e-5  # work of a move
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class _Greedy:
         if remote:
             self.entered.add((c, self.p.box[b]))
 
-    def run(self, deadline: float) -> Routes | None:
+    def run(self, deadline: Deadline) -> Routes | None:
         heap: list[tuple[float, float, int, int]] = []
 
         def offer(c: int, rank: int) -> None:
@@ -321,7 +321,8 @@ class _Greedy:
         moves = 0
         while heap:
             moves += 1
-            if moves % 1024 == 0 and monotonic() > deadline:
+            count_work(MOVE_S)
+            if moves % 1024 == 0 and deadline.past:
                 hint = "raise the time limit, or give a sketch with fewer links"
                 raise TimeLimit("time is up before every chunk had a route", where="taccl", hint=hint)
             found = heappop(heap)
@@ -345,11 +346,11 @@ class _Greedy:
         return tuple(tuple(r) for r in self.routes)
 
 
-def greedy_routes(problem: RoutingProblem, deadline: float = inf, *, rare: bool = False, apart: bool = False) -> Routes:
+def greedy_routes(problem: RoutingProblem, deadline: Deadline = NEVER, *, rare: bool = False, apart: bool = False) -> Routes:
     """A first routing, symmetric if that works out. `rare`: chunks that few ranks have go first, which suits many chunks of one source.
     `apart`: waiting behind another sender's message counts twice, since in truth both share the link and the other is late as well.
 
-    Raises: TimeLimit after `deadline` (monotonic seconds).
+    Raises: TimeLimit after `deadline`.
     """
     group = problem.group
     found = _Greedy(problem, group, rare, apart).run(deadline) if len(group) > 1 else None

@@ -24,6 +24,7 @@ import numpy as np
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
+from ....kernels.effort import worked_s
 from ....sketch import Sketch, sketch_of
 from ..bounds.collective import collective_bound
 from ..memo import remember
@@ -103,7 +104,7 @@ class _Planner:
         assert options.sketch is None or isinstance(options.sketch, Sketch)
         self.problem, self.options = problem, options
         self.sketch: Sketch | None = options.sketch
-        self.begin = monotonic()
+        self.begin_s, self.clock_s = worked_s(), monotonic() + problem.time_limit_s
         chunkup = options.chunkup or chunkup_of(problem, self.sketch)
         self.same = ("taccl", problem.op, problem.ranks, problem.root, problem.peers, problem.element_bytes, self.sketch, chunkup)
         self.setup = remember(problem.fabric, self.same, lambda: Setup(problem, self.sketch, chunkup))
@@ -117,7 +118,7 @@ class _Planner:
 
     def kept(self) -> tuple[Kept, ...]:
         size_class = self.size_class()
-        key = (*self.same, size_class, self.problem.transport, self.problem.time_limit_s, replace(self.options, chunkup=None))
+        key = (*self.same, size_class, self.problem.transport, self.problem.budget_s, replace(self.options, chunkup=None))
         return remember(self.problem.fabric, key, lambda: self._make(size_class))
 
     def _make(self, size_class: SizeClass) -> tuple[Kept, ...]:
@@ -125,14 +126,14 @@ class _Planner:
         if options.routes is not None:
             choices: Any = [[("given", r)] for r in given_routes(problems, options.routes)]
         else:
-            share_s = self.problem.time_limit_s / (1 if self.setup.mirrored else len(problems))
-            choices = routed_phases(self.setup, problems, lambda p: routed(p, self._limits(monotonic(), share_s)))
-        limits = self._limits(self.begin, self.problem.time_limit_s)
+            share_s = self.problem.budget_s / (1 if self.setup.mirrored else len(problems))
+            choices = routed_phases(self.setup, problems, lambda p: routed(p, self._limits(worked_s(), share_s)))
+        limits = self._limits(self.begin_s, self.problem.budget_s)
         return kept_for(self.setup, size_class, self.problem.transport, problems, choices, options.instances, limits)
 
-    def _limits(self, begin: float, total_s: float) -> Limits:
+    def _limits(self, begin_s: float, total_s: float) -> Limits:
         options = self.options
-        return Limits(begin, total_s, options.solver_time_s, options.nodes, options.binaries, options.merge is not False)
+        return Limits(begin_s, total_s, self.clock_s, options.solver_time_s, options.nodes, options.binaries, options.merge is not False)
 
     def chosen(self, best: Kept) -> dict[str, Any]:
         """The options with all choices filled in."""
