@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import CheckFailed, TimeLimit, Unsupported
 from meshwright.kernels.edgesplit import _Splitting, remove_switches
-from meshwright.kernels.effort import Deadline
+from meshwright.kernels.effort import NEVER, Deadline
 from meshwright.kernels.maxflow import FlowNetwork
 
 Arcs = dict[tuple[int, int], int]
@@ -87,7 +87,7 @@ def test_a_switch_that_cannot_be_split_is_refused() -> None:
 
     star = {(v, 3): 1 for v in range(3)} | {(3, v): 1 for v in range(3)}
     with pytest.raises(Unsupported, match="no admissible split is left at switch hub"):
-        Refusing(4, star, [0, 1, 2], {0: 1}, [0] * 4, ["a", "b", "c", "hub"], float("inf")).run()
+        Refusing(4, star, [0, 1, 2], {0: 1}, [0] * 4, ["a", "b", "c", "hub"], NEVER).run()
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from meshwright.kernels import effort
-from meshwright.kernels.effort import NEVER, Deadline, count_work, worked_s
+from meshwright.kernels.effort import NEVER, Deadline, count_work, remembered, worked_s
 
 
 def test_a_deadline_is_past_when_the_work_is_done_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +49,23 @@ def test_equal_work_ends_at_the_same_step_whatever_was_counted_before() -> None:
     for before in (1e-9, 0.1, 12345.678):
         count_work(before)
         assert steps() == first
+
+
+def test_what_is_remembered_counts_again() -> None:
+    made = []
+
+    @remembered
+    def twice(x: int, *, more: int = 0) -> int:
+        made.append(x)
+        count_work(0.25)
+        return 2 * x + more
+
+    spent = []
+    for _ in range(2):
+        before = worked_s()
+        assert (twice(3), twice(3, more=1)) == (6, 7)
+        spent.append(worked_s() - before)
+    assert made == [3, 3] and spent == [0.5, 0.5]
 
 
 def test_threads_count_for_themselves() -> None:

@@ -13,14 +13,20 @@ The sum belongs to the thread and only grows. It is kept in whole TICKS, so that
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from math import ceil
 from time import monotonic
+from typing import ParamSpec, TypeVar
 
-__all__ = ["NEVER", "Deadline", "count_work", "make_up", "worked_s"]
+__all__ = ["NEVER", "Deadline", "count_work", "make_up", "remembered", "worked_s"]
 
 TICKS = 1 << 30  # per second
 INFINITE = float("inf")
+MOST_REMEMBERED = 512
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Tally(threading.local):
@@ -44,6 +50,24 @@ def make_up(begin_s: float, work_s: float) -> None:
     """Counts what is missing of so much work since the reading `begin_s`: what was remembered counts as the work that it was."""
     if (missing := work_s - (worked_s() - begin_s)) > 0:
         count_work(missing)
+
+
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """As `lru_cache`, but what is found again counts as the work that it was."""
+
+    @lru_cache(maxsize=MOST_REMEMBERED)
+    def made(*args: P.args, **options: P.kwargs) -> tuple[T, float]:
+        begin_s = worked_s()
+        return make(*args, **options), worked_s() - begin_s
+
+    @wraps(make)
+    def found(*args: P.args, **options: P.kwargs) -> T:
+        begin_s = worked_s()
+        value, work_s = made(*args, **options)  # type: ignore[arg-type]
+        make_up(begin_s, work_s)
+        return value
+
+    return found
 
 
 @dataclass(frozen=True)

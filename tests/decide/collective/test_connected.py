@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program
-from meshwright.decide.collective import OPERATIONS, CollectiveProblem, auto, collective_bound
+from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring, Taccl, auto, collective_bound
 from meshwright.decide.collective.bounds.latency import needs
-from meshwright.errors import Disconnected
+from meshwright.decide.collective.classic.direct import Direct
+from meshwright.errors import Disconnected, Unsupported
 from meshwright.fabric import Device, Fabric, Link
 
 
@@ -28,12 +29,13 @@ def test_refused_exactly_where_needed_data_cannot_pass(n: int, data: st.DataObje
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
     arcs = data.draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2 * n))
     op, root = data.draw(st.sampled_from(OPERATIONS)), data.draw(st.integers(0, n - 1))
-    problem = CollectiveProblem.on(fabric_of(n, arcs), op, 4 * n, root=root)
+    peers = tuple(data.draw(st.lists(st.integers(-1, n - 1), min_size=n, max_size=n))) if op == "permute" else ()
+    problem = CollectiveProblem.on(fabric_of(n, arcs), op, 4 * n, root=root, peers=peers)
     graph = nx.DiGraph(arcs)
     graph.add_nodes_from(range(n))
     possible = all(nx.has_path(graph, source, target) for source, targets in needs(problem) for target in targets)
     if possible:
-        assert collective_bound(problem).exact > 0
+        assert collective_bound(problem).exact > 0 or not any(targets for _, targets in needs(problem))
         return
     with pytest.raises(Disconnected) as caught:
         collective_bound(problem)
@@ -61,3 +63,22 @@ def test_one_way_links_that_suffice_for_the_operation_get_a_plan(op: str, root: 
     check_program(ranked[0].plan.program).raise_if_wrong()
     with pytest.raises(Disconnected):
         auto(replace(problem, op="all-gather"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 5), st.data())
+def test_pairs_are_sent_along_one_way_links_through_whoever_lies_between(n: int, data: st.DataObject) -> None:
+    """On a line of one-way links, and some more: nobody needs a way back."""
+    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+    arcs = [(i, i + 1) for i in range(n - 1)] + data.draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2))
+    peers = tuple(data.draw(st.integers(-1, i)) for i in range(n))
+    problem = CollectiveProblem.on(fabric_of(n, list(dict.fromkeys(arcs))), "permute", 4096, peers=peers)
+    plan = auto(problem, candidates=[Direct(), Taccl()])[0].plan
+    assert plan is not None
+    check_program(plan.program).raise_if_wrong()
+
+
+def test_when_nobody_has_a_plan_the_reason_is_not_that_some_strategy_lacks_the_operation() -> None:
+    problem = CollectiveProblem.on(fabric_of(3, [(0, 1), (1, 0), (1, 2), (2, 1)]), "scatter", 4096, shard_bytes=(4096, 0, 0))
+    with pytest.raises(Unsupported, match="owns everything"):
+        auto(problem, candidates=[Ring(), ForestColl()])

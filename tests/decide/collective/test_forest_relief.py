@@ -28,6 +28,7 @@ from meshwright.decide.collective.value import simulated, simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric import Fabric
 from meshwright.io.fabric_name import load_fabric
+from meshwright.kernels.effort import NEVER
 
 RNG = np.random.default_rng(0)
 
@@ -148,7 +149,7 @@ def test_relief_is_refused_where_no_way_is_slower_and_below_zero() -> None:
 def test_a_program_of_one_forest_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric = load_fabric("dgx-a100:1")
     problem = CollectiveProblem.on(fabric, "all-gather", 1 << 20)
-    ready = ForestColl()._prepared(problem, float("inf"))
+    ready = ForestColl()._prepared(problem, NEVER)
     how = lowering_of(problem, ready.forests[0], ready.units, 4, False, ready.servers, 2)
     expected = simulated(ready.program(how, 1), fabric, problem.ranks, None)
     runs = []

@@ -122,7 +122,7 @@ def rank(
             plan, time_s = _searched(candidate, own, first, own.deadline())
             found[number] = replace(found[number], plan=plan, time_s=time_s)
     if not any(r.plan for r in found):
-        raise errors[0]
+        raise next((e for e in errors if "strategy" not in e.data), errors[0])  # rather than that some strategy lacks the operation
     return explained(found)
 
 

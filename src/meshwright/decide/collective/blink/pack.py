@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from math import floor
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import Disconnected, Infeasible, MeshwrightError
-from ....kernels.effort import make_up, worked_s
+from ....kernels.effort import remembered
 from ....kernels.highs import row_duals, solve, solver, values
 from ....kernels.strength import strength
 from ....kernels.treesearch import ARBORESCENCE, SHORTEST, SPANNING, cheapest_trees, pack_by_weights
@@ -339,22 +338,14 @@ def best_rate(allocation: Allocation, shape: str) -> float:
     return job.linear(generate=True)[0]
 
 
+@remembered
 def pack(allocation: Allocation, shape: str, *, epsilon: float, theta: float, optimum: Fraction | None = None) -> Packing:
     """Pack trees of `shape`, at most a share theta below the optimum where possible.
 
     `optimum`: exact optimum in graph units where it is known (minimum cut), else found by column generation.
     Raises: Disconnected.
     """
-    begin_s = worked_s()
-    found, work_s = _pack(allocation, shape, epsilon, theta, optimum)
-    make_up(begin_s, work_s)
-    return found
-
-
-@lru_cache(maxsize=512)
-def _pack(allocation: Allocation, shape: str, epsilon: float, theta: float, optimum: Fraction | None) -> tuple[Packing, float]:
-    """The packing, and the work that it was."""
-    begin_s, job = worked_s(), _Job(allocation, shape)
+    job = _Job(allocation, shape)
     if optimum is None and shape == "all-reduce" and allocation.nodes == allocation.ranks:
         optimum = strength(allocation.ranks, two_way(allocation)).ratio
     goal = float("inf") if optimum is None else float(optimum)
@@ -369,7 +360,7 @@ def _pack(allocation: Allocation, shape: str, epsilon: float, theta: float, opti
     rooted = [(_rooted(job, c), units) for c, units in counts]
     rooted.sort(key=lambda pair: (pair[0].root, -pair[1], pair[0].down))
     trees, units = tuple(t for t, _ in rooted), tuple(u for _, u in rooted)
-    return Packing(trees, units, _rate(job, counts), found, distinct, float(known), method), worked_s() - begin_s
+    return Packing(trees, units, _rate(job, counts), found, distinct, float(known), method)
 
 
 def two_way(allocation: Allocation) -> dict[tuple[int, int], int]:

@@ -24,10 +24,12 @@ entering_Bps the rate of all links that enter a part from outside it. Here a mes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from math import gcd
 
 from ....bound import Bound, Certificate
+from ....errors import Disconnected
 from ..connected import require_connected
 from ..memo import remember
 from ..problem import ROOTED, CollectiveProblem
@@ -98,7 +100,8 @@ def _cuts_to_try(graph: RateGraph) -> list[list[bool]]:
         inside = [g == server for g in graph.group]
         if not all(inside[: graph.ranks]):
             found.append(inside)
-    found.append(list(_narrowest(graph)))
+    with suppress(Disconnected):  # of pairs' data (permute) some ranks may need no way to others
+        found.append(list(_narrowest(graph)))
     cuts = [cut for inside in found for cut in (inside, [not x for x in inside])]
     return [cut for cut in cuts if graph.leaving(cut)]
 
