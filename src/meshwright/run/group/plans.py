@@ -219,7 +219,7 @@ class GroupPlans:
         size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
         problem = CollectiveProblem(
             fabric=tidy_rates(self.fabric), op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
-            time_limit_s=PLANS * self.settings.plan_s,
+            effort_s=PLANS * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
         shared = self.ranks_per_core > 1

@@ -36,7 +36,7 @@ TUNE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """See the module's table. `plan_s`: most seconds that one candidate may plan."""
+    """See the module's table. `plan_s`: most seconds of counted work (`kernels.effort`) that one candidate may plan."""
 
     plans: tuple[str, ...] = ()
     fabric: str = ""

@@ -56,8 +56,8 @@ def collective_bound(problem: CollectiveProblem) -> Bound:
 
 
 def bandwidth_bound(problem: CollectiveProblem) -> Bound:
-    """The best bound that counts bytes only. Raises: as `collective_bound`."""
-    return max(_bandwidth_bounds(problem), key=lambda b: b.exact)
+    """The best bound that counts bytes only; that of latency where no byte need move. Raises: as `collective_bound`."""
+    return max(_bandwidth_bounds(problem), key=lambda b: b.exact, default=None) or latency_bound(problem)
 
 
 def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
