@@ -80,6 +80,8 @@ def test_left_open_it_is_never_slower_than_equal_parts():
     alike = planned((0.5, 0.5), data=2)
     assert "division" not in alike.decisions["layout"]["options"] and not alike.layout.replica_microbatches
     unequal = explain_plan(planned((1.0, 0.25), data=2), quick=True)
+    with_rivals = explain_plan(planned((1.0, 0.25), data=2, microbatch=1))
+    assert any("micro-batches" in r.what for r in with_rivals.rivals) and with_rivals.rivals[0].ratio > 1, "the plan is not a rival of itself"
     equal = explain_plan(planned((0.5, 0.5), data=2), quick=True)
     assert unequal.flops.hardware == equal.flops.hardware, "the same arithmetic, in other places"
 

@@ -62,7 +62,7 @@ class Evaluated:
     @property
     def identity(self) -> tuple[object, ...]:
         c = self.candidate
-        return (c.degrees, self.placement, c.sharding, str(self.policy), c.schedule, c.division)
+        return (c.degrees, self.placement, c.sharding, str(self.policy), c.schedule, _divided(c.layout))
 
     @cached_property
     def inlined(self) -> InlinedProgram:
@@ -104,3 +104,11 @@ class Evaluated:
 
         assert self.fabric is not None and self.cost is not None
         return evidence_of_timeline(timeline, self.inlined.program, self.cost)
+
+
+def _divided(layout: TrainingLayout | None) -> tuple[object, ...]:
+    """What of a layout its degrees leave open: how its micro-batches, layers and split parameters are divided."""
+    if layout is None:
+        return ()
+    first = {s.key: s.nodes[:1] for s in layout.segments}
+    return layout.replica_microbatches, tuple(first[k] for s in layout.stages for k in s.segments[:1]), tuple(s.shares for s in layout.shards)

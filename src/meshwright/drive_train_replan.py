@@ -82,7 +82,8 @@ class Candidate:
     @property
     def name(self) -> str:
         schedule = self.evaluated.candidate.schedule
-        return f"{self.evaluated.candidate.degrees}, {schedule + ', ' if schedule else ''}{self.evaluated.placement_name}"
+        candidate = self.evaluated.candidate
+        return ", ".join(filter(None, (str(candidate.degrees), schedule, str(candidate.division), self.evaluated.placement_name)))
 
     def total_s(self, steps: int) -> float:
         return self.restart.time_s + steps * self.step_s

@@ -53,6 +53,13 @@ def flags(text):
     return found
 
 
+def test_unequal_micro_batches_are_not_expressed():
+    layout = layout_of(data=2, replica_microbatches=(4, 2))
+    for target in ("torchtitan", "megatron", "deepspeed"):
+        missing = export_layout(plan_of(layout), target).not_expressed
+        assert "unequal numbers of micro-batches (4 + 2): the target gives every replica as many" in missing
+
+
 # ---- what carries over -------------------------------------------------------------------------------------------------
 @given(
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.integers(1, 4), tensor=st.integers(1, 4), microbatches=st.integers(1, 6),

@@ -133,7 +133,7 @@ def interval(scenario: Scenario, chosen: Evaluated, *, compute: float, links: fl
 
 
 def name_of(e: Evaluated) -> str:
-    return ", ".join(x for x in (str(e.candidate.degrees), e.candidate.schedule, e.placement_name, str(e.policy)) if x)
+    return ", ".join(x for x in (str(e.candidate.degrees), e.candidate.schedule, str(e.candidate.division), e.placement_name, str(e.policy)) if x)
 
 
 def rivals_of(search: LayoutSearch, chosen: Evaluated, judged: Sequence[Evaluated], *, limit: int) -> tuple[list[Evaluated], tuple[Rival, ...]]:

@@ -94,6 +94,8 @@ def _always(plan: Plan, layout: TrainingLayout, split: LayerSplit, job: Mapping[
     if split.torn and layout.pipeline > 1:
         some = ", ".join(split.torn[:4]) + (" ..." if len(split.torn) > 4 else "")
         found.append(f"stage borders inside {some}: stages are made of whole blocks there")
+    if layout.replica_microbatches:
+        found.append(f"unequal numbers of micro-batches ({layout.microbatch_counts}): the target gives every replica as many")
     if layout.shards:
         found.append(f"the split of {len(layout.shards)} single parameters: the target splits its own model's layers by its own rules")
     if ":" in str(job.get("loss", "")):

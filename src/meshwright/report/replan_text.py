@@ -36,7 +36,7 @@ def replan_text(found: TrainReplan, *, written: str = "") -> str:
     total = sum(t.needed_bytes)
     lines = [
         f"layout       data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} on {layout.ranks} devices "
-        f"({', '.join(filter(None, (c.evaluated.candidate.schedule, c.evaluated.placement_name)))})",
+        f"({', '.join(filter(None, (c.evaluated.candidate.schedule, str(c.evaluated.candidate.division), c.evaluated.placement_name)))})",
         f"step         {seconds_text(c.step_s)}, before {seconds_text(found.old_time_s)}",
         f"restart      {seconds_text(c.restart.time_s)}, bound {seconds_text(float(c.restart.bound_s))} ({c.restart.bound_where})",
         f"bytes        {bytes_text(total)} needed: {bytes_text(sum(t.reused_bytes))} reused in place, "
