@@ -22,8 +22,8 @@ from .io.traffic_file import read_traffic_plan
 from .traffic import TrafficGroup, TrafficPlan, TrafficProfile
 
 __all__ = [
-    "UNCOMPRESSED", "Risk", "TrafficRow", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of", "traffic_citations",
-    "with_groups",
+    "UNCOMPRESSED", "Risk", "TrafficRow", "codecs_alone", "compare_traffic", "load_traffic_plan", "plan_traffic", "risk_of", "risks_of",
+    "traffic_citations", "with_groups",
 ]
 
 UNCOMPRESSED = "none"
@@ -124,15 +124,21 @@ def compare_traffic(profile: TrafficProfile, *, options: Mapping[str, Any] | Non
 
     Raises: UsageError when the profile lacks the codec `none`, what `plan_traffic` raises.
     """
-    every = plan_traffic(profile, options=options)
-    found = [("cupcake", every)]
-    for cost in profile.codecs:
-        alone = plan_traffic(profile, codecs=[cost.codec], options=options)
-        found += [("cupcake", alone)] if len(profile.codecs) > 1 else []
-        known = (alone.bound, alone.uncompressed)
-        found += [(name, plan_traffic(profile, strategy=name, codecs=[cost.codec], bounds=known)) for name in _BASELINES]
-    rows = [TrafficRow(strategy=name, codecs=p.codecs, plan=p, risks=risks_of(p)) for name, p in found]
+    rows = [_row(plan_traffic(profile, options=options))] if len(profile.codecs) > 1 else []
+    for alone in codecs_alone(profile, options=options):
+        known = (alone.plan.bound, alone.plan.uncompressed)
+        rows += [alone, *(_row(plan_traffic(profile, strategy=name, codecs=alone.codecs, bounds=known)) for name in _BASELINES)]
     return sorted(rows, key=lambda r: r.plan.step_ns)
+
+
+def codecs_alone(profile: TrafficProfile, *, options: Mapping[str, Any] | None = None) -> list[TrafficRow]:
+    """Every codec for all groups, in its best groups, by predicted step. Raises: what `plan_traffic` raises."""
+    rows = [_row(plan_traffic(profile, codecs=[cost.codec], options=options)) for cost in profile.codecs]
+    return sorted(rows, key=lambda r: r.plan.step_ns)
+
+
+def _row(plan: TrafficPlan) -> TrafficRow:
+    return TrafficRow(strategy=plan.strategy, codecs=plan.codecs, plan=plan, risks=risks_of(plan))
 
 
 def risks_of(plan: TrafficPlan) -> tuple[Risk, ...]:

@@ -30,10 +30,15 @@ def test_a_plan_is_written_and_says_what_it_risks_and_what_none_would_take(capsy
     out = tmp_path / "plan.json"
     code, text = said(capsys, "traffic", "plan", "--profile", profile, "--out", str(out))
     assert code == 0 and "without compression at least" in text and "optimal" in text and f"wrote {out}" in text
+    assert "one codec for all groups" in text and all(f"\n{c} " in text for c in ("none", "topk", "fp16"))
     plan = read_traffic_plan(out)
+    code, text = said(capsys, "traffic", "plan", "--profile", profile, "--json")
+    candidates = json.loads(text)["candidates"]
+    assert sorted(c["codecs"] for c in candidates) == [["fp16"], ["none"], ["topk"]] and all(c["risks"] for c in candidates)
+    assert all(c["time_s"] * 1e9 >= plan.step_ns for c in candidates)
     code, text = said(capsys, "traffic", "plan", "--profile", profile, "--json", "--only", "topk")
     document = json.loads(text)
-    assert code == 0 and document["schema"] == "meshwright.traffic.plan" and document["codecs"] == ["topk"]
+    assert code == 0 and document["schema"] == "meshwright.traffic.plan" and document["codecs"] == ["topk"] and document["candidates"] == []
     assert document["time_s"] * 1e9 >= plan.step_ns and document["uncompressed_bound"]["time_s"] == float(plan.uncompressed)
     code, text = said(capsys, "cite", str(out), "--json")
     cites = {c["part"]: c["key"] for c in json.loads(text)["citations"]}

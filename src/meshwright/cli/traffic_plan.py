@@ -68,17 +68,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive_traffic import plan_traffic
+    from ..drive_traffic import codecs_alone, plan_traffic
     from ..io.traffic_file import write_traffic_plan
-    from ..report.traffic_text import plan_summary, plan_text
+    from ..report.traffic_text import candidates_text, plan_summary, plan_text, row_document
     from .arguments import require_directory
 
     if args.out:
         require_directory(args.out)
     profile = profile_given(args)
     plan = plan_traffic(profile, strategy=args.strategy, codecs=[args.only] if args.only else None)
-    text = plan_text(plan)
+    rows = [] if args.only else codecs_alone(profile)
+    text = plan_text(plan) + (f"\n{candidates_text(rows)}" if rows else "")
     if args.out:
         write_traffic_plan(args.out, plan)
         text += f"\nwrote {args.out}"
-    return Result({"schema": "meshwright.traffic.plan", "version": 1, **plan_summary(plan)}, text)
+    return Result({"schema": "meshwright.traffic.plan", "version": 1, **plan_summary(plan), "candidates": [row_document(r) for r in rows]}, text)

@@ -11,7 +11,7 @@ from ..drive_traffic import Risk, TrafficRow, risks_of
 from ..traffic import TrafficPlan
 from .numbers import bytes_text, seconds_text
 
-__all__ = ["compare_text", "plan_summary", "plan_text", "risk_text", "row_document"]
+__all__ = ["candidates_text", "compare_text", "plan_summary", "plan_text", "risk_text", "row_document"]
 
 
 def plan_summary(plan: TrafficPlan) -> dict[str, Any]:
@@ -45,6 +45,20 @@ def plan_text(plan: TrafficPlan) -> str:
     return "\n".join(lines + [risk_text(r) for r in risks_of(plan)])
 
 
+def candidates_text(rows: Sequence[TrafficRow]) -> str:
+    """Below a plan: each codec for all groups, in its best groups, with what it states."""
+    return "\n".join([f"one codec for all groups{'':4} {_HEADER[29:]}", *(f"{_cells(r)}   {risk_text(r.risks[0]).partition(': ')[2]}" for r in rows)])
+
+
+_HEADER = f"{'codecs':<28} {'groups':>6} {'step':>10} {'payload':>10} {'bound':>10}"
+
+
+def _cells(r: TrafficRow) -> str:
+    names = "any" if len(r.codecs) > 1 else r.codecs[0]
+    sent = bytes_text(r.plan.payload_bytes)
+    return f"{names:<28} {len(r.plan.groups):>6} {seconds_text(r.plan.step_ns / 1e9):>10} {sent:>10} {seconds_text(float(r.plan.bound)):>10}"
+
+
 def risk_text(risk: Risk) -> str:
     """One line: bias, bound of the error, delay."""
     if risk.bias == "exact":
@@ -66,12 +80,6 @@ def row_document(row: TrafficRow) -> dict[str, Any]:
 
 def compare_text(rows: Sequence[TrafficRow]) -> str:
     """A table by predicted step, then what each codec states."""
-    lines = [f"{'strategy':<12} {'codecs':<28} {'groups':>6} {'step':>10} {'payload':>10} {'bound':>10}"]
-    for r in rows:
-        names = "any" if len(r.codecs) > 1 else r.codecs[0]
-        lines.append(
-            f"{r.strategy:<12} {names:<28} {len(r.plan.groups):>6} {seconds_text(r.plan.step_ns / 1e9):>10} {bytes_text(r.plan.payload_bytes):>10} "
-            f"{seconds_text(float(r.plan.bound)):>10}"
-        )
+    lines = [f"{'strategy':<12} {_HEADER}", *(f"{r.strategy:<12} {_cells(r)}" for r in rows)]
     lines.append(f"without compression no step is shorter than {seconds_text(float(rows[0].plan.uncompressed))}")
     return "\n".join(lines + list(dict.fromkeys(risk_text(x) for r in rows for x in r.risks)))
