@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 def test_a_profile_from_steps_is_the_same_on_all_ranks_and_leaves_training_as_it_was(pool, tmp_path):
     found = pool.run(measured, 2, 2, str(tmp_path / "store"), ["topk:density=0.2", "powersgd:rank=1"])
-    (profile, probes, left, gradients), (other, *_) = found
+    (profile, probes, left, gradients, settled), (other, *_, others) = found
     net = make_net()
     assert profile == other and profile.ranks == 2 and not left
     assert {(p.codec, p.groups) for p in probes} >= {("none", 1), ("topk:density=0.2", len(profile.tensors))}
@@ -28,6 +28,9 @@ def test_a_profile_from_steps_is_the_same_on_all_ranks_and_leaves_training_as_it
     for rank in range(2):
         x, y = inputs(rank, 0)
         (nn.functional.mse_loss(net(x, False), y) / 2).backward()
+    ran, plan, code = settled
+    assert plan == others[1] and plan.codecs == ("topk:density=0.2",) and (code, others[2]) == ("usage", "run")
+    assert ran.codec == "topk:density=0.2" and ran.measured_ns > 0 and plan.profile != profile  # fitted again with its steps
     for way in gradients:
         assert all(torch.allclose(way[n], p.grad, atol=1e-6) for n, p in net.named_parameters() if p.grad is not None)
 

@@ -16,9 +16,11 @@ from torch import nn
 
 from meshwright.drive_traffic import plan_traffic
 from meshwright.errors import MeshwrightError
+from meshwright.probe.traffic_settled import settled_plan
 from meshwright.probe.traffic_steps import measure_traffic
 from meshwright.run.traffic import PlannedTraffic, traffic_hook
 from meshwright.run.traffic.agreement import digest
+from meshwright.run.traffic.exchange import add_up, gather
 from meshwright.torch import measured_traffic
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficProfile
 
@@ -237,8 +239,13 @@ def _measured(rank, codecs):
         net.zero_grad()
         step()
         gradients.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
+    settled, plan = settled_plan(found, ["topk:density=0.2"])
+    try:
+        settled_plan(found, ["dgc"])  # was not measured
+    except MeshwrightError as error:
+        refused = error.code
     found.state.close()
-    return found.profile, found.probes, left, gradients
+    return found.profile, found.probes, left, gradients, (settled.probes[-1], plan, refused)
 
 
 def one_call(rank, _, world, store, save):
@@ -258,3 +265,13 @@ def _one_call(rank, save):
     nn.functional.mse_loss(ddp(x, True), y).backward()
     state.close()
     return state.plan.leave, digest(state.plan), {n: p.grad.clone() for n, p in net.named_parameters()}
+
+
+def exchanged(rank, _, world, store, counts, lengths):
+    """Sums of so many numbers, and payloads of such lengths of all ranks."""
+    with Joined(rank, world, store):
+        sums = [(torch.arange(n) % 100 + rank).float() for n in counts]
+        for values in sums:
+            add_up(values, None)
+        wires = [gather(((torch.arange(n) + rank) % 251).to(torch.uint8), None) for n in lengths]
+        return sums, wires
