@@ -40,3 +40,30 @@ def test_a_receive_is_posted_when_what_it_is_after_is_done(overwritten: bool) ->
     assert posted[receives[2]] == first + 1  # its credit: the first message was consumed
     assert all(posted[r] <= schedule.order.tolist().index(r) for r in receives)
     assert all(r.direct for rs in schedule.posts.values() for r in rs)
+
+
+def test_a_value_that_dies_is_waited_for_when_an_answer_has_come() -> None:
+    """Depth 4: without the answers, sends would be waited for four messages later, and their values would lie there so long."""
+    b = ProgramBuilder(ranks=2)
+    out, back = b.channel(0, 1, depth=4), b.channel(1, 0, depth=4)
+    compute, sends, receives, peer = b.lane(0, unit=0), b.lane(0), b.lane(0), b.lane(1)
+    sent, got, kept = list[StepRef](), list[StepRef](), b.buffer(0, chunks=1, chunk_bytes=8)
+    for _ in range(4):
+        x, theirs = b.buffer(0, chunks=1, chunk_bytes=8), b.buffer(1, chunks=1, chunk_bytes=8)
+        y = b.buffer(0, chunks=1, chunk_bytes=8)
+        made = compute.compute(b.op("F", graph="g", writes=[(x, 0, 1)]), after=got[-1:])
+        sent.append(sends.send(out, x, 0, after=[made]))
+        b.dies_after(x, sent[-1])
+        peer.recv(out, theirs, 0)
+        peer.send(back, theirs, 0)
+        got.append(receives.recv(back, y, 0))
+    sends.send(out, kept, 0)
+    peer.recv(out, b.buffer(1, chunks=1, chunk_bytes=8), 0)
+    program = b.build()
+    schedule = compile_schedule(program, fuse_lanes(program), 0)
+    order = schedule.order.tolist()
+    waited = {step: at for at, steps in schedule.waits.items() for step in steps}
+    found = [s.index for s in program.iter_steps() if s.chan_out == 0]
+    answers = [s.index for s in program.iter_steps() if s.chan_in == 1]
+    assert [waited[s] for s in found[:4]] == [order.index(r) + 1 for r in answers]
+    assert waited[found[4]] == len(order)  # nobody answers the last, which lives on anyway

@@ -6,14 +6,17 @@ then on, which is what the memory checks count. It goes straight into its destin
 else into staging. A sender that overwrites the source before message j+d may have to wait for the posting earlier than the walks' order allows;
 then the receive is posted without waiting for its `after` (the sender waits on everything else at points that come after it in that order).
 A send is waited on as late as possible: before its source is overwritten, before message j+d is sent on its channel (by then the receiver has
-consumed it, so this never adds a wait), or at the end of the step. Nothing here depends on time.
+consumed it, so this never adds a wait), or at the end of the step; a value that dies within the program sooner, once a message has come that the
+receiver sends after it: memory is counted so. Nothing here depends on time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from ..program import I32, Kind, Part, Program
 from .lanes import channel_messages
@@ -85,6 +88,7 @@ class _Compiler:
         self.accesses: dict[int, list[tuple[int, int, int, bool]]] = defaultdict(list)  # buffer -> (position, first, end, overwrites)
         self.lane_of = program.lane_of_step()
         self.peers: dict[int, tuple[dict[int, int], dict[int, list[tuple[int, int, int]]]]] = {}  # positions and overwrites of a peer's walk
+        self.replies: dict[int, tuple[dict[int, int], list[int], list[int]]] = {}  # a peer's walk, when it sends to this rank, where that has come
         self.schedule = Schedule(order=orders[rank])
 
     def run(self) -> Schedule:
@@ -262,7 +266,25 @@ class _Compiler:
                     buffer, first, end = source
                     here = self.position[step]
                     at = min([at, *(p for p, f, e in overwrites[buffer] if p > here and f < end and first < e)])
+                    if not self.program.buffers.persistent[buffer] and len(self.program.buffers.last[buffer]):  # it dies within the program
+                        at = min(at, self.answered(channel, j))
                 self.schedule.waits[at].append(step)
+
+    def answered(self, channel: int, message: int) -> int:
+        """Where a message of the peer has come that it sends after it received this one: waiting for it is free then, and its value can go."""
+        peer = int(self.program.channels.dst[channel])
+        if peer not in self.replies:
+            walk = {int(x): i for i, x in enumerate(self.orders[peer])}
+            pairs = sorted(
+                (walk[sent], self.position[got])
+                for c in range(len(self.program.channels)) if self.program.channels.src[c] == peer and self.program.channels.dst[c] == self.rank
+                for sent, got in zip(self.channel_sends[c], self.channel_receives[c], strict=True)
+            )  # fmt: skip
+            soonest = [*accumulate((got for _, got in reversed(pairs)), min)][::-1]
+            self.replies[peer] = walk, [sent for sent, _ in pairs], soonest
+        walk, sends, soonest = self.replies[peer]
+        i = bisect_right(sends, walk[self.channel_receives[channel][message]])
+        return soonest[i] + 1 if i < len(soonest) else len(self.order)
 
     def sent_range(self, step: int) -> Range | None:
         """Where a sent message lies; None for one that is sent from staging."""
