@@ -46,10 +46,15 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _read(path: str) -> tuple[Plan | None, Program]:
+    from ..errors import FormatError
     from ..io.plan_file import read_plan_or_program
     from ..plan import Plan
 
-    found = read_plan_or_program(path)
+    try:
+        found = read_plan_or_program(path)
+    except FormatError as error:
+        hint = error.hint or "a plan is exported; a foreign schedule becomes one with `meshwright collective import`"
+        raise FormatError(error.message, where=error.where, hint=hint) from None
     return (found, found.main) if isinstance(found, Plan) else (None, found)
 
 
