@@ -185,8 +185,9 @@ def test_a_call_of_a_program_that_is_not_there() -> None:
 )
 def test_broken_documents(data: bytes, message: str) -> None:
     assert data != GOOD
-    with pytest.raises(FormatError, match=re.escape(message)):
+    with pytest.raises(FormatError, match=re.escape(message)) as refused:
         plan_from_bytes(data)
+    assert message != "not JSON" or "cut short" in refused.value.hint
 
 
 def test_strings_that_look_like_lists_are_left_alone() -> None:

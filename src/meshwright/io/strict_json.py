@@ -32,6 +32,7 @@ _UNPACKED_RATIO = 100  # ... and to this many times its own size; a plan's ratio
 
 # Strings, or long lists of integers. The lists are the bulk of a plan and hold no keys, so the strict pass skips them.
 _TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[-0-9,\s]{64,}+\]', re.DOTALL)
+_NOT_JSON = "the file is cut short, or of another kind: give one that meshwright wrote with --out or --json"
 _AT = re.compile(r"^(.*) - at `(?:key in )?`?\$?(.*?)`$", re.DOTALL)
 
 
@@ -111,11 +112,11 @@ def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
         message, path = (found[1], found[2].lstrip(".")) if found else (text, "")
         raise FormatError(message, where=_joined(where, path)) from error
     except msgspec.DecodeError as error:
-        raise FormatError(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}", where=where) from error
+        raise FormatError(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}", where=where, hint=_NOT_JSON) from error
     except RecursionError:
         raise FormatError("nested too deeply", where=where) from None
     except (ValueError, OverflowError) as error:  # bad UTF-8, integers of thousands of digits
-        raise FormatError(f"not JSON: {str(error)[:120]}", where=where) from error
+        raise FormatError(f"not JSON: {str(error)[:120]}", where=where, hint=_NOT_JSON) from error
 
 
 def read_versioned(path: str | os.PathLike[str], kind: type[T], *, schema: str, version: int, limit: int = MAX_BYTES) -> tuple[T, str]:
@@ -169,7 +170,7 @@ def refuse_ambiguous(data: bytes, where: str) -> None:
     except RecursionError:
         raise FormatError("nested too deeply", where=where) from None
     except ValueError as error:
-        raise FormatError(f"not JSON: {str(error)[:120]}", where=where) from error
+        raise FormatError(f"not JSON: {str(error)[:120]}", where=where, hint=_NOT_JSON) from error
 
 
 def check_finite(value: Any, where: str) -> None:
