@@ -1,6 +1,6 @@
 """What dividing work by speed brings on devices of unlike speed: steps of plans that do and of plans with equal parts, in turns, in the lab.
 
-Run: `python benchmarks/unlike_devices.py` (root or user namespaces; about eight minutes). Four devices behind 500 Mbit/s ports, two
+Run: `python benchmarks/unlike_devices.py` (root or user namespaces; about a quarter of an hour). Four devices behind 500 Mbit/s ports, two
 with half a core and two with half of that, by CPU quota. For the degrees of every row, and with all left open, the same model is planned twice
 from the same measured prices, by speed and in equal parts; then all plans run in turns, ROUNDS times. Times are medians of the steps after
 each run's first.
