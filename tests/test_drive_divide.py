@@ -62,7 +62,6 @@ def test_work_goes_where_it_is_done_faster(shares, fixed, what):
     layout = plan.layout
     assert plan.prediction.time_s < 0.9 * even_time(plan)
     said = plan.decisions["layout"]["options"]["division"]
-    fast = [r for r, name in enumerate(plan.placement) if name == plan.placement[0] or unlike(shares).device(name).cpu_share == 1.0]
     if what == "microbatches":
         assert len(set(layout.replica_microbatches)) > 1 and layout.microbatch_counts in said and layout.microbatch_counts in plan_text(plan)
         assert plan_from_bytes(plan_bytes(plan)).layout == layout
@@ -71,7 +70,6 @@ def test_work_goes_where_it_is_done_faster(shares, fixed, what):
         assert "stages by speed" in said and (first > 2 * second if unlike(shares).device(plan.placement[0]).cpu_share == 1.0 else second > 2 * first)
     if what == "shards":
         assert "tensor ranks by speed" in said and any(s.shares and max(s.shares) >= 2 * min(s.shares) for s in layout.shards)
-    assert fast
 
 
 def test_left_open_it_is_never_slower_than_equal_parts():
@@ -118,8 +116,5 @@ def test_measured_times_hold_for_the_share_they_were_taken_at():
     assert cost_of_document(cost_document(cost)).table_share == 0.25
     for wrong in (-0.5, 1.5):
         with pytest.raises(FormatError, match="table_share"):
-            cost_of_document(cost_document(replace_share(cost, wrong)))
+            cost_of_document(cost_document(msgspec.structs.replace(cost, table_share=wrong)))
 
-
-def replace_share(cost, share):
-    return msgspec.structs.replace(cost, table_share=share)

@@ -23,7 +23,6 @@ from .codec import parse_codec
 from .codec_kinds import CODECS
 from .cost import Priced
 from .decide.layout.data_sharding import DataSharding
-from .decide.layout.grid import Grid
 from .decide.traffic import CITES
 from .decide.traffic.problem import curve_at
 from .drive_evaluated import Evaluated
@@ -148,9 +147,7 @@ def _base(search: LayoutSearch, best: Evaluated, judged: Sequence[Evaluated], sh
     base = min(able, key=lambda e: e.time_s)
     if sharding.overlap is False or base.layout.overlap or base.candidate.schedule:
         return base, ""
-    from .graph_liveness import segment_workspace
-
-    candidate = Grid(workspace=segment_workspace, tensor_options=search.tensor_options).sharded(
+    candidate = search.grid().sharded(
         search.problem((None,) * 4), base.candidate.degrees, DataSharding(base.layout.zero_level, True, sharding.bucket_bytes),
         base.candidate.division,
     )  # fmt: skip

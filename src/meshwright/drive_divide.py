@@ -11,23 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .decide.layout import Grid, LayoutCandidate, LayoutProblem
-from .decide.layout.unlike import divide, moved, relative_speeds
-from .graph_liveness import segment_workspace
+from .decide.layout import LayoutCandidate, LayoutProblem
+from .decide.layout.unlike import divide, moved
 from .program import Kind
 
 if TYPE_CHECKING:
     from .drive_evaluated import Evaluated
     from .drive_layouts import LayoutSearch
 
-__all__ = ["by_speed", "refine_division", "speeds_of"]
+__all__ = ["by_speed", "refine_division"]
 
 MOVES = 12  # simulations spent on micro-batches of the winner
-
-
-def speeds_of(search: LayoutSearch) -> dict[str, float]:
-    """Of every device, relative to the fastest."""
-    return relative_speeds(search.fabric, search.cost, search.graph)
 
 
 def by_speed(
@@ -41,8 +35,7 @@ def by_speed(
 
 
 def _divided(search: LayoutSearch, problem: LayoutProblem, candidate: LayoutCandidate) -> LayoutCandidate | None:
-    grid = Grid(workspace=segment_workspace, tensor_options=search.tensor_options)
-    made = grid.sharded(problem, candidate.degrees, candidate.sharding, candidate.division)
+    made = search.grid().sharded(problem, candidate.degrees, candidate.sharding, candidate.division)
     return made if made.layout is not None else None
 
 
@@ -50,9 +43,8 @@ def refine_division(search: LayoutSearch, best: Evaluated) -> Evaluated:
     """The winner with micro-batches moved between replicas where the simulated step gets shorter by it."""
     if not best.candidate.division.microbatches or best.candidate.schedule or best.candidate.layout is None:
         return best
-    problem, left = search.problem((None, None, None, None)), MOVES
-    while left > 0:
-        left -= 1
+    problem = search.problem((None, None, None, None))
+    for _ in range(MOVES):
         ends = _replica_ends(best)
         source, target = max(ends, key=ends.__getitem__), min(ends, key=ends.__getitem__)
         division = moved(best.candidate.division, source, target)

@@ -15,10 +15,10 @@ from .decide.layout import Grid, LayoutCandidate, LayoutProblem
 from .decide.layout.grid import degrees_of
 from .decide.layout.problem import Degrees, Fixed
 from .decide.layout.tensor_shares import LEVEL, TensorOptions
-from .decide.layout.unlike import device_orders
+from .decide.layout.unlike import device_orders, relative_speeds
 from .decide.pipeline import one_f_one_b_order
 from .drive_collectives import CANDIDATES, PURPOSES, CollectivePlanner
-from .drive_divide import by_speed, speeds_of
+from .drive_divide import by_speed
 from .drive_evaluated import Evaluated
 from .drive_folded import MAX_FOLDED_STEPS, SCOUTED, folded_step, steady_of, with_microbatches
 from .drive_layout_order import BUILT_AT_ONCE, WORTH_BUILDING, by_layer_table, max_group, predicted_steps, steps_of
@@ -89,21 +89,24 @@ class LayoutSearch:
             borders=self.borders,
         )  # fmt: skip
 
-    def best(self, fixed: Fixed) -> tuple[Evaluated | None, list[Evaluated]]:
-        """The fastest candidate that fits (None if none does), and everything that was judged."""
+    def grid(self, refuse: Callable[[Degrees], str] | None = None) -> Grid:
         from .graph_liveness import segment_workspace
 
+        return Grid(workspace=segment_workspace, tensor_options=self.tensor_options, refuse=refuse)
+
+    def best(self, fixed: Fixed) -> tuple[Evaluated | None, list[Evaluated]]:
+        """The fastest candidate that fits (None if none does), and everything that was judged."""
         require_policy(self.recompute)
         until = time.monotonic() + self.time_limit_s
         problem = self.problem(fixed)
         refuse = self.refusal(problem, until)
         if self.planner.strategy == "auto" and len(self.fabric.devices) > MANY_DEVICES:
             self.planner = replace(self.planner, strategy="ring")
-        candidates = Grid(workspace=segment_workspace, tensor_options=self.tensor_options, refuse=refuse).plan(problem)
+        candidates = self.grid(refuse).plan(problem)
         judged: list[Evaluated] = []
         seen: dict[tuple[int, int, int, bool], int] = {}
         simulated, fastest = 0, float("inf")
-        speeds = speeds_of(self)
+        speeds = relative_speeds(self.fabric, self.cost, self.graph)
         unlike, orders = len(set(speeds.values())) > 1, device_orders(self.fabric, speeds)
         for c in candidates:
             degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline, c.degrees.sequence)

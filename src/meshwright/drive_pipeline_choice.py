@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from .decide.layout.data_sharding import DataSharding
-from .decide.layout.grid import Grid
 from .decide.layout.problem import Degrees, LayoutCandidate
 from .decide.layout.unlike import EVEN, Division
 from .decide.pipeline import CITES, NAMES
@@ -86,13 +85,11 @@ class _Chooser:
     def __init__(
         self, search: LayoutSearch, fixed: Any, wanted: PipelineWanted, sharding: ShardingWanted, judged: list[Evaluated]
     ) -> None:
-        from .graph_liveness import segment_workspace
-
         self.search, self.wanted, self.sharding, self.judged = search, wanted, sharding, judged
         self.refused: list[MeshwrightError] = []
         self.until = time.monotonic() + search.time_limit_s / 2
         self.problem = search.problem(fixed)
-        self.grid = Grid(workspace=segment_workspace, tensor_options=search.tensor_options)
+        self.grid = search.grid()
         self.built: dict[tuple[Degrees, DataSharding, Division], LayoutCandidate] = {}
         self.lazily: dict[tuple[Degrees, int, str, Division], LayoutCandidate] = {}  # with copies that sum after backward, where that may be chosen
 

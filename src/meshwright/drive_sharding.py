@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .decide.layout.data_sharding import CITE, DataSharding
-from .decide.layout.grid import Grid
 from .decide.layout.problem import LayoutCandidate
 from .decide.layout.unlike import EVEN
 from .drive_evaluated import Evaluated
@@ -75,10 +74,8 @@ class _Chooser:
         self.search, self.wanted, self.highest = search, wanted, highest
         self.until = time.monotonic() + search.time_limit_s / 2
         self.judged = list(judged)
-        from .graph_liveness import segment_workspace
-
         self.problem = search.problem(fixed)
-        self.grid = Grid(workspace=segment_workspace, tensor_options=search.tensor_options)
+        self.grid = search.grid()
 
     def run(self, best: Evaluated | None) -> tuple[Evaluated | None, list[Evaluated]]:
         replicated = [e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.data > 1]

@@ -101,5 +101,4 @@ def moved(division: Division, source: int, target: int) -> Division | None:
         return None
     counts[source] -= 1
     counts[target] += 1
-    same = len(set(counts)) == 1
-    return Division(stage_speeds=division.stage_speeds, tensor_speeds=division.tensor_speeds, microbatches=() if same else tuple(counts))
+    return replace(division, microbatches=() if len(set(counts)) == 1 else tuple(counts))
