@@ -24,6 +24,7 @@ from .run.group.engine import Engine
 from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
+from .run.group.streams import DeviceRunner, GroupedMessages
 
 __all__ = ["MeshwrightGroup", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "planned_traffic", "probe", "report"]
 
@@ -55,11 +56,26 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
     if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
         engine.plans.find_fabric = lambda: _probe_for(ranks)
     group = MeshwrightGroup(engine, builtin)
-    if torch.cuda.is_available() and dist.is_nccl_available():  # untested on hardware: programs do not run on GPUs, what falls through does
-        nccl: Any = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", options.store), options.group_rank, options.group_size)
-        group.add_builtin("cuda", dist.ProcessGroup.BackendType.NCCL, nccl)
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        _add_nccl(group, engine, options)
     _groups.add(group)
     return group
+
+
+def _add_nccl(group: MeshwrightGroup, engine: Engine, options: Any) -> None:
+    """Programs on CUDA tensors run over NCCL's point-to-point calls, on a communicator of their own; what has none runs on NCCL."""
+    made: list[Any] = [
+        dist.ProcessGroupNCCL(dist.PrefixStore(name, options.store), options.group_rank, options.group_size) for name in ("nccl", "nccl/messages")
+    ]
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def connect() -> None:
+        made[1].allreduce([torch.zeros(1, device=device)], dist.AllreduceOptions()).wait()
+
+    for one in made:
+        engine.attend_device(one)
+    group.add_builtin("cuda", dist.ProcessGroup.BackendType.NCCL, made[0])
+    group.add_runner("cuda", DeviceRunner(device, GroupedMessages(made[1]), options.group_size, connect, engine.over))
 
 
 def _fabric(settings: Settings) -> Fabric | None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch.distributed as dist
 
 import meshwright.torch
 from meshwright.errors import GroupFailed, MeshwrightError
+from meshwright.run.group.group import MeshwrightGroup
+from meshwright.run.group.streams import DeviceRunner
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -213,8 +216,37 @@ def endings(rank: int) -> None:
         pass
 
 
+class GlooWaves:
+    """Groups of calls over gloo: what NCCL's do on GPUs, waited for at once."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.waves = group, 0
+
+    def __call__(self, sends: Any, receives: Any) -> None:
+        self.waves += 1
+        works = [self.group.recv([t], peer, 0) for t, peer in receives] + [self.group.send([t], peer, 0) for t, peer in sends]
+        for work in works:
+            work.wait()
+
+
+def on_waves() -> list[GlooWaves]:
+    """All groups made from now on run their programs as accelerators do, on this processor."""
+    made: list[GlooWaves] = []
+    usual = MeshwrightGroup.__init__
+
+    def init(group: MeshwrightGroup, engine: Any, builtin: Any) -> None:
+        usual(group, engine, builtin)
+        own = dist.ProcessGroupGloo(dist.PrefixStore("waves", engine.store), engine.rank, engine.size, timedelta(seconds=60))
+        made.append(GlooWaves(own))
+        group.add_runner("cpu", DeviceRunner(torch.device("cpu"), made[-1], engine.size, lambda: None, engine.over))
+
+    MeshwrightGroup.__init__ = init  # type: ignore[method-assign]
+    return made
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    waves = on_waves() if "waves" in sys.argv else None
     some = ("forestcoll", "ring", "direct", "hierarchical")
     meshwright.torch.configure(fabric=sys.argv[1], builtin=False, min_bytes=0, plan_s=20.0, strategies=some)
     dist.init_process_group("meshwright")
@@ -235,6 +267,7 @@ def main() -> None:
     dist.all_reduce(x)
     assert (x == n).all()
     dist.destroy_process_group()
+    assert waves is None or all(w.waves for w in waves if w.group.size() > 1)
     if rank == 0:
         sys.stdout.write(json.dumps({"ok": True}) + "\n")
 

@@ -38,8 +38,10 @@ def run_ranks(n: int, argv: list[str], limit_s: float = 240, **more: str) -> lis
 
 
 @pytest.mark.real
-def test_everything_that_torch_asks_for() -> None:
-    done = run_ranks(3, [str(HERE / "group_rank.py"), "laptop:3", str(free_port())])
+@pytest.mark.parametrize("way", ["thread", "waves"])
+def test_everything_that_torch_asks_for(way: str) -> None:
+    """By the group's thread, and as on accelerators: waves of grouped messages, enqueued by the caller."""
+    done = run_ranks(3, [str(HERE / "group_rank.py"), "laptop:3", str(free_port()), way])
     assert [code for code, _ in done] == [0, 0, 0], "\n".join(text[-3000:] for code, text in done if code)
     assert '{"ok": true}' in done[0][1]
 

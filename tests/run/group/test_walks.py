@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_ranks import in_any_order, run_virtually
+from virtual_ranks import in_any_order, in_waves, run_virtually
 
 from meshwright.cost import Transport
 from meshwright.decide.collective import NAMES, CollectiveProblem
@@ -38,6 +38,8 @@ def test_every_strategy_on_odd_lengths(name: str, op: str) -> None:
         run_virtually(plan.program, op, elements, problem.root, seed, repeats=2)
     for seed in range(2):
         run_virtually(plan.program, op, 40, problem.root, seed, drive=in_any_order)
+    for seed, elements in enumerate((1, 3, 40)):
+        run_virtually(plan.program, op, elements, problem.root, seed, repeats=2, drive=in_waves)
 
 
 @settings(max_examples=40)

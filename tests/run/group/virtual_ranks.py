@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +15,10 @@ import torch
 from meshwright.program import Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.chunks import BLOCKED
-from meshwright.run.group.code import compile_rank, form_of
+from meshwright.run.group.code import Bound, compile_rank, form_of
 from meshwright.run.group.instructions import Op
-from meshwright.run.group.walk import Bound, Under, walk
+from meshwright.run.group.walk import Under, walk
+from meshwright.run.group.waves import compile_waves, walk_waves, waves_of
 
 
 @dataclass
@@ -147,14 +150,64 @@ def in_any_order(bound: list[Bound], network: Network, rng: np.random.Generator)
     assert not any(any(waits) for waits in left)
 
 
+def in_waves(bound: list[Any], network: Network, rng: np.random.Generator) -> None:
+    """As groups of calls: a rank's group ends once all its peers have made theirs. Ranks make them when the seed says so; a peer's order must fit."""
+    walks = [_grouped(r, b, network) for r, b in enumerate(bound)]
+    left = set(range(len(walks)))
+    waits: list[list[_Message]] = [[] for _ in walks]
+    while left:
+        ready = [r for r in sorted(left) if all(m.done for m in waits[r])]
+        assert ready, "ranks wait for each other"
+        rank = int(rng.choice(ready))
+        group = next(walks[rank], None)
+        if group is None:
+            left.remove(rank)
+        else:
+            waits[rank] = group
+
+
+def _grouped(rank: int, bound: Any, network: Network) -> Iterator[list[_Message]]:
+    """The walk of one rank, standing still at every group: `walk_waves` in a thread of its own, which only ever runs while this waits."""
+    groups: queue.Queue[list[_Message] | BaseException | None] = queue.Queue()
+    go_on = threading.Semaphore(0)
+    end = End(network, rank)
+
+    def exchange(sends: list[Any], receives: list[Any]) -> None:
+        groups.put([end.receive(t, peer, 0) for t, peer in receives] + [end.send(t, peer, 0) for t, peer in sends])
+        go_on.acquire()
+
+    def run() -> None:
+        go_on.acquire()
+        try:
+            walk_waves(bound, exchange, lambda a, b: a.add_(b))
+            groups.put(None)
+        except BaseException as error:
+            groups.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        go_on.release()
+        found = groups.get(timeout=60)
+        if isinstance(found, BaseException):
+            raise found
+        if found is None:
+            return
+        yield found
+
+
 def run_virtually(
     program: Program, op: str, elements: int, root: int, seed: int, dtype: torch.dtype = torch.int64, repeats: int = 1,
-    drive: Callable[[list[Bound], Network, np.random.Generator], None] = in_code_order,
+    drive: Callable[[list[Any], Network, np.random.Generator], None] = in_code_order,
 ) -> Network:  # fmt: skip
     """Run on tensors of `elements` elements per block and compare every rank with the definition; inputs must survive where torch says so."""
     rng, n = np.random.default_rng(seed), program.ranks
     form = form_of(program)
-    sessions = [Session(compile_rank(form, r, elements), op, root, elements, dtype, torch.device("cpu")) for r in range(n)]
+    if drive is in_waves:
+        waves = waves_of(form.unrolled)
+        codes: list[Any] = [compile_waves(form, waves, r, elements) for r in range(n)]
+    else:
+        codes = [compile_rank(form, r, elements) for r in range(n)]
+    sessions = [Session(code, op, root, elements, dtype, torch.device("cpu")) for code in codes]
     network = Network()
     for _ in range(repeats):
         given = inputs(op, n, elements, rng, dtype)
@@ -173,4 +226,4 @@ def run_virtually(
     return network
 
 
-__all__ = ["BLOCKED", "in_any_order", "run_virtually"]
+__all__ = ["BLOCKED", "in_any_order", "in_waves", "run_virtually"]

@@ -9,17 +9,17 @@ tensors (a gradient bucket in every step) costs no slicing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from ...errors import UsageError
+from ...program import Program
 from .chunks import BLOCKED
-from .code import RankCode
-from .walk import Bound, bind
 
-__all__ = ["MOST_BINDINGS", "Call", "Session"]
+__all__ = ["MOST_BINDINGS", "Call", "Code", "Session"]
 
 MOST_BINDINGS = 64  # per session: buckets of one model that have the same length
 
@@ -54,22 +54,41 @@ class Call:
         return int(self.given.numel()) // (ranks if self.op in BLOCKED else 1)
 
 
+class Code(Protocol):
+    """One rank's part of a program for one length: `code.RankCode`, `waves.WaveCode`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def spaces(self) -> tuple[int, ...]: ...
+    @property
+    def roles(self) -> tuple[str, ...]: ...
+    @property
+    def staging(self) -> tuple[int, ...]: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def unrolled(self) -> Program: ...
+
+    def bind(self, buffers: Sequence[torch.Tensor], staging: Sequence[torch.Tensor]) -> Any: ...
+
+
 class Session:
     """`with_tensors` gives what to walk for a call, and what to do afterwards."""
 
-    def __init__(self, code: RankCode, op: str, root: int, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, code: Code, op: str, root: int, elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self.code, self.op, self.root, self.elements = code, op, root, elements
         self.dtype, self.device = dtype, device
         self.staging = [torch.empty(n, dtype=dtype, device=device) for n in code.staging]
         self.own: dict[int, torch.Tensor] = {}
-        self.bound: dict[tuple[int, ...], tuple[Bound, list[torch.Tensor]]] = {}
+        self.bound: dict[tuple[int, ...], tuple[Any, list[torch.Tensor]]] = {}
 
     @property
     def exact(self) -> bool:
         """The caller's tensors have the buffers' length: nothing is padded."""
         return self.code.elements == self.elements
 
-    def with_tensors(self, call: Call) -> tuple[Bound, Callable[[], None]]:
+    def with_tensors(self, call: Call) -> tuple[Any, Callable[[], None]]:
         buffers, before, after = self._buffers(call)
         for copy in before:
             copy()
@@ -78,7 +97,7 @@ class Session:
         if found is None:
             if len(self.bound) >= MOST_BINDINGS:
                 self.bound.clear()
-            found = self.bound[key] = (bind(self.code, buffers, self.staging), buffers)
+            found = self.bound[key] = (self.code.bind(buffers, self.staging), buffers)
 
         def finish() -> None:
             for copy in after:

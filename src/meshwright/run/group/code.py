@@ -18,32 +18,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ...errors import Unsupported
 from ...program import I32, Kind, Part, Program
 from ..collective import callable_form
-from ..lanes import channel_messages, fuse_lanes
+from ..lanes import fuse_lanes
 from ..schedule import Schedule, compile_schedule
 from ..transport import TAG_WINDOW
-from .chunks import Region, Span, regions
 from .dataflow import Dataflow, dataflow
 from .instructions import Instruction, Op, Place
+from .places import Form, Places, paired
 
-__all__ = ["F64", "Form", "RankCode", "compile_rank", "form_of"]
+__all__ = ["F64", "Bound", "Form", "RankCode", "compile_rank", "form_of"]
 
 
 F64 = NDArray[np.float64]
 SENDS_AHEAD = 64  # sends of a channel that may be under way, out of buffers: what is received ahead bounds the bytes on the way
-
-
-@dataclass(frozen=True)
-class Form:
-    """A program with its repeats unrolled, all ranks' walks through it, and the buffers' places at their ranks. Shared by all lengths."""
-
-    program: Program  # as planned
-    unrolled: Program
-    orders: Sequence[I32]
 
 
 @dataclass(frozen=True)
@@ -65,6 +56,28 @@ class RankCode:
     def flow(self) -> Dataflow:
         return dataflow(self.instructions, self.unrolled, self.order.tolist())
 
+    def bind(self, buffers: Sequence[torch.Tensor], staging: Sequence[torch.Tensor]) -> Bound:
+        """`buffers`: flat tensors of the rank's buffers; `staging`: of its slots, at least as long as `staging` asks."""
+
+        def view(place: Place) -> torch.Tensor:
+            space, low, high = place
+            return (buffers[space] if space >= 0 else staging[-1 - space])[low:high]
+
+        rows = []
+        for i in self.instructions:
+            tensor = view(i.place) if i.op not in (Op.TAKE, Op.DONE) else None
+            source = view(i.source) if i.op in (Op.COPY, Op.ADD) else None
+            rows.append((int(i.op), i.step, tensor, source, i.key, i.peer, i.tag))
+        return Bound(tuple(rows), self)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Rows of (op, step, tensor, source, key, peer, tag)."""
+
+    rows: tuple[tuple[int, int, torch.Tensor | None, torch.Tensor | None, int, int, int], ...]
+    code: RankCode
+
 
 def form_of(program: Program, times: Callable[[Program], tuple[F64, F64]] | None = None) -> Form:
     """Unroll and fuse. `times` gives start and end of every step of the unrolled form; the walks then follow them, else the graph's depth.
@@ -84,19 +97,9 @@ def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = Fal
     return _Compiler(form, rank, elements, pair_order).run()
 
 
-class _Compiler:
+class _Compiler(Places):
     def __init__(self, form: Form, rank: int, elements: int, pair_order: bool) -> None:
-        self.form, self.rank = form, rank
-        self.program = form.unrolled
-        original = regions(form.program, elements)
-        at = {(r.rank, r.local): r for r in original.values()}
-        seen: dict[int, int] = defaultdict(int)
-        self.region: list[Region] = []
-        for actor in self.program.buffers.actor.tolist():
-            self.region.append(at[actor, seen[actor]])
-            seen[actor] += 1
-        self.mine = [i for i, r in enumerate(self.region) if r.rank == rank]
-        self.sends, self.receives = channel_messages(self.program)
+        super().__init__(form, rank, elements)
         self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=SENDS_AHEAD)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
@@ -104,33 +107,6 @@ class _Compiler:
         self.free: dict[int, list[int]] = defaultdict(list)  # channel -> free staging slots; channels share none, so none waits for another
         self.staged: dict[int, int] = {}  # step -> slot that its message lies in
         self.parted: dict[int, int] = {}  # step -> slot that a message of several runs is sent from
-        self.sender: dict[int, int] = {}  # receiving step -> sending step
-        for outs, ins in zip(self.sends, self.receives, strict=True):
-            self.sender.update(zip(ins, outs, strict=True))
-        s = self.program.steps
-        self.parts = s.parts.tolist()
-        self.cached: dict[tuple[int, int, int], tuple[Span, ...]] = {}
-        self.src = list(zip(s.src_buffer.tolist(), s.src_chunk.tolist(), s.count.tolist(), strict=True))
-        self.dst = list(zip(s.dst_buffer.tolist(), s.dst_chunk.tolist(), s.count.tolist(), strict=True))
-
-    def require_fitting(self) -> None:
-        """What any rank takes in, adds or copies must have the size of its place: looked at for all ranks, so that all of them refuse or none."""
-        for step, parts in enumerate(self.parts):
-            place = self.dst[step] if parts & Part.STORE else self.src[step] if parts & Part.ADD else None
-            if place is None or place[0] < 0:
-                continue
-            here = self.elements(place)
-            both = [self.message(self.sender[step])] if step in self.sender else []
-            if parts & Part.READ and self.src[step] != place:
-                both.append(self.elements(self.src[step]))
-            if any(size != here for size in both):
-                raise Unsupported(
-                    f"{max(both)} elements arrive where {here} belong", where=self.program.describe(step),
-                    hint="plan for a size that the chunks divide", data={"step": step},
-                )  # fmt: skip
-
-    def elements(self, place: tuple[int, int, int]) -> int:
-        return sum(high - low for low, high in self.spans(place))
 
     def run(self) -> RankCode:
         self.require_fitting()
@@ -142,31 +118,11 @@ class _Compiler:
                 self.post(receive.step)
             if position < len(order):
                 self.step(order[position])
-        rows = [self.region[i] for i in self.mine]
-        full = max((r.map for r in self.region if r.role != "scratch"), key=lambda m: m.blocks)
         return RankCode(
-            rank=self.rank, instructions=tuple(self.out), spaces=tuple(r.map.total for r in rows), roles=tuple(r.role for r in rows),
-            staging=tuple(self.slots), elements=full.elements, blocks=full.blocks, steps=len(order), unrolled=self.program,
+            rank=self.rank, instructions=tuple(self.out), spaces=tuple(r.map.total for r in self.mine), roles=tuple(r.role for r in self.mine),
+            staging=tuple(self.slots), elements=self.full.elements, blocks=self.full.blocks, steps=len(order), unrolled=self.program,
             order=schedule.order,
         )  # fmt: skip
-
-    # ---- places ------------------------------------------------------------------------------------------------
-    def spans(self, place: tuple[int, int, int]) -> tuple[Span, ...]:
-        if place not in self.cached:
-            self.cached[place] = self.region[place[0]].map.spans(place[1], place[2])
-        return self.cached[place]
-
-    def message(self, step: int) -> int:
-        """Elements of what a sending step sends."""
-        parts = self.parts[step]
-        if not parts & (Part.STORE | Part.READ):
-            return self.message(self.sender[step])  # passed on as it came
-        return self.elements(self.dst[step] if parts & Part.STORE else self.src[step])
-
-    def at(self, place: tuple[int, int, int]) -> list[Place]:
-        """A rank's own chunks as places."""
-        space = self.region[place[0]].local
-        return [(space, low, high) for low, high in self.spans(place)]
 
     def slot(self, channel: int, elements: int) -> int:
         """A staging slot of at least so many elements: the channel's one that has been free for longest, or a new one."""
@@ -254,16 +210,7 @@ class _Compiler:
         return into
 
     def pairwise(self, op: Op, step: int, into: list[Place], source: list[Place]) -> None:
-        """Runs of both sides may be cut differently; together they are equally long (`require_fitting`)."""
-        left, right = list(reversed(into)), list(reversed(source))
-        while left and right:
-            (s0, a0, b0), (s1, a1, b1) = left.pop(), right.pop()
-            size = min(b0 - a0, b1 - a1)
-            self.out.append(Instruction(op, step, place=(s0, a0, a0 + size), source=(s1, a1, a1 + size)))
-            if a0 + size < b0:
-                left.append((s0, a0 + size, b0))
-            if a1 + size < b1:
-                right.append((s1, a1 + size, b1))
+        self.out += [Instruction(op, step, place=place, source=other) for place, other in paired(into, source)]
 
     def from_slot(self, op: Op, step: int, into: list[Place], slot: int) -> None:
         self.pairwise(op, step, into, [(-1 - slot, 0, sum(b - a for _, a, b in into))])

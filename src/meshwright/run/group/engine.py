@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch.distributed as dist
 
 from ...errors import GroupFailed, MeshwrightError, RunError
 from ...fabric import Fabric
-from .call import Session
+from .call import Call, Session
 from .chunks import BLOCKED
+from .code import RankCode
 from .health import GroupHealth, claim_of, refuse
 from .messages import GlooMessages, end_waits, mask_of
 from .plans import Chosen, GroupPlans
@@ -21,6 +23,7 @@ from .record_file import pack_call
 from .recorder import Recorder, flight_file
 from .reductions import Reduction
 from .settings import Settings
+from .streams import DeviceRunner
 from .verdict import View
 from .views import view_of
 from .work import loss_of
@@ -45,6 +48,7 @@ class Engine:
         self._worker: Worker | None = None
         self._messages: Any = None
         self._builtin: Any = None
+        self._device_transports: list[Any] = []
         self._closed: MeshwrightError | None = None
         self._planning = False
         self.over: list[MeshwrightError] = []  # what ended the group, once something has
@@ -93,6 +97,10 @@ class Engine:
         """The built-in group beside this engine: its waits end too when the group fails."""
         self._builtin = builtin
 
+    def attend_device(self, transport: Any) -> None:
+        """What carries messages between accelerators: aborted when the group fails, or what is enqueued on it would stand still."""
+        self._device_transports.append(transport)
+
     # ---- collectives (those of the built-in backend: see `handing`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
         self._planning = True
@@ -109,6 +117,29 @@ class Engine:
         worker.submit(task)
         if worker.failed is not None:  # the group failed meanwhile, and the worker may be blocked
             worker.give_up(worker.failed)
+
+    def run_on(
+        self, runner: DeviceRunner, call: Call, session: Session, reduction: Reduction | None, name: int, outputs: Any,
+        after: Callable[[], None] | None,
+    ) -> Any:  # fmt: skip
+        """A collective on an accelerator: enqueued now, in this thread. Raises: what the ranks make of a failure."""
+        what, size_bytes = self._signature(session, reduction)
+        number = self.recorder.asked(what, size_bytes, name)
+        try:
+            return runner.run(call, session, reduction, outputs, after)
+        except Exception as error:
+            self.raise_if_failed()
+            raise self._told(error, f"collective {number} ({call.op})") from error
+
+    def _told(self, error: Exception, during: str) -> MeshwrightError:
+        """The verdict of all ranks on an error of this one, outside the group's thread."""
+        found: MeshwrightError
+        if self.health is not None:
+            found = self.health.fail(claim_of(error, self.rank, self.global_ranks, during))
+        else:
+            found = error if isinstance(error, MeshwrightError) else GroupFailed(f"{type(error).__name__}: {error}", where=during)
+        self.over.append(found)
+        return found
 
     def _start(self) -> Worker:
         store = dist.PrefixStore("meshwright/messages", self.store)
@@ -169,6 +200,7 @@ class Engine:
         worker = self._worker
         task = worker.task if worker is not None else None
         code = task.session.code if task is not None else None
+        assert code is None or isinstance(code, RankCode), "the thread walks no waves"
         view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
         if view.state == "idle" and self.inside[0]:
             view.state, view.number = "builtin", self.inside[0]
@@ -216,6 +248,9 @@ class Engine:
             worker.give_up(error)
         if self._builtin is not None and self.size > 1:
             end_waits(self._builtin, self.rank, self.size, _BUILTIN_ABORT_TAG)
+        for transport in self._device_transports:
+            with contextlib.suppress(RuntimeError):  # aborted already, by its own watchdog
+                transport.abort()
 
     def _wait_for(self, key: str) -> None:
         """A key of the store, from another rank of this group."""
@@ -252,6 +287,7 @@ class Engine:
                 self._messages.abort()
                 worker.close(1.0)  # one that is blocked in the transport ends with its wait
         self._messages = self._builtin = None
+        self._device_transports.clear()
         if self.health is not None:
             self.health.close()
         self.recorder.close()

@@ -7,24 +7,27 @@ ask for a backend by device. Every operation is overridden, so nothing falls thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...errors import MeshwrightError
-from .call import Call, Session
+from .call import Call, Code, Session
 from .chunks import BLOCKED
 from .code import compile_rank
 from .engine import Engine
 from .handing import Hand, Tally, hand_on, hand_on_no_more, handing
 from .plans import Chosen
 from .reductions import Reduction, reduction
+from .routes import Builtin, Route, Trial, alike, copier, dense
+from .streams import DeviceRunner
 from .trials import Trials
+from .waves import Waves, compile_waves, waves_of
 from .work import JoinedWork, PlannedWork
 from .worker import Task
 
@@ -35,30 +38,6 @@ REDUCING = ("all-reduce", "reduce", "reduce-scatter")
 MEASURED = "measured: the built-in backend is faster"
 
 
-@dataclass(frozen=True)
-class _Route:
-    session: Session
-    chosen: Chosen
-    name: int  # for the recorder: what of the program's hash fits 63 bits
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """Programs, the predicted choice first, and the built-in backend (None), of which one is being found."""
-
-    options: list[_Route | None]
-    size_bytes: int
-    trials: Trials
-    key: Any  # of the routes
-
-
-class _Builtin(NamedTuple):
-    """The built-in backend's own call, made where no program runs. The last argument is torch's options."""
-
-    run: Callable[..., Any]
-    args: tuple[Any, ...]
-
-
 class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     """One process group. Collectives of one group run one after the other, those of different groups side by side."""
 
@@ -67,22 +46,29 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine, self.builtin = engine, builtin
         engine.attend(builtin)
         self.tally = Tally()
-        self._routes: dict[Any, _Route | _Trial | str] = {}
+        self._routes: dict[Any, Route | Trial | str] = {}
         self._name, self._ranks = "", engine.size
         kind = dist.ProcessGroup.BackendType.GLOO
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, builtin)
         self.by_device: dict[str, Any] = {"cpu": builtin}
+        self.runners: dict[str, DeviceRunner] = {}
+        self._waves: dict[str, Waves] = {}  # by program
         self._hands: dict[Any, Hand] = {}
         self._barrier = handing(engine, "barrier", builtin.barrier, [0])
         if engine.plans.never:
             hand_on(self, engine, builtin, self.tally, engine.plans.never)
 
     def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
-        """What runs tensors on another kind of device: NCCL on GPUs."""
+        """What runs tensors on another kind of device where no program does: NCCL on GPUs."""
         hand_on_no_more(self)
         self.by_device[device] = builtin
         self._register_backend(torch.device(device), kind, builtin)
+
+    def add_runner(self, device: str, runner: DeviceRunner) -> None:
+        """What runs programs on tensors of this kind of device, in place of the group's thread."""
+        self.forget_routes()
+        self.runners[device] = runner
 
     def _for(self, tensors: Any) -> Any:
         """The built-in group for (lists of) tensors."""
@@ -123,7 +109,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- collectives in place ----------------------------------------------------------------------------------
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
-        return self._in_place("all-reduce", tensors, -1, _Builtin(self._for(tensors).allreduce, (tensors, opts)))
+        return self._in_place("all-reduce", tensors, -1, Builtin(self._for(tensors).allreduce, (tensors, opts)))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
@@ -132,23 +118,23 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return JoinedWork(tensors, [self.allreduce([t], one) for t in tensors])
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
-        return self._in_place("broadcast", tensors, opts.rootRank, _Builtin(self._for(tensors).broadcast, (tensors, opts)))
+        return self._in_place("broadcast", tensors, opts.rootRank, Builtin(self._for(tensors).broadcast, (tensors, opts)))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
-        return self._in_place("reduce", tensors, opts.rootRank, _Builtin(self._for(tensors).reduce, (tensors, opts)))
+        return self._in_place("reduce", tensors, opts.rootRank, Builtin(self._for(tensors).reduce, (tensors, opts)))
 
     # ---- collectives between two tensors -----------------------------------------------------------------------
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         reason = "" if output.numel() == self._ranks * input.numel() else "sizes do not fit"
-        return self._between("all-gather", input, output, _Builtin(self._for(output)._allgather_base, (output, input, opts)), reason)
+        return self._between("all-gather", input, output, Builtin(self._for(output)._allgather_base, (output, input, opts)), reason)
 
     _allgather_base = all_gather_single
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         reason = "" if input.numel() == self._ranks * output.numel() else "sizes do not fit"
-        return self._between("reduce-scatter", input, output, _Builtin(self._for(output)._reduce_scatter_base, (output, input, opts)), reason)
+        return self._between("reduce-scatter", input, output, Builtin(self._for(output)._reduce_scatter_base, (output, input, opts)), reason)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -158,7 +144,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.AllToAllOptions()
         even = len(set(output_splits)) <= 1 and len(set(input_splits)) <= 1
         reason = "" if even and output.numel() == input.numel() and input.numel() % self._ranks == 0 else "unequal splits"
-        builtin = _Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
+        builtin = Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
         return self._between("all-to-all", input, output, builtin, reason)
 
     alltoall_base = all_to_all_single
@@ -166,36 +152,36 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- collectives on lists of tensors -----------------------------------------------------------------------
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
-        builtin = _Builtin(self._for(inputs).allgather, (outputs, inputs, opts))
-        if len(inputs) != 1 or len(outputs) != 1 or not _alike([*outputs[0], inputs[0]]):
+        builtin = Builtin(self._for(inputs).allgather, (outputs, inputs, opts))
+        if len(inputs) != 1 or len(outputs) != 1 or not alike([*outputs[0], inputs[0]]):
             return self._fall("all-gather", "several or unlike tensors", builtin)
         return self._listed("all-gather", inputs[0], outputs[0], -1, builtin, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        builtin = _Builtin(self._for(outputs).reduce_scatter, (outputs, inputs, opts))
-        if len(outputs) != 1 or len(inputs) != 1 or not _alike([*inputs[0], outputs[0]]):
+        builtin = Builtin(self._for(outputs).reduce_scatter, (outputs, inputs, opts))
+        if len(outputs) != 1 or len(inputs) != 1 or not alike([*inputs[0], outputs[0]]):
             return self._fall("reduce-scatter", "several or unlike tensors", builtin)
         return self._listed("reduce-scatter", inputs[0], outputs[0], -1, builtin, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
-        builtin = _Builtin(self._for(outputs).alltoall, (outputs, inputs, opts))
-        if len(inputs) != self._ranks or len(outputs) != self._ranks or not _alike([*outputs, *inputs]):
+        builtin = Builtin(self._for(outputs).alltoall, (outputs, inputs, opts))
+        if len(inputs) != self._ranks or len(outputs) != self._ranks or not alike([*outputs, *inputs]):
             return self._fall("all-to-all", "unlike tensors", builtin)
         return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
-        builtin = _Builtin(self._for(inputs).gather, (outputs, inputs, opts))
+        builtin = Builtin(self._for(inputs).gather, (outputs, inputs, opts))
         here = outputs[0] if opts.rootRank == self.rank() and outputs else None
-        if len(inputs) != 1 or not _alike([*(here or []), inputs[0]]):
+        if len(inputs) != 1 or not alike([*(here or []), inputs[0]]):
             return self._fall("gather", "several or unlike tensors", builtin)
         return self._listed("gather", inputs[0], here, opts.rootRank, builtin, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
-        builtin = _Builtin(self._for(outputs).scatter, (outputs, inputs, opts))
+        builtin = Builtin(self._for(outputs).scatter, (outputs, inputs, opts))
         here = inputs[0] if opts.rootRank == self.rank() and inputs else None
-        if len(outputs) != 1 or not _alike([*(here or []), outputs[0]]):
+        if len(outputs) != 1 or not alike([*(here or []), outputs[0]]):
             return self._fall("scatter", "several or unlike tensors", builtin)
         return self._listed("scatter", here, outputs[0], opts.rootRank, builtin, outputs)
 
@@ -239,14 +225,14 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return JoinedWork([], [])
 
     # ---- routing -----------------------------------------------------------------------------------------------
-    def _fall(self, op: str, reason: str, builtin: _Builtin) -> Any:
+    def _fall(self, op: str, reason: str, builtin: Builtin) -> Any:
         key = op, reason, builtin.run
         hand = self._hands.get(key)
         if hand is None:
             hand = self._hands[key] = handing(self.engine, op, builtin.run, self.tally.count(op, reason))
         return hand(*builtin.args)
 
-    def _routed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: _Builtin) -> tuple[_Route | _Trial | str, Reduction | None]:
+    def _routed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin) -> tuple[Route | Trial | str, Reduction | None]:
         """What runs an operation, or why the built-in backend does; nothing is copied or flattened to find out."""
         engine = self.engine
         if engine.plans.never:
@@ -256,7 +242,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if isinstance(route, str):
             return route, None
         engine.raise_if_failed()
-        if not _dense(given):
+        if not dense(given):
             return "sparse", None
         found: Reduction | None = None
         if op in REDUCING:
@@ -267,7 +253,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             route = self._routes[key] = self._route(op, root, elements, given)
         return route, found
 
-    def _in_place(self, op: str, tensors: Tensors, root: int, builtin: _Builtin) -> Any:
+    def _in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:
         if len(tensors) != 1:
             return self._fall(op, "several tensors", builtin)
         tensor = tensors[0]
@@ -275,22 +261,22 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if isinstance(route, str):
             return self._fall(op, route, builtin)
         flat = tensor.detach().reshape(-1)
-        after = None if tensor.is_contiguous() else _copier([tensor], flat)
+        after = None if tensor.is_contiguous() else copier([tensor], flat)
         return self._go(route, Call(op, flat, flat, root), found, builtin, tensors, after)
 
-    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: _Builtin, reason: str) -> Any:
+    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, reason: str) -> Any:
         if reason or source.dtype != target.dtype:
             return self._fall(op, reason or "unlike tensors", builtin)
         elements = (target if op == "reduce-scatter" else source).numel() // (self._ranks if op == "all-to-all" else 1)
         route, found = self._routed(op, -1, elements, source, builtin)
-        if isinstance(route, str) or not _dense(target):
+        if isinstance(route, str) or not dense(target):
             return self._fall(op, route if isinstance(route, str) else "sparse", builtin)
         flat = target.detach().reshape(-1)
-        after = None if target.is_contiguous() else _copier([target], flat)
+        after = None if target.is_contiguous() else copier([target], flat)
         return self._go(route, Call(op, source.detach().reshape(-1), flat), found, builtin, [target], after)
 
     def _listed(
-        self, op: str, source: torch.Tensor | Tensors | None, target: torch.Tensor | Tensors | None, root: int, builtin: _Builtin, outputs: Any
+        self, op: str, source: torch.Tensor | Tensors | None, target: torch.Tensor | Tensors | None, root: int, builtin: Builtin, outputs: Any
     ) -> Any:  # fmt: skip
         """Lists are joined to one tensor before, and taken apart after. Every tensor in them is one block."""
         block = next(x[0] if isinstance(x, list) else x for x in (source, target) if x is not None)
@@ -303,27 +289,30 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         into: torch.Tensor | None
         if isinstance(target, list):
             into = target[0].new_empty(sum(t.numel() for t in target))
-            after = _copier(target, into)
+            after = copier(target, into)
         else:
             into = target.detach().reshape(-1) if target is not None else None
             if target is not None and into is not None and not target.is_contiguous():
-                after = _copier([target], into)
+                after = copier([target], into)
         flat = source.detach().reshape(-1) if isinstance(source, torch.Tensor) else None
         return self._go(route, Call(op, flat, into, root), found, builtin, outputs, after)
 
     def _go(
-        self, route: _Route | _Trial, call: Call, found: Reduction | None, builtin: _Builtin, outputs: Any, after: Callable[[], None] | None
+        self, route: Route | Trial, call: Call, found: Reduction | None, builtin: Builtin, outputs: Any, after: Callable[[], None] | None
     ) -> Any:  # fmt: skip
-        if isinstance(route, _Trial):
+        if isinstance(route, Trial):
             return self._try(route, call, found, builtin, outputs, after)
         self.tally.planned[call.op, route.chosen.strategy] += 1
+        runner = self.runners.get(call.given.device.type)
+        if runner is not None:
+            return self.engine.run_on(runner, call, route.session, found, route.name, outputs, after)
         work = PlannedWork(outputs, call.op)
         self.engine.submit(Task(call, route.session, found, route.name, work, after))
         return work
 
     # ---- trials ------------------------------------------------------------------------------------------------
     def _try(
-        self, trial: _Trial, call: Call, found: Reduction | None, builtin: _Builtin, outputs: Any, after: Callable[[], None] | None
+        self, trial: Trial, call: Call, found: Reduction | None, builtin: Builtin, outputs: Any, after: Callable[[], None] | None
     ) -> Any:  # fmt: skip
         """One call by the option whose turn it is. Calls under trial are waited for here, so that all ranks issue everything in one order.
 
@@ -334,6 +323,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         start = perf_counter()
         work = self._fall(call.op, "on trial", builtin) if option is None else self._go(option, call, found, builtin, outputs, after)
         work.wait()
+        if (runner := self.runners.get(call.given.device.type)) is not None:
+            runner.synchronize()
         lasted = torch.tensor([perf_counter() - start], dtype=torch.float64)
         most = dist.AllreduceOptions()
         most.reduceOp = dist.ReduceOp.MAX
@@ -345,12 +336,12 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._routes[trial.key] = winner or MEASURED
         return work
 
-    def _route(self, op: str, root: int, elements: int, given: torch.Tensor) -> _Route | _Trial | str:
+    def _route(self, op: str, root: int, elements: int, given: torch.Tensor) -> Route | Trial | str:
         if self._ranks < 2:
             return "one rank"
         if not elements:
             return "no elements"
-        if given.device.type != "cpu":
+        if given.device.type != "cpu" and given.device.type not in self.runners:
             return f"tensors on {given.device.type}"
         size_bytes = elements * (self._ranks if op in BLOCKED else 1) * given.element_size()
         found = self.engine.candidates(op, root, size_bytes)
@@ -360,36 +351,26 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if settled is not None:
             found = [settled] if not isinstance(settled, str) else []
         made = [self._compiled(chosen, op, root, elements, given) for chosen in found]
-        routes = [route for route in made if isinstance(route, _Route)]
+        routes = [route for route in made if isinstance(route, Route)]
         if not routes:
             return next((route for route in made if isinstance(route, str)), MEASURED)
         if self.engine.settings.tune and settled is None:
             trials = Trials(len(routes) + 1, self.engine.settings.tune_s)
-            return _Trial([*routes, None], size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
+            return Trial([*routes, None], size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
         return routes[0]
 
-    def _compiled(self, chosen: Chosen, op: str, root: int, elements: int, given: torch.Tensor) -> _Route | str:
+    def _compiled(self, chosen: Chosen, op: str, root: int, elements: int, given: torch.Tensor) -> Route | str:
+        runner = self.runners.get(given.device.type)
+        code: Code
         try:
-            code = compile_rank(chosen.form, self.rank(), elements)
+            if runner is None:
+                code = compile_rank(chosen.form, self.rank(), elements)
+            else:
+                if chosen.name not in self._waves:
+                    self._waves[chosen.name] = waves_of(chosen.form.unrolled)
+                code = compile_waves(chosen.form, self._waves[chosen.name], self.rank(), elements)
         except MeshwrightError as error:
             return str(error)
-        return _Route(Session(code, op, root, elements, given.dtype, given.device), chosen, int(chosen.name[:15], 16))
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_quantized
-
-
-def _alike(tensors: Sequence[torch.Tensor]) -> bool:
-    first = tensors[0]
-    return all(_dense(t) and t.numel() == first.numel() and t.dtype == first.dtype and t.device == first.device for t in tensors)
-
-
-def _copier(targets: Sequence[torch.Tensor], flat: torch.Tensor) -> Callable[[], None]:
-    def copy() -> None:
-        first = 0
-        for target in targets:
-            target.detach().copy_(flat[first : first + target.numel()].view(target.shape))
-            first += target.numel()
-
-    return copy
+        with runner.on_stream() if runner is not None else nullcontext():
+            session = Session(code, op, root, elements, given.dtype, given.device)
+        return Route(session, chosen, int(chosen.name[:15], 16))

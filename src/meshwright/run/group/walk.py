@@ -1,9 +1,9 @@
 """Walking a rank's code with real tensors.
 
-`Bound` ties code to tensors once; views are made then, so a walk touches no shapes. `walk` is a generator: it runs whatever can run, the earliest in
-the code first, and yields the earliest message under way when everything left needs one. The thread of a process group blocks on it; the
-deterministic twin (`twin`) schedules thousands of such walks in virtual time. Both run this code and nothing else, and however long messages
-take, the same additions are done in the same order (`dataflow`).
+Code is bound to tensors once (`RankCode.bind`); views are made then, so a walk touches no shapes. `walk` is a generator: it runs whatever can
+run, the earliest in the code first, and yields the earliest message under way when everything left needs one. The thread of a process group
+blocks on it; the deterministic twin (`twin`) schedules thousands of such walks in virtual time. Both run this code and nothing else, and however
+long messages take, the same additions are done in the same order (`dataflow`).
 
 Going on with whichever message is over first would need a thread per channel, since gloo's works cannot be polled. It was tried: with several
 ranks on a core, waking threads mostly costs more than it gains (0.65 to 2.5 times the time).
@@ -12,17 +12,17 @@ ranks on a core, waking threads mostly costs more than it gains (0.65 to 2.5 tim
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .code import RankCode
+from .code import Bound
 from .instructions import Op
 
-__all__ = ["MOST_TAKEN", "Bound", "Messages", "Under", "Wait", "bind", "walk"]
+__all__ = ["MOST_TAKEN", "Messages", "Under", "Wait", "walk"]
 
 MOST_TAKEN = 512
 
@@ -34,14 +34,6 @@ class Messages(Protocol):
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any: ...
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Rows of (op, step, tensor, source, key, peer, tag)."""
-
-    rows: tuple[tuple[int, int, torch.Tensor | None, torch.Tensor | None, int, int, int], ...]
-    code: RankCode
 
 
 class Wait(NamedTuple):
@@ -59,21 +51,6 @@ class Under:
 
     open: dict[int, None] = field(default_factory=dict)
     taken: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TAKEN))
-
-
-def bind(code: RankCode, buffers: Sequence[torch.Tensor], staging: Sequence[torch.Tensor]) -> Bound:
-    """`buffers`: flat tensors of the rank's buffers; `staging`: of its slots, at least as long as `code.staging` asks."""
-
-    def view(place: tuple[int, int, int]) -> torch.Tensor:
-        space, low, high = place
-        return (buffers[space] if space >= 0 else staging[-1 - space])[low:high]
-
-    rows = []
-    for i in code.instructions:
-        tensor = view(i.place) if i.op not in (Op.TAKE, Op.DONE) else None
-        source = view(i.source) if i.op in (Op.COPY, Op.ADD) else None
-        rows.append((int(i.op), i.step, tensor, source, i.key, i.peer, i.tag))
-    return Bound(tuple(rows), code)
 
 
 def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iterator[Wait]:
