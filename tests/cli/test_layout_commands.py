@@ -67,6 +67,9 @@ def test_run_verifies_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert code == 0, err
     (row,) = json.loads(text)["runs"]
     assert row["bytes_equal"] and row["loss_apart"] < 1e-9 and row["gradients_apart"] < 1e-9 and row["time_s"] > 0
+    assert said(capsys, *[w for w in plan if w not in ("--dtype", "float64")])[0] == 0  # planned in the model's own precision, verified in another
+    code, text, err = said(capsys, "layout", "run", str(out), "--steps", "1", "--verify", "--dtype", "float64", "--json")
+    assert code == 0 and json.loads(text)["runs"][0]["bytes_equal"], err
     code, _, err = said(capsys, "layout", "run", str(tmp_path / "none.json"))
     assert code == 2 and "cannot read" in err
 

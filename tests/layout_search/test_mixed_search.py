@@ -269,3 +269,10 @@ def test_table_refusals() -> None:
         replace(t, outside_Bps={}).priced(Entry("fast", 1, 1), 1, LayerChoice("none", 3), 4)
 
 
+
+
+@pytest.mark.parametrize(("demands", "option"), [(Demands(budget=-1.0), "--budget"), (Demands(samples_per_s=float("nan")), "--min-throughput")])
+def test_demands_below_zero_are_refused(demands: Demands, option: str) -> None:
+    with pytest.raises(UsageError, match="is not >= 0") as found:
+        demands.require(["a100"])
+    assert found.value.where == option

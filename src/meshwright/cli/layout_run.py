@@ -24,7 +24,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=1, help="steps before them (default 1)")
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cpu (gloo, default) or cuda (NCCL)")
-    parser.add_argument("--dtype", default="", choices=["", "float32", "float64"], help="precision (default: the model's); plan with the same")
+    parser.add_argument("--dtype", default="", choices=["", "float32", "float64"], help="precision (default: the model's)")
     parser.add_argument("--verify", action="store_true", help="compare loss and gradients of a step with the serial run")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="end the ranks after this long (default 300)")
 

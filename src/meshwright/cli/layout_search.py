@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"))
     parser.add_argument("--price", action="append", default=[], metavar="KIND=X", help="of one device and hour, by kind; may be repeated")
     parser.add_argument("--power", action="append", default=[], metavar="KIND=W", help="watts of one device, by kind; may be repeated")
-    parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price")
+    parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price (default 0: anything)")
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="the least samples per second")
     parser.add_argument("--methods", default="", help="of grid, inter-operator, per-layer, mixed (default: all)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")

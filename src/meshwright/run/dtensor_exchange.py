@@ -21,17 +21,20 @@ __all__ = ["AxisGroup", "Counters", "Wires"]
 
 @dataclass
 class Counters:
-    """Bytes and messages sent by this rank, by reason."""
+    """Bytes and messages sent by this rank, by reason; `float_elements`: of them those whose size is the run's precision."""
 
     sent_bytes: dict[str, int] = field(default_factory=dict)
+    float_elements: dict[str, int] = field(default_factory=dict)
     messages: int = 0
 
-    def add(self, reason: str, size_bytes: int) -> None:
-        self.sent_bytes[reason] = self.sent_bytes.get(reason, 0) + size_bytes
+    def add(self, reason: str, tensor: Tensor) -> None:
+        self.sent_bytes[reason] = self.sent_bytes.get(reason, 0) + tensor.numel() * tensor.element_size()
+        if tensor.is_floating_point():
+            self.float_elements[reason] = self.float_elements.get(reason, 0) + tensor.numel()
         self.messages += 1
 
     def clear(self) -> None:
-        self.sent_bytes, self.messages = {}, 0
+        self.sent_bytes, self.float_elements, self.messages = {}, {}, 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Wires:
                 jobs.append(dist.P2POp(dist.irecv, tensor, on.ranks[i], on.group))
         for i, tensor in enumerate(out):
             if i != on.index and tensor is not None and tensor.numel():
-                self.counters.add(reason, tensor.numel() * tensor.element_size())
+                self.counters.add(reason, tensor)
                 jobs.append(dist.P2POp(dist.isend, tensor, on.ranks[i], on.group))
         for work in dist.batch_isend_irecv(jobs) if jobs else ():
             work.wait()

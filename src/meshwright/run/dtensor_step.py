@@ -45,6 +45,7 @@ class ShardedStep:
         self.moves = {(m.reader, m.slot): m for m in plan.moves}
         self.pieces: dict[str, Tensor] = {}
         self.parameters: dict[str, Tensor] = {}
+        self.planned_item = {name: plan.item_bytes or p.element_size() for name, p in traced.parameters.items()}  # bytes per element, as planned
         for name in traced.placeholders:
             kind, _, rest = name.partition(":")
             if kind == "input":
@@ -164,9 +165,10 @@ class ShardedStep:
     def _sum_buckets(self) -> None:
         members: dict[tuple[tuple[int, ...], int], list[Tensor]] = {}
         for record in self._bucketed():
-            gradient = self.parameters[record.source.partition(":")[2]].grad
+            name = record.source.partition(":")[2]
+            gradient = self.parameters[name].grad
             assert gradient is not None
-            members.setdefault((record.bucket, gradient.element_size()), []).append(gradient)
+            members.setdefault((record.bucket, self.planned_item[name]), []).append(gradient)
         ways = {(b.axes, b.item): b.steps for b in self.plan.buckets}
         for key, gradients in members.items():
             flat = torch.cat([g.reshape(-1) for g in gradients])

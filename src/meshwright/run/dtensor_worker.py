@@ -41,7 +41,7 @@ class PlanReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     step_s: list[float]
     losses: list[float]
     sent_bytes: dict[str, int]  # of one step
-    planned_bytes: dict[str, int]
+    planned_bytes: dict[str, int]  # in the precision of the run
     messages: int
     kept_bytes: int
     loss_apart: float | None = None  # |loss - serial| / |serial|
@@ -111,6 +111,9 @@ class _Trainer:
         kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[plan.optimizer]
         self.optimizer = kind(parameters, lr=request.learning_rate) if parameters else None
         planned = {k: v for k, v in msgspec.structs.asdict(plan.bytes_sent[rank]).items() if v}
+        own = next((p.element_size() for p in self.traced.parameters.values() if p.is_floating_point()), 4)
+        self.more_bytes = (self.dtype.itemsize if self.dtype else own) - (plan.item_bytes or own)  # per float than planned
+        self.planned_bytes = planned
         self.report = PlanReport(
             plan=name, step_s=[], losses=[], sent_bytes={}, planned_bytes=planned, messages=0, kept_bytes=self.sharded.kept_bytes()
         )
@@ -136,6 +139,8 @@ class _Trainer:
             torch.cuda.synchronize()
         lasted = time.perf_counter() - start
         self.report.sent_bytes, self.report.messages = dict(counters.sent_bytes), counters.messages
+        floats = counters.float_elements
+        self.report.planned_bytes = {why: planned + floats.get(why, 0) * self.more_bytes for why, planned in self.planned_bytes.items()}
         if timed:
             self.report.step_s.append(lasted)
         self.report.losses.append(self.sharded.whole_loss(loss))

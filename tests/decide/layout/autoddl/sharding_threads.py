@@ -32,7 +32,7 @@ class ThreadWires(Wires):
         on = self.axes[axis]
         for i, tensor in enumerate(out):
             if i != on.index and tensor is not None and tensor.numel():
-                self.counters.add(reason, tensor.numel() * tensor.element_size())
+                self.counters.add(reason, tensor)
                 self.mail.boxes[self.rank, on.ranks[i]].put(tensor.detach().clone())
         for i, tensor in enumerate(into):
             if i != on.index and tensor is not None and tensor.numel():

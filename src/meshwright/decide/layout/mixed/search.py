@@ -48,7 +48,10 @@ class Demands:
     samples_per_s: float = 0.0
 
     def require(self, devices: Iterable[str]) -> None:
-        """Raises: UsageError naming every kind of device that lacks a price or a power the objective needs."""
+        """Raises: UsageError naming every kind of device that lacks a price or a power the objective needs, or a demand below zero."""
+        for option, demand in (("budget", self.budget), ("min-throughput", self.samples_per_s)):
+            if not demand >= 0:
+                raise UsageError(f"{demand:g} is not >= 0", where=f"--{option}", hint="0 asks for nothing")
         for needed, table, option in (
             (self.objective == "cost" or self.budget > 0, self.price_per_hour, "price"),
             (self.objective == "energy", self.watts, "power"),
