@@ -28,7 +28,7 @@ from ..schedule import Schedule, compile_schedule
 from ..transport import TAG_WINDOW
 from .dataflow import Dataflow, dataflow
 from .instructions import Instruction, Op, Place
-from .places import Form, Places, paired
+from .places import Form, Places, paired, viewer
 
 __all__ = ["F64", "Bound", "Form", "RankCode", "compile_rank", "form_of"]
 
@@ -58,11 +58,7 @@ class RankCode:
 
     def bind(self, buffers: Sequence[torch.Tensor], staging: Sequence[torch.Tensor]) -> Bound:
         """`buffers`: flat tensors of the rank's buffers; `staging`: of its slots, at least as long as `staging` asks."""
-
-        def view(place: Place) -> torch.Tensor:
-            space, low, high = place
-            return (buffers[space] if space >= 0 else staging[-1 - space])[low:high]
-
+        view = viewer(buffers, staging)
         rows = []
         for i in self.instructions:
             tensor = view(i.place) if i.op not in (Op.TAKE, Op.DONE) else None

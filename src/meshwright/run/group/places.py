@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ...errors import Unsupported
 from ...program import I32, Part, Program
@@ -12,7 +14,7 @@ from ..lanes import channel_messages
 from .chunks import ChunkMap, Region, Span, regions
 from .instructions import Place
 
-__all__ = ["Form", "Places", "paired"]
+__all__ = ["Form", "Places", "paired", "viewer"]
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,13 @@ def paired(into: Sequence[Place], source: Sequence[Place]) -> Iterator[tuple[Pla
             left.append((s0, a0 + size, b0))
         if a1 + size < b1:
             right.append((s1, a1 + size, b1))
+
+
+def viewer(buffers: Sequence[torch.Tensor], staging: Sequence[torch.Tensor]) -> Callable[[Place], torch.Tensor]:
+    """Places as views of a rank's flat buffers and staging slots."""
+
+    def view(place: Place) -> torch.Tensor:
+        space, low, high = place
+        return (buffers[space] if space >= 0 else staging[-1 - space])[low:high]
+
+    return view

@@ -28,7 +28,7 @@ from ...errors import Deadlock
 from ...program import Kind, Part, Program
 from ..lanes import channel_messages
 from .instructions import Op, Place
-from .places import Form, Places, paired
+from .places import Form, Places, paired, viewer
 
 __all__ = ["BoundWaves", "Exchange", "WaveCode", "Waves", "compile_waves", "walk_waves", "waves_of"]
 
@@ -120,11 +120,7 @@ class WaveCode:
 
     def bind(self, buffers: Sequence[torch.Tensor], staging: Sequence[torch.Tensor]) -> BoundWaves:
         """`buffers`: flat tensors of the rank's buffers; `staging`: of its slots."""
-
-        def view(place: Place) -> torch.Tensor:
-            space, low, high = place
-            return (buffers[space] if space >= 0 else staging[-1 - space])[low:high]
-
+        view = viewer(buffers, staging)
         return tuple(
             (
                 [(view(place), peer) for place, peer in wave.sends],
