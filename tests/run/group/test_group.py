@@ -159,3 +159,11 @@ def test_unknown_settings_are_refused() -> None:
     assert current_settings().tune == 2
     configure(tune=None)
     assert current_settings().tune == 0
+
+
+def test_a_variable_with_nearly_a_settings_name_is_named() -> None:
+    with pytest.raises(UsageError, match="did you mean MESHWRIGHT_PLAN") as found:
+        settings_from({"MESHWRIGHT_PLANS": "plan.json"})
+    assert found.value.where == "MESHWRIGHT_PLANS"
+    others = {f"MESHWRIGHT_{n}": "1" for n in ("CPU_SHARE", "LAB_DIR", "CPU_PACING", "BENCH", "LAB", "LAB_RUN", "BENCH_BACKENDS")}
+    assert settings_from({**others, "MESHWRIGHT_DEVICE": "n0", "PLANS": "x"}).device == "n0"

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from ...errors import UsageError
@@ -32,6 +33,10 @@ __all__ = ["Settings", "configure", "current_settings", "settings_from"]
 MIN_BYTES = 1 << 15
 MOST_TUNED = 8
 TUNE_S = 60.0
+PREFIX, ALIKE = "MESHWRIGHT_", 0.8
+NAMES = (
+    "PLAN", "FABRIC", "DEVICES", "DEVICE", "TIMEOUT_S", "STRATEGIES", "TUNE", "TUNE_S", "MIN_BYTES", "BUILTIN", "CACHE", "DEBUG", "RECORD_DIR", "REPORT",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +81,11 @@ def current_settings() -> Settings:
 
 
 def settings_from(env: Mapping[str, str]) -> Settings:
-    """Raises: UsageError for numbers that are none."""
+    """Raises: UsageError for numbers that are none, and for variables that nearly have a setting's name: what they say would be ignored."""
+    for name in sorted(env):
+        near = get_close_matches(name.removeprefix(PREFIX), NAMES, 1, ALIKE) if name.startswith(PREFIX) else []
+        if near and near[0] != name.removeprefix(PREFIX):
+            raise UsageError("no setting has this name", where=name, hint=f"did you mean {PREFIX}{near[0]}?")
 
     def words(name: str, separator: str) -> tuple[str, ...]:
         return tuple(x.strip() for x in env.get(name, "").split(separator) if x.strip())
