@@ -12,7 +12,7 @@ from .bottleneck.diff import Diff, Leaf, by_module, by_step, difference
 from .bottleneck.lanes import RankView
 from .breakdown_ranks import read_ranks, traces_in
 from .breakdown_run import plain_steps, run_views
-from .compare_run import predicted_run
+from .compare_run import predicted_run, require_costs
 from .drive import read_plan
 from .errors import UsageError
 from .io.module_tree_file import read_module_tree
@@ -89,9 +89,7 @@ def _by_steps(plan: Plan, paths: tuple[Path, Path], kinds: list[str]) -> FoundDi
         if kind == "plan":
             other = paths[1 - kinds.index("plan")]
             run = read_run(other, plan)
-            if run.document.calibration is None:
-                hint = "run it without --no-calibration"
-                raise UsageError("the run measured no costs, so there is no prediction for its machine", where=str(other), hint=hint)
+            require_costs(run, other)
             sides.append(_of_timeline(predicted_run(plan, inlined.program, run), inlined.program, leaves))
         else:
             run = read_run(path, plan)

@@ -9,6 +9,7 @@ import numpy as np
 
 from .cost import Cost
 from .drive import works_of
+from .errors import UsageError
 from .evidence import evidence_of_timeline
 from .measured import Measured
 from .plan import Plan
@@ -20,18 +21,20 @@ from .run.record import RecordedRun, read_run
 from .simulate import simulate_program
 from .timeline import Timeline
 
-__all__ = ["compare_run", "predicted_run"]
+__all__ = ["compare_run", "predicted_run", "require_costs"]
 
 
 def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
     """The comparison, and the inlined program whose step ids both timelines carry; the prediction and the typical step with their messages on links.
 
-    Raises: UsageError (no run there, or one of another plan), FormatError (broken files).
+    Raises: UsageError (no run there, one of another plan, or one of several ranks without calibration), FormatError (broken files).
     """
     inlined = inline(plan.main, plan.programs)
     program = inlined.program
     run = read_run(folder, plan)
     document, cost = run.document, run.cost
+    if len(run.fabric.devices) < program.ranks:  # uncalibrated runs know the machine as one device
+        require_costs(run, folder)
     measured = Measured(
         steps=[t for t, profiled in zip(run.steps, run.profiled, strict=True) if not profiled],
         step_s=document.step_s, losses=document.losses, memory_peak_bytes=document.memory_peak_bytes,
@@ -44,6 +47,13 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
     typical = found.typical_step()
     steps = [with_link_times(t, program, run.fabric, _placement(program, run)) if t is typical else t for t in measured.steps]
     return replace(found, measured=replace(measured, steps=steps)), inlined
+
+
+def require_costs(run: RecordedRun, folder: Path) -> None:
+    """Raises: UsageError for a run without calibration."""
+    if run.document.calibration is None:
+        text = "the run measured no costs, so there is no prediction for its machine"
+        raise UsageError(text, where=str(folder), hint="run it without --no-calibration")
 
 
 def predicted_run(plan: Plan, program: Program, run: RecordedRun) -> Timeline:

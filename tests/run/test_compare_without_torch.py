@@ -48,6 +48,11 @@ def test_compare_needs_no_torch(tmp_path):
     write_plan(tmp_path / "bare.json", bare)
     done = _without_torch("train", "compare", str(tmp_path / "bare.json"), str(tmp_path / "run"))
     assert done.returncode == 2 and "plan.prediction: the plan carries no prediction" in done.stderr
+    pair = replace(make_plan((2, 1, 1)), prediction=plan.prediction)
+    train_run(pair, RunRequest(out=tmp_path / "pair", steps=1, calibrate=False))
+    write_plan(tmp_path / "pair.json", pair)
+    done = _without_torch("train", "compare", str(tmp_path / "pair.json"), str(tmp_path / "pair"))
+    assert done.returncode == 2 and "the run measured no costs" in done.stderr and "--no-calibration" in done.stderr
     # The child really has no torch: what needs it says so.
     refused = _without_torch("train", "run", str(tmp_path / "plan.json"), "--out", str(tmp_path / "again"))
     assert refused.returncode != 0 and "torch" in refused.stderr and not (tmp_path / "again").exists()
