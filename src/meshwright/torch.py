@@ -67,15 +67,14 @@ def _add_nccl(group: MeshwrightGroup, engine: Engine, options: Any) -> None:
     made: list[Any] = [
         dist.ProcessGroupNCCL(dist.PrefixStore(name, options.store), options.group_rank, options.group_size) for name in ("nccl", "nccl/messages")
     ]
-    device = torch.device("cuda", torch.cuda.current_device())
 
-    def connect() -> None:
+    def connect(device: torch.device) -> None:
         made[1].allreduce([torch.zeros(1, device=device)], dist.AllreduceOptions()).wait()
 
     for one in made:
         engine.attend_device(one)
     group.add_builtin("cuda", dist.ProcessGroup.BackendType.NCCL, made[0])
-    group.add_runner("cuda", DeviceRunner(device, GroupedMessages(made[1]), options.group_size, connect, engine.over))
+    group.add_runner("cuda", DeviceRunner("cuda", GroupedMessages(made[1]), options.group_size, connect, engine.over))
 
 
 def _fabric(settings: Settings) -> Fabric | None:

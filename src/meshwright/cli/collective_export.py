@@ -53,9 +53,8 @@ def _read(path: str) -> tuple[Plan | None, Program]:
     try:
         found = read_plan_or_program(path)
     except FormatError as error:
-        foreign = "a plan is exported; a foreign schedule becomes one with `meshwright collective import`"
-        hint = foreign if error.message.startswith("not JSON") else error.hint or foreign  # XML and the like: more use than the reader's own hint
-        raise FormatError(error.message, where=error.where, hint=hint) from None
+        hints = (error.hint, "a plan is exported; a foreign schedule becomes one with `meshwright collective import`")
+        raise FormatError(error.message, where=error.where, hint="; ".join(filter(None, hints))) from None
     return (found, found.main) if isinstance(found, Plan) else (None, found)
 
 

@@ -110,12 +110,11 @@ class _Trainer:
         parameters = list(self.sharded.parameters.values())
         kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[plan.optimizer]
         self.optimizer = kind(parameters, lr=request.learning_rate) if parameters else None
-        planned = {k: v for k, v in msgspec.structs.asdict(plan.bytes_sent[rank]).items() if v}
+        self.planned_bytes = {k: v for k, v in msgspec.structs.asdict(plan.bytes_sent[rank]).items() if v}
         own = next((p.element_size() for p in self.traced.parameters.values() if p.is_floating_point()), 4)
         self.more_bytes = (self.dtype.itemsize if self.dtype else own) - (plan.item_bytes or own)  # per float than planned
-        self.planned_bytes = planned
         self.report = PlanReport(
-            plan=name, step_s=[], losses=[], sent_bytes={}, planned_bytes=planned, messages=0, kept_bytes=self.sharded.kept_bytes()
+            plan=name, step_s=[], losses=[], sent_bytes={}, planned_bytes={}, messages=0, kept_bytes=self.sharded.kept_bytes()
         )
 
     def step(self, number: int, *, timed: bool) -> None:

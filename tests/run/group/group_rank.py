@@ -238,7 +238,7 @@ def on_waves() -> list[GlooWaves]:
         usual(group, engine, builtin)
         own = dist.ProcessGroupGloo(dist.PrefixStore("waves", engine.store), engine.rank, engine.size, timedelta(seconds=60))
         made.append(GlooWaves(own))
-        group.add_runner("cpu", DeviceRunner(torch.device("cpu"), made[-1], engine.size, lambda: None, engine.over))
+        group.add_runner("cpu", DeviceRunner("cpu", made[-1], engine.size, lambda device: None, engine.over))
 
     MeshwrightGroup.__init__ = init  # type: ignore[method-assign]
     return made

@@ -67,30 +67,30 @@ def test_both_ends_of_every_message_are_in_one_wave() -> None:
     assert all(sum(c.staging) <= 2 * 10_007 for c in codes), "slots are used again"
 
 
-def test_neighbours_that_send_before_they_receive() -> None:
-    """Each rank's one lane sends first: that is no deadlock, since a channel holds a message."""
+def swap(*, sends_first: bool) -> Program:
+    """Two ranks send each other a chunk; each has one lane."""
     b = ProgramBuilder(ranks=2, name="swap")
     x = [b.buffer(r, chunks=2, chunk_bytes=8) for r in range(2)]
     channels = [b.channel(r, 1 - r) for r in range(2)]
     for r in range(2):
         lane = b.lane(r)
-        lane.send(channels[r], x[r], r)
+        if sends_first:
+            lane.send(channels[r], x[r], r)
         lane.recv(channels[1 - r], x[r], 1 - r)
+        if not sends_first:
+            lane.send(channels[r], x[r], r)
     b.contract = Contract(op="all-gather", inputs=((x[0], 0, 1), (x[1], 1, 1)), outputs=((x[0], 0, 2), (x[1], 0, 2)))
-    form = form_of(b.build())
-    assert waves_of(form.unrolled).count == 1
+    return b.build()
+
+
+def test_neighbours_that_send_before_they_receive() -> None:
+    """That is no deadlock, since a channel holds a message."""
+    assert waves_of(form_of(swap(sends_first=True)).unrolled).count == 1
 
 
 def test_steps_that_wait_for_each_other_are_named() -> None:
-    b = ProgramBuilder(ranks=2, name="stuck")
-    x = [b.buffer(r, chunks=2, chunk_bytes=8) for r in range(2)]
-    channels = [b.channel(r, 1 - r) for r in range(2)]
-    for r in range(2):
-        lane = b.lane(r)
-        lane.recv(channels[1 - r], x[r], 1 - r)
-        lane.send(channels[r], x[r], r)
     with pytest.raises(Deadlock, match="4 steps wait for each other") as found:
-        waves_of(b.build())
+        waves_of(swap(sends_first=False))
     assert found.value.data["steps"] == [0, 1, 2, 3] and "rank 0" in str(found.value.where)
 
 
@@ -122,14 +122,14 @@ def test_a_group_of_calls_per_wave() -> None:
     form = form_of(chain(2, depth=2))
     code = compile_waves(form, waves_of(form.unrolled), 1, 2)
     calls, connected = Calls(), []
-    runner = DeviceRunner(torch.device("cpu"), GroupedMessages(calls), 3, lambda: connected.append(1), [])
+    runner = DeviceRunner("cpu", GroupedMessages(calls), 3, connected.append, [])
     x = torch.zeros(2)
     for _ in range(2):
         work = runner.run(Call("broadcast", x, x, 0), Session(code, "broadcast", 0, 2, x.dtype, x.device), None, [x], None)
         assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
         assert work.result()[0] is x and work.get_future().wait()[0] is x
     one = ["group", ("recv", 0), "end", "wait", "group", ("send", [7.0], 2), ("recv", 0), "end", "wait", "group", ("send", [7.0], 2), "end", "wait"]
-    assert calls.made == one * 2 and connected == [1]
+    assert calls.made == one * 2 and connected == [x.device]
 
 
 def test_a_failed_call_ends_the_group(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_failed_call_ends_the_group(tmp_path: Path) -> None:
         if fails:
             raise RuntimeError("NCCL error: unhandled system error")
 
-    runner = DeviceRunner(torch.device("cpu"), exchange, 1, lambda: None, engine.over)
+    runner = DeviceRunner("cpu", exchange, 1, lambda device: None, engine.over)
     found = reduction(dist.ReduceOp.SUM, x.dtype)
     work = engine.run_on(runner, call, session, found, 1, [x], None)
     fails.append(True)

@@ -129,17 +129,9 @@ class Engine:
             return runner.run(call, session, reduction, outputs, after)
         except Exception as error:
             self.raise_if_failed()
-            raise self._told(error, f"collective {number} ({call.op})") from error
-
-    def _told(self, error: Exception, during: str) -> MeshwrightError:
-        """The verdict of all ranks on an error of this one, outside the group's thread."""
-        found: MeshwrightError
-        if self.health is not None:
-            found = self.health.fail(claim_of(error, self.rank, self.global_ranks, during))
-        else:
-            found = error if isinstance(error, MeshwrightError) else GroupFailed(f"{type(error).__name__}: {error}", where=during)
-        self.over.append(found)
-        return found
+            found = self._verdict(error, number, call.op)
+            self.over.append(found)
+            raise found from (None if found is error else error)
 
     def _start(self) -> Worker:
         store = dist.PrefixStore("meshwright/messages", self.store)
@@ -218,14 +210,18 @@ class Engine:
     def _cause(self, error: Exception, task: Task) -> MeshwrightError:
         if self._closed is not None:
             return self._closed
-        if self.health is None:
-            return error if isinstance(error, MeshwrightError) else GroupFailed(f"{type(error).__name__}: {error}", where=task.call.op)
-        if isinstance(error, Lost):
+        if self.health is not None and isinstance(error, Lost):
             return self.health.lost(error.why)
-        found = self.health.fail(claim_of(error, self.rank, self.global_ranks, f"collective {task.number} ({task.call.op})"))
+        found = self._verdict(error, task.number, task.call.op)
         if found is not error and found.__cause__ is None:
             found.__cause__ = error
         return found
+
+    def _verdict(self, error: Exception, number: int, op: str) -> MeshwrightError:
+        """What all ranks make of an error of this one in its collective `number`."""
+        if self.health is not None:
+            return self.health.fail(claim_of(error, self.rank, self.global_ranks, f"collective {number} ({op})"))
+        return error if isinstance(error, MeshwrightError) else GroupFailed(f"{type(error).__name__}: {error}", where=op)
 
     def lost_builtin(self, why: str) -> MeshwrightError:
         """The built-in backend lost a collective, or could not be made: what the ranks make of it."""

@@ -46,17 +46,17 @@ class GroupedMessages:
 
 class DeviceRunner:
     """Runs the collectives of one group on one kind of device, in the order asked. `connect` makes the transport's connections, on all ranks at once,
-    before the first."""
+    before the first; it is told the tensors' device, which a program may choose after it has made the group."""
 
-    def __init__(self, device: torch.device, exchange: Exchange, ranks: int, connect: Callable[[], None], over: list[MeshwrightError]) -> None:
-        self.device, self.exchange, self.ranks, self.connect, self.over = device, exchange, ranks, connect, over
-        self.module: Any = torch.get_device_module(device.type)
+    def __init__(self, kind: str, exchange: Exchange, ranks: int, connect: Callable[[torch.device], None], over: list[MeshwrightError]) -> None:
+        self.exchange, self.ranks, self.connect, self.over = exchange, ranks, connect, over
+        self.module: Any = torch.get_device_module(kind)
         self._stream: Any = None
+        self._connected = False
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """What is enqueued within goes to the group's stream, after what the caller's stream has now."""
         if self._stream is None:
-            self.connect()
             self._stream = self.module.Stream()
         self._stream.wait_stream(self.module.current_stream())
         found: AbstractContextManager[Any] = self.module.stream(self._stream)
@@ -72,6 +72,9 @@ class DeviceRunner:
             raise self.over[0]
         combine: Any = reduction.combine if reduction is not None else None
         with torch.inference_mode(), self.on_stream():
+            if not self._connected:
+                self.connect(call.given.device)
+                self._connected = True
             bound, finish = session.with_tensors(call)
             walk_waves(bound, self.exchange, combine)
             finish()
@@ -80,11 +83,11 @@ class DeviceRunner:
             if after is not None:
                 after()
             self._keep(call, outputs)
-            return StreamWork(self, outputs)
+            return StreamWork(self, call.given.device, outputs)
 
     def _keep(self, call: Call, outputs: Any) -> None:
         """The allocator must not give these away before the group's stream is done with them."""
-        if self.device.type != "cpu":
+        if call.given.device.type != "cpu":
             for tensor in _tensors([call.source, call.target, outputs]):
                 tensor.record_stream(self._stream)
 
@@ -100,12 +103,12 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
 class StreamWork(dist._Work):  # type: ignore[misc]
     """Made on the group's stream; over when what is on it by then is. `wait` returns at once: the caller's stream waits."""
 
-    def __init__(self, runner: DeviceRunner, outputs: Any) -> None:
+    def __init__(self, runner: DeviceRunner, device: torch.device, outputs: Any) -> None:
         super().__init__()
         self._runner, self._outputs = runner, outputs
         self._event: Any = runner.module.Event()
         self._event.record()
-        self._future: torch.futures.Future[Any] = torch.futures.Future(devices=[runner.device] if runner.device.type != "cpu" else None)
+        self._future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type != "cpu" else None)
         self._future.set_result(outputs)  # remembers where the group's stream is, for those who read it
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
