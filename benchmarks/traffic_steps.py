@@ -1,10 +1,11 @@
 """Training steps in the lab: planned gradient compression beside none, torch's hooks, default buckets and layer by layer.
 
 Run as root: `python benchmarks/traffic_steps.py --pieces FILE` measures what FILE lacks; `--parts 1` stops after one part of at most 3 minutes, so
-that each can run on a quiet machine; the last one records the whole. `--rate 50 --paced 0`: only these. `--quick`: one setting, few rounds, nothing
-recorded.
+that each can run on a quiet machine; the last one records the whole. `--rate 50 --paced 0 --width 155`: only these. `--quick`: one setting, few
+rounds, nothing recorded.
 
-Eight gloo ranks on two cores, one shaped link each; 1.06 million parameters in 88 tensors. The backward is paced (real operators, then a sleep per
+Eight gloo ranks on two cores, one shaped link each; 88 tensors of 1.06 million parameters in all, in some settings of 2.1 or 4.2 million, where fixed
+costs of messages weigh less. The backward is paced (real operators, then a sleep per
 layer) not at all, and so that it is as long as the exchange of all gradients by TopK 1 %. Of every rate and pace there are two parts. The first fits
 the cost model to steps of this model (`probe/traffic_steps.py`), plans, runs every plan, and fits again with its steps; both predictions are kept.
 The second has all rivals in turn, in the same processes, several rounds of five steps of which the first two are not counted (they find the caches
@@ -27,11 +28,16 @@ from typing import Any
 
 import machine
 
-RANKS, LAYERS, WIDTH = 8, 44, 155
+RANKS, LAYERS = 8, 44
+WIDTH = int(os.environ.get("WIDTH", "155"))  # of the layers, set for the ranks
 TOPK, LOW1, LOW4 = "topk", "powersgd:rank=1", "powersgd"
 CODECS = ("fp16", TOPK, LOW1, LOW4)
 RATES = (50, 100, 200, 0)  # Mbit/s; 0 = a rate that this machine does not reach
 FAST_MBIT = 10_000
+Setting = tuple[int, bool, int]  # Mbit/s, paced, width
+SETTINGS: tuple[Setting, ...] = (
+    *((rate, paced, 155) for rate in RATES for paced in (False, True) if rate or not paced), (50, True, 220), (100, True, 220), (100, True, 310),
+)  # fmt: skip
 WARM, ROUNDS, LEAD, STEPS = 2, 4, 2, 3
 ALLOWED = 1.15
 BEGAN = time.monotonic()
@@ -307,7 +313,7 @@ def ratios(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows.append({"what": what, "value": round(value, 3), "unit": "x", **({"limit": limit} if limit else {})})
 
     for r in raw:
-        at = f"{r['rate_Mbit'] or 'unshaped'} Mbit/s{', paced' if r['paced'] else ''}"
+        at = f"{r['rate_Mbit'] or 'unshaped'} Mbit/s" + ", paced" * r["paced"] + f", width {r['width']}" * (r["width"] != 155)
         t, p = r["step_s"], r["predicted_s"]
         off = {n: max(t[n] / p[n], p[n] / t[n]) for n in p}
         row(f"{at}: planned step, measured against predicted (the larger over the smaller)", off["planned"], ALLOWED)
@@ -332,7 +338,7 @@ def ratios(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def piece(rate: int, paced: bool, rounds: int, given: dict[str, Any] | None) -> dict[str, Any]:
+def piece(rate: int, paced: bool, width: int, rounds: int, given: dict[str, Any] | None) -> dict[str, Any]:
     """One part on links of this rate: the fitted plans, or `given` these, all rivals."""
     from meshwright.lab import Lab
 
@@ -344,9 +350,10 @@ def piece(rate: int, paced: bool, rounds: int, given: dict[str, Any] | None) -> 
     with tempfile.TemporaryDirectory() as folder, Lab.up(star(rate), force=not rate, verify=bool(rate)) as lab:
         plans, found = Path(folder) / "plans.json", Path(folder) / "found.json"
         plans.write_text(json.dumps(given))
-        env = {"PACED": str(int(paced)), "ROUNDS": str(rounds), "OMP_NUM_THREADS": "1", "GIVEN": str(plans) if given else "", "FOUND": str(found)}
+        env = {"PACED": str(int(paced)), "ROUNDS": str(rounds), "WIDTH": str(width), "OMP_NUM_THREADS": "1"}
+        env |= {"GIVEN": str(plans) if given else "", "FOUND": str(found)}
         lab.run([sys.executable, __file__, "--rank"], env=env, timeout_s=580, sink=sink)
-        return {"rate_Mbit": rate, "paced": paced, **json.loads(found.read_text())}
+        return {"rate_Mbit": rate, "paced": paced, "width": width, **json.loads(found.read_text())}
 
 
 def main() -> int:
@@ -354,6 +361,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing recorded; 50 Mbit/s unless told otherwise")
     parser.add_argument("--rate", type=int, choices=RATES, help="only links of this rate, in Mbit/s; 0: unshaped")
     parser.add_argument("--paced", type=int, choices=(0, 1), help="only with (1) or without (0) pacing")
+    parser.add_argument("--width", type=int, choices=sorted({width for _, _, width in SETTINGS}), help="only layers so wide")
     parser.add_argument("--pieces", type=Path, help="keep what was measured here, and measure only what is missing")
     parser.add_argument("--parts", type=int, default=1 << 30, help="stop after so many parts")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
@@ -361,24 +369,24 @@ def main() -> int:
     if args.rank:
         rank_main()
         return 0
-    rates = RATES if args.rate is None and not args.quick else (50 if args.rate is None else args.rate,)
-    wanted = [(r, p) for r in rates for p in (False, True) if args.paced in (None, int(p)) and (r or not p)]
+    rate = 50 if args.rate is None and args.quick else args.rate
+    wanted = [(r, p, w) for r, p, w in SETTINGS if rate in (None, r) and args.paced in (None, int(p)) and args.width in (None, w)]
     lines = args.pieces.read_text().splitlines() if args.pieces is not None and args.pieces.exists() else []
-    held: dict[tuple[int, bool], list[dict[str, Any]]] = {at: [] for at in wanted}
+    held: dict[Setting, list[dict[str, Any]]] = {at: [] for at in wanted}
     for found in map(json.loads, lines):
-        held.setdefault((found["rate_Mbit"], found["paced"]), []).append(found)
+        held.setdefault((found["rate_Mbit"], found["paced"], found["width"]), []).append(found)
     missing = [at for at in wanted for _ in range(2 - len(held[at]))]
     for at in missing[: args.parts]:
         held[at].append(piece(*at, 2 if args.quick else ROUNDS, held[at][0] if held[at] else None))
         if args.pieces is not None:
             with args.pieces.open("a") as file:
                 file.write(json.dumps(held[at][-1]) + "\n")
-    whole = sorted((at for at, parts in held.items() if len(parts) == 2), key=lambda at: (at[0] or FAST_MBIT, at[1]))
+    whole = sorted((at for at, parts in held.items() if len(parts) == 2), key=lambda at: (at[2], at[0] or FAST_MBIT, at[1]))
     raw = [{k: v for part in held[at] for k, v in part.items() if k not in ("plans", "profile")} for at in whole]
     rows = ratios(raw)
     for row in rows:
         print(f"{row['what']:<100} {row['value']:>8} {row['unit']}   limit {round(row.get('limit', float('nan')), 3)}")
-    if len(raw) == 2 * len(RATES) - 1 and not args.quick:
+    if len(raw) == len(SETTINGS) and not args.quick:
         machine.record("traffic_steps", [*rows, *({"what": "raw", **r} for r in raw)])
     elif args.pieces is None:
         print(json.dumps(raw))
