@@ -102,6 +102,22 @@ def test_limits_end_in_time_limit_or_a_feasible_solution() -> None:
         require_optimal(packing(mip_max_improving_sols=1), what="toy")
 
 
+def test_looks_end_a_search_at_the_same_place_every_time() -> None:
+    def ended(looks: int) -> tuple[object, ...]:
+        model = hard()
+        try:
+            said: object = solve(model, what="toy", looks=looks)
+        except TimeLimit as error:
+            said = error.code
+        return said, model.getInfo().mip_node_count, model.getInfo().simplex_iteration_count, model.getInfo().mip_dual_bound
+
+    few, more = ended(20), ended(60)
+    assert few == ended(20) and more == ended(60)
+    assert few[2] < more[2] and few[0] != "optimal"  # type: ignore[operator]
+    with pytest.raises(TimeLimit):
+        solve(hard(), what="toy", looks=1)
+
+
 def test_an_empty_program_is_optimal() -> None:
     assert solve(solver(), what="nothing") == "optimal"
 

@@ -11,6 +11,8 @@ exactly must verify it in rationals.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Literal
 
@@ -43,8 +45,9 @@ def solver(**options: Any) -> Any:
     return model
 
 
-def solve(model: Any, *, what: str, deadline: float = float("inf")) -> Status:
-    """Run the solver until `deadline` (monotonic seconds).
+def solve(model: Any, *, what: str, deadline: float = float("inf"), looks: int | None = None) -> Status:
+    """Run the solver until `deadline` (monotonic seconds), an integer program until it has looked up so many times whether to go on: between nodes
+    and between steps of its heuristics, the same on every machine.
 
     Returns: "optimal", or "feasible" when it stopped at a limit with a solution whose constraints hold (integer programs).
     Raises: Infeasible when no solution exists; TimeLimit when it stopped without one; Unsupported when the program is unbounded or the
@@ -58,7 +61,8 @@ def solve(model: Any, *, what: str, deadline: float = float("inf")) -> Status:
     if left_s != float("inf"):
         # HiGHS counts its clock over all runs of one model
         model.setOptionValue("time_limit", float(model.getRunTime()) + left_s)
-    outcome = model.run()
+    with _at_most(model, looks):
+        outcome = model.run()
     count_work(PIVOT_S * model.getInfo().simplex_iteration_count * (model.getNumRow() + model.getNumCol()))
     status = model.getModelStatus()
     kind = highspy.HighsModelStatus
@@ -75,6 +79,26 @@ def solve(model: Any, *, what: str, deadline: float = float("inf")) -> Status:
             return "feasible"
         raise TimeLimit(f"{what}: the solver stopped without a solution", where=what, hint="raise the time limit", data=said)
     raise Unsupported(f"{what} cannot be solved: HiGHS says {text!r}", where=what, hint="please report the problem", data=said)
+
+
+@contextmanager
+def _at_most(model: Any, looks: int | None) -> Iterator[None]:
+    """Interrupts the model's branch and bound where it looks up for the last time."""
+    if looks is None:
+        yield
+        return
+    left = looks
+
+    def look(event: Any) -> None:
+        nonlocal left
+        left -= 1
+        event.interrupt(left <= 0)
+
+    model.cbMipInterrupt += look
+    try:
+        yield
+    finally:
+        model.cbMipInterrupt -= look
 
 
 def _is_unbounded(model: Any, status: Any) -> bool:

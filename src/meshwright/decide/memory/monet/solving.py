@@ -1,6 +1,6 @@
 """Solving the joint programme: the fastest decisions within a limit, or those of the least peak, and what the solver has proved.
 
-Equal inputs give equal answers: the solver has one thread, and is stopped by a number of nodes, not by the clock.
+Equal inputs give equal answers: the solver has one thread, and is stopped by numbers of nodes and looks, not by the clock.
 The solver's rows hold up to its tolerance; the caller counts the plan's peak in whole bytes and asks again with a lower limit when it is above.
 """
 
@@ -18,6 +18,7 @@ from .schedule import Decisions
 
 __all__ = ["Answer", "fastest", "infeasible", "leanest", "least_bytes"]
 
+LOOKS = 2500  # of the solver at whether to go on: near the least bytes a node of the tree is worth many elsewhere
 TOLERANCE = 1e-6  # of the optimum: integer programmes are called optimal within it
 
 
@@ -45,7 +46,7 @@ def _solved(model: JointModel, nodes: int, seed: int, start: Decisions | None) -
     highs = model.highs(mip_rel_gap=0.0, mip_abs_gap=1e-5, mip_max_nodes=nodes, random_seed=seed)
     if start is not None:
         _warm(model, highs, start)
-    status = solve(highs, what="joint memory programme")
+    status = solve(highs, what="joint memory programme", looks=LOOKS)
     x = values(highs)
     info = highs.getInfo()
     unit = model.byte_unit if model.peak is not None else model.time_unit
