@@ -98,7 +98,8 @@ def test_micro_batches_and_replicas_do_not_matter(cut: tuple[int, ...]) -> None:
             own.curvature(name, "input")
             own.curvature(name, "gradient")
     for name, layer in replicas[0].layers.items():
-        layer.take_sums(layer.packed_sums() + replicas[1].layers[name].packed_sums())
+        for what in ("input", "gradient"):
+            layer.take_sum(what, layer.packed_sum(what) + replicas[1].layers[name].packed_sum(what))
         layer.average(0.95)
     for f, g in zip(factors(replicas[0]), factors(whole), strict=True):
         close(f, g)

@@ -55,5 +55,6 @@ def run(args: argparse.Namespace) -> Result:
     if found.kfac_done:
         done = ", ".join(f"{n} {kind}" for kind, n in found.kfac_done.items())
         apart = "" if found.kfac_difference is None else f"; preconditioned gradients {found.kfac_difference:.1e} apart from a serial step's at most"
-        lines.append(f"K-FAC in idle time: {done}; then {show_time(found.precondition_s)} of preconditioning per step{apart}")
+        shared = f"; {show_time(found.shared_s)} per cycle to share inverses" if "sync" in found.kfac_done else ""
+        lines.append(f"K-FAC in idle time: {done}{shared}; then {show_time(found.precondition_s)} of preconditioning per step{apart}")
     return Result(msgspec.to_builtins(found), "\n".join(lines), 4 if found.copies_equal is False else 0)

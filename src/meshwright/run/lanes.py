@@ -15,7 +15,7 @@ Cost: O(S log S) for S steps.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,19 +61,24 @@ def channel_messages(program: Program) -> tuple[list[list[int]], list[list[int]]
     return sends, receives
 
 
-def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | None = None, *, late_receives: bool = False) -> list[I32]:
+def fuse_lanes(
+    program: Program, start_s: Float | None = None, end_s: Float | None = None, *, late_receives: bool = False,
+    together: Sequence[Sequence[int]] = (),
+) -> list[I32]:  # fmt: skip
     """For every rank the order in which its steps are walked. Times: of every step, from a simulation; without them, by depth in the graph.
 
     `late_receives`: a message that compute steps use is waited for when the first of them is due, not when it should arrive, so one that is
-    late holds up nothing else. Receives are posted ahead either way.
+    late holds up nothing else. Receives are posted ahead either way. `together`: steps of different ranks that end only once all of a group have
+    begun; they are neighbours in the one order.
 
     Raises: Unsupported (not executable), Deadlock with the steps that wait for each other.
     """
     require_executable(program)
     n = len(program.steps)
-    after, waits = _edges(program)
+    leader = {step: group[0] for group in together for step in group}
+    after, waits = _edges(program, leader)
     if start_s is None or end_s is None:
-        first = second = np.zeros(n)
+        first, second = np.zeros(n), np.zeros(n)
     else:
         receives = (program.steps.parts & Part.RECV) > 0
         first, second = np.where(receives, end_s, start_s), np.array(end_s, copy=True)
@@ -85,7 +90,9 @@ def fuse_lanes(program: Program, start_s: Float | None = None, end_s: Float | No
         if late_receives:
             for step, used in _use_times(program, start_s).items():
                 first[step] = second[step] = max(first[step], used)
-    order = _topological(n, after, waits, first.tolist(), second.tolist(), by_depth=start_s is None)
+    for group in together:
+        first[group[0]], second[group[0]] = max(first[s] for s in group), max(second[s] for s in group)
+    order = _topological(n, after, waits, first.tolist(), second.tolist(), leader, by_depth=start_s is None)
     if len(order) < n:
         raise Deadlock(
             "steps wait for each other", where=program.name, hint="raise the depth of the channels on the cycle",
@@ -131,13 +138,14 @@ def _use_times(program: Program, start_s: Float) -> dict[int, float]:
     return found
 
 
-def _edges(program: Program) -> tuple[list[list[int]], list[int]]:
-    """Successors and number of predecessors of every step: lane order, after, match, credit."""
+def _edges(program: Program, leader: Mapping[int, int]) -> tuple[list[list[int]], list[int]]:
+    """Successors and number of predecessors of every step: lane order, after, match, credit. Steps with a leader are one with it."""
     s, n = program.steps, len(program.steps)
     after: list[list[int]] = [[] for _ in range(n)]
     waits = [0] * n
 
     def edge(a: int, b: int) -> None:
+        a, b = leader.get(a, a), leader.get(b, b)
         after[a].append(b)
         waits[b] += 1
 
@@ -159,16 +167,20 @@ def _edges(program: Program) -> tuple[list[list[int]], list[int]]:
 
 
 def _topological(
-    n: int, after: Sequence[Sequence[int]], waits: Sequence[int], first: Sequence[float], second: Sequence[float], *, by_depth: bool
-) -> list[int]:
+    n: int, after: Sequence[Sequence[int]], waits: Sequence[int], first: Sequence[float], second: Sequence[float], leader: Mapping[int, int], *,
+    by_depth: bool,
+) -> list[int]:  # fmt: skip
     left = list(waits)
     depth = [0.0] * n
-    ready = [(first[i], second[i], i) for i in range(n) if left[i] == 0]
+    with_it: dict[int, list[int]] = {}
+    for step, its in leader.items():
+        with_it.setdefault(its, []).append(step)
+    ready = [(first[i], second[i], i) for i in range(n) if left[i] == 0 and leader.get(i, i) == i]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
         step = heapq.heappop(ready)[2]
-        order.append(step)
+        order += with_it.get(step, [step])
         for follower in after[step]:
             depth[follower] = max(depth[follower], depth[step] + 1)
             left[follower] -= 1

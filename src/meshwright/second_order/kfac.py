@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from ..cite import Cite
 from ..errors import FormatError, UsageError
 from .capture import EXCLUDED, Capture, Conventions, linear_layers
 from .factors import pack, unpack
-from .layer import LinearCurvature
+from .layer import Factor, LinearCurvature
 
 __all__ = ["CITE", "KFAC", "Refresh"]
 
@@ -99,7 +99,7 @@ class KFAC(torch.optim.Optimizer):  # type: ignore[misc]
     def microbatch(self, number: int) -> None:
         self.capture.microbatch = number
 
-    def curvature(self, layer: str, what: Literal["input", "gradient"], microbatch: int | None = None) -> int:
+    def curvature(self, layer: str, what: Factor, microbatch: int | None = None) -> int:
         """Collect A or B of one layer from a micro-batch whose forward or backward is done (None: all). Returns: uses of the layer collected."""
         return self.capture.take(self._layer(layer), what, microbatch)
 
@@ -107,7 +107,7 @@ class KFAC(torch.optim.Optimizer):  # type: ignore[misc]
         """What was collected (over all replicas, once `synchronise` was called) goes into the layer's factors."""
         self._layer(layer).average(self.decay)
 
-    def invert(self, layer: str, what: Literal["input", "gradient"]) -> None:
+    def invert(self, layer: str, what: Factor) -> None:
         """Renew one damped inverse from the layer's factors. Raises: RunError when it cannot be inverted."""
         found = self._layer(layer)
         (found.invert_input if what == "input" else found.invert_gradient)(self.damping)
@@ -119,9 +119,11 @@ class KFAC(torch.optim.Optimizer):  # type: ignore[misc]
         import torch.distributed as dist
 
         for layer in self.layers.values():
-            packed = layer.packed_sums()
+            both = [layer.packed_sum("input"), layer.packed_sum("gradient")]
+            packed = torch.cat(both)
             dist.all_reduce(packed, group=self.group)
-            layer.take_sums(packed)
+            layer.take_sum("input", packed[: len(both[0])])
+            layer.take_sum("gradient", packed[len(both[0]) :])
 
     def _layer(self, name: str) -> LinearCurvature:
         if name not in self.layers:
@@ -182,10 +184,9 @@ class KFAC(torch.optim.Optimizer):  # type: ignore[misc]
                 self.invert(layer.name, "gradient")
         for owner, layer in ready:
             for key in ("input", "gradient"):
-                factor = getattr(layer, f"{key}_factor")
-                packed = pack(getattr(layer, f"{key}_inverse")) if owner == own else pack(torch.empty_like(factor))
+                packed = pack(getattr(layer, f"{key}_inverse") if owner == own else torch.empty_like(getattr(layer, f"{key}_factor")))
                 dist.broadcast(packed, src=dist.get_global_rank(self.group, owner), group=self.group)
-                setattr(layer, f"{key}_inverse", unpack(packed, factor.shape))
+                setattr(layer, f"{key}_inverse", unpack(packed, getattr(layer, f"{key}_factor").shape))
 
     def precondition(self) -> None:
         """Gradients of all treated layers, in place, by their latest inverses; then clipping."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .factors import damped_inverse, damping_split, gram, pack, trace, unpack, with_ones
 
-__all__ = ["LinearCurvature"]
+__all__ = ["Factor", "LinearCurvature"]
 
+Factor = Literal["input", "gradient"]
 TENSORS = ("input_factor", "gradient_factor", "input_inverse", "gradient_inverse")
 
 
@@ -63,22 +64,24 @@ class LinearCurvature:
         self.discard()
 
     # ---- sums over replicas --------------------------------------------------------------------------------------
-    def packed_sums(self) -> torch.Tensor:
-        """Everything collected, as one vector that replicas add up: the triangles of both sums and both counts."""
-        weight = self.module.weight
+    def shape(self, what: Factor) -> torch.Size:
+        """Of A ("input") or B ("gradient") and of its inverse."""
         d_a, d_out = self.module.in_features + self.bias, self.module.out_features
-        zeros = {"device": weight.device, "dtype": self.dtype}
-        a = self.input_sum if self.input_sum is not None else torch.zeros(d_a, d_a, **zeros)
-        b = self.gradient_sum if self.gradient_sum is not None else torch.zeros((d_out,) if self.diagonal else (d_out, d_out), **zeros)
-        return torch.cat([pack(a), pack(b), torch.tensor([self.rows, self.terms], **zeros)])
+        return torch.Size((d_a, d_a) if what == "input" else (d_out,) if self.diagonal else (d_out, d_out))
 
-    def take_sums(self, packed: torch.Tensor) -> None:
-        """What `packed_sums` of all replicas add up to becomes what was collected."""
-        d_a, d_out = self.module.in_features + self.bias, self.module.out_features
-        cut = d_a * (d_a + 1) // 2
-        self.input_sum = unpack(packed[:cut], torch.Size((d_a, d_a)))
-        self.gradient_sum = unpack(packed[cut:-2], torch.Size((d_out,) if self.diagonal else (d_out, d_out)))
-        self.rows, self.terms = int(packed[-2]), int(packed[-1])
+    def packed_sum(self, what: Factor) -> torch.Tensor:
+        """What was collected of one factor, as a vector that replicas add up: the triangle of the sum, and the count."""
+        zeros = {"device": self.module.weight.device, "dtype": self.dtype}
+        own, count = (self.input_sum, self.rows) if what == "input" else (self.gradient_sum, self.terms)
+        return torch.cat([pack(own if own is not None else torch.zeros(self.shape(what), **zeros)), torch.tensor([count], **zeros)])
+
+    def take_sum(self, what: Factor, packed: torch.Tensor) -> None:
+        """What `packed_sum` of all replicas add up to becomes what was collected."""
+        own, count = unpack(packed[:-1], self.shape(what)), int(packed[-1])
+        if what == "input":
+            self.input_sum, self.rows = own, count
+        else:
+            self.gradient_sum, self.terms = own, count
 
     # ---- inverses and preconditioning ------------------------------------------------------------------------------
     @property

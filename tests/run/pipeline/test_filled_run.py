@@ -17,7 +17,7 @@ from meshwright.drive_pipelines import plan_pipeline
 from meshwright.errors import Unsupported
 from meshwright.run.pipeline.rank import make_cycle, worst_difference
 from meshwright.run.pipeline.rehearse import pipeline_orders, rehearse
-from meshwright.run.pipeline.second_order import StageKFAC, worst_kfac_difference
+from meshwright.run.pipeline.second_order import Exchange, StageKFAC, worst_kfac_difference
 from meshwright.run.pipeline.stages import Given
 from meshwright.run.pipeline.times import fill_seconds
 from meshwright.run.transport import TaggedTransport
@@ -27,8 +27,8 @@ STAGES = Path(__file__).parents[1] / "pipeline_stages.py"
 COSTS = KFACCosts(curvature_s=0.004, inverse_s=0.012, layers=4, sync_s=0.001)
 
 
-def filled(name: str, devices: int = 2) -> Filled:
-    problem = PipelineProblem.of(devices, 2, forward_s=0.02, activation_bytes=256)
+def filled(name: str, devices: int = 2, gradient_bytes: int = 0) -> Filled:
+    problem = PipelineProblem.of(devices, 2, forward_s=0.02, activation_bytes=256, gradient_bytes=gradient_bytes)
     return fill_plan(plan_pipeline(problem, name), lambda p, s: kfac_work(p, s, COSTS), margin=0.05)
 
 
@@ -48,30 +48,48 @@ def test_a_filled_step_runs() -> None:
     assert real.kfac_done["curvature"] and real.kfac_done["inverse"] and real.precondition_s > 0
 
 
+@pytest.mark.real
+@pytest.mark.timeout(240)
+def test_a_filled_step_whose_work_sends_runs() -> None:
+    """Chimera's copies: factors are added up over the ranks that hold a stage, and each inverse is made by one of them."""
+    found = filled("chimera", 4, gradient_bytes=4096)
+    assert any(name.startswith("fillout:") for name in found.plan.main.buffers.name)
+    done = rehearse(found.plan, steps=2)
+    assert len(done.measured_s) == 2 and done.kfac_done == {}
+    real = rehearse(found.plan, stages=f"{STAGES}:make", steps=1)
+    assert real.kfac_difference is not None and real.kfac_difference < 1e-9 and real.worst_difference is not None and real.worst_difference < 1e-9
+    assert real.copies_equal and real.kfac_done["sync"] and real.shared_s > 0
+    with pytest.raises(Unsupported, match="bytes of gradients, the plan sums 0 over"):
+        rehearse(filled("chimera", 4).plan, stages=f"{STAGES}:make", steps=1)
+
+
 def test_what_is_not_run() -> None:
-    found = filled("chimera", 4)
-    with pytest.raises(Unsupported, match="sends messages"):
-        rehearse(found.plan, steps=1)
     problem = PipelineProblem.of(2, 2, forward_s=0.02, activation_bytes=256)
     saving = fill_plan(plan_pipeline(problem, "1f1b"), lambda p, s: checkpoint_work(p, s, write_s=0.004))
     with pytest.raises(Unsupported, match="'snapshot' runs paced only"):
         rehearse(saving.plan, stages="x.py:f", steps=1)
     with pytest.raises(Unsupported, match="no real counterpart"):
-        StageKFAC({}, 1.0, {}).action("fill:write 0")
+        StageKFAC({}, 1.0, [], [], Exchange(TaggedTransport(None), 0)).action("fill:write 0")
+    twice = {(c, 0): torch.nn.Linear(2, 2) for c in (0, 1)}
+    with pytest.raises(Unsupported, match="holds stage 0 twice"):
+        StageKFAC(twice, 1.0, [], [], Exchange(TaggedTransport(None), 0))
     assert fill_seconds(plan_pipeline(PipelineProblem.of(2, 2), "1f1b")) == {}
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("name", "layers"), [("1f1b", 3), ("zb1p", 1), ("interleaved", 8)])
-def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int) -> None:
-    """Curvature, averages and inverses at the places of the plan, over all steps of its cycle: the preconditioned gradients of serial K-FAC."""
-    problem = PipelineProblem.of(2, 4, forward_s=0.02, activation_bytes=256)
+@pytest.mark.parametrize(
+    ("name", "layers", "devices", "data"),
+    [("1f1b", 3, 2, 1), ("zb1p", 1, 2, 1), ("interleaved", 8, 2, 1), ("chimera", 2, 4, 1), ("1f1b", 3, 2, 2), ("chimera", 3, 4, 2)],
+)
+def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int, devices: int, data: int) -> None:
+    """Curvature, sums, averages and inverses at the places of the plan, over all steps of its cycle: the preconditioned gradients of serial K-FAC."""
+    problem = PipelineProblem.of(devices, 4, forward_s=0.02, activation_bytes=256, data=data, gradient_bytes=4096)
     found = fill_plan(plan_pipeline(problem, name), lambda p, s: kfac_work(p, s, KFACCosts(curvature_s=0.008, inverse_s=0.02, layers=layers)))
-    modules, inputs, targets, loss = make(found.judged.schedule.stages, 4)
+    modules, inputs, targets, loss = make(found.judged.schedule.stages, 4 * data)
     given = Given(modules=tuple(modules), inputs=tuple(inputs), targets=tuple(targets), loss=loss)
     orders, _ = pipeline_orders(found.plan, problem, found.judged.schedule)
 
-    def body(rank: int, group: Any) -> tuple[float, float, dict[str, int]]:
+    def body(rank: int, group: Any) -> tuple[float, float, dict[str, int], dict[int, list[torch.Tensor]]]:
         walks = make_cycle(found.plan, orders, rank, given, TaggedTransport(group), torch.device("cpu"))
         assert len(walks) == found.filling.steps
         kfac = walks[0].work.kfac
@@ -81,13 +99,18 @@ def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int) -> None:
                 walk.clear()
                 kfac.begin(first=k == 0)
                 walk.step()
+            kfac.share_inverses()
         plain = worst_difference(given, walks[-1])
         kfac.precondition()
-        return plain, worst_kfac_difference(given, walks[0].stages.modules), kfac.done
+        held = walks[0].stages.modules
+        return plain, worst_kfac_difference(given, held), kfac.done, {s: [p.grad for p in m.parameters() if p.grad is not None] for (_, s), m in held.items()}
 
-    ranks = in_threads(2, body)
-    assert max(plain for plain, _, _ in ranks) < 1e-9
-    assert max(second for _, second, _ in ranks) < 1e-9
+    ranks = in_threads(devices * data, body)
+    assert max(plain for plain, *_ in ranks) < 1e-9
+    assert max(second for _, second, *_ in ranks) < 1e-9
+    for stage in range(found.judged.schedule.stages):
+        first, *others = [gradients[stage] for *_, gradients in ranks if stage in gradients]
+        assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     treated = sum(len(linear_layers(m)) for m in modules if any(isinstance(x, torch.nn.Linear) and x.bias.requires_grad for x in m.modules()))
-    assert sum(done["inverse"] for _, _, done in ranks) == 2 * 2 * treated
-    assert sum(done["curvature"] for _, _, done in ranks) == 2 * 2 * 4 * treated
+    assert sum(done["inverse"] for _, _, done, _ in ranks) == 2 * 2 * treated
+    assert sum(done["curvature"] for _, _, done, _ in ranks) == 2 * 2 * 4 * data * treated

@@ -13,6 +13,7 @@ from ..memory import RankMemory
 __all__ = ["BORDERS", "PipelineMemory"]
 
 BORDERS = {"in": -1, "out": 0, "gradin": 0, "gradout": -1}  # kind of buffer -> border, relative to the stage (border k lies after stage k)
+FILLING = ("fillout", "fillin")  # what work in idle time tells other ranks: bytes without a meaning
 
 
 class PipelineMemory(RankMemory):
@@ -36,6 +37,9 @@ class PipelineMemory(RankMemory):
     ) -> None:
         name = program.buffers.name[buffer]
         kind, _, rest = name.partition(":")
+        if kind in FILLING:
+            super()._describe(program, buffer, values, {}, torch.uint8)
+            return
         if kind not in BORDERS:
             super()._describe(program, buffer, values, persistent, next(iter(persistent.values())).dtype if persistent else dtype)
             return

@@ -8,7 +8,7 @@ from ...cost import Cost, Priced
 from ...decide.pipeline.lower import fabric_of, price_table
 from ...decide.pipeline.problem import PipelineProblem, Schedule
 from ...plan import Plan
-from ...program import I32
+from ...program import I32, Kind, Program
 from ...program_calls import inline
 from ...simulate import simulate_program
 from ...timeline import Timeline
@@ -29,4 +29,14 @@ def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, co
     start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
     known = timeline.spans.step >= 0
     start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
-    return fuse_lanes(program, start, end, late_receives=True), timeline
+    return fuse_lanes(program, start, end, late_receives=True, together=_meetings(program)), timeline
+
+
+def _meetings(program: Program) -> list[list[int]]:
+    """The steps of every sum over the ranks that hold a stage, one on each."""
+    found: dict[str, list[int]] = {}
+    for step in np.flatnonzero(program.steps.kind == Kind.COMPUTE).tolist():
+        op = int(program.steps.op[step])
+        if program.ops.name[op] == "sync" and program.ops.graph[op].startswith("fill:"):
+            found.setdefault(program.ops.graph[op], []).append(step)
+    return list(found.values())

@@ -27,7 +27,7 @@ from ..rank import RankLink
 from ..transport import Transport, own_device, own_transport
 from .memory import PipelineMemory
 from .orders import pipeline_orders
-from .second_order import StageKFAC, worst_kfac_difference
+from .second_order import Exchange, StageKFAC, worst_kfac_difference
 from .stages import Given, PacedStage, given_stages, precise_sleep
 from .times import fill_seconds, paced_times
 from .work import StageWork, gradient_flats, stage_segment
@@ -76,6 +76,7 @@ class RankResult(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     worst_kfac: float | None = None
     kfac_done: dict[str, int] = {}
     precondition_s: float = 0.0  # of all stages here, once, after the last step
+    shared_s: float = 0.0  # sending and receiving inverses after the last cycle
     unused_peak: int = 0
     held_peak_bytes: int = 0
 
@@ -165,15 +166,18 @@ class Walk:
 
 def make_walk(
     plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None,
-    *, before: Walk | None = None,
+    *, before: Walk | None = None, sums: Transport | None = None,
 ) -> Walk:  # fmt: skip
-    """Stages, buffers and the compiled walk of one rank of a pipeline plan. `before`: a walk of the same stages, another step of the plan's cycle."""
+    """Stages, buffers and the compiled walk of one rank of a pipeline plan. `before`: a walk of the same stages, another step of the plan's cycle.
+    `sums`: for what K-FAC adds up, where the transport has no tags."""
     problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
     stages = RankStages(problem, schedule, rank, given, device) if before is None else before.stages
     program = inline(plan.main, plan.programs).program
-    flats = gradient_flats(program, rank, stages.modules, schedule.copies) if before is None else before.flats
+    flats = gradient_flats(program, rank, stages.modules, schedule.copies, problem.data) if before is None else before.flats
     memory = PipelineMemory(program, rank, device, stages.borders, flats)
-    kfac = before.work.kfac if before is not None else _kfac(plan, stages) if given is not None and "fill" in plan.job else None
+    kfac = before.work.kfac if before is not None else None
+    if before is None and given is not None and (fill := plan.job.get("fill")):
+        kfac = StageKFAC(stages.modules, stages.share, fill["items"], fill["placements"], Exchange(sums or transport, rank))
     work = StageWork(
         program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan), kfac=kfac
     )
@@ -183,20 +187,12 @@ def make_walk(
     return Walk(stages, executor, work, memory, flats)
 
 
-def _kfac(plan: Plan, stages: RankStages) -> StageKFAC:
-    parts: dict[int, int] = {}
-    for item in plan.job["fill"]["items"]:
-        if item["kind"] == "inverse":
-            stage = int(item["name"].split()[2].partition(".")[0])
-            parts[stage] = parts.get(stage, 0) + 1
-    return StageKFAC(stages.modules, stages.share, {s: n // 2 for s, n in parts.items()})
-
-
 def make_cycle(
-    plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None
-) -> list[Walk]:
+    plan: Plan, orders: Sequence[I32], rank: int, given: Given | None, transport: Transport, device: torch.device, progress: Any = None,
+    *, sums: Transport | None = None,
+) -> list[Walk]:  # fmt: skip
     """Walks of all steps of a plan's cycle on the same stages; `orders` are those of its first step. Paced work repeats the first one alone."""
-    walks = [make_walk(plan, orders, rank, given, transport, device, progress)]
+    walks = [make_walk(plan, orders, rank, given, transport, device, progress, sums=sums)]
     for entry in plan.cycle[1:] if walks[0].work.kfac is not None else ():
         own = replace(plan, cycle=(entry,))
         theirs = pipeline_orders(own, problem_of_plan(plan), schedule_of_plan(plan))[0]
@@ -212,7 +208,8 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     device = own_device(options.device, rank)
     given = given_stages(options.stages, schedule.stages, schedule.microbatches * problem.data) if options.stages else None
     transport = own_transport(rank, device)
-    walks = make_cycle(plan, orders, rank, given, transport, device, link.progress)
+    sums = own_transport(rank, device) if transport.pair_order and "fill" in plan.job else None
+    walks = make_cycle(plan, orders, rank, given, transport, device, link.progress, sums=sums)
     walk, kfac = walks[0], walks[0].work.kfac
     result = RankResult(rank=rank)
     link.progress[STATE] = READY
@@ -239,6 +236,10 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
         if step:
             result.starts_s.append(start)
             result.ends_s.append(end)
+        if kfac is not None and walk is walks[-1]:
+            start = time.perf_counter()
+            kfac.share_inverses()
+            result.shared_s = time.perf_counter() - start
     result.order = list(walk.executor.order)
     result.step_starts_s, result.step_ends_s = list(walk.executor.starts), list(walk.executor.ends)
     result.unused_peak, result.held_peak_bytes = max(w.memory.unused_peak for w in walks), max(w.memory.peak_bytes for w in walks)

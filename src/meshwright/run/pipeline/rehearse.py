@@ -29,7 +29,6 @@ from ..pacing import Pacing
 from .orders import pipeline_orders
 from .rank import PipelineOptions, RankResult
 from .stages import Given, given_stages
-from .times import fill_seconds
 
 __all__ = ["Rehearsal", "measured_cost", "pipeline_orders", "rehearse", "with_real_sizes"]
 
@@ -61,7 +60,8 @@ class Rehearsal(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     worst_difference: float | None
     kfac_difference: float | None = None  # of a filled plan on given stages: preconditioned gradients from those of a serial K-FAC step
     precondition_s: float = 0.0  # after each step, on the slowest rank
-    kfac_done: dict[str, int] = {}  # uses of layers whose curvature was collected, and inverses, over all ranks and cycles
+    shared_s: float = 0.0  # after each cycle: inverses go to the other ranks that hold the stage, on the slowest rank
+    kfac_done: dict[str, int] = {}  # uses of layers whose curvature was collected, sums over holders, and inverses, over all ranks and cycles
 
 
 def rehearse(
@@ -88,8 +88,7 @@ def rehearse(
             "gathers weights and leaves each replica a part of the gradients; given stages hold theirs whole", where=strategy,
             hint="plan without `--option sharded=true`, or leave out --stages to rehearse the messages alone",
         )  # fmt: skip
-    fill_seconds(plan)  # refused here, not on every rank
-    if stages and (other := sorted({i["kind"] for i in plan.job.get("fill", {}).get("items", ())} - {"curvature", "inverse"})):
+    if stages and (other := sorted({i["kind"] for i in plan.job.get("fill", {}).get("items", ())} - {"curvature", "inverse", "sync"})):
         raise Unsupported(
             f"work in idle time of kind {other[0]!r} runs paced only", where="--stages", hint="leave --stages out; K-FAC's work is done for real"
         )
@@ -179,7 +178,7 @@ def _document(
         held_peak_bytes=[r.held_peak_bytes for r in results], copies_equal=None if sharded else _equal(results), loss=sum(losses) if losses else None,
         worst_difference=max(known) if known else None,
         kfac_difference=max((r.worst_kfac for r in results if r.worst_kfac is not None), default=None),
-        precondition_s=max(r.precondition_s for r in results),
+        precondition_s=max(r.precondition_s for r in results), shared_s=max(r.shared_s for r in results),
         kfac_done={k: sum(r.kfac_done[k] for r in results) for k in results[0].kfac_done},
     )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...decide.pipeline.orders import action_s
 from ...decide.pipeline.problem import Action, PipelineProblem, Schedule
-from ...errors import Unsupported
 from ...plan import Plan
 
 __all__ = ["fill_seconds", "paced_times"]
@@ -27,16 +26,8 @@ def paced_times(problem: PipelineProblem, schedule: Schedule, copy: int, stage: 
 
 
 def fill_seconds(plan: Plan) -> dict[str, float]:
-    """Price key (`fill:<item>|<kind>`) -> seconds of the work that a filled plan puts into idle time; {} of any other plan.
-
-    Raises: Unsupported when items of one step send each other messages.
-    """
+    """Price key (`fill:<item>|<kind>`) -> seconds of the work that a filled plan puts into idle time; {} of any other plan."""
     if "fill" not in plan.job:
         return {}
-    if any(name.startswith("fillout:") for name in plan.main.buffers.name):
-        raise Unsupported(
-            "work in idle time that sends messages within a step is simulated and checked, not run", where="fill",
-            hint="run K-FAC on a schedule without copies or replicas, or statistics and checkpoints",
-        )  # fmt: skip
     table = plan.job["cost"]["table"]
     return {key: float(priced["time_s"]) for key, priced in table.items() if key.startswith("fill:")}

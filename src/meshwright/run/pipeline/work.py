@@ -42,10 +42,10 @@ def stage_segment(stage: int, module: nn.Module, loss: Callable[..., torch.Tenso
     )  # fmt: skip
 
 
-def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module], copies: int) -> dict[str, torch.Tensor]:
+def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module], copies: int, data: int) -> dict[str, torch.Tensor]:
     """Flat gradient buffers by name; every parameter's `.grad` becomes a view of its place in its stage's.
 
-    Raises: Unsupported when a stage's parameters have several dtypes, or more bytes than the program's buffer.
+    Raises: Unsupported when a stage's parameters have several dtypes, or more bytes than the program sums over the ranks that hold the stage.
     """
     b, found = program.buffers, {}
     sizes = {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in (b.actor == rank).nonzero()[0].tolist()}
@@ -57,6 +57,11 @@ def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module]
             raise Unsupported(f"its parameters have {sorted(map(str, dtypes))}", where=f"stage {stage}", hint="give a stage's parameters one dtype")
         (dtype,) = dtypes
         needed = sum(p.numel() for p in trained)
+        if copies * data > 1 and needed * dtype.itemsize > sizes[name]:
+            raise Unsupported(
+                f"has {needed * dtype.itemsize} bytes of gradients, the plan sums {sizes[name]} over the ranks that hold it", where=f"stage {stage}",
+                hint="plan with --gradient-bytes of the largest device share",
+            )  # fmt: skip
         flat = torch.zeros(max(needed, -(-sizes[name] // dtype.itemsize)), dtype=dtype, device=trained[0].device if trained else "cpu")
         offset = 0
         for p in trained:
@@ -87,7 +92,7 @@ class StageWork:
         kind, copy, stage, first = o.name[op], int(o.copy[op]), int(o.stage[op]), int(o.microbatch[op])
         if o.graph[op].startswith("fill:"):  # work in idle time: as long as planned, where it is not done for real
             if self.kfac is not None:
-                return self.kfac.action(o.graph[op])
+                return self.kfac.action(o.graph[op])  # its messages only say that something is done
             return partial(time.sleep, self.fill_s[f"{o.graph[op]}|{kind}"])
         last = int(o.module[op].partition("-")[2]) if o.module[op] else first
         segment = self.segments.get((copy, stage))
