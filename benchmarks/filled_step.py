@@ -3,7 +3,8 @@
 Run: `python benchmarks/filled_step.py` on a quiet machine (under three minutes; prints and writes benchmarks/results/filled_step.json).
 Real: two gloo processes with a core each, stages of eight Linear layers, 1F1B; what forward, backward, curvature and inverses take is measured
 first, `fill_plan` places them with a margin, and `rehearse` does the real work (hooks, Gram matrices, Cholesky inverses) there. The preconditioned
-gradients are compared with a serial K-FAC step's. `--paced`: four processes whose stages and work sleep, 1F1B and GPipe (six minutes more).
+gradients are compared with a serial K-FAC step's. `--paced`: four processes whose stages and work sleep, 1F1B, GPipe and
+Chimera, whose ranks tell each other of their work (six minutes more).
 Plain and filled runs alternate, and each turn's ratio is of their median steps; preconditioning comes after a step, in no idle time: it stands apart.
 """
 
@@ -27,7 +28,7 @@ from meshwright.plan import Plan
 from meshwright.run.pipeline.rehearse import Rehearsal, rehearse
 
 LIMIT = 1.03  # of the step without the work
-COSTS = KFACCosts(curvature_s=0.02, inverse_s=0.08, layers=8)
+COSTS = KFACCosts(curvature_s=0.02, inverse_s=0.08, layers=8, sync_s=0.004)
 WIDTH, ROWS, LAYERS, MICROBATCHES = 256, 512, 8, 6
 APART = 1e-6  # of the serial step's preconditioned gradients, float64 work in a float64 model
 
@@ -108,7 +109,7 @@ def real(args: argparse.Namespace) -> list[dict[str, Any]]:
 def paced(args: argparse.Namespace) -> list[dict[str, Any]]:
     problem = PipelineProblem.of(4, 8, forward_s=0.02, backward_s=0.04, activation_bytes=4096)
     rows = []
-    for name in ("1f1b", "gpipe"):
+    for name in ("1f1b", "gpipe", "chimera"):
         plain = plan_pipeline(problem, name)
         filled = fill_plan(plain, lambda p, s: kfac_work(p, s, COSTS), margin=args.margin)
         rows.append(compared(f"{name}, paced", plain, filled, args.turns, lambda p: rehearse(p, steps=args.steps))[0])

@@ -38,8 +38,8 @@ def simulate_program(
     program: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None = None, *,
     durations_s: NDArray[np.float64] | Sequence[float] | None = None, works: Mapping[str, Work] | None = None,
     programs: Mapping[str, Program] | None = None, network: Mode = "auto", segment_bytes: int | None = None,
-    depth: Mapping[int, int] | int | None = None, sizes: Mapping[str, int] | Extreme | None = None, record: bool = True, staging: bool = False,
-    transfers: bool = False,
+    depth: Mapping[int, int] | int | None = None, sizes: Mapping[str, int] | Extreme | None = None, record: bool = True, memory: bool = True,
+    staging: bool = False, transfers: bool = False,
 ) -> Timeline:  # fmt: skip
     """Run `program` in virtual time.
 
@@ -53,6 +53,7 @@ def simulate_program(
         depth: of all channels, or by channel, instead of the program's own.
         sizes: bytes per symbol name, instead of the expected ones; or "lower" or "upper" for all of them.
         record: also spans, memory curves, the critical path and slack; else only makespan, link busy seconds and memory peaks.
+        memory: without it (and `record`) memory is not counted, which takes longer than many a simulation.
         transfers: with `record`, also which message was on which link when.
         staging: count `depth` messages of staging at the receiver of every channel whose messages cannot go straight into their place.
 
@@ -76,8 +77,8 @@ def simulate_program(
     attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew ...
     attributes["rate_work"] = int(state.work[2])  # ... and the links and flows looked at for it: what such a simulation costs
     timeline = make_timeline(
-        inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, staging=staging, evidence=evidence,
-        attributes=attributes,
+        inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=memory or record,
+        staging=staging, evidence=evidence, attributes=attributes,
     )  # fmt: skip
     return replace(timeline, transfers=link_transfers(tables, state, links)) if record and transfers else timeline
 

@@ -169,7 +169,7 @@ def simulate_folded(
     makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
     attributes = {"network": folded.network.mode, "program": program.name, "folded_members": fold.members}
     stored = make_timeline(
-        inlined, tables, state, folded.network, fabric_name=fabric.name, makespan_s=makespan_s, record=record,
+        inlined, tables, state, folded.network, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=True,
         staging=False, evidence=evidence, attributes=attributes,
     )  # fmt: skip
     return replace(stored, memory_peak_bytes=_unfold_peaks(p, stored.memory_peak_bytes), link_busy_s=_unfold_busy(fabric, folded, state.link["busy"]))

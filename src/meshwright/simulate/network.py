@@ -84,15 +84,16 @@ def compile_network(
 
 def _compiled(program: Program, fabric: Fabric, placement: Sequence[str], mode: Mode, segment_bytes: int | None) -> Network:
     actors = _actors(program, fabric, placement)
-    used = used_channels(program)
-    routes = [_route(program, fabric, actors, channel) if used[channel] else () for channel in range(len(program.channels))]
-    ptr = np.zeros(len(routes) + 1, np.int32)
-    np.cumsum([len(r) for r in routes], out=ptr[1:])
+    routes, kind = _routes(program, fabric, actors)
+    ptr = np.zeros(len(kind) + 1, np.int32)
+    np.cumsum(np.array([len(r) for r in routes], np.int32)[kind], out=ptr[1:])
     links = fabric.links
     latency = np.array([x.latency_s for x in links], np.float64)
-    library = np.array([max((links[k].library_latency_s for k in r), default=0.0) for r in routes], np.float64)
-    flight = np.array([sum(links[k].latency_s for k in r) + a for r, a in zip(routes, library.tolist(), strict=True)], np.float64)
-    flat = np.array([k for r in routes for k in r], np.int32)
+    library_of = [max((links[k].library_latency_s for k in r), default=0.0) for r in routes]
+    flight_of = [sum(links[k].latency_s for k in r) + a for r, a in zip(routes, library_of, strict=True)]
+    library, flight = np.array(library_of, np.float64)[kind], np.array(flight_of, np.float64)[kind]
+    start = np.cumsum([0, *(len(r) for r in routes[:-1])])[kind]
+    flat = np.array([k for r in routes for k in r], np.int32)[np.repeat(start - ptr[:-1], np.diff(ptr)) + np.arange(ptr[-1])]
     resolved: Literal["fair", "exclusive"]
     if mode == "auto":
         shared = bool(len(flat)) and int(np.bincount(flat).max()) > 1
@@ -132,6 +133,22 @@ def used_channels(program: Program) -> NDArray[np.bool_]:
     for number in np.unique(s.chan_out[sends & ~single]):
         used[program.channels.sets[int(number)]] = True
     return used
+
+
+def _routes(program: Program, fabric: Fabric, actors: Sequence[int]) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
+    """(routes, which of them every channel takes): the first is empty, of channels that nobody sends on; many channels share one."""
+    c, used = program.channels, np.flatnonzero(used_channels(program))
+    kind = np.zeros(len(c), np.intp)
+    if not len(used):
+        return [()], kind
+    ends = np.array(actors, np.int64)
+    key = (ends[c.src[used]] * (max(actors) + 1) + ends[c.dst[used]]) * (len(c.routes) + 1) + c.route[used] + 1
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # as channels come, so that an error names the first that is wrong
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    kind[used] = 1 + place[number]
+    return [(), *(_route(program, fabric, actors, int(used[first[i]])) for i in order)], kind
 
 
 def _route(program: Program, fabric: Fabric, actors: Sequence[int], channel: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,11 +62,14 @@ def _blocked(p: Program, t: ProgramTables, s: State, lane: int) -> dict[str, Any
 
 
 def make_timeline(
-    inlined: InlinedProgram, t: ProgramTables, s: State, network: Network, *, fabric_name: str, makespan_s: float, record: bool, staging: bool,
-    evidence: NDArray[np.int8] | None, attributes: dict[str, Any],
+    inlined: InlinedProgram, t: ProgramTables, s: State, network: Network, *, fabric_name: str, makespan_s: float, record: bool, memory: bool,
+    staging: bool, evidence: NDArray[np.int8] | None, attributes: dict[str, Any],
 ) -> Timeline:  # fmt: skip
     p = inlined.program
-    peaks, curves = memory_over_time(p, s.step["first_start"], s.step["last_end"], makespan_s, staging=staging, curves=record)
+    peaks: Sequence[int] = ()
+    curves: Mapping[int, Any] = {}
+    if memory:
+        peaks, curves = memory_over_time(p, s.step["first_start"], s.step["last_end"], makespan_s, staging=staging, curves=record)
     used = np.bincount(network.route_link, minlength=len(network.link_names))
     busy = {name: float(s.link["busy"][k]) for k, name in enumerate(network.link_names) if used[k]}
     path: list[tuple[int, int]] = []

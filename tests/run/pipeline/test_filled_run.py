@@ -103,7 +103,8 @@ def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int, devices:
         plain = worst_difference(given, walks[-1])
         kfac.precondition()
         held = walks[0].stages.modules
-        return plain, worst_kfac_difference(given, held), kfac.done, {s: [p.grad for p in m.parameters() if p.grad is not None] for (_, s), m in held.items()}
+        gradients = {s: [p.grad for p in m.parameters() if p.grad is not None] for (_, s), m in held.items()}
+        return plain, worst_kfac_difference(given, held), kfac.done, gradients
 
     ranks = in_threads(devices * data, body)
     assert max(plain for plain, *_ in ranks) < 1e-9

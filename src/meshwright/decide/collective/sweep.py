@@ -2,7 +2,8 @@
 
 A schedule is a pattern of messages; another size changes how long they are. So every strategy plans at the first and last size and at sizes at
 most CLASS times apart (one size class per plan, as solvers need time); at a size between two of them each strategy has the better of both
-neighbours' schedules, exactly resized, and those that come near the fastest plan afresh. Times are simulated at every size.
+neighbours' schedules (the nearer one's, if it leads at neither), exactly resized, and those that come near the fastest plan afresh. Times are
+simulated at every size.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _between(
     leaders = _leaders(low.ranked) | _leaders(high.ranked)
     for name, candidate in by_name.items():
         best: Ranked | None = None
-        for row, plan in _worth_trying(problem, low, high, name):
+        for row, plan in _worth_trying(problem, low, high, name, both=name in leaders):
             if name in leaders and simulated_steps(plan.program) > HEAVY:
                 continue  # planned afresh anyway
             made = resized(plan, row.problem, problem, bound)
@@ -122,10 +123,12 @@ def _faster(a: Ranked, b: Ranked) -> Ranked:
     return b if a.time_s is None or (b.time_s is not None and b.time_s < a.time_s) else a
 
 
-def _worth_trying(problem: CollectiveProblem, low: SweepRow, high: SweepRow, name: str) -> list[tuple[SweepRow, CollectivePlan]]:
-    """Both neighbours' plans; of those that take long to simulate, the one of the nearer size."""
+def _worth_trying(
+    problem: CollectiveProblem, low: SweepRow, high: SweepRow, name: str, *, both: bool
+) -> list[tuple[SweepRow, CollectivePlan]]:  # fmt: skip
+    """Both neighbours' plans; of a strategy that leads at neither, and of those that take long to simulate, the one of the nearer size."""
     found = [(row, r.plan) for row in (low, high) for r in row.ranked if r.strategy == name and r.plan is not None]
-    if any(simulated_steps(plan.program) > HEAVY for _, plan in found):
+    if not both or any(simulated_steps(plan.program) > HEAVY for _, plan in found):
         nearer = low if problem.size_bytes**2 <= low.problem.size_bytes * high.problem.size_bytes else high
         found = [pair for pair in found if pair[0] is nearer] or found
     return found

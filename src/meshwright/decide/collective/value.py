@@ -37,7 +37,7 @@ def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport:
             return simulate_folded(program, fabric, tuple(ranks), cost).makespan_s, 0
         except Unsupported:
             program = expand(program)
-    timeline = simulate_program(program, fabric, tuple(ranks), cost, record=False)
+    timeline = simulate_program(program, fabric, tuple(ranks), cost, record=False, memory=False)
     instants: int = timeline.attributes["rate_instants"]
     count_work(INSTANT_S * instants + LOOK_S * timeline.attributes["rate_work"])
     return timeline.makespan_s, instants * len(program.channels)

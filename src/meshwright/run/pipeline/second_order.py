@@ -178,7 +178,7 @@ class StageKFAC:
                             continue
                         like = layer.input_factor if what == "input" else layer.gradient_factor
                         own = layer.input_inverse if what == "input" else layer.gradient_inverse
-                        packed = pack(own if owner == self.exchange.rank else torch.empty_like(like))  # type: ignore[arg-type]
+                        packed = pack(own if owner == self.exchange.rank else torch.empty_like(like))
                         self.exchange.spread(packed, owner, ranks, self._tag(stage, what))
                         setattr(layer, f"{what}_inverse", unpack(packed, layer.shape(what)))
 
