@@ -11,17 +11,19 @@ from rig import fabric_of, in_threads
 
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, strategy
 from meshwright.errors import Unsupported
+from meshwright.io.fabric_name import load_fabric
 from meshwright.run.collective import CollectiveRank, callable_form
 from meshwright.run.transport import TaggedTransport
 
 ALGORITHMS = (
     "double-tree", "halving-doubling", "recursive-doubling", "bruck", "pat", "direct", "rooted-tree", "scatter-all-gather", "hierarchical",
-    "cloudcollectives",
+    "cloudcollectives", "multipath",
 )  # fmt: skip
 
 
 def planned(name: str, op: str, ranks: int) -> Any:
-    problem = CollectiveProblem.on(fabric_of(ranks), op, 4 * 840, root=ranks - 1)
+    fabric = load_fabric(f"line:{ranks}") if name == "multipath" else fabric_of(ranks)  # where ranks pass on what is not theirs
+    problem = CollectiveProblem.on(fabric, op, 4 * 840, root=ranks - 1)
     try:
         return strategy(name)().plan(problem, rng=np.random.default_rng(0)).program
     except Unsupported:

@@ -38,6 +38,8 @@ from .forestcoll.strategy import CITE as FORESTCOLL_CITE
 from .forestcoll.strategy import ForestColl
 from .joint.strategy import CITE as JOINT_CITE
 from .joint.strategy import Joint
+from .multipath.strategy import CITE as MULTIPATH_CITE
+from .multipath.strategy import Multipath
 from .nccl.strategy import CITE as NCCL_CITE
 from .nccl.strategy import Nccl
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
@@ -67,6 +69,7 @@ LISTED: dict[str, tuple[type[CollectiveStrategy], Cite]] = {
     "scatter-all-gather": (ScatterAllGather, SCATTER_ALLGATHER_CITE),
     "hierarchical": (Hierarchical, HIERARCHICAL_CITE),
     "classic": (Classic, CLASSIC_CITE),
+    "multipath": (Multipath, MULTIPATH_CITE),
     "nccl": (Nccl, NCCL_CITE),
     "cloudcollectives": (CloudCollectives, CLOUDCOLLECTIVES_CITE),
 }

@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Mapping
 from fractions import Fraction
 from time import monotonic
+from typing import Any
 
 from ....bound import Bound, Certificate
 from ....errors import Infeasible, TimeLimit, Unsupported
@@ -20,12 +21,14 @@ from ....kernels import highs
 from ..problem import CollectiveProblem
 from ..rates import RateGraph
 
-__all__ = ["demands", "flow_bound"]
+__all__ = ["MOST_COLUMNS", "Arc", "Wanted", "demands", "flow_bound", "least_time_flow"]
 
 MOST_COLUMNS = 20_000  # sources · arcs of the linear program; larger fabrics are left to cuts
 SHARPEST = 1 << 24  # denominators that lengths are rounded to
 LIMIT_S = 10.0
+SAME = 1e-7  # of the least time: what the flow of fewest hops may take beyond it
 Arc = tuple[int, int]
+Wanted = Mapping[int, Mapping[int, Fraction]]  # bytes by source and destination
 
 
 def demands(problem: CollectiveProblem) -> dict[int, dict[int, Fraction]]:
@@ -76,8 +79,40 @@ def flow_bound(problem: CollectiveProblem, graph: RateGraph) -> Bound | None:
     )  # fmt: skip
 
 
-def _dual_lengths(graph: RateGraph, wanted: Mapping[int, Mapping[int, Fraction]]) -> dict[Arc, float]:
-    """Duals of the capacity rows: min T, flows of every source on every arc, conservation, sum of flows <= T · rate."""
+def least_time_flow(graph: RateGraph, wanted: Wanted) -> dict[int, dict[Arc, float]]:
+    """Bytes of every source on every arc that pass all links in the least time, on the fewest hops.
+
+    A pair that has no link at all is left out. Raises: Infeasible (a pair has no path), Unsupported (a program of more than MOST_COLUMNS).
+    """
+    if len(wanted) * len(graph.arcs) > MOST_COLUMNS:
+        raise Unsupported(f"{len(wanted)} sources on {len(graph.arcs)} links make too large a flow", hint="fewer devices, or a folded strategy")
+    if not wanted or not graph.arcs:
+        return {s: {} for s in wanted}
+    lp, scale = _program(graph, wanted)
+    columns = len(wanted) * len(graph.arcs)
+    highs.require_optimal(lp, what="the flow of all pairs")
+    lp.changeColBounds(0, 0.0, highs.values(lp)[0] * (1 + SAME))
+    for column in range(columns + 1):
+        lp.changeColCost(column, float(column > 0))
+    highs.require_optimal(lp, what="the flow of fewest hops")
+    x = highs.values(lp)[1:]
+    arcs, size = list(graph.arcs), len(graph.arcs)
+    return {s: {arc: x[i * size + k] * scale for k, arc in enumerate(arcs)} for i, s in enumerate(sorted(wanted))}
+
+
+def _dual_lengths(graph: RateGraph, wanted: Wanted) -> dict[Arc, float]:
+    """Duals of the capacity rows."""
+    lp, _ = _program(graph, wanted)
+    highs.require_optimal(lp, what="the flow of all pairs", deadline=monotonic() + LIMIT_S)
+    duals = highs.row_duals(lp)
+    return {arc: abs(duals[k]) for k, arc in enumerate(graph.arcs)}
+
+
+def _program(graph: RateGraph, wanted: Wanted) -> tuple[Any, float]:
+    """(min T, flows of every source on every arc, conservation, sum of flows <= T · rate; bytes of a unit of flow).
+
+    Columns: T, then per source (ascending) the arcs; rows: capacities first.
+    """
     arcs = list(graph.arcs)
     scale = float(max(d for row in wanted.values() for d in row.values()))
     widest = max(graph.arcs.values())
@@ -104,12 +139,10 @@ def _dual_lengths(graph: RateGraph, wanted: Mapping[int, Mapping[int, Fraction]]
                 continue
             columns = [1 + i * len(arcs) + k for k in (*gained, *lost)]
             lp.addRow(need, need, len(columns), columns, [1.0] * len(gained) + [-1.0] * len(lost))
-    highs.require_optimal(lp, what="the flow of all pairs", deadline=monotonic() + LIMIT_S)
-    duals = highs.row_duals(lp)
-    return {arc: abs(duals[k]) for k, arc in enumerate(arcs)}
+    return lp, scale
 
 
-def _proved(graph: RateGraph, wanted: Mapping[int, Mapping[int, Fraction]], lengths: Mapping[Arc, int]) -> Fraction:
+def _proved(graph: RateGraph, wanted: Wanted, lengths: Mapping[Arc, int]) -> Fraction:
     """What the lengths prove, exactly: seconds."""
     total = sum(graph.arcs[arc] * n for arc, n in lengths.items()) * graph.unit_Bps
     if not total:
