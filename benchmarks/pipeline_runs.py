@@ -197,7 +197,7 @@ def chimera(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
     shared = torch.tensor(message_time(TaggedTransport(dist.group.WORLD), rank, 1, torch.empty(1, WIDTH)), dtype=torch.float64)
     dist.all_reduce(shared, dist.ReduceOp.MAX)
-    plans = {name: plan_pipeline(problem_of(4), name, {}) for name in ("chimera", "1f1b")}
+    plans = {name: plan_pipeline(problem_of(4, gradient_bytes=64), name, {}) for name in ("chimera", "1f1b")}
     walks = {name: our_walk(plan, rank) for name, plan in plans.items()}
     schedule, mine = torch_schedule("Schedule1F1B", 1, 4, rank, (UNIT_S,) * 3)
     bodies = {name: (w.clear, w.step) for name, w in walks.items()}

@@ -60,6 +60,24 @@ def test_choosing_implementations_too_is_never_slower(graph: StepGraph, share: f
     assert large.time_s <= best and not check_step_plan(graph, large).findings
 
 
+@settings(max_examples=20, deadline=None)
+@given(graph=step_graphs(most_operators=7), share=st.floats(0, 1))
+def test_lossy_implementations_never_make_it_slower_and_can_be_left_out(graph: StepGraph, share: float) -> None:
+    def lossy(n: StepNode) -> StepNode:
+        return msgspec.structs.replace(n, alternatives=tuple(msgspec.structs.replace(a, lossless=a.over >= 0) for a in n.alternatives))
+
+    graph = msgspec.structs.replace(graph, nodes=tuple(map(lossy, graph.nodes)))
+    exact = Monet(lossy=False, exact_operators=0)
+    try:
+        budget = exact.plan(graph, None, rng=rng()).peak_bytes + round(share * 8)
+        without = exact.plan(graph, budget, rng=rng())
+    except Infeasible:
+        return
+    assert not check_step_plan(graph, without).findings
+    assert all(a.alternative < 0 or graph.nodes[a.node].alternatives[a.alternative].lossless for a in without.actions)
+    assert Monet(exact_operators=0).plan(graph, budget, rng=rng()).time_s <= without.time_s * (1 + 1e-9)
+
+
 def test_the_programme_counts_as_the_simulator_does() -> None:
     for seed in range(60):
         m = merged(random_step_graph(random.Random(seed), forward=5))

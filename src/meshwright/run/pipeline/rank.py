@@ -173,7 +173,8 @@ def make_walk(
     problem, schedule = problem_of_plan(plan), schedule_of_plan(plan)
     stages = RankStages(problem, schedule, rank, given, device) if before is None else before.stages
     program = inline(plan.main, plan.programs).program
-    flats = gradient_flats(program, rank, stages.modules, schedule.copies, problem.data) if before is None else before.flats
+    summed = given is not None and schedule.copies * problem.data > 1
+    flats = gradient_flats(program, rank, stages.modules, schedule.copies, summed=summed) if before is None else before.flats
     memory = PipelineMemory(program, rank, device, stages.borders, flats)
     kfac = before.work.kfac if before is not None else None
     if before is None and given is not None and (fill := plan.job.get("fill")):

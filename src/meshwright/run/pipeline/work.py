@@ -42,8 +42,8 @@ def stage_segment(stage: int, module: nn.Module, loss: Callable[..., torch.Tenso
     )  # fmt: skip
 
 
-def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module], copies: int, data: int) -> dict[str, torch.Tensor]:
-    """Flat gradient buffers by name; every parameter's `.grad` becomes a view of its place in its stage's.
+def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module], copies: int, *, summed: bool) -> dict[str, torch.Tensor]:
+    """Flat gradient buffers by name; every parameter's `.grad` becomes a view of its place in its stage's. `summed`: others hold the stages too.
 
     Raises: Unsupported when a stage's parameters have several dtypes, or more bytes than the program sums over the ranks that hold the stage.
     """
@@ -57,7 +57,7 @@ def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module]
             raise Unsupported(f"its parameters have {sorted(map(str, dtypes))}", where=f"stage {stage}", hint="give a stage's parameters one dtype")
         (dtype,) = dtypes
         needed = sum(p.numel() for p in trained)
-        if copies * data > 1 and needed * dtype.itemsize > sizes[name]:
+        if summed and needed * dtype.itemsize > sizes[name]:
             raise Unsupported(
                 f"has {needed * dtype.itemsize} bytes of gradients, the plan sums {sizes[name]} over the ranks that hold it", where=f"stage {stage}",
                 hint="plan with --gradient-bytes of the largest device share",

@@ -162,13 +162,13 @@ def is_view(node: StepNode) -> bool:
     return not node.makes and not node.writes
 
 
-def merged(graph: StepGraph, *, merge: bool = True, alternatives: bool = True) -> Merged:
-    """`merge`: chains become one operator. `alternatives`: other implementations may be chosen (plain ones only, otherwise)."""
+def merged(graph: StepGraph, *, merge: bool = True, alternatives: bool = True, lossy: bool = True) -> Merged:
+    """`merge`: chains become one operator. `alternatives`: other implementations may be chosen (plain ones only, otherwise), `lossy` ones too."""
     needed = needed_nodes(graph) if alternatives else _plainly_needed(graph)
     made_by = {s: i for i, n in enumerate(graph.nodes) for s in n.makes}
     forward = {s for s, i in made_by.items() if graph.nodes[i].phase == "forward"}
     written = {s for i, n in enumerate(graph.nodes) if i in needed for s in n.writes}
-    reader = _Reader(graph, forward, alternatives, _forward_must(graph, needed))
+    reader = _Reader(graph, forward, alternatives, lossy, _forward_must(graph, needed))
     chains = _chains(graph, needed, reader, merge)
     operators = tuple(reader.operator(chain, written) for chain in chains)
     maker = {s: i for i, o in enumerate(operators) for s in o.makes}
@@ -194,6 +194,7 @@ class _Reader:
     graph: StepGraph
     forward: set[int]
     alternatives: bool
+    lossy: bool
     must: frozenset[int]
 
     def storages(self, inputs: Iterable[int]) -> frozenset[int]:
@@ -210,7 +211,8 @@ class _Reader:
     def ways(self, n: int) -> tuple[Implementation, ...]:
         node = self.graph.nodes[n]
         others = node.alternatives if self.alternatives else ()
-        return (self.way(-1, node), *(self.way(i, a) for i, a in enumerate(others) if a.over < 0 or self.fits_over(node, a.over)))
+        able = [i for i, a in enumerate(others) if (a.lossless or self.lossy) and (a.over < 0 or self.fits_over(node, a.over))]
+        return (self.way(-1, node), *(self.way(i, others[i]) for i in able))
 
     def _results_twice(self, n: int) -> bool:
         """It makes a result of the step and more, and is read as a whole: run again, both copies of that result would be held."""

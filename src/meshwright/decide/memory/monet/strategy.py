@@ -12,6 +12,7 @@ Cost: one integer programme of O(n^2) binaries for n operators; beyond, one or t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,11 +50,13 @@ ROUNDING = 1e-9  # of the solver's arithmetic
 
 @dataclass(frozen=True, kw_only=True)
 class Monet:
-    """Options. implementations: other implementations may be chosen; exact_operators: up to so many merged forward operators in one programme;
+    """Options. implementations: other implementations may be chosen, `lossy` ones among them;
+    exact_operators: up to so many merged forward operators in one programme;
     solver_nodes: branch-and-bound nodes after which the solver stops with a gap; effort: runs of every node
     simulated in each search."""
 
     implementations: bool = True
+    lossy: bool = True
     exact_operators: int = 44
     solver_nodes: int = 20000
     effort: int = 20_000
@@ -62,7 +65,7 @@ class Monet:
         """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit; Unsupported for several micro-batches in flight."""
         if graph.in_flight > 1:
             raise Unsupported(f"monet plans one micro-batch, {graph.in_flight} are in flight", where=graph.name, hint="plan with fusionaware")
-        m = merged(graph, alternatives=self.implementations)
+        m = merged(graph, alternatives=self.implementations, lossy=self.lossy)
         seed = int(rng.integers(2**31 - 1))
         if len(m.operators) <= self.exact_operators:
             return self._exact(m, budget_bytes, seed)
@@ -74,27 +77,27 @@ class Monet:
         return searched(m, budget_bytes, nodes=self.solver_nodes, effort=self.effort, seed=seed, options=asdict(self))
 
     def _better(self, m: Merged, budget_bytes: int | None, seed: int, rng: np.random.Generator) -> StepPlan:
-        """Of the joint plan and the one without other implementations (which is often within the exact programme's reach), the better."""
-        joint = alone = None
+        """The best of the joint plan, one without other implementations (often within the exact programme's reach) and one without lossy ones."""
+        found: list[StepPlan] = []
         refused: list[Infeasible] = []
-        floor_s: float | None = None
-        try:
-            joint = self._searched(m, budget_bytes, seed)
-            floor_s = joint.floor_s
-        except Infeasible as error:
-            refused.append(error)
-            floor_s = error.data.get("floor_s")
-        try:
-            alone = replace(self, implementations=False).plan(m.graph, budget_bytes, rng=rng)
-        except Infeasible as error:
-            refused.append(error)
-        found = [p for p in (joint, alone) if p is not None]
+        plain = replace(self, implementations=False)
+        tries = [partial(self._searched, m, budget_bytes, seed), partial(plain.plan, m.graph, budget_bytes, rng=rng)]
+        if self.lossy and any(not a.lossless for n in m.graph.nodes for a in n.alternatives):
+            tries.append(partial(replace(self, lossy=False)._searched, merged(m.graph, lossy=False), budget_bytes, seed))
+        floors: list[float | None] = []  # the first allows most, so its floor holds for all
+        for attempt in tries:
+            try:
+                found.append(attempt())
+                floors.append(found[-1].floor_s)
+            except Infeasible as error:
+                refused.append(error)
+                floors.append(error.data.get("floor_s"))
         if not found:
             least = min(refused, key=lambda e: int(e.data["least_bytes"]))
             least.data["proved"] = False  # what is proved for the plain operators only says nothing here
             raise least
         best = min(found, key=lambda p: p.peak_bytes if budget_bytes is None else p.time_s)
-        return msgspec.structs.replace(best, floor_s=floor_s, least_bytes=floor_bytes(m), optimal=False, options=asdict(self))
+        return msgspec.structs.replace(best, floor_s=floors[0], least_bytes=floor_bytes(m), optimal=False, options=asdict(self))
 
     def _exact(self, m: Merged, budget_bytes: int | None, seed: int) -> StepPlan:
         free = fastest(m, Limits(), nodes=self.solver_nodes, seed=seed)
