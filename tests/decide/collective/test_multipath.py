@@ -70,14 +70,20 @@ def test_random_fabrics(fabric: Fabric, op: str, words: int, unroll: bool, seed:
     assert bound_of(again) <= Fraction(time_of(again, whole)) * (1 + Fraction(1, 10**9))
 
 
-@pytest.mark.parametrize(("name", "op"), [("dgx1-v100:1", "permute"), ("dgx1-v100:1", "all-to-all"), ("mi250:1", "permute"), ("mi300x:1", "permute")])
-def test_large_messages_reach_the_bound(name: str, op: str) -> None:
-    """Where one path per pair takes up to three times as long."""
+@pytest.mark.parametrize(
+    ("name", "op", "above", "over_direct"),
+    [
+        ("dgx1-v100:1", "permute", 1.01, 5.9), ("dgx1-v100:1", "all-to-all", 1.01, 1.1), ("mi250:1", "permute", 1.01, 1.9),
+        ("mi300x:1", "permute", 1.01, 3.9), ("dgx1-v100:2", "permute", 1.05, 3.9), ("dgx-a100:2", "permute", 1.01, 7.8),
+    ],
+)  # fmt: skip
+def test_large_messages_come_near_the_bound(name: str, op: str, above: float, over_direct: float) -> None:
+    """Where one path per pair takes up to eight times as long. Two boxes of DGX-1: shares of a hundredth are rounded off."""
     problem = CollectiveProblem.on(load_fabric(name), op, 1 << 30)
     plan = planned(problem)
-    assert time_of(plan, problem) < 1.01 * float(bound_of(plan))
+    assert time_of(plan, problem) < above * float(bound_of(plan))
     one = strategy("direct")().plan(problem, rng=np.random.default_rng(0))
-    assert time_of(plan, problem) < (0.34 if name.startswith("dgx1") and op == "permute" else 0.95) * time_of(one, problem)
+    assert time_of(one, problem) > over_direct * time_of(plan, problem)
 
 
 def test_the_flow_is_split_as_the_links_are() -> None:

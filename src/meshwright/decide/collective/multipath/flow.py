@@ -44,9 +44,9 @@ def shares_of(graph: RateGraph, wanted: Wanted) -> dict[Pair, list[Share]]:
             shares: dict[tuple[int, ...], float] = {}
             missing = whole[t]
             while missing > TINY * whole[t]:
-                path, width = _widest(left, s, t)
+                path, width = _widest(left, s, t, least=TINY * whole[t] / 16)
                 amount = min(missing, width)
-                if not path or amount <= TINY * whole[t] / 16:
+                if not path:
                     break  # rounding of the solver: the paths found share what is missing
                 for arc in pairwise(path):
                     left[arc] -= amount
@@ -59,11 +59,11 @@ def shares_of(graph: RateGraph, wanted: Wanted) -> dict[Pair, list[Share]]:
     return found
 
 
-def _widest(flow: Mapping[Arc, float], s: int, t: int) -> tuple[tuple[int, ...], float]:
-    """Of the paths of fewest hops along arcs that carry something the widest, and its width; () where there is none."""
+def _widest(flow: Mapping[Arc, float], s: int, t: int, *, least: float) -> tuple[tuple[int, ...], float]:
+    """Of the paths of fewest hops along arcs that carry more than `least` the widest, and its width; () where there is none."""
     out: dict[int, list[int]] = {}
     for (u, v), x in flow.items():
-        if x > 0:
+        if x > least:
             out.setdefault(u, []).append(v)
     depth, queue = {s: 0}, deque([s])
     width, before = {s: float("inf")}, dict[int, int]()
