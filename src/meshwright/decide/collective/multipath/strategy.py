@@ -95,11 +95,11 @@ class Multipath:
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (other operations, too many pairs or paths), UsageError (options)."""
+        bound = collective_bound(problem)
         require_operation(problem, "multipath", OPERATIONS)
         for option in ("units", "pieces", "depth"):
             if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="multipath")
-        bound = collective_bound(problem)
         routed = self._routed(problem)
         if routed.lanes > MOST_LANES:
             raise Unsupported(
