@@ -20,8 +20,7 @@ import torch
 from ..cite import Cite
 from ..errors import FormatError, UsageError
 from .capture import EXCLUDED, Capture, Conventions, linear_layers
-from .factors import pack, unpack
-from .layer import Factor, LinearCurvature
+from .layer import FACTORS, Factor, LinearCurvature
 
 __all__ = ["CITE", "KFAC", "Refresh"]
 
@@ -183,10 +182,10 @@ class KFAC(torch.optim.Optimizer):  # type: ignore[misc]
                 self.invert(layer.name, "input")
                 self.invert(layer.name, "gradient")
         for owner, layer in ready:
-            for key in ("input", "gradient"):
-                packed = pack(getattr(layer, f"{key}_inverse") if owner == own else torch.empty_like(getattr(layer, f"{key}_factor")))
+            for what in FACTORS:
+                packed = layer.packed_inverse(what, room=owner != own)
                 dist.broadcast(packed, src=dist.get_global_rank(self.group, owner), group=self.group)
-                setattr(layer, f"{key}_inverse", unpack(packed, getattr(layer, f"{key}_factor").shape))
+                layer.take_inverse(what, packed)
 
     def precondition(self) -> None:
         """Gradients of all treated layers, in place, by their latest inverses; then clipping."""

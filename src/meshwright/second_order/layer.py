@@ -8,9 +8,10 @@ import torch
 
 from .factors import damped_inverse, damping_split, gram, pack, trace, unpack, with_ones
 
-__all__ = ["Factor", "LinearCurvature"]
+__all__ = ["FACTORS", "Factor", "LinearCurvature"]
 
 Factor = Literal["input", "gradient"]
+FACTORS: tuple[Factor, ...] = ("input", "gradient")
 TENSORS = ("input_factor", "gradient_factor", "input_inverse", "gradient_inverse")
 
 
@@ -82,6 +83,18 @@ class LinearCurvature:
             self.input_sum, self.rows = own, count
         else:
             self.gradient_sum, self.terms = own, count
+
+    def packed_inverse(self, what: Factor, *, room: bool = False) -> torch.Tensor:
+        """The triangle of an inverse, as a vector to send; `room`: one of that length for another rank's."""
+        like = self.input_factor if what == "input" else self.gradient_factor
+        own = self.input_inverse if what == "input" else self.gradient_inverse
+        given = like if room else own
+        assert given is not None
+        return pack(given)
+
+    def take_inverse(self, what: Factor, packed: torch.Tensor) -> None:
+        """Another rank's `packed_inverse` becomes this layer's inverse."""
+        setattr(self, f"{what}_inverse", unpack(packed, self.shape(what)))
 
     # ---- inverses and preconditioning ------------------------------------------------------------------------------
     @property

@@ -34,6 +34,7 @@ from ...program import Contract, Fold, FoldAxis, Program
 from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
 from .forestcoll.pack import Tree
 from .forestcoll.shards import ShardTable, shard_contract
+from .rates import pinned_route
 
 __all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
 
@@ -199,11 +200,8 @@ class _Routes:
         """Raises Unsupported for a path of its own in a folded program."""
         if path not in self.known:
             names = tuple(self.how.names[v] for v in path)
-            fabric = self.how.fabric
-            links = fabric.route(fabric.actor_of[names[0]], fabric.actor_of[names[-1]])
-            default = (names[0], *(fabric.links[x].dst for x in links))
-            self.known[path] = None if default == names else names
-            if default != names and self.how.servers > 1:
+            self.known[path] = pinned_route(self.how.fabric, names)
+            if self.known[path] is not None and self.how.servers > 1:
                 raise Unsupported(f"a folded program cannot pin the route {' -> '.join(names)}", hint="plan with fold=False")
         return self.known[path]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import gcd
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from ...errors import Disconnected, Unsupported
 from ...fabric import Fabric
 from ...kernels.maxflow import FlowNetwork
 
-__all__ = ["Cut", "RateGraph", "rate_graph", "worst_cut"]
+__all__ = ["Cut", "RateGraph", "pinned_route", "rate_graph", "with_relays", "worst_cut"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,25 @@ def rate_graph(fabric: Fabric, ranks: Sequence[str], *, relay: bool = True) -> R
     labels = {d.name: d.group for d in fabric.devices} | {s.name: s.group or s.name for s in fabric.switches}
     order = {label: i for i, label in enumerate(dict.fromkeys(labels[name] for name in kept))}
     return RateGraph(tuple(kept), len(ranks), tuple(order[labels[name]] for name in kept), {a: r // unit for a, r in arcs.items()}, unit)
+
+
+def with_relays(fabric: Fabric, ranks: Sequence[str], relay: bool | None, make: Callable[[bool], T]) -> tuple[T, bool]:
+    """`make(relay)` and that relay; None: devices outside the collective forward only if the ranks are not connected without them.
+
+    Raises: Disconnected, as the last `make` does.
+    """
+    if relay is not None or len(ranks) == len(fabric.devices):
+        return make(bool(relay)), bool(relay)
+    try:
+        return make(False), False
+    except Disconnected:
+        return make(True), True
+
+
+def pinned_route(fabric: Fabric, names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The route of a channel along these actors; None where the fabric's own routing takes it anyway, so that programs stay free of names."""
+    links = fabric.route(fabric.actor_of[names[0]], fabric.actor_of[names[-1]])
+    return None if names == (names[0], *(fabric.links[x].dst for x in links)) else names
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from torch import nn
 from ...errors import Unsupported, UsageError
 from ...second_order import KFAC
 from ...second_order.capture import Conventions
-from ...second_order.factors import pack, unpack
 from ...second_order.layer import Factor
 from ..transport import Transport
 from .stages import Given
@@ -176,11 +175,9 @@ class StageKFAC:
                     for layer in (kfac.layers[name] for name in names):
                         if not layer.usable:  # the factors are the same everywhere
                             continue
-                        like = layer.input_factor if what == "input" else layer.gradient_factor
-                        own = layer.input_inverse if what == "input" else layer.gradient_inverse
-                        packed = pack(own if owner == self.exchange.rank else torch.empty_like(like))
+                        packed = layer.packed_inverse(what, room=owner != self.exchange.rank)
                         self.exchange.spread(packed, owner, ranks, self._tag(stage, what))
-                        setattr(layer, f"{what}_inverse", unpack(packed, layer.shape(what)))
+                        layer.take_inverse(what, packed)
 
     def _makers(self, kfac: KFAC, stage: int, letter: str) -> Iterator[tuple[int, list[str]]]:
         """(rank, layers that it inverts)."""

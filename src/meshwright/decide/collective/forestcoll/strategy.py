@@ -32,7 +32,7 @@ from ..bounds.collective import collective_bound
 from ..lower_trees import Lowering, lower_parts
 from ..memo import remember
 from ..problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
-from ..rates import RateGraph, rate_graph
+from ..rates import RateGraph, rate_graph, with_relays
 from .finish import finish_s
 from .forest import Forest, build_forest, smallest_stretch
 from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
@@ -273,15 +273,11 @@ class ForestColl:
 
     def _forests(self, problem: CollectiveProblem, deadline: Deadline) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
-        everyone = len(problem.ranks) == len(problem.fabric.devices)
-        tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
-        for relay in tries:
-            try:
-                return self._forests_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), deadline), relay
-            except Disconnected:
-                if relay == tries[-1]:
-                    raise
-        raise AssertionError("one of the tries returns or raises")
+
+        def make(relay: bool) -> list[Forest]:
+            return self._forests_on(problem, rate_graph(problem.fabric, problem.ranks, relay=relay), deadline)
+
+        return with_relays(problem.fabric, problem.ranks, self.relay, make)
 
     def _forests_on(self, problem: CollectiveProblem, graph: RateGraph, deadline: Deadline) -> list[Forest]:
         weight = weights_of(problem)

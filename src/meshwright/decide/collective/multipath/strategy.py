@@ -24,10 +24,10 @@ from ....kernels.effort import count_work
 from ....program import Contract, Program
 from ....program_builder import ProgramBuilder
 from ..bounds.collective import collective_bound
-from ..bounds.flow import demands
+from ..bounds.flow import Wanted, demands
 from ..memo import remember
 from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
-from ..rates import RateGraph, rate_graph
+from ..rates import RateGraph, pinned_route, rate_graph, with_relays
 from .flow import Paths, fullest_s, in_units, shares_of
 
 __all__ = ["CITE", "DEVIATIONS", "Multipath"]
@@ -105,13 +105,14 @@ class Multipath:
             raise Unsupported(
                 f"{routed.lanes} hops of all pairs' units make too large a program", where="multipath", hint="direct or taccl, or --option units=1"
             )  # fmt: skip
-        pieces = self.pieces or _pieces(problem, routed)
+        wanted = demands(problem)
+        time_s = float(fullest_s(routed.graph, wanted, routed.paths, routed.units))
+        pieces = self.pieces or _pieces(problem, routed, wanted, time_s)
         unroll = self.unroll if self.unroll is not None else pieces * routed.lanes <= LARGE_STEPS
         depth = self.depth or min(DEPTH, pieces)
         chosen = replace(self, units=routed.units, pieces=pieces, relay=routed.relay, unroll=unroll, depth=depth)
         program = _Lowering(problem, routed, pieces, unroll, depth).build()
         paths = sum(len(own) for own in routed.paths.values())
-        time_s = float(fullest_s(routed.graph, demands(problem), routed.paths, routed.units))
         notes = {"paths": paths, "hops": routed.hops, "pieces": pieces, "bandwidth_time_s": time_s}
         return CollectivePlan(program=program, bound=bound, strategy="multipath", options=options_of(chosen), notes=notes)
 
@@ -120,33 +121,27 @@ class Multipath:
 
         def make(relay: bool) -> _Routed:
             graph = rate_graph(problem.fabric, problem.ranks, relay=relay)
-            wanted = demands(problem)
-            units, paths = in_units(graph, wanted, shares_of(graph, wanted), MOST_UNITS, units=self.units)
+            wanted = {s: {t: d / problem.size_bytes for t, d in row.items()} for s, row in demands(problem).items()}  # the same for all sizes
+            try:
+                units, paths = in_units(graph, wanted, shares_of(graph, wanted), MOST_UNITS, units=self.units)
+            except Infeasible as error:
+                raise Disconnected("a pair has no path", where="multipath", hint="add links, or name a connected part of the devices") from error
             return _Routed(graph, relay, units, paths)
 
-        everyone = len(problem.ranks) == len(problem.fabric.devices)
-        tries = [False, True] if self.relay is None and not everyone else [bool(self.relay)]
-        for relay in tries:
-            try:
-                key = "multipath", problem.op, problem.ranks, problem.peers, self.units, relay
-                return remember(problem.fabric, key, lambda relay=relay: make(relay))  # type: ignore[misc]
-            except Infeasible as error:
-                if relay == tries[-1]:
-                    raise Disconnected("a pair has no path", where="multipath", hint="add links, or name a connected part of the devices") from error
-        raise AssertionError("one of the tries returns or raises")
+        key = "multipath", problem.op, problem.ranks, problem.peers, self.units, self.relay
+        return remember(problem.fabric, key, lambda: with_relays(problem.fabric, problem.ranks, self.relay, make)[0])
 
 
-def _pieces(problem: CollectiveProblem, routed: _Routed) -> int:
+def _pieces(problem: CollectiveProblem, routed: _Routed, wanted: Wanted, time_s: float) -> int:
     """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece the overhead of a message per hop.
 
     The pieces that a channel holds must outlast the latency of a hop, there and back.
     """
     if routed.hops <= 1:
         return 1
-    time_s = float(fullest_s(routed.graph, demands(problem), routed.paths, routed.units))
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    largest = max(float(d) for row in demands(problem).values() for d in row.values()) / routed.units
+    largest = max(float(d) for row in wanted.values() for d in row.values()) / routed.units
     most = max(1, min(int(largest // SMALLEST_PIECE_BYTES), MOST_EXECUTED // routed.lanes))
     latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
     if latency_s > 0:
@@ -209,12 +204,8 @@ class _Lowering:
             lane.recv(channels[-1], out, at + i)
 
     def _route(self, hop: Path) -> tuple[str, ...] | None:
-        """None where the fabric's own routing takes it anyway, so that the program stays free of names."""
         if hop not in self.routes:
-            fabric, names = self.problem.fabric, tuple(self.routed.graph.names[v] for v in hop)
-            links = fabric.route(fabric.actor_of[names[0]], fabric.actor_of[names[-1]])
-            default = (names[0], *(fabric.links[x].dst for x in links))
-            self.routes[hop] = None if default == names else names
+            self.routes[hop] = pinned_route(self.problem.fabric, tuple(self.routed.graph.names[v] for v in hop))
         return self.routes[hop]
 
     def _contract(self, own: list[int], out: list[int]) -> Contract:
