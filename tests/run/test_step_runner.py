@@ -86,8 +86,9 @@ def test_recomputed_steps_equal_eager_and_peak_as_predicted(
         assert not boxed
         drawn = torch.rand(1)
         assert all(torch.equal(found[name], value) for name, value in eager.items()), seed
-        assert abs(measured_peak_bytes(runner, tensors) - plan.peak_bytes) <= 0.01 * plan.peak_bytes
-        assert measured_peak_bytes(runner, tensors) <= plan.peak_bytes + 5056 * 2 + 512  # generators' states, while they are kept
+        # of two random operators the generator's first states are kept, and its present one while one of them runs again
+        measured_bytes = measured_peak_bytes(runner, tensors)
+        assert plan.peak_bytes * 0.99 <= measured_bytes <= plan.peak_bytes + 3 * 5056 + 512
         torch.manual_seed(5)
         runner_of(step, keep_everything(measured), graph=measured).run([*tensors])
         assert torch.equal(torch.rand(1), drawn)  # running again has not moved the generator

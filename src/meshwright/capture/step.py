@@ -1,8 +1,8 @@
 """A training step as one executable ATen graph, forward and backward, and its `StepGraph`: what every call reads, makes and costs, by storage.
 
-The module with its loss goes through torch.export (for module paths), then AOTAutograd. Storages come from fake tensors, so no memory is needed
-to plan; views, detaches and transposes lie in the storage of what they view. Running needs real tensors: `CapturedStep.values` says which one every
-placeholder wants, `CapturedStep.outputs` what every output is.
+The module with its loss goes through torch.export (for module paths), then AOTAutograd; backward convolutions are split in two
+(`split_convolutions`). Storages come from fake tensors, so no memory is needed to plan; views, detaches and transposes lie in the storage of what they
+view. Running needs real tensors: `CapturedStep.values` says which one every placeholder wants, `CapturedStep.outputs` what every output is.
 Static shapes only: a graph with symbolic sizes is refused, because a plan's bytes would hold for one size only.
 """
 
@@ -26,6 +26,7 @@ from .joint import is_backward
 from .losses import Objective
 from .nodes import draws_random_numbers, target_name
 from .resolve import ModelSource
+from .split_convolutions import split_convolutions
 from .torch_private import joint_graph, storage_key, uncompiled_graphs
 from .work import tensors_in
 
@@ -92,6 +93,7 @@ def _captured(objective: Objective, source: ModelSource, loss: str, mode: Any, r
         except Exception as error:
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             raise CaptureError(f"AOTAutograd refuses the step: {type(error).__name__}: {reason}", where=source.name) from error
+    split_convolutions(graph_module.graph)
     values, outputs = _tied(graph_module, *_described(graph_module.graph, traced))
     names = dict(zip(graph_module.graph.find_nodes(op="placeholder"), values, strict=True))
     step = step_graph_of(graph_module, name=source.name, names=names, resident_bytes=resident_bytes)

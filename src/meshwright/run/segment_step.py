@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from ..capture.diagnose import quiet
+from ..capture.split_convolutions import split_convolutions
 from ..capture.step import step_graph_of
 from ..capture.torch_private import fake_like, fake_mode, make_fx_graph
 from ..errors import Unsupported
@@ -100,6 +101,7 @@ def trace_segment(
     try:
         with quiet(), mode:
             graph = make_fx_graph(step, [*values, *draws, *slots, *tangents])
+            split_convolutions(graph)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise Unsupported(f"cannot be traced: {type(error).__name__}: {reason}", where=where) from error
