@@ -42,7 +42,7 @@ PAPER = {
     "vgg11": {9.71 / 14.12: -0.0530, 5.51 / 14.12: 0.0911},
 }
 LARGER = {"resnet50": 8, "vgg11": 32, "unet": 2}  # times the batch of `memory_nets`, so that activations are most of the bytes, as in the paper
-INVERTED = ("resnet50", "unet")
+ROUNDING = ("resnet50", "unet", "vgg16")
 NEAR_EFFORT = 3_000_000
 LAYER = ((0,), (1,), (2,), (3,), (0, 4), (5,), (6,), (7,), (8,), (5, 9))  # operator k reads these values of its layer; 0 is the residual stream
 
@@ -112,13 +112,14 @@ def fixed_bytes(graph: StepGraph) -> int:
 
 
 def network_rows(name: str, shares: list[float]) -> Iterator[Row]:
-    step, graph = network(name, StepCosts(costs_file()))
+    costs = StepCosts(costs_file())
+    step, graph = network(name, costs)
     keep = keep_everything(graph)
     plain = measured_peak_bytes(runner_of(step, keep, graph=graph), step_tensors(step))
     aside = fixed_bytes(graph)
-    kinds = [("alone", graph), ("joint", with_variants(step, graph))]
-    if name in INVERTED:
-        kinds.append(("joint, inverse too", with_variants(step, graph, inverse=True)))
+    kinds = [("alone", graph), ("joint", with_variants(step, graph, costs=costs))]
+    if name in ROUNDING:
+        kinds.append(("joint, rounding too", with_variants(step, graph, costs=costs, rounding=True)))
     for kind, planned in kinds:
         for share in shares:
             start = time.process_time()

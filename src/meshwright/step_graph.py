@@ -16,7 +16,7 @@ import msgspec
 
 from .errors import UsageError
 
-__all__ = ["Alternative", "StepAction", "StepGraph", "StepNode", "StepPlan", "StepStorage"]
+__all__ = ["Alternative", "StepAction", "StepGraph", "StepNode", "StepPlan", "StepStorage", "plain_target", "replaced_target"]
 
 Kind = Literal["parameter", "buffer", "input", "tangent", "made"]
 
@@ -54,7 +54,7 @@ class StepNode(_Record, frozen=True, kw_only=True):
     """
 
     name: str
-    target: str  # "placeholder", or e.g. "aten.mm.default"
+    target: str  # "placeholder", or e.g. "aten.mm.default"; "images 8|aten.convolution.default" where that implementation has taken its place
     phase: Literal["input", "forward", "backward"]
     module: str = ""
     inputs: tuple[int, ...] = ()
@@ -66,6 +66,15 @@ class StepNode(_Record, frozen=True, kw_only=True):
     random: bool = False
     optional: bool = False
     alternatives: tuple[Alternative, ...] = ()
+
+
+def replaced_target(target: str, implementation: str) -> str:
+    """The target of a node whose plain implementation another one has taken the place of."""
+    return f"{implementation}|{plain_target(target)}"
+
+
+def plain_target(target: str) -> str:
+    return target.rpartition("|")[2]
 
 
 class StepGraph(_Record, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def forced(graph: StepGraph, node: int, alternative: int) -> StepPlan:
 
 
 def test_every_alternative_gives_what_the_plain_operator_gives(step: CapturedStep) -> None:
-    graph = with_variants(step, inverse=True, lossy=("bf16", "int8"))
+    graph = with_variants(step, rounding=True, lossy=("bf16", "int8"))
     expected = results(step, step.step_graph, keep_everything(step.step_graph))
     tried: dict[str, int] = {}
     for i, n in enumerate(graph.nodes):
@@ -70,7 +70,7 @@ def test_every_alternative_gives_what_the_plain_operator_gives(step: CapturedSte
                     near = {"inverse": 1e-4, "bf16": 0.05, "int8": 0.05}[kind]
                     wrong, size = (x.double() - y.double()).square().mean(), y.double().square().mean()
                     assert wrong <= near**2 * max(float(size), 1e-6), (n.target, a.name)
-    exact = {"in_place", "over_gradient", "mask_bits", "sign_bits", "operand", "meshwright.pool_argmax"}
+    exact = {"in_place", "over_gradient", "mask_bits", "sign_bits", "operand", "meshwright.pool_argmax", "over"}
     assert set(tried) == {*exact, "inverse", "bf16", "int8"}, tried
     assert tried["inverse"] == 3 and tried["mask_bits"] >= 2
 
@@ -129,11 +129,11 @@ def test_a_weight_near_zero_is_not_divided_by() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     step = capture_step(module, (torch.randn(5, 4), torch.arange(5) % 3))
-    graph = with_variants(step, inverse=True)
+    graph = with_variants(step, rounding=True)
     found = [(i, k) for i, n in enumerate(graph.nodes) for k, a in enumerate(n.alternatives) if a.name == "inverse"]
     assert len(found) == 1
     with torch.no_grad():
         module[1].weight[3] = 1e-5
-    assert not any(a.name == "inverse" for n in with_variants(step, inverse=True).nodes for a in n.alternatives)
+    assert not any(a.name == "inverse" for n in with_variants(step, rounding=True).nodes for a in n.alternatives)
     with pytest.raises(RunError, match="cannot be divided by"):
         runner_of(step, forced(graph, *found[0]), graph=graph).run(step_tensors(step))

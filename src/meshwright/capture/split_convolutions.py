@@ -9,6 +9,7 @@ Source: the card of MONeT, section 3.1 (two backward nodes per convolution).
 from __future__ import annotations
 
 import operator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,13 +40,13 @@ def _in_default_order(n: fx.Node) -> bool:
 def _falling(x: torch.Tensor) -> bool:
     """Strides fall from dimension to dimension, as in a contiguous tensor or a slice of one."""
     strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
-    return all(a >= b for a, b in zip(strides, strides[1:], strict=False))
+    return all(a >= b for a, b in pairwise(strides))
 
 
 def _split(graph: fx.Graph, whole: fx.Node) -> None:
     gradient, given, *others = whole.args
     assert isinstance(gradient, fx.Node) and isinstance(given, fx.Node)
-    value, mask = whole.meta["val"], list(whole.args[MASK])  # type: ignore[arg-type]
+    value, mask = whole.meta["val"], list(whole.args[MASK])
     of_input, *of_weight = value
     parts = [x for x in whole.users if x.target is operator.getitem]
 

@@ -1,8 +1,8 @@
 """A training step as one executable ATen graph, forward and backward, and its `StepGraph`: what every call reads, makes and costs, by storage.
 
 The module with its loss goes through torch.export (for module paths), then AOTAutograd; backward convolutions are split in two
-(`split_convolutions`). Storages come from fake tensors, so no memory is needed to plan; views, detaches and transposes lie in the storage of what they
-view. Running needs real tensors: `CapturedStep.values` says which one every placeholder wants, `CapturedStep.outputs` what every output is.
+(`split_convolutions`). Storages come from fake tensors, so no memory is needed to plan; views, detaches and transposes lie in the storage of what
+they view. Running needs real tensors: `CapturedStep.values` says which one every placeholder wants, `CapturedStep.outputs` what every output is.
 Static shapes only: a graph with symbolic sizes is refused, because a plan's bytes would hold for one size only.
 """
 

@@ -15,6 +15,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +33,7 @@ from ..step_graph import StepGraph
 from .measure import quiet_single_thread
 from .operator_times import call_key, environment
 
-__all__ = ["StepCost", "StepCosts", "costs_file", "measure_step"]
+__all__ = ["Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "measure_step", "measured_jobs", "real_tensor"]
 
 SCHEMA = "meshwright.step-costs"
 VERSION = 1
@@ -43,6 +45,18 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_s: Annotated[float, msgspec.Meta(ge=0)]
     workspace_bytes: Annotated[int, msgspec.Meta(ge=0)]
     made_bytes: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()  # storages of its result that are no operand's; kernels differ from fakes
+    same_bits: bool = False  # of another implementation: as the plain operator's, on the same operands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is measured. `ready`: makes tensors and gives what is run on them; `call`: the plain call, if it is one; `plain`: as `ready`, of the plain
+    operator on the same tensors, if results are to be compared."""
+
+    name: str
+    ready: Callable[[], Callable[[], Any]]
+    call: fx.Node | None = None
+    plain: Callable[[], Callable[[], Any]] | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -103,11 +117,12 @@ def measure_step(
     for node in graph.nodes:
         if node.name in calls and (node.makes or node.writes):
             call = calls[node.name]
-            keys[node.name] = call_key(str(call.target), *_fakes(call))
+            keys[node.name] = call_key(str(call.target), *fakes_of(call))
             if keys[node.name] not in costs.costs:
                 missing.setdefault(keys[node.name], call)
     if missing:
-        costs.costs.update(_measured(missing, rounds, device))
+        jobs = {key: Job(name=c.name, ready=partial(_ready, c, device), call=c) for key, c in missing.items()}
+        costs.costs.update(measured_jobs(jobs, rounds, device))
         costs.save()
     nodes, storages = [], list(graph.storages)
     for node in graph.nodes:
@@ -122,44 +137,63 @@ def measure_step(
     return msgspec.structs.replace(graph, nodes=tuple(nodes), storages=tuple(storages), evidence=evidence)
 
 
-def _fakes(call: fx.Node) -> tuple[Any, Any]:
+def fakes_of(call: fx.Node) -> tuple[Any, Any]:
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n: n.meta.get("val"))
     return args, kwargs
 
 
-def _measured(calls: Mapping[str, fx.Node], rounds: int, device: str) -> dict[str, StepCost]:
-    times: dict[str, list[float]] = {key: [] for key in calls}
+def measured_jobs(jobs: Mapping[str, Job], rounds: int, device: str = "cpu") -> dict[str, StepCost]:
+    """Raises: RunError when one fails, by its name."""
+    times: dict[str, list[float]] = {key: [] for key in jobs}
     kept = torch.get_rng_state()
     try:
         torch.manual_seed(0)
         with torch.no_grad():
-            workspaces = _workspaces(calls, device)  # with the threads of this process: kernels' scratch depends on them
+            workspaces = _workspaces(jobs, device)  # with the threads of this process: kernels' scratch depends on them
+            same = {key: _same_bits(job) for key, job in jobs.items()}
         with quiet_single_thread(), torch.no_grad():
             for _ in range(rounds):
-                for key, call in calls.items():
-                    times[key].append(_timed(_ready(call, device), device))
+                for key, job in jobs.items():
+                    times[key].append(_timed(job.ready(), device))
     finally:
         torch.set_rng_state(kept)
-    return {key: StepCost(statistics.median(times[key]), *workspaces[key]) for key in calls}
+    return {key: StepCost(statistics.median(times[key]), *workspaces[key], same_bits=same[key]) for key in jobs}
+
+
+def _same_bits(job: Job) -> bool:
+    if job.plain is None:
+        return False
+    results = []
+    for ready in (job.plain, job.ready):
+        torch.manual_seed(1)
+        results.append([*tensors_in(ready()())])
+    expected, found = results
+    return len(expected) == len(found) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 def _ready(call: fx.Node, device: str) -> Callable[[], Any]:
-    """The call on tensors of its own."""
+    return call_of(call, device)[0]
+
+
+def call_of(call: fx.Node, device: str) -> tuple[Callable[[], Any], dict[fx.Node, Any]]:
+    """The call on tensors of its own, and these."""
     made: dict[fx.Node, Any] = {}
 
     def tensor(n: fx.Node) -> Any:
         if n not in made:
-            made[n] = _real(n.meta.get("val"), call, device)
+            made[n] = real_tensor(n.meta.get("val"), call, device)
         return made[n]
 
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), tensor)
     function: Any = call.target
-    return lambda: function(*args, **kwargs)
+    return lambda: function(*args, **kwargs), made
 
 
-def _made_bytes(call: fx.Node, result: Any) -> tuple[int, ...]:
-    """Sizes of the storages that the call made: results lie in operands' storages exactly if the fakes' do."""
-    given = {storage_key(x) for x in tensors_in(_fakes(call))}
+def _made_bytes(call: fx.Node | None, result: Any) -> tuple[int, ...]:
+    """Sizes of the storages that the plain call made: results lie in operands' storages exactly if the fakes' do."""
+    if call is None:
+        return ()
+    given = {storage_key(x) for x in tensors_in(fakes_of(call))}
     fakes, real = list(tensors_in(call.meta.get("val"))), list(tensors_in(result))
     if len(fakes) != len(real):
         return ()
@@ -182,18 +216,18 @@ def _timed(run: Callable[[], Any], device: str) -> float:
     return end_s - start
 
 
-def _workspaces(calls: Mapping[str, fx.Node], device: str) -> dict[str, tuple[int, tuple[int, ...]]]:
+def _workspaces(jobs: Mapping[str, Job], device: str) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Most bytes allocated inside a call beyond what is left after it, and what it made."""
     if device != "cpu":
-        return {key: _on_gpu(_ready(call, device), call) for key, call in calls.items()}
-    keys = list(calls)
+        return {key: _on_gpu(job) for key, job in jobs.items()}
+    keys = list(jobs)
     made: dict[str, tuple[int, ...]] = {}
     with quiet_profile() as profile:
         for i, key in enumerate(keys):
-            run = _ready(calls[key], device)
+            run = jobs[key].ready()
             with torch.profiler.record_function(f"step-cost:{i}"):
-                result = _run_named(run, calls[key])
-            made[key] = _made_bytes(calls[key], result)
+                result = _run_named(run, jobs[key])
+            made[key] = _made_bytes(jobs[key].call, result)
             del run, result
     events = list(profile.profiler.kineto_results.events())
     memory = sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda e: e[0])
@@ -213,26 +247,28 @@ def _workspaces(calls: Mapping[str, fx.Node], device: str) -> dict[str, tuple[in
     return found
 
 
-def _run_named(run: Callable[[], Any], call: fx.Node) -> Any:
+def _run_named(run: Callable[[], Any], job: Job) -> Any:
     try:
         return run()
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-        raise RunError(f"{call.target} cannot be measured alone: {type(error).__name__}: {error}", where=call.name) from error
+        what = job.name if job.call is None else str(job.call.target)
+        raise RunError(f"{what} cannot be measured alone: {type(error).__name__}: {error}", where=job.name) from error
 
 
-def _on_gpu(run: Callable[[], Any], call: fx.Node) -> tuple[int, tuple[int, ...]]:
+def _on_gpu(job: Job) -> tuple[int, tuple[int, ...]]:
+    run = job.ready()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    result = _run_named(run, call)
+    result = _run_named(run, job)
     torch.cuda.synchronize()
     workspace = max(0, int(torch.cuda.max_memory_allocated()) - int(torch.cuda.memory_allocated()))
-    return workspace, _made_bytes(call, result)
+    return workspace, _made_bytes(job.call, result)
 
 
-def _real(value: Any, call: fx.Node, device: str) -> Any:
+def real_tensor(value: Any, call: fx.Node, device: str) -> Any:
     """A tensor of the fake's shape, strides and dtype, with values that the operator takes."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_real(v, call, device) for v in value)
+        return type(value)(real_tensor(v, call, device) for v in value)
     if not isinstance(value, torch.Tensor):
         return value
     # Strides may be those of an expanded or overlapping view: fill the storage, then look at it in the fake's way.

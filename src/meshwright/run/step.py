@@ -20,7 +20,7 @@ from ..capture.torch_private import storage_key
 from ..capture.work import tensors_in
 from ..check.step_memory import check_step_plan
 from ..errors import RunError, UnknownName, UsageError
-from ..step_graph import StepGraph, StepPlan
+from ..step_graph import StepGraph, StepNode, StepPlan, plain_target
 from .calls_again import generator_state, restore_generator
 from .storage_peak import peak_of
 
@@ -124,16 +124,22 @@ class StepRunner:
         node = self.graph.nodes[number]
         if alternative >= 0:
             way = node.alternatives[alternative]
-            found = self.variants.alternatives.get((node.target, way.name))
-            if found is None:
-                raise UnknownName(f"{node.target} has no implementation {way.name!r}", where=node.name, hint=_known(self.variants))
-            return _bound(found, self.call.get(node.name), way.inputs)
+            return _bound(self._implementation(node, way.name), self.call.get(node.name), way.inputs)
         if node.name not in self.call:
             plain = self.variants.optional.get(node.target)
             if plain is None:
                 raise UnknownName(f"nothing implements {node.target}", where=node.name, hint=_known(self.variants))
             return lambda values: plain(*[values[i] for i in node.inputs])
+        if plain_target(node.target) != node.target:
+            return _bound(self._implementation(node, node.target.partition("|")[0]), self.call[node.name], node.inputs)
         return self._plain(self.call[node.name])
+
+    def _implementation(self, node: StepNode, name: str) -> Callable[..., Any]:
+        target = plain_target(node.target)
+        found = self.variants.alternatives.get((target, name))
+        if found is None:
+            raise UnknownName(f"{target} has no implementation {name!r}", where=node.name, hint=_known(self.variants))
+        return found
 
     def _plain(self, call: fx.Node) -> Action:
         function: Any = call.target

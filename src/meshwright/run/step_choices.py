@@ -14,10 +14,14 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import fx
 
 from ..capture.step import CapturedStep
 from ..errors import UsageError
+from ..probe.step_costs import StepCosts
+from ..probe.variant_costs import measure_variants, pools_by_offsets
 from ..step_graph import Alternative, StepGraph, StepNode, StepStorage
+from .step_pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED
 from .step_variants import BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
 
 __all__ = ["with_variants"]
@@ -26,24 +30,37 @@ LOSSY = ("bf16", "int8")
 SMALL = 1 << 12  # bytes: a result this small is not worth a narrower copy
 # they compare with a limit, which rounding may cross
 COMPARING = ("aten.threshold_backward.default", "aten.hardtanh_backward.default", "aten.max_pool2d_with_indices_backward.default")
+ADD = "aten.add.Tensor"
+LEAST_WORKSPACE = 1 << 16  # bytes: below, an operator is not done in pieces
+PARTS = (1, 4, 16)  # images or channels in one piece
+MOST_PIECES = 64
 ELEMENTWISE = ("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default", "aten.gelu.default")
 
 
 def with_variants(
-    step: CapturedStep, graph: StepGraph | None = None, *, inverse: bool = False, lossy: Collection[str] = (), offload_Bps: float | None = None
-) -> StepGraph:
-    """`graph`: the step's own, with measured times (default: `step.step_graph`). `inverse`: normalisations from their output. `lossy`: narrower
-    saves, of "bf16" and "int8". `offload_Bps`: results may go to the host and come back at this rate (planned only: a CPU has no host beside it).
+    step: CapturedStep, graph: StepGraph | None = None, *, costs: StepCosts | None = None, rounding: bool = False, lossy: Collection[str] = (),
+    offload_Bps: float | None = None,
+) -> StepGraph:  # fmt: skip
+    """`graph`: the step's own, with measured times (default: `step.step_graph`). `costs`: implementations are measured, and operators in pieces are
+    among them. `rounding`: what is exact up to rounding too: normalisations from their output, weight gradients by images. `lossy`: narrower saves,
+    of "bf16" and "int8". `offload_Bps`: results may go to the host and come back at this rate (planned only: a CPU has no host beside it).
 
-    Raises: UsageError for an unknown lossy form or a rate that is not positive.
+    Raises: UsageError for an unknown lossy form or a rate that is not positive; with `costs` as `probe.step_costs.measure_step`.
     """
     unknown = [x for x in lossy if x not in LOSSY]
     if unknown:
         raise UsageError(f"no lossy form {unknown[0]!r}", where="lossy", hint="bf16 or int8")
     if offload_Bps is not None and not offload_Bps > 0:
         raise UsageError(f"an offload rate of {offload_Bps} B/s", where="offload_Bps", hint="bytes per second, above 0")
-    found = _Choices(step, graph or step.step_graph)
+    measured = costs is not None and costs.environment["device"] == "cpu"
+    graph = graph or step.step_graph
+    if costs is not None and measured:
+        graph = pools_by_offsets(step.graph_module, graph, costs)
+    found = _Choices(step, graph)
     for i, n in enumerate(found.graph.nodes):
+        found.added(i, n)
+        if measured:
+            found.pieces(i, n)
         if n.phase == "forward":
             found.in_place(i, n)
         elif n.phase == "backward" and n.makes:
@@ -52,7 +69,7 @@ def with_variants(
             found.relu(i, n)
             found.from_output(i, n)
             found.pooling(i, n)
-            if inverse:
+            if rounding:
                 found.inverse(i, n)
             for form in lossy:
                 found.narrower(i, n, form)
@@ -60,6 +77,9 @@ def with_variants(
                 found.offload(i, n, offload_Bps)
     graph = found.inserted()
     register(graph)
+    if costs is not None and measured:
+        graph = measure_variants(step.graph_module, graph, costs, rounding=rounding)
+        register(graph)
     return graph
 
 
@@ -147,9 +167,32 @@ class _Choices:
         return bool(alike and self.size(x) == self.graph.storages[n.makes[0]].size_bytes)
 
     def over_gradient(self, i: int, n: StepNode) -> None:
-        backward = self.graph.nodes[n.inputs[0]].phase == "backward"
-        if n.target in OVER_GRADIENT and len(n.inputs) == 2 and backward and self._over(n, n.inputs[0]):
+        if n.target in OVER_GRADIENT and self._gradient_over(n):
             self.way(i, "over_gradient", n.inputs, over=n.inputs[0])
+
+    def _gradient_over(self, n: StepNode) -> bool:
+        return len(n.inputs) == 2 and self.graph.nodes[n.inputs[0]].phase == "backward" and self._over(n, n.inputs[0])
+
+    def added(self, i: int, n: StepNode) -> None:
+        """A sum over one of its terms."""
+        terms = self.call[n.name].args[:2] if n.target == ADD and len(n.inputs) == 2 else ()
+        for position, x in enumerate(self.index[t.name] if isinstance(t, fx.Node) else -1 for t in terms):
+            if x >= 0 and self.graph.nodes[x].phase == n.phase and self._over(n, x):
+                self.way(i, f"over {position}", n.inputs, over=x)
+
+    def pieces(self, i: int, n: StepNode) -> None:
+        """In pieces of 1, 4 or 16 images or channels' groups, where there is something to save."""
+        able = {kind for target, kind in PIECES if target == n.target}
+        if not able or n.workspace_bytes < LEAST_WORKSPACE:
+            return
+        args: Any = self.call[n.name].args
+        wholes = dict(zip(("images", "channels"), args[0].meta["val"].shape, strict=False))
+        if n.target == CONVOLUTION_BACKWARD and (args[MASK][0] or args[TRANSPOSED] or args[GROUPS] > 1):
+            able.remove("channels")  # of the weight's gradient only, and where an output channel reads all of the input
+        for kind in sorted(able):
+            for k in sorted({-(-wholes[kind] // part) for part in PARTS}):
+                if 1 < k <= MOST_PIECES:
+                    self.way(i, f"{kind} {k}", n.inputs, lossless=False)  # until it is measured
 
     def masks(self, i: int, n: StepNode) -> None:
         for k, x in enumerate(n.inputs):
@@ -161,9 +204,12 @@ class _Choices:
         if n.target != "aten.threshold_backward.default" or len(n.inputs) != 2 or self.call[n.name].args[2] != 0 or not self.saved(n.inputs[1]):
             return
         y = self.root(n.inputs[1])
-        bits = self.extra("sign_bits", y, -(-self.value(y).numel() // 8))
-        self.way(i, "sign_bits", (n.inputs[0], bits), more_bytes=-self.size(y))
         made = self.graph.nodes[y]
+        if self.value(y).dtype in (torch.float32, torch.float64):
+            bits = self.extra("sign_bits", y, -(-self.value(y).numel() // 8))
+            self.way(i, "sign_bits", (n.inputs[0], bits), more_bytes=-self.size(y))
+            if self._gradient_over(n) and self.value(n.inputs[0]).is_contiguous():
+                self.way(i, "sign_bits over", (n.inputs[0], bits), more_bytes=-self.size(y), over=n.inputs[0])
         if made.target == "aten.relu.default":
             self.way(i, "operand input", (n.inputs[0], made.inputs[0]))
 

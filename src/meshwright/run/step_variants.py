@@ -9,15 +9,17 @@ Source: the card of MONeT, section 3.6.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import fx
 
-from ..kernels.packed import pack_bits, pack_offsets, pass_where, scatter_offsets, unpack_bits
-from ..step_graph import StepGraph
+from ..kernels.packed import clear_unless, pack_bits, pack_offsets, pack_signs, pass_where, scatter_offsets, unpack_bits
+from ..step_graph import StepGraph, plain_target
 from .step import VARIANTS, Variants
+from .step_pieces import in_pieces
 
 __all__ = ["BLOCK", "LEAST_WEIGHT", "Packed", "register"]
 
@@ -55,7 +57,9 @@ def mask_bits(x: torch.Tensor) -> Packed:
 
 def sign_bits(y: torch.Tensor) -> torch.Tensor:
     """Where a ReLU's output (or input) lets the gradient through: not <= 0, as the plain operator asks."""
-    return _bits_of(~(y <= 0))
+    bits = torch.empty(-(-y.numel() // 8), dtype=torch.uint8)
+    pack_signs(_flat(y.contiguous()), bits.numpy())
+    return bits
 
 
 def bf16(x: torch.Tensor) -> Packed:
@@ -97,6 +101,18 @@ def relu_gradient(call: fx.Node, gradient: torch.Tensor, bits: torch.Tensor) -> 
     out = torch.empty_like(gradient)
     pass_where(bits.numpy(), _flat(gradient), _flat(out))
     return out
+
+
+def relu_over_gradient(call: fx.Node, gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    clear_unless(bits.numpy(), _flat(gradient).view(np.int32 if gradient.dtype == torch.float32 else np.int64))
+    return gradient
+
+
+def added_over(call: fx.Node, *inputs: torch.Tensor, position: int) -> torch.Tensor:
+    """a + b into one of them."""
+    given = dict(zip(call.all_input_nodes, inputs, strict=True))
+    a, b = (given[x] for x in call.args[:2])
+    return torch.add(a, b, **call.kwargs, out=(a, b)[position])
 
 
 def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -194,6 +210,9 @@ for _target, _function in OVER_GRADIENT.items():
 for _target, _function in INVERSE.items():
     VARIANTS.alternatives[_target, "inverse"] = _function
 VARIANTS.alternatives["aten.threshold_backward.default", "sign_bits"] = relu_gradient
+VARIANTS.alternatives["aten.threshold_backward.default", "sign_bits over"] = relu_over_gradient
+for _position in (0, 1):
+    VARIANTS.alternatives["aten.add.Tensor", f"over {_position}"] = partial(added_over, position=_position)
 
 GENERAL = ("operand", "mask_bits", "bf16", "int8")  # of any operator: its plain call on other operands, unpacked first
 
@@ -203,10 +222,13 @@ def register(graph: StepGraph, variants: Variants = VARIANTS) -> Variants:
     for n in graph.nodes:
         if n.optional and n.target.startswith("meshwright.pool_argmax:"):
             variants.optional[n.target] = _pool_packer(n.target)
-        for a in n.alternatives:
-            kind = a.name.partition(" ")[0]
+        target = plain_target(n.target)
+        for name in (*(a.name for a in n.alternatives), *([n.target.partition("|")[0]] if target != n.target else [])):
+            kind = name.partition(" ")[0]
             if kind in GENERAL:
-                variants.alternatives.setdefault((n.target, a.name), operand)
+                variants.alternatives.setdefault((target, name), operand)
             elif kind.startswith("meshwright.pool_argmax:"):
-                variants.alternatives[n.target, a.name] = _pool_gradient(kind)
+                variants.alternatives[target, name] = _pool_gradient(kind)
+            elif (found := in_pieces(target, name)) is not None:
+                variants.alternatives[target, name] = found
     return variants
