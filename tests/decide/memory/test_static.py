@@ -81,6 +81,31 @@ def test_one_stream_is_solved_exactly(data: st.DataObject) -> None:
     assert refused.value.data["proved"]
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), pieces=st.integers(8, 30))
+def test_a_rectangle_cut_into_pieces_is_put_together_again(seed: int, pieces: int) -> None:
+    """No byte to spare anywhere: a branch that is cut off wrongly would end in NEVER."""
+    rng = np.random.default_rng(seed)
+    cut = [(0, 24, 0, 60)]
+    while len(cut) < pieces:
+        a, b, low, high = cut.pop(int(rng.integers(len(cut))))
+        if rng.random() < 0.5 and b - a > 1:
+            at = int(rng.integers(a + 1, b))
+            cut += [(a, at, low, high), (at, b, low, high)]
+        else:
+            at = int(rng.integers(low, high))
+            cut += [(a, b, low, at), (a, b, at, high)] if at > low else [(a, b, low, high)]
+    lower, upper, low, high = np.array(cut, np.int64).T
+    life = lower, upper, high - low, upper - lower
+    for rank, by_load in (*preorders(*life), *((mixed_order(*life, rng), False) for _ in range(4))):
+        offset = np.zeros(pieces, np.int64)
+        verdict, _ = search(*life[:3], rank, by_load, 60, 5_000, offset)
+        assert verdict in (FITS, STOPPED)
+        if verdict == FITS:
+            plan = ArenaPlan(strategy="search", offset_bytes=offset, arena_bytes=60, bound_bytes=0, clique=())
+            assert check_arena(intervals_problem(lower.tolist(), upper.tolist(), life[2].tolist()), plan).ok
+
+
 def test_a_search_that_is_cut_short_says_so() -> None:
     rng = np.random.default_rng(0)
     lower = rng.integers(0, 50, 60)

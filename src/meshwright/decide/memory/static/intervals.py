@@ -1,13 +1,14 @@
 """Exact search for one stream: storages alive in intervals of time, placed under a given capacity or shown not to fit.
 
 Storages are placed by rising offset, each as low as what lies beneath it allows. A node of the search holds a partition of the unplaced (no two
-partitions share a moment, so each is solved on its own); it is cut off when at some moment what is certainly taken up plus what is still to come
-exceeds the capacity. Among storages, candidates come by lowest offset, then by one of several orders, taken in turns with a limit on nodes that
-doubles; an order by load is made anew for every part. Skipped: places above one where another unplaced storage would fit whole; the same set in
-another order at one offset; and, where nothing unplaced lies over the storage just placed, all alternatives to it.
-Cite: CITE in `__init__` names MiniMalloc (Moffitt 2023). Beyond it: a fourth order and
-random ones in every turn, since where one order is stuck for hours another may be through at once; and a storage whose turn has passed will lie on
-another unplaced one, which raises its lowest place or shows that there is none.
+partitions share a moment, so each is solved on its own); it is cut off when at some moment those still to come do not fit above where they may lie
+at the lowest. Among storages, candidates come by lowest offset, then by one of several orders, taken in turns with a limit on nodes that doubles;
+an order by load is made anew for every part. Skipped: places above one where another unplaced storage would fit whole; the same set in another
+order at one offset; and, where nothing unplaced lies over the storage just placed, all alternatives to it.
+Cite: CITE in `__init__` names MiniMalloc (Moffitt 2023). Beyond it: a fourth order and random ones in every turn, since where one order is stuck for
+hours another may be through at once; a storage whose turn has passed will lie on another unplaced one, which raises its lowest place or shows that
+there is none; where that alone cuts off the next candidate's node, no later one is tried; and the cut looks at every height that an unplaced storage
+may lie at, not at the lowest only.
 Invariant: `FITS` comes with offsets; `NEVER` only from a search that ended by itself. Cost: exponential; one node is O(storages · moments).
 """
 
@@ -70,8 +71,8 @@ def _ranks(keys: Sequence[I64]) -> I64:
 def _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, roof):  # type: ignore[no-untyped-def]
     """`place[t]`: no solution puts the unplaced storage t beneath; False if some cannot be put at all.
 
-    One whose turn has passed (its lowest place comes before the last one placed) will lie on another unplaced one. `roof[:, s]`: the two lowest
-    tops of unplaced storages at moment s, and whose the lowest is.
+    One whose turn has passed (its lowest place comes before the last one placed) will lie on another unplaced one. `roof[s]`: the lowest top of an
+    unplaced storage at moment s.
     """
     first, last = np.int64(2**62), np.int64(0)
     late = False
@@ -82,56 +83,52 @@ def _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, ro
         first, last = min(first, lower[t]), max(last, upper[t])
     if not late:
         return True
-    for s in range(first, last):
-        roof[0, s], roof[1, s], roof[2, s] = 2**62, 2**62, -1
+    roof[first:last] = 2**62
     for i in range(k):
         t = list_[i]
         top = place[t] + size[t]
         for s in range(lower[t], upper[t]):
-            if top < roof[0, s]:
-                roof[1, s], roof[0, s], roof[2, s] = roof[0, s], top, t
-            elif top < roof[1, s]:
-                roof[1, s] = top
+            roof[s] = min(roof[s], top)
     for i in range(k):
         t = list_[i]
         if lowest[t] < base or (lowest[t] == base and rank[t] < base_rank):
             under = np.int64(2**62)
             for s in range(lower[t], upper[t]):
-                under = min(under, roof[1, s] if roof[2, s] == t else roof[0, s])
-            if under == 2**62:
-                return False
-            place[t] = max(place[t], under)
+                under = min(under, roof[s])
+            if under == base + size[t]:  # its own top, perhaps; `roof` has the tops of before this loop, so has this
+                under = np.int64(2**62)
+                for j in range(k):
+                    m = list_[j]
+                    if m != t and lower[m] < upper[t] and lower[t] < upper[m]:
+                        under = min(under, max(lowest[m], base) + size[m])
+                if under == 2**62:
+                    return False
+            place[t] = under
     return True
 
 
 @njit(cache=True, nogil=True)
-def _tighten(list_, k, base, base_rank, rank, lower, upper, size, lowest, floor, total, capacity, least, place, roof):  # type: ignore[no-untyped-def]
-    """Raises the floors of the moments of the unplaced storages list_[:k] to the lowest place of any of them there; False if some moment bursts.
+def _fits(list_, k, base, base_rank, rank, lower, upper, size, lowest, capacity, place, roof, above):  # type: ignore[no-untyped-def]
+    """False if at some moment the unplaced storages of list_[:k] that lie at some height or higher do not fit above it together.
 
-    `base`, `base_rank`: where and which the last one placed is. `least`, `place`, `roof` are scratch.
+    `base`, `base_rank`: where and which the last one placed is. `place`, `roof` and `above` (bytes met so far at each moment) are scratch.
     """
     if not _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, roof):
         return False
+    heights = np.empty(k, np.int64)
     first, last = np.int64(2**62), np.int64(0)
     for i in range(k):
         t = list_[i]
+        heights[i] = place[t]
         first, last = min(first, lower[t]), max(last, upper[t])
-    for s in range(first, last):
-        least[s] = 2**62
-    for i in range(k):
-        t = list_[i]
-        at = place[t]
-        if at + size[t] > capacity:
-            return False
+    above[first:last] = 0
+    for i in np.argsort(-heights):
+        t, bursts = list_[i], False
         for s in range(lower[t], upper[t]):
-            if at < least[s]:
-                least[s] = at
-    for s in range(first, last):
-        if total[s] > 0:
-            if least[s] > floor[s]:
-                floor[s] = least[s]
-            if floor[s] + total[s] > capacity:
-                return False
+            above[s] += size[t]
+            bursts |= above[s] > capacity - place[t]
+        if bursts:
+            return False
     return True
 
 
@@ -181,7 +178,7 @@ def _by_load(members, k, rank, lower, upper, total, out):  # type: ignore[no-unt
 
 
 @njit(cache=True, nogil=True)
-def _put(t, members, k, lower, upper, size, lowest, floor, total, rest):  # type: ignore[no-untyped-def]
+def _put(t, members, k, lower, upper, size, lowest, total, rest):  # type: ignore[no-untyped-def]
     """Places `t` as low as it may lie. `rest`: the others; returns (how many, whether none of them shares a moment with it)."""
     top, r, alone = lowest[t] + size[t], 0, True
     for j in range(k):
@@ -195,24 +192,23 @@ def _put(t, members, k, lower, upper, size, lowest, floor, total, rest):  # type
             lowest[m] = max(lowest[m], top)
     for s in range(lower[t], upper[t]):
         total[s] -= size[t]
-        floor[s] = max(floor[s], top)
     return r, alone
 
 
 @njit(cache=True, nogil=True)
-def _keep(members, k, first, last, lowest, floor, total, kept_lowest, kept_floor, kept_total):  # type: ignore[no-untyped-def]
+def _keep(members, k, first, last, lowest, total, kept_lowest, kept_total):  # type: ignore[no-untyped-def]
     for j in range(k):
         kept_lowest[j] = lowest[members[j]]
     for s in range(first, last):
-        kept_floor[s], kept_total[s] = floor[s], total[s]
+        kept_total[s] = total[s]
 
 
 @njit(cache=True, nogil=True)
-def _undo(members, k, first, last, lowest, floor, total, kept_lowest, kept_floor, kept_total):  # type: ignore[no-untyped-def]
+def _undo(members, k, first, last, lowest, total, kept_lowest, kept_total):  # type: ignore[no-untyped-def]
     for j in range(k):
         lowest[members[j]] = kept_lowest[j]
     for s in range(first, last):
-        floor[s], total[s] = kept_floor[s], kept_total[s]
+        total[s] = kept_total[s]
 
 
 @njit(cache=True, nogil=True)
@@ -228,14 +224,14 @@ def search(lower, upper, size, rank, by_load, capacity, node_limit, offset):  # 
     n, moments = len(size), np.int64(0)
     for t in range(n):
         moments = max(moments, upper[t])
-    lowest, floor, total, least = np.zeros(n, np.int64), np.zeros(moments, np.int64), np.zeros(moments, np.int64), np.zeros(moments, np.int64)
+    lowest, place = np.zeros((2, n), np.int64)
+    total, roof, above = np.zeros((3, moments), np.int64)
     for t in range(n):
         for s in range(lower[t], upper[t]):
             total[s] += size[t]
-    place, roof = np.zeros(n, np.int64), np.zeros((3, moments), np.int64)
     depth = n + 2
     members, cands, rest = np.zeros((depth, n), np.int64), np.zeros((depth, n), np.int64), np.zeros((depth, n), np.int64)
-    kept_lowest, kept_floor, kept_total = np.zeros((depth, n), np.int64), np.zeros((depth, moments), np.int64), np.zeros((depth, moments), np.int64)
+    kept_lowest, kept_total = np.zeros((depth, n), np.int64), np.zeros((depth, moments), np.int64)
     count, found, tried, rest_count, next_ = np.zeros((5, depth), np.int64)
     first, last = np.zeros((2, depth), np.int64)
     placed, alone = np.full(depth, -1, np.int64), np.zeros(depth, np.bool_)
@@ -245,9 +241,7 @@ def search(lower, upper, size, rank, by_load, capacity, node_limit, offset):  # 
     ranks[0] = rank
     if by_load:
         _by_load(rest[0], n, rank, lower, upper, total, ranks[0])
-    if n and not _tighten(
-        rest[0], n, np.int64(0), np.int64(-1), ranks[0], lower, upper, size, lowest, floor, total, capacity, least, place, roof
-    ):
+    if n and not _fits(rest[0], n, np.int64(0), np.int64(-1), ranks[0], lower, upper, size, lowest, capacity, place, roof, above):
         return NEVER, np.int64(0)
     nodes, f, stands = np.int64(0), 0, True
     while True:
@@ -265,29 +259,32 @@ def search(lower, upper, size, rank, by_load, capacity, node_limit, offset):  # 
             if by_load and count[g] < rest_count[f]:
                 row[g], base_rank = g, np.int64(-1)
                 _by_load(members[g], count[g], rank, lower, upper, total, ranks[g])
-            _keep(members[g], count[g], first[g], last[g], lowest, floor, total, kept_lowest[g], kept_floor[g], kept_total[g])
+            _keep(members[g], count[g], first[g], last[g], lowest, total, kept_lowest[g], kept_total[g])
             found[g] = _candidates(members[g], count[g], ranks[row[g]], size, lowest, base, base_rank, cands[g])
             f = g
         else:  # what it has placed cannot stay
-            _undo(members[f], count[f], first[f], last[f], lowest, floor, total, kept_lowest[f], kept_floor[f], kept_total[f])
+            _undo(members[f], count[f], first[f], last[f], lowest, total, kept_lowest[f], kept_total[f])
             if alone[f]:
                 tried[f] = found[f]
         stands = False
+        if 0 < tried[f] < found[f]:  # were the next one placed, those before it would have missed their turn: where that alone bursts, none is left
+            t, order = cands[f, tried[f]], ranks[row[f]]
+            if not _fits(members[f], count[f], lowest[t], order[t], order, lower, upper, size, lowest, capacity, place, roof, above):
+                tried[f] = found[f]
         if tried[f] == found[f]:
             f -= 1
             if f == 0:
                 return NEVER, nodes
             continue
-        t = cands[f, tried[f]]
+        t, order = cands[f, tried[f]], ranks[row[f]]
         tried[f] += 1
         nodes += 1
         if nodes > node_limit:
             return STOPPED, nodes
         at = lowest[t]
         offset[t], placed[f], next_[f] = at, t, 0
-        rest_count[f], alone[f] = _put(t, members[f], count[f], lower, upper, size, lowest, floor, total, rest[f])
+        rest_count[f], alone[f] = _put(t, members[f], count[f], lower, upper, size, lowest, total, rest[f])
         stands = at + size[t] <= capacity and (
-            rest_count[f] == 0 or _tighten(
-                rest[f], rest_count[f], at, ranks[row[f], t], ranks[row[f]], lower, upper, size, lowest, floor, total, capacity, least, place, roof
-            )
+            rest_count[f] == 0
+            or _fits(rest[f], rest_count[f], at, order[t], order, lower, upper, size, lowest, capacity, place, roof, above)
         )

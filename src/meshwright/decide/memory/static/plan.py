@@ -37,11 +37,11 @@ MINIMALLOC = Cite(
 
 I64 = NDArray[np.int64]
 VISITS = 500_000_000  # conflicts that one unit of effort looks at: some twenty seconds
-NODES = 500_000  # of the exact search per unit of effort and capacity
-FIRST = 8_000_000  # and at the capacity that is asked for, or the bound
+FIRST = 1_000_000  # nodes of the exact search per unit of effort at the capacity that is asked for, or the bound
+NODES = 2_000_000  # and at the capacities between it and the best arena
+TRY = 32_000  # at each of them at first
 SHORT = 32_000  # of a search under a random order
 FEW = 7  # blocks of which every order is tried
-STEPS = 12  # capacities that the exact search tries between the bound and the best arena
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,11 @@ def _refuse(problem: ArenaProblem, work: _Work, best: int, capacity: int, never:
 
 
 def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.random.Generator) -> tuple[int, I64, int, int]:
-    """Capacities from the goal upwards, by bisection: (height, offsets, largest capacity proved too small, what heights are multiples of)."""
+    """The goal, then capacities between it and the best arena: (height, offsets, largest capacity proved too small, what heights are multiples of).
+
+    A search that is stopped says nothing of other capacities: some that are smaller are found sooner. So each round tries half the way down to the
+    goal, a quarter, and so on to the next height below the best, with twice as many nodes as the round before; what is decided begins it again.
+    """
     moments = np.unique(np.concatenate([work.life.opens[:, 0], work.life.closes[:, 0]]))
     lower, upper = np.searchsorted(moments, work.life.opens[:, 0]), np.searchsorted(moments, work.life.closes[:, 0])
     some = np.flatnonzero(work.life.size_bytes > 0)
@@ -138,49 +142,57 @@ def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.
     clock = work.problem.clock
     width = clock[work.life.closes[some, 0]] - clock[work.life.opens[some, 0]] if len(clock) else upper[some] - lower[some]
     lifetimes = [(lower[some], upper[some], size, w) for w in (width, upper[some] - lower[some])]
-    found, offsets, never, stopped = best, np.zeros(0, np.int64), 0, goal - unit
-    at = goal
-    for step in range(STEPS):
-        verdict, offset = _under(lifetimes, at, effort * (NODES if step else FIRST), end, rng)
+    found, offsets, never, left = best, np.zeros(0, np.int64), 0, effort * (FIRST + NODES)
+
+    def decided(at: int, most: int) -> bool:
+        nonlocal found, offsets, never, left
+        verdict, offset, used = _under(lifetimes, at, min(most, left), end, rng)
+        left -= used
         if verdict == FITS:
             found = int((offset + size).max())
             offsets = np.zeros(len(work.life.size_bytes), np.int64)
             offsets[some] = offset
         elif verdict == NEVER:
             never = max(never, at)
-        if verdict != FITS:
-            stopped = at
-        if found - stopped <= unit or time.monotonic() > end:
-            break
-        at = (found + stopped) // 2 // unit * unit
+        return verdict in (FITS, NEVER)
+
+    decided(goal, effort * FIRST)
+    most, halvings = effort * TRY, 1
+    while (heights := (found - max(never + 1, goal)) // unit) > 0 and left > 0 and time.monotonic() <= end:
+        if decided(found - max(1, heights >> halvings) * unit, most):
+            halvings = 1
+        elif heights >> halvings > 1:
+            halvings += 1
+        else:
+            most, halvings = 2 * most, 1
     return found, offsets, never, unit
 
 
-def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes: int, end: float, rng: np.random.Generator) -> tuple[int, I64]:
-    """The orders in turns, with twice as many nodes each round; then three times as many nodes in short searches under random orders.
+def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes: int, end: float, rng: np.random.Generator) -> tuple[int, I64, int]:
+    """The orders in turns, with twice as many nodes each round; after each as many nodes again in short searches under random orders.
 
-    `lifetimes`: (lower, upper, size, width), once for each measure of width.
+    `lifetimes`: (lower, upper, size, width), once for each measure of width. Returns (verdict, offsets, nodes used).
     """
     lower, upper, size, _ = lifetimes[0]
-    fixed = [order for one in lifetimes for order in preorders(*one)]
-    offset, limit, verdict = np.zeros(len(size), np.int64), 2 * len(size), -1
+    fixed = list({(rank.tobytes(), by_load): (rank, by_load) for one in lifetimes for rank, by_load in preorders(*one)}.values())
+    offset, limit, verdict, left = np.zeros(len(size), np.int64), 2 * len(size), -1, nodes
 
     def under(rank: I64, by_load: bool, most: int) -> bool:
-        nonlocal nodes, verdict
-        verdict, used = search(lower, upper, size, rank, by_load, capacity, most, offset)
-        nodes -= used
-        return verdict in (FITS, NEVER) or nodes <= 0 or time.monotonic() > end
+        nonlocal left, verdict
+        verdict, used = search(lower, upper, size, rank, by_load, capacity, min(most, left), offset)
+        left -= used
+        return verdict in (FITS, NEVER) or left <= 0 or time.monotonic() > end
 
     while True:
-        spent = nodes
+        spent = left
         for rank, by_load in fixed:
             if under(rank, by_load, limit):
-                return int(verdict), offset
-        spent -= nodes
-        stop = nodes - 3 * spent
-        while nodes > stop:
+                return int(verdict), offset, nodes - left
+        spent -= left
+        stop = left - spent
+        while left > stop:
             if under(mixed_order(*lifetimes[0], rng), False, min(limit, SHORT)):
-                return int(verdict), offset
+                return int(verdict), offset, nodes - left
         limit *= 2
 
 
