@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-NETS = {"resnet50": "cross-entropy", "vgg11": "cross-entropy", "unet": "cross-entropy", "gpt12": "cross-entropy", "swiglu": "mse"}
+NETS = dict.fromkeys(("resnet50", "vgg11", "vgg16", "unet", "gpt12"), "cross-entropy") | {"swiglu": "mse"}
 
 
 class Bottleneck(nn.Module):
@@ -43,12 +43,20 @@ class ResNet(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
+VGG11 = (1, "m", 2, "m", 4, 4, "m", 8, 8, "m", 8, 8, "m")
+VGG16 = (1, 1, "m", 2, 2, "m", 4, 4, 4, "m", 8, 8, 8, "m", 8, 8, 8, "m")
+
+
 class VGG(nn.Module):
-    def __init__(self, width: int = 64, classes: int = 100) -> None:
+    """`side`: of the images; a multiple of 32."""
+
+    def __init__(
+        self, steps: tuple[int | str, ...] = VGG11, side: int = 64, width: int = 64, hidden: int = 512, classes: int = 100
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inside = 3
-        for step in (1, "m", 2, "m", 4, 4, "m", 8, 8, "m", 8, 8, "m"):
+        for step in steps:
             if step == "m":
                 layers.append(nn.MaxPool2d(2))
             else:
@@ -56,8 +64,8 @@ class VGG(nn.Module):
                 inside = width * int(step)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
-            nn.Flatten(), nn.Linear(inside * 4, 512), nn.ReLU(), nn.Dropout(0.5),
-            nn.Linear(512, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, classes),
+            nn.Flatten(), nn.Linear(inside * (side // 32) ** 2, hidden), nn.ReLU(), nn.Dropout(0.5),
+            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.5), nn.Linear(hidden, classes),
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -155,6 +163,11 @@ def resnet50() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def vgg11() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return VGG(), images(8, 64)
+
+
+def vgg16() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """As published: 138 M parameters, images of 224."""
+    return VGG(VGG16, side=224, hidden=4096, classes=1000), images(8, 224, classes=1000)
 
 
 def unet() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

@@ -33,12 +33,13 @@ def run(args: argparse.Namespace) -> Result:
     if not args.model:
         raise UsageError("wants --model", where="memory explain", hint="--model FILE.py:function")
     step = step_arguments.measured(args)
-    plan = keep_everything(step.graph)
+    graph, plan = step.plain, keep_everything(step.plain)
     if args.budget is not None:
+        graph = step.graph
         plan, _ = planned(step, budget_bytes(args.budget, plan.peak_bytes), step_arguments.strategy(args), seed=args.seed)
-    alive = alive_at(step.graph, plan.actions, plan.peak_at)
-    rows = [_row(step.graph, plan, a) for a in alive]
-    node = step.graph.nodes[plan.actions[plan.peak_at].node]
+    alive = alive_at(graph, plan.actions, plan.peak_at)
+    rows = [_row(graph, plan, a) for a in alive]
+    node = graph.nodes[plan.actions[plan.peak_at].node]
     way = plan.actions[plan.peak_at].alternative
     workspace = node.workspace_bytes if way < 0 else node.alternatives[way].workspace_bytes
     fixed = {k: v for k, v in step.bytes_by_kind().items() if k != "gradients and loss"}

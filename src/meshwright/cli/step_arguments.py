@@ -21,6 +21,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", help="the model function, FILE.py:function or module:function")
     group.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
     group.add_argument("--optimizer", default="none", help="whose state is counted: none (default), sgd, momentum, adam")
+    group.add_argument(
+        "--implementations", default="exact", metavar="KINDS",
+        help="what operators may run as: exact (default: others with the same bits: in place, in pieces, packed), rounding, bf16, int8 (those too, "
+        "by commas), or plain",
+    )  # fmt: skip
     group.add_argument("--costs", type=Path, help="file that keeps measured operator costs (default: the user's cache folder)")
     group.add_argument("--seed", type=int, default=0, help="of the model's construction and the planner (default 0)")
 
@@ -29,7 +34,8 @@ def measured(args: argparse.Namespace, *, batch: int | None = None, device: str 
     from ..run.step_fit import measured_step
 
     return measured_step(
-        args.model, loss=args.loss, batch_size=batch or args.batch, optimizer=args.optimizer, costs=args.costs, seed=args.seed, device=device
+        args.model, loss=args.loss, batch_size=batch or args.batch, optimizer=args.optimizer, costs=args.costs, seed=args.seed, device=device,
+        implementations=args.implementations,
     )
 
 

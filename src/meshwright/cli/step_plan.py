@@ -12,7 +12,7 @@ from .step_arguments import measured, strategy
 
 if TYPE_CHECKING:
     from ..run.step_fit import MeasuredStep
-    from ..step_graph import StepPlan
+    from ..step_graph import StepGraph, StepPlan
 
 __all__ = ["run"]
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> Result:
             step = measured(args)
         except CaptureError as error:
             return _whole_modules(args, error)
-        full = keep_everything(step.graph)
+        full = keep_everything(step.plain)
         limit = None if args.budget is None else budget_bytes(args.budget, full.peak_bytes)
         plan, others = planned(step, limit, strategy(args), seed=args.seed)
         lines, more = [], {"more": [], "less": []}
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Result:
             more = dict(zip(("more", "less"), ([asdict(o) for o in side] for side in offers(step.graph, plan)), strict=True))
     verdict = check_step_plan(step.graph, plan)
     verdict.raise_if_wrong()
-    full = keep_everything(step.graph)
+    full = keep_everything(step.plain)
     document = _document(step, plan, full, others) | more | {"check": verdict.to_json()["status"]}
     lines += [*_lines(step, plan, full, others), *(line for side in ("more", "less") for line in _offered(side, more.get(side, []), full))]
     if args.measure:
@@ -81,7 +81,8 @@ def _document(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[s
         "schema": "meshwright.memory.step", "version": 1, "model": step.graph.name, "batch_size": step.batch_size, "strategy": plan.strategy,
         "budget_bytes": plan.budget_bytes, "peak_bytes": plan.peak_bytes, "bound_bytes": plan.least_bytes or least_bound_bytes(step.graph),
         "time_s": plan.time_s, "floor_s": plan.floor_s, "optimal": plan.optimal, "keep_peak_bytes": full.peak_bytes, "keep_time_s": full.time_s,
-        "bytes_by_kind": step.bytes_by_kind(), "recomputed": again, "saved": [nodes[n].name for n in plan.saved], "others": others,
+        "bytes_by_kind": step.bytes_by_kind(), "recomputed": again, "implementations": _implementations(step.graph, plan),
+        "saved": [nodes[n].name for n in plan.saved], "others": others,
         "evidence": step.graph.evidence, "notes": [*step.graph.notes, *plan.notes],
     }  # fmt: skip
 
@@ -93,6 +94,19 @@ def _again(plan: StepPlan) -> list[int]:
             again.append(a.node)
         seen.add(a.node)
     return again
+
+
+def _implementations(graph: StepGraph, plan: StepPlan) -> dict[str, int]:
+    """How often an operator runs by something other than its plain implementation, by kind, most often first."""
+    found: dict[str, int] = {}
+    for a in plan.actions:
+        n = graph.nodes[a.node]
+        name = n.alternatives[a.alternative].name if a.alternative >= 0 else n.target.rpartition("|")[0]
+        kind = name.rpartition(":")[0].partition(":")[0] or name
+        if kind:
+            kind = kind.removeprefix("meshwright.").translate(str.maketrans("", "", "0123456789")).replace("  ", " ").strip()
+            found[kind] = found.get(kind, 0) + 1
+    return dict(sorted(found.items(), key=lambda i: (-i[1], i[0])))
 
 
 def _lines(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str, str]) -> list[str]:
@@ -109,6 +123,8 @@ def _lines(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str,
         f"  always there: {fixed}",
         f"  time {plan.time_s * 1e3:.4g} ms, {extra:+.1f} % ({len(again)} operators computed again)",
     ]
+    if ways := _implementations(step.graph, plan):
+        lines.append("  other implementations: " + ", ".join(f"{kind} {count}" for kind, count in ways.items()))
     if plan.budget_bytes is not None:
         lines.insert(1, f"  budget {show_size(plan.budget_bytes)}")
     ordered = ", operators in the graph's order" if plan.floor_s or plan.least_bytes else ""  # what floors and proofs speak of

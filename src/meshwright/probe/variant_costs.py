@@ -1,7 +1,7 @@
 """Seconds and inner workspaces of other implementations, measured here beside the plain ones, and which of them are worth offering.
 
 Every extra node and alternative of a step graph is run alone on tensors of its shapes, as plain operators are (`step_costs`, whose file keeps these
-too). An implementation in pieces is exact where its results have the plain operator's bits on the same random operands. Of several that read the
+too). One that reads the same is exact where its results have the plain operator's bits on the same random operands. Of several that read the
 same, those that are beaten in time and in workspace by another are left out. What is at least as good as the plain operator in both takes its place:
 that node's target is then "images 8|aten.convolution.default", and its plain cost is that implementation's.
 """
@@ -55,7 +55,7 @@ def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts,
 def _priced(n: StepNode, a: Alternative, cost: StepCost | None) -> Alternative:
     if cost is None:
         return a
-    exact = cost.same_bits if a.over < 0 and a.inputs == n.inputs else a.lossless
+    exact = cost.same_bits if a.inputs == n.inputs else a.lossless
     return msgspec.structs.replace(a, time_s=cost.time_s, workspace_bytes=cost.workspace_bytes, lossless=exact)
 
 
@@ -63,10 +63,10 @@ def _chosen(n: StepNode, ways: list[Alternative], rounding: bool) -> StepNode:
     kept: list[Alternative] = []
     best: Alternative | None = None
     for a in ways:
-        alike = a.inputs == n.inputs and a.over < 0
+        alike = a.inputs == n.inputs
         if alike and not a.lossless and not rounding:
             continue
-        if alike and a.lossless and a.workspace_bytes <= n.workspace_bytes and a.time_s <= n.time_s * CLEARLY:
+        if alike and a.over < 0 and a.lossless and a.workspace_bytes <= n.workspace_bytes and a.time_s <= n.time_s * CLEARLY:
             best = a if best is None or a.time_s < best.time_s else best
         kept.append(a)
     if best is not None:
@@ -104,7 +104,7 @@ class _Tried:
             for a in n.alternatives:
                 run = VARIANTS.alternatives.get((n.target, a.name))
                 if run is not None and not a.name.startswith("host"):
-                    plain = partial(self._plain, i) if a.inputs == n.inputs and a.over < 0 else None
+                    plain = partial(self._plain, i) if a.inputs == n.inputs else None
                     found.append((self.key(i, a), Job(name=f"{n.name} by {a.name}", ready=partial(self._way, i, a, run), plain=plain)))
         return found
 

@@ -1,7 +1,8 @@
 """Adds to a captured step what its operators could read or write instead: extra nodes (packed results) and alternatives.
 
-`with_variants(step)` gives a new step graph; `run.step_variants` runs what it adds. Bytes are exact. Times of extra nodes and alternatives are
-estimated from the bytes they move beyond the plain operator, at the rate of the graph's own elementwise operators (its `notes` say so).
+`with_variants(step)` gives a new step graph; `run.step_variants` runs what it adds. Bytes are exact. Times and workspaces of extra nodes
+and alternatives are measured where costs are given; else times are estimated from the bytes they move beyond the plain operator, at the rate of the
+graph's own elementwise operators (its `evidence` says so).
 Source: the card of MONeT, section 3.6. Deviations: batch normalisation is run again as a whole, not from its saved statistics; the output form of
 normalisations is exact up to rounding only, so it is offered with `inverse=True` and marked lossy.
 """
@@ -80,6 +81,9 @@ def with_variants(
     if costs is not None and measured:
         graph = measure_variants(step.graph_module, graph, costs, rounding=rounding)
         register(graph)
+    else:
+        note = "times of other implementations: estimated from the bytes they move"
+        graph = msgspec.structs.replace(graph, evidence=f"{graph.evidence}; {note}" if graph.evidence else note)
     return graph
 
 
@@ -193,6 +197,17 @@ class _Choices:
             for k in sorted({-(-wholes[kind] // part) for part in PARTS}):
                 if 1 < k <= MOST_PIECES:
                     self.way(i, f"{kind} {k}", n.inputs, lossless=False)  # until it is measured
+                    if n.target == CONVOLUTION_BACKWARD and args[MASK][0] and kind == "images":
+                        self.image_over(i, n, k)
+
+    def image_over(self, i: int, n: StepNode, pieces: int) -> None:
+        """The input's gradient over the output's."""
+        gradient = self.index[self.call[n.name].args[0].name]
+        a, b = self.value(gradient), self.value(i)[0]
+        whole = a.shape == b.shape and a.dtype == b.dtype and a.is_contiguous()
+        alone = [self.graph.storages[s] for s in self.graph.nodes[gradient].storages]
+        if whole and len(alone) == 1 and alone[0].kind == "made" and alone[0].size_bytes == self.size(i) and len(n.makes) == 1:
+            self.way(i, f"images {pieces} over", n.inputs, over=gradient, lossless=False)
 
     def masks(self, i: int, n: StepNode) -> None:
         for k, x in enumerate(n.inputs):
@@ -307,11 +322,9 @@ class _Choices:
                                       time_s=e.time_s, optional=True))  # fmt: skip
             else:
                 nodes.append(self._moved_along(x, number.__getitem__))
-        note = "times of other implementations: estimated from the bytes they move"
-        evidence = f"{self.graph.evidence}; {note}" if self.graph.evidence else note
         return msgspec.structs.replace(
             self.graph, nodes=tuple(nodes), storages=tuple(storages), boundary=number.get(self.graph.boundary, len(nodes)),
-            results=tuple(number[r] for r in self.graph.results), evidence=evidence,
+            results=tuple(number[r] for r in self.graph.results),
         )  # fmt: skip
 
     def _moved_along(self, x: int, number: Callable[[int], int]) -> StepNode:

@@ -19,23 +19,33 @@ from ..errors import Infeasible, UnknownName, UsageError
 from ..io.quantity import parse_size_bytes
 from ..probe.step_costs import StepCosts, costs_file, measure_step
 from ..step_graph import StepGraph, StepPlan
+from .step_choices import LOSSY, with_variants
 from .step_optimizer import optimizer_named, with_optimizer
 
-__all__ = ["LargestBatch", "MeasuredStep", "budget_bytes", "largest_batch", "measured_step", "planned", "refusal", "what_would_help"]
+__all__ = [
+    "LargestBatch", "MeasuredStep", "budget_bytes", "implementations_named", "largest_batch", "measured_step", "planned", "refusal",
+    "what_would_help",
+]  # fmt: skip
 
 BATCH_LIMIT = 1 << 20
+IMPLEMENTATIONS = ("plain", "exact", "rounding", *LOSSY)
 ANY, IN_ORDER = "any plan", "operators in the graph's order"  # scopes of a proof
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """A captured step and its graph with measured costs, ended by the optimizer's update; `state_bytes`: the optimizer's, counted as resident."""
+    """A captured step and its graph with measured costs, ended by the optimizer's update; `state_bytes`: the optimizer's, counted as resident.
+
+    `graph` may hold other implementations of operators; `plain` is without them, as PyTorch runs the step.
+    """
 
     step: CapturedStep
     graph: StepGraph
+    plain: StepGraph
     batch_size: int
     state_bytes: int
     optimizer: str = "none"
+    implementations: str = "plain"
 
     def bytes_by_kind(self) -> dict[str, int]:
         """What lives through the whole step, and the gradients at its end."""
@@ -49,18 +59,39 @@ class MeasuredStep:
 
 def measured_step(
     model: str, *, loss: str = "cross-entropy", batch_size: int | None = None, optimizer: str = "none", costs: Path | None = None, seed: int = 0,
-    device: str = "fake",
+    device: str = "fake", implementations: str = "plain",
 ) -> MeasuredStep:  # fmt: skip
-    """Captures and measures the step of a model function; `costs`: file of measured costs (default: the user's cache).
+    """Captures and measures the step of a model function; `costs`: file of measured costs (default: the user's cache). `implementations`: what
+    operators may run as, by commas: plain (nothing else), exact (other ones with the same bits), rounding, bf16, int8 (those too); of a
+    processor's step only.
 
     Raises: UnknownName, UsageError, CaptureError, Unsupported (dynamic shapes, sparse gradients), RunError.
     """
     optimizer_named(optimizer)
+    kinds = implementations_named(implementations)
     step = capture_step_of(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
     kind = "cpu" if device == "fake" else device.partition(":")[0]
     known = StepCosts(costs or costs_file(), device=kind)
-    graph = with_optimizer(step, measure_step(step.graph_module, step.step_graph, costs=known, device=kind), optimizer, known)
-    return MeasuredStep(step=step, graph=graph, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer)
+    measured = measure_step(step.graph_module, step.step_graph, costs=known, device=kind)
+    plain = graph = with_optimizer(step, measured, optimizer, known)
+    if "plain" not in kinds and kind == "cpu":
+        lossy = [k for k in kinds if k in LOSSY]
+        graph = with_optimizer(step, with_variants(step, measured, costs=known, rounding="rounding" in kinds, lossy=lossy), optimizer, known)
+    return MeasuredStep(
+        step=step, graph=graph, plain=plain, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer,
+        implementations=implementations,
+    )  # fmt: skip
+
+
+def implementations_named(text: str) -> tuple[str, ...]:
+    """Raises: UnknownName; UsageError for plain beside others."""
+    kinds = tuple(dict.fromkeys(x.strip() for x in text.split(",")))
+    for kind in kinds:
+        if kind not in IMPLEMENTATIONS:
+            raise UnknownName(f"there is no kind {kind[:64]!r}", where="--implementations", hint=f"there are: {', '.join(IMPLEMENTATIONS)}")
+    if "plain" in kinds and len(kinds) > 1:
+        raise UsageError("plain means no other implementations", where="--implementations", hint="plain, or the others without it")
+    return kinds
 
 
 def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
@@ -90,7 +121,7 @@ def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", 
     try:
         if strategy != "auto":
             return STEP_NAMES[strategy]().plan(measured.graph, budget, rng=rng), {}
-        full = keep_everything(measured.graph)
+        full = keep_everything(measured.plain)
         if budget is not None and full.peak_bytes <= budget and not any(n.alternatives for n in measured.graph.nodes):
             return msgspec.structs.replace(full, budget_bytes=budget), {}  # nothing is faster than computing nothing again
         return auto_plan(measured.graph, budget, rng=rng)
@@ -109,6 +140,8 @@ def what_would_help(measured: MeasuredStep) -> str:
         advice.append(f"an optimizer without state saves {size_text(measured.state_bytes)}")
     if measured.batch_size > 1:
         advice.append(f"a batch below {measured.batch_size} makes activations and workspaces smaller")
+    if "rounding" not in measured.implementations:
+        advice.append("operators in smaller pieces, exact up to rounding, need less workspace (--implementations rounding)")
     least = ", ".join(f"{k} {size_text(v)}" for k, v in sorted(by_kind.items(), key=lambda i: -i[1])[:4])
     advice.append("parameters split over more devices (train plan)")
     return f"of the minimum: {least}; " + "; ".join(advice)

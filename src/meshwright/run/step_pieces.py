@@ -3,7 +3,8 @@
 A processor's convolution writes its operands into another order first, in a workspace as large as they are; of a few images at a time that is
 small and stays in the cache. By images, results and input gradients are sums over the same numbers in the same order, and so are weight gradients by
 output channels; whether they have the same bits depends on the kernels that the library picks for pieces, so it is measured (`probe.variant_costs`).
-Weight gradients by images are other sums: exact up to rounding.
+Weight gradients by images are other sums: exact up to rounding. An input's gradient that is as large as the output's can take its place, image by
+image: "images 8 over".
 Names: "images 8", "channels 8": in eight pieces. "offsets": max pooling that gives the places of its maxima in four bits, and its gradient.
 Source: the card of MONeT, sections 3.1 and 3.6 (choice of convolution algorithm and workspace). Deviation: on a processor, pieces take the place of
 a library's algorithms.
@@ -66,13 +67,13 @@ def convolution(pieces: int) -> Run:
     return run
 
 
-def convolution_gradients(pieces: int) -> Run:
-    """By images: the half that makes the input's gradient, or (up to rounding) the other."""
+def convolution_gradients(pieces: int, over: bool = False) -> Run:
+    """By images: the half that makes the input's gradient, or (up to rounding) the other. `over`: into the output's gradient, which is as large."""
 
     def run(call: fx.Node, *inputs: Any) -> tuple[torch.Tensor | None, ...]:
         gradient, x, *others = arguments(call, inputs)
         function: Any = call.target
-        given, sums = None, [None, None]
+        given, sums = gradient if over else None, [None, None]
         for s in parts(x.shape[0], pieces):
             part, *found = function(gradient[s], x[s], *others)
             if part is not None:
@@ -172,6 +173,11 @@ def in_pieces(target: str, name: str) -> Run | None:
     kind, _, pieces = name.partition(" ")
     if (target, name) in WHOLE:
         return WHOLE[target, name]
+    pieces, _, over = pieces.partition(" ")
+    if over == "over" and (target, kind) == (CONVOLUTION_BACKWARD, "images") and pieces.isdecimal() and 0 < len(pieces) < 10 and int(pieces) > 0:
+        return convolution_gradients(int(pieces), over=True)
+    if over:
+        return None
     if (target, kind) in PIECES and pieces.isdecimal() and len(pieces) < 10 and int(pieces) > 0:
         return PIECES[target, kind](int(pieces))
     return None

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ...errors import MeshwrightError
+from ...errors import Infeasible, MeshwrightError
 from ...step_graph import StepGraph, StepPlan
 from .fusionaware.frontier import Entry, Frontier, frontier_of
 from .fusionaware.strategy import EFFORT, FusionAware
+from .monet.fixed import fixed, free_ways
 from .step import STEP_NAMES, best_plan, least_bound_bytes, nothing_fits, size_text
 
 __all__ = ["Offer", "auto_plan", "offers"]
@@ -46,7 +47,9 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
 
     Raises: Infeasible as `best_plan`.
     """
-    if budget_bytes is None or any(n.alternatives for n in graph.nodes):
+    if any(n.alternatives for n in graph.nodes):
+        return _jointly(graph, budget_bytes, rng)
+    if budget_bytes is None:
         return best_plan(graph, budget_bytes, rng=rng)
     frontier = frontier_of(graph, _first_effort(graph))
     if budget_bytes < least_bound_bytes(graph):  # proved for every strategy: none has to be asked
@@ -77,6 +80,37 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
     return msgspec.structs.replace(plan, floor_s=min(floor, plan.time_s), least_bytes=plan.least_bytes or frontier.least_bytes), said
 
 
+def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generator) -> tuple[StepPlan, dict[str, str]]:
+    """With other implementations: `monet` chooses among them; where it does not come near its bound, plans of plain operators are made too."""
+    nodes = tuple(msgspec.structs.replace(n, alternatives=()) for n in graph.nodes)
+    plain = msgspec.structs.replace(graph, nodes=nodes)
+    refused: MeshwrightError | None = None
+    try:
+        joint = STEP_NAMES["monet"]().plan(graph, budget_bytes, rng=rng)
+    except MeshwrightError as error:
+        refused = error
+    else:
+        if budget_bytes is not None and joint.floor_s is not None and joint.time_s <= joint.floor_s * (1 + CLOSE):
+            return joint, {}
+    try:
+        found, said = auto_plan(plain, budget_bytes, rng=rng)
+    except Infeasible:
+        if refused is not None:
+            raise refused from None
+        return joint, {}
+    if refused is not None:
+        return found, said | {"monet": refused.message}
+    better = joint if _rank(joint, budget_bytes) <= _rank(found, budget_bytes) else found
+    other = found if better is joint else joint
+    said[f"{other.strategy}, plain" if better is joint else other.strategy] = f"{other.time_s * 1e3:.4g} ms, peak {size_text(other.peak_bytes)}"
+    # a floor of plain operators only says nothing of the others
+    return msgspec.structs.replace(better, floor_s=joint.floor_s, least_bytes=joint.least_bytes, optimal=joint.optimal and better is joint), said
+
+
+def _rank(plan: StepPlan, budget_bytes: int | None) -> tuple[float, float]:
+    return (plan.peak_bytes, plan.time_s) if budget_bytes is None else (plan.time_s, plan.peak_bytes)
+
+
 def _published(frontier: Frontier, budget_bytes: int) -> dict[str, str]:
     said = {}
     for name in PUBLISHED:
@@ -92,11 +126,14 @@ def _published(frontier: Frontier, budget_bytes: int) -> dict[str, str]:
 
 def offers(graph: StepGraph, plan: StepPlan) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
     """(with more bytes, fewest first: three quarters, half, a quarter, nothing of the plan's extra time; with fewer bytes, most first, down to the
-    least known). From the frontier that `auto_plan` searches first."""
+    least known). From the frontier that `auto_plan` searches first; of other implementations only those that cost nothing."""
+    if any(n.alternatives for n in graph.nodes):
+        graph = fixed(graph, free_ways(graph)).graph
     frontier = frontier_of(graph, _first_effort(graph))
     extra = plan.time_s - frontier.plain_s
     entries = frontier.entries
     more = [e for share in SHARES for e in _leanest(entries, frontier.plain_s + share * extra) if e.peak_bytes > plan.peak_bytes and extra > 0]
+    more = [e for e in more if e.time_s < plan.time_s]
     less = [e for share in FEWER if (e := frontier.within(int(share * plan.peak_bytes))) is not None]
     if entries[-1].peak_bytes < plan.peak_bytes:
         less.append(entries[-1])

@@ -58,7 +58,7 @@ def free_ways(graph: StepGraph) -> dict[int, int]:
     for i, n in enumerate(graph.nodes):
         free = [a for a, way in enumerate(n.alternatives) if way.over >= 0 and way.lossless and way.time_s <= n.time_s]
         if free:
-            found[i] = free[0]
+            found[i] = min(free, key=lambda a: (n.alternatives[a].time_s, n.alternatives[a].workspace_bytes))
     return found
 
 

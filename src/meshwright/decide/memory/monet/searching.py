@@ -2,7 +2,8 @@
 
 The knapsack (`closure`) says which implementations are worth their time at a budget, and bounds every schedule from below. With those
 implementations fixed (`fixed`), and with only those that cost nothing, with and without writing over in the forward pass, schedules are searched
-that may compute anything again any number of times (`fusionaware.frontier`); the search begins at minimum cuts, at Chen's, Revolve's and Rotor's
+that may compute anything again any number of times (`fusionaware.frontier`), each time with small workspaces first and the time back where there is
+room for large ones (`slack`); the search begins at minimum cuts, at Chen's, Revolve's and Rotor's
 schedules, and at what the knapsack holds.
 Source: the card of MONeT, section 3.8 (ii) to (iv). Deviation: a search over the whole network, beside the knapsack's floor, instead of an integer
 programme per block and a table. Invariant: the plan's peak is within the budget. Cost: one knapsack, and `effort` runs of every node per search.
@@ -10,7 +11,8 @@ programme per block and a table. Invariant: the plan's peak is within the budget
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from ....errors import Infeasible
@@ -21,39 +23,67 @@ from .closure import Closure, closure, floor_bytes
 from .fixed import fixed, free_ways
 from .merging import Merged
 from .schedule import Decisions, Run, decisions_of
+from .slack import hurried, lean
 from .solving import infeasible
 
 __all__ = ["begun", "searched"]
 
+SLOWER = (1.5, inf)  # than the fastest alike may be what a schedule is searched with, for its small workspace
+GLANCE = 4  # of the effort of a search: what every choice of implementations gets,
+FINISHED = 3  # before the best of them get all of it
 NODES = 1  # of branch and bound: the root bounds nearly as well as minutes of branching do on a large network
 
 
-def searched(m: Merged, budget_bytes: int | None, *, nodes: int, effort: int, seed: int, options: dict[str, Any]) -> StepPlan:
-    """`budget_bytes` None: the least peak that is found. Raises: Infeasible."""
+def searched(
+    m: Merged, budget_bytes: int | None, *, others: Sequence[Merged] = (), nodes: int, effort: int, seed: int, options: dict[str, Any]
+) -> StepPlan:
+    """`budget_bytes` None: the least peak that is found. `others`: the step with fewer implementations allowed, whose choices are tried too.
+
+    Raises: Infeasible.
+    """
     least = floor_bytes(m)
+    goal = least if budget_bytes is None else budget_bytes
     free = free_ways(m.graph) if m.has_ways else {}
-    tried, kept, floor_s = [free, _without_forward(m, free)], list[frozenset[int]](), None
-    if budget_bytes is not None:
+    plain = _without_forward(m, free)
+    tried, kept, floor_s = list[dict[int, int]](), list[frozenset[int]](), None
+    for one in (m, *others) if budget_bytes is not None else ():
         try:
-            answer = closure(m, budget_bytes, nodes=min(nodes, NODES), seed=seed)
+            answer = closure(one, goal, nodes=min(nodes, NODES), seed=seed)
         except Infeasible:
-            pass  # of the relaxation that chooses implementations: the other choices are still searched
-        else:
-            floor_s, kept = answer.floor_s, [answer.held]
-            ways = {**free, **chosen_ways(m, answer)}
-            tried = [ways, {**ways, **dict.fromkeys(free.keys() - _without_forward(m, free).keys(), -1)}, *tried]
+            continue  # of the relaxation that chooses implementations: the other choices are still searched
+        floor_s = answer.floor_s if one is m else floor_s
+        kept.append(answer.held)
+        ways = {**free, **chosen_ways(one, answer)}
+        tried += [ways, {**ways, **dict.fromkeys(free.keys() - plain.keys(), -1)}]
+    lossy = bool(options.get("lossy"))
+    slower = SLOWER if budget_bytes is not None else (inf,)
+    tried = [lean(m.graph, w, lossy=lossy, slower=s) for w in (*tried, free, plain) for s in slower] + [{}]
     fields: dict[str, Any] = {"strategy": "monet", "options": options, "budget_bytes": budget_bytes, "floor_s": floor_s, "least_bytes": least}
-    found: list[StepPlan] = []
-    for items in dict.fromkeys(tuple(sorted((n, a) for n, a in w.items() if a >= 0)) for w in tried):
-        runs, boundary = _runs(m, dict(items), least if budget_bytes is None else budget_bytes, effort, kept)
-        found.append(finished(m.graph, runs, boundary, **fields))
-    within = [p for p in found if budget_bytes is None or p.peak_bytes <= budget_bytes]
-    if budget_bytes is not None and within:
-        return min(within, key=lambda p: (p.time_s, p.peak_bytes))
-    leanest = min(found, key=lambda p: (p.peak_bytes, p.time_s))
-    if budget_bytes is not None:
-        raise infeasible(m, budget_bytes, leanest.peak_bytes, proved=budget_bytes < least, floor_s=floor_s)
-    return leanest
+
+    def found(ways: Mapping[int, int], effort: int) -> StepPlan:
+        runs, boundary = _runs(m, ways, goal, effort, kept)
+        if m.has_ways:
+            peak = finished(m.graph, runs, boundary, **fields).peak_bytes
+            runs = hurried(m.graph, runs, boundary, peak if budget_bytes is None else budget_bytes, lossy=lossy)
+        return finished(m.graph, runs, boundary, **fields)
+
+    def rank(plan: StepPlan) -> tuple[bool, float, float]:
+        late = budget_bytes is None or plan.peak_bytes > budget_bytes
+        return late, *((plan.peak_bytes, plan.time_s) if late else (plan.time_s, plan.peak_bytes))
+
+    choices = [dict(x) for x in dict.fromkeys(tuple(sorted((n, a) for n, a in w.items() if a >= 0)) for w in tried)]
+    plans: list[StepPlan] = []
+    if len(choices) > FINISHED:
+        first = [found(w, max(effort // GLANCE, 1)) for w in choices]
+        order = sorted(range(len(choices)), key=lambda k: rank(first[k]))[:FINISHED]
+        choices = [choices[k] for k in order]
+        kept += [frozenset(s for x in first[k].saved for s in m.graph.nodes[x].storages if s in m.size) for k in order]
+        plans = first
+    plans += [found(w, effort) for w in choices]
+    best = min(plans, key=rank)
+    if budget_bytes is not None and best.peak_bytes > budget_bytes:
+        raise infeasible(m, budget_bytes, best.peak_bytes, proved=budget_bytes < least, floor_s=floor_s)
+    return best
 
 
 def _without_forward(m: Merged, ways: Mapping[int, int]) -> dict[int, int]:

@@ -6,11 +6,12 @@ what is held at a few moments (`closure`) chooses implementations and is the flo
 compute anything again any number of times.
 Invariant: the plan's peak, counted in whole bytes over its runs, is within the budget; `optimal` and `least_bytes` are claims about schedules that
 run forward nodes and backward nodes each in the graph's order, and forward nodes again, in order, before backward nodes that may read them.
-Cost: one integer programme of O(n^2) binaries for n operators; beyond, one or two of O(n), and two or three searches.
+Cost: one integer programme of O(n^2) binaries for n operators; beyond, up to three of O(n), and some short searches and two long ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -59,7 +60,7 @@ class Monet:
     lossy: bool = True
     exact_operators: int = 44
     solver_nodes: int = 20000
-    effort: int = 20_000
+    effort: int = 40_000
 
     def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
         """Raises: Infeasible (`data["least_bytes"]`, `data["proved"]`), TimeLimit; Unsupported for several micro-batches in flight."""
@@ -73,17 +74,20 @@ class Monet:
             return self._searched(m, budget_bytes, seed)
         return self._better(m, budget_bytes, seed, rng)
 
-    def _searched(self, m: Merged, budget_bytes: int | None, seed: int) -> StepPlan:
-        return searched(m, budget_bytes, nodes=self.solver_nodes, effort=self.effort, seed=seed, options=asdict(self))
+    def _searched(self, m: Merged, budget_bytes: int | None, seed: int, others: Sequence[Merged] = ()) -> StepPlan:
+        return searched(m, budget_bytes, others=others, nodes=self.solver_nodes, effort=self.effort, seed=seed, options=asdict(self))
 
     def _better(self, m: Merged, budget_bytes: int | None, seed: int, rng: np.random.Generator) -> StepPlan:
-        """The best of the joint plan, one without other implementations (often within the exact programme's reach) and one without lossy ones."""
+        """The best of the joint plan and one without other implementations, where that is within the exact programme's reach."""
+        others = [merged(m.graph, alternatives=False)]
+        if self.lossy and any(not a.lossless for n in m.graph.nodes for a in n.alternatives):
+            others.append(merged(m.graph, lossy=False))
+        plain = replace(self, implementations=False)
+        tries = [partial(self._searched, m, budget_bytes, seed, others)]
+        if len(others[0].operators) <= self.exact_operators:
+            tries.append(partial(plain.plan, m.graph, budget_bytes, rng=rng))
         found: list[StepPlan] = []
         refused: list[Infeasible] = []
-        plain = replace(self, implementations=False)
-        tries = [partial(self._searched, m, budget_bytes, seed), partial(plain.plan, m.graph, budget_bytes, rng=rng)]
-        if self.lossy and any(not a.lossless for n in m.graph.nodes for a in n.alternatives):
-            tries.append(partial(replace(self, lossy=False)._searched, merged(m.graph, lossy=False), budget_bytes, seed))
         floors: list[float | None] = []  # the first allows most, so its floor holds for all
         for attempt in tries:
             try:
