@@ -200,3 +200,19 @@ def test_wrong_names(folder: Path, model: str) -> None:
         planned(measured_step(model, costs=folder / "costs.json"), None, "best")
     with pytest.raises(Infeasible, match="nothing fits"):
         best_plan(measured_step(model, costs=folder / "costs.json").graph, 1, ["keep"], rng=np.random.default_rng(0))
+
+
+def test_other_implementations_are_chosen_and_run(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(folder, capsys, "plan", "--model", model, "--budget", "90%", "--measure")
+    assert found["implementations"] and found["strategy"] == "monet"
+    assert abs(float(str(found["measured_peak_bytes"])) / float(str(found["peak_bytes"])) - 1) < 0.02
+    plain = asked(folder, capsys, "plan", "--model", model, "--budget", "90%", "--implementations", "plain")
+    assert plain["implementations"] == {} and plain["keep_peak_bytes"] == found["keep_peak_bytes"]
+    rotor = asked(folder, capsys, "plan", "--model", model, "--budget", "95%", "--strategy", "rotor")
+    assert rotor["implementations"] == {}  # published strategies run operators as they are
+
+
+def test_kinds_of_implementations_are_looked_at(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for kinds, said in (("fp4", "there is no kind 'fp4'"), ("plain,exact", "plain means no other")):
+        assert main(["memory", "plan", "--model", model, "--budget", "50%", "--implementations", kinds]) == 2
+        assert said in capsys.readouterr().err

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..run.step_fit import MeasuredStep
 
+JOINT = ("auto", "monet")  # strategies that choose implementations; the others run operators as they are
+
 __all__ = ["arguments", "measured", "strategy"]
 
 
@@ -35,7 +37,7 @@ def measured(args: argparse.Namespace, *, batch: int | None = None, device: str 
 
     return measured_step(
         args.model, loss=args.loss, batch_size=batch or args.batch, optimizer=args.optimizer, costs=args.costs, seed=args.seed, device=device,
-        implementations=args.implementations,
+        implementations=args.implementations if strategy(args) in JOINT else "plain",
     )
 
 

@@ -94,10 +94,13 @@ def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generato
             return joint, {}
     try:
         found, said = auto_plan(plain, budget_bytes, rng=rng)
-    except Infeasible:
-        if refused is not None:
-            raise refused from None
-        return joint, {}
+    except Infeasible as error:
+        if refused is None:
+            return joint, {}
+        least = [int(e.data["least_bytes"]) for e in (refused, error) if e.data.get("least_bytes") is not None]
+        said = {"monet": refused.message, "plain": error.message}
+        proved = bool(refused.data.get("proved"))  # of all implementations; the other's is of plain ones
+        raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=proved, said=said) from None
     if refused is not None:
         return found, said | {"monet": refused.message}
     better = joint if _rank(joint, budget_bytes) <= _rank(found, budget_bytes) else found
