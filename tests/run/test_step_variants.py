@@ -30,6 +30,7 @@ class Mixed(nn.Module):
         x = nn.functional.relu6(self.group(self.again(x)))
         x = nn.functional.hardtanh(self.drop(torch.sigmoid(self.layer(x))) + x)
         x = nn.functional.gelu(torch.tanh(x))
+        x = nn.functional.silu(x) * x - 2 * x / (x.square() + 1.5)
         return self.head(x.masked_fill(x > 0.7, 0.0).mean(2).flatten(1))
 
 

@@ -23,7 +23,7 @@ from ..probe.step_costs import StepCosts
 from ..probe.variant_costs import measure_variants, pools_by_offsets
 from ..step_graph import Alternative, StepGraph, StepNode, StepStorage
 from .step_pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED
-from .step_variants import BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
+from .step_variants import BINARY, BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
 
 __all__ = ["with_variants"]
 
@@ -31,7 +31,6 @@ LOSSY = ("bf16", "int8")
 SMALL = 1 << 12  # bytes: a result this small is not worth a narrower copy
 # they compare with a limit, which rounding may cross
 COMPARING = ("aten.threshold_backward.default", "aten.hardtanh_backward.default", "aten.max_pool2d_with_indices_backward.default")
-ADD = "aten.add.Tensor"
 LEAST_WORKSPACE = 1 << 16  # bytes: below, an operator is not done in pieces
 PARTS = (1, 4, 16)  # images or channels in one piece
 MOST_PIECES = 64
@@ -59,7 +58,7 @@ def with_variants(
         graph = pools_by_offsets(step.graph_module, graph, costs)
     found = _Choices(step, graph)
     for i, n in enumerate(found.graph.nodes):
-        found.added(i, n)
+        found.over_operand(i, n)
         if measured:
             found.pieces(i, n)
         if n.phase == "forward":
@@ -177,11 +176,12 @@ class _Choices:
     def _gradient_over(self, n: StepNode) -> bool:
         return len(n.inputs) == 2 and self.graph.nodes[n.inputs[0]].phase == "backward" and self._over(n, n.inputs[0])
 
-    def added(self, i: int, n: StepNode) -> None:
-        """A sum over one of its terms."""
-        terms = self.call[n.name].args[:2] if n.target == ADD and len(n.inputs) == 2 else ()
-        for position, x in enumerate(self.index[t.name] if isinstance(t, fx.Node) else -1 for t in terms):
-            if x >= 0 and self.graph.nodes[x].phase == n.phase and self._over(n, x):
+    def over_operand(self, i: int, n: StepNode) -> None:
+        """A sum, product, difference or quotient over one of its terms; not of a tensor with itself."""
+        terms = self.call[n.name].args[:2] if n.target in BINARY else ()
+        places = [self.index[t.name] if isinstance(t, fx.Node) else -1 for t in terms]
+        for position, x in enumerate(places):
+            if x >= 0 and places.count(x) == 1 and self.graph.nodes[x].phase == n.phase and self._over(n, x):
                 self.way(i, f"over {position}", n.inputs, over=x)
 
     def pieces(self, i: int, n: StepNode) -> None:

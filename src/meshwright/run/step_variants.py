@@ -21,7 +21,7 @@ from ..step_graph import StepGraph, plain_target
 from .step import VARIANTS, Variants
 from .step_pieces import in_pieces
 
-__all__ = ["BLOCK", "LEAST_WEIGHT", "Packed", "register"]
+__all__ = ["BINARY", "BLOCK", "LEAST_WEIGHT", "Packed", "register"]
 
 BLOCK = 256  # elements that share one scale in int8
 LEAST_WEIGHT = 1e-3  # a normalisation is not inverted when one of its weights is nearer to 0
@@ -108,11 +108,11 @@ def relu_over_gradient(call: fx.Node, gradient: torch.Tensor, bits: torch.Tensor
     return gradient
 
 
-def added_over(call: fx.Node, *inputs: torch.Tensor, position: int) -> torch.Tensor:
-    """a + b into one of them."""
+def over_operand(call: fx.Node, *inputs: torch.Tensor, function: Callable[..., torch.Tensor], position: int) -> torch.Tensor:
+    """A sum, product, difference or quotient into one of its terms."""
     given = dict(zip(call.all_input_nodes, inputs, strict=True))
-    a, b = (given[x] for x in call.args[:2])
-    return torch.add(a, b, **call.kwargs, out=(a, b)[position])
+    terms = [given[x] if isinstance(x, fx.Node) else x for x in call.args[:2]]
+    return function(*terms, **call.kwargs, out=terms[position])
 
 
 def _in_place(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -193,7 +193,10 @@ IN_PLACE = {"aten.relu.default": torch.relu_, "aten.sigmoid.default": torch.sigm
 OVER_GRADIENT = {
     "aten.threshold_backward.default": aten.threshold_backward.grad_input, "aten.sigmoid_backward.default": aten.sigmoid_backward.grad_input,
     "aten.tanh_backward.default": aten.tanh_backward.grad_input, "aten.hardtanh_backward.default": aten.hardtanh_backward.grad_input,
-    "aten.gelu_backward.default": aten.gelu_backward.grad_input,
+    "aten.gelu_backward.default": aten.gelu_backward.grad_input, "aten.silu_backward.default": aten.silu_backward.grad_input,
+}  # fmt: skip
+BINARY: dict[str, Callable[..., torch.Tensor]] = {  # aten's out variants: torch's own do not take a scalar first
+    "aten.add.Tensor": aten.add.out, "aten.sub.Tensor": aten.sub.out, "aten.mul.Tensor": aten.mul.out, "aten.div.Tensor": aten.div.out,
 }  # fmt: skip
 INVERSE: dict[str, Callable[..., Any]] = {
     "aten.native_layer_norm_backward.default": layer_norm_inverse, "aten.native_batch_norm_backward.default": batch_norm_inverse,
@@ -211,8 +214,9 @@ for _target, _function in INVERSE.items():
     VARIANTS.alternatives[_target, "inverse"] = _function
 VARIANTS.alternatives["aten.threshold_backward.default", "sign_bits"] = relu_gradient
 VARIANTS.alternatives["aten.threshold_backward.default", "sign_bits over"] = relu_over_gradient
-for _position in (0, 1):
-    VARIANTS.alternatives["aten.add.Tensor", f"over {_position}"] = partial(added_over, position=_position)
+for _target, _function in BINARY.items():
+    for _position in (0, 1):
+        VARIANTS.alternatives[_target, f"over {_position}"] = partial(over_operand, function=_function, position=_position)
 
 GENERAL = ("operand", "mask_bits", "bf16", "int8")  # of any operator: its plain call on other operands, unpacked first
 
