@@ -103,6 +103,7 @@ def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generato
         raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=proved, said=said) from None
     if refused is not None:
         return found, said | {"monet": refused.message}
+    said.pop("monet", None)  # of plain operators
     better = joint if _rank(joint, budget_bytes) <= _rank(found, budget_bytes) else found
     other = found if better is joint else joint
     said[f"{other.strategy}, plain" if better is joint else other.strategy] = f"{other.time_s * 1e3:.4g} ms, peak {size_text(other.peak_bytes)}"
