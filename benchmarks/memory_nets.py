@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-NETS = dict.fromkeys(("resnet50", "vgg11", "vgg16", "unet", "gpt12"), "cross-entropy") | {"swiglu": "mse"}
+NETS = dict.fromkeys(("resnet50", "vgg11", "unet", "gpt12"), "cross-entropy") | {"swiglu": "mse"}
 
 
 class Bottleneck(nn.Module):
