@@ -32,9 +32,9 @@ CLEARLY = 0.97  # of the plain operator's time: faster by more than the noise of
 
 def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounding: bool, rounds: int = ROUNDS) -> StepGraph:
     """`graph`: with alternatives, registered (`run.step_choices`); `module`: its joint graph. `rounding`: implementations that are exact up to
-    rounding stay. An alternative that cannot be run on random tensors keeps its estimate.
+    rounding stay. What nothing implements here (copies on a host) keeps its estimate.
 
-    Raises: as `step_costs.measure_step`.
+    Raises: RunError when one fails on tensors of its shapes, naming it.
     """
     tried = _Tried(module, graph)
     jobs = {key: job for key, job in tried.jobs() if key not in costs.costs}
@@ -45,7 +45,7 @@ def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts,
     for i, n in enumerate(graph.nodes):
         if n.optional and n.target in VARIANTS.optional:
             cost = costs.costs.get(tried.extra_key(i))
-            n = n if cost is None else msgspec.structs.replace(n, time_s=cost.time_s)
+            n = n if cost is None else msgspec.structs.replace(n, time_s=cost.time_s, workspace_bytes=cost.workspace_bytes)
         elif n.alternatives:
             n = _chosen(n, [_priced(n, a, costs.costs.get(tried.key(i, a))) for a in n.alternatives], rounding)
         nodes.append(n)
