@@ -1,12 +1,12 @@
 """MONeT: how fast the joint programme proves optima, how far plans of whole networks are above their floor, and what memory costs in time.
 
-Run: `python benchmarks/monet.py [--quick]` (most of an hour the first time, when operators are measured; processor seconds of this process). Random
-graphs: layers of ten operators with the edges of a transformer layer, random sizes and times; budgets: half of the activations, and near the least.
-Networks: `memory_nets.py` and a 24-layer GPT, operators measured here; budgets as shares of the measured no-recompute peak, parameters, their gradients
-and inputs aside in both, since batches here are smaller (of VGG-16 the paper's bytes per image). The paper's overheads are the paper's, on its own GPU
-and batch sizes. Kinds: recomputation alone, joint with exact implementations, and with those that round (normalisations from their outputs, which the
-paper has, and weight gradients by images). `measured`: whole steps run in turns with plain ones, medians, processor seconds of one thread; predicted
-overheads are sums of operators measured alone.
+Run: `python benchmarks/monet.py [--quick]` (most of an hour the first time, when operators are measured; processor seconds of this process).
+Random graphs: layers of ten operators with the edges of a transformer layer, random sizes and times; budgets: half of the activations, and near
+the least. Networks: `memory_nets.py` and a 24-layer GPT, operators measured here; budgets as shares of the measured no-recompute peak,
+parameters, their gradients and inputs aside in both, since batches here are smaller (of VGG-16 the paper's bytes per image). The paper's
+overheads are the paper's, on its own GPU and batch sizes. Kinds: recomputation alone, joint with exact implementations, and with those that round
+(normalisations from their outputs, which the paper has, and weight gradients by images). `measured`: whole steps run in turns with plain ones,
+medians, processor seconds of one thread; predicted overheads are sums of operators measured alone.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def network_rows(name: str, quick: bool) -> Iterator[Row]:
             measured = measured_peak_bytes(runner, step_tensors(step))
             yield {
                 "what": label, "value": round(plan.time_s / keep.time_s - 1, 4), "unit": "overhead", "paper": shares[share],
-                "solve_s": round(took, 1),
-                "measured": round(ratio_of(runner, whole, step_tensors(step)) - 1, 4), "ways": sum(a.alternative >= 0 for a in plan.actions),
+                "solve_s": round(took, 1), "measured": round(ratio_of(runner, whole, step_tensors(step)) - 1, 4),
+                "ways": sum(a.alternative >= 0 for a in plan.actions),
                 "above_floor": None if plan.floor_s is None else round(plan.time_s / plan.floor_s - 1, 4),
                 "measured_to_predicted_peak": round(measured / plan.peak_bytes, 4),
             }  # fmt: skip
