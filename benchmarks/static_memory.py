@@ -1,7 +1,8 @@
 """Arenas: how far above their lower bound, and in what time; MiniMalloc's public instances if their folder is given.
 
 Run: `python benchmarks/static_memory.py [--instances FOLDER]` (minutes on one core; processor seconds). Random graphs: operators on four streams with
-events, storages with one to three readers, sizes spread evenly. Peers in the same run: greedy by size, and the total without sharing.
+events, storages with one to three readers, sizes spread evenly. Joint graphs: training steps of `memory_nets.py`.
+Peers in the same run: greedy by size, and the total without sharing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
+import memory_nets
 
 from meshwright.arena import ArenaProblem, intervals_problem, rows
 from meshwright.check.arena import check_arena
@@ -117,6 +119,28 @@ def run_rows(runs: int) -> list[dict[str, object]]:
     return [{"what": f"runs on threads with the bits of eager, of {runs}", "value": right, "unit": "runs", "limit": runs, "higher_is_better": True}]
 
 
+def step_rows(net: str, loss: str) -> Iterator[dict[str, object]]:
+    """The joint graph of a net's training step (without dropout: random operators are not run on threads), on one stream and on four."""
+    import torch
+
+    from meshwright.capture.step import capture_step
+    from meshwright.run.arena import arena_graph
+    from meshwright.run.step import step_tensors
+
+    torch.manual_seed(0)
+    module, inputs = getattr(memory_nets, net)()
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.eval()
+    step = capture_step(module, inputs, loss=loss, name=net)
+    for streams in (1, 4):
+        made = arena_graph(step.graph_module, step_tensors(step), streams=streams)
+        yield {
+            "what": f"step of {net} on {streams} streams: arena over bound", "value": round(made.plan.arena_bytes / made.plan.bound_bytes, 4),
+            "unit": "x", "limit": 1.05, "storages": len(made.plan.offset_bytes), "arena_bytes": made.plan.arena_bytes,
+        }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=Path, help="folder with MiniMalloc's CSV files")
@@ -136,6 +160,8 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     yield {"what": "memory of all of it", "value": round(peak / 2**30, 2), "unit": "GiB", "limit": 2.0}
     yield from run_rows(100)
+    for net, loss in memory_nets.NETS.items():
+        yield from step_rows(net, loss)
     if args.instances:
         yield from instance_rows(args.instances)
 
