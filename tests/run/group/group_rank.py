@@ -121,8 +121,14 @@ def operations(rank: int, n: int) -> dict[str, Callable[[Any, torch.dtype, Any, 
     def asynchronous(group: Any, dtype: torch.dtype, op: Any, count: int) -> Any:
         rows = [values(count, dtype, rank + i) for i in range(3)]
         works = [dist.all_reduce(x, op, group=group, async_op=True) for x in rows]
-        for work in works:
-            work.wait()
+        failed: list[RuntimeError] = []
+        for work in works:  # all of them: gloo's barrier fails for one that is still on its way to fail
+            try:
+                work.wait()
+            except RuntimeError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
         return rows
 
     return {k: v for k, v in locals().items() if callable(v)}

@@ -8,6 +8,7 @@ backend is the answer. All ranks compare what they were told when the group is m
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from .tidy import tidy_rates
 __all__ = ["Chosen", "GroupPlans", "size_class"]
 
 PLANS = 15  # candidates whose limits the whole choice may use
+LAST_READ_S = 5.0  # how long a rank waits for the others to have read why the group ends
 GAIN = 0.98  # a plan must be predicted to take at most this share of the ring's time
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 
@@ -102,11 +105,18 @@ class GroupPlans:
             self.devices = own
         for rank, other in enumerate(rows):
             if other != rows[0]:
+                self._all_have_read()
                 raise PlanMismatch(
                     f"rank {rank} has other plans, devices or another fabric than rank 0", where=f"rank {rank}",
                     hint="give all ranks the same MESHWRIGHT_PLAN, MESHWRIGHT_FABRIC and MESHWRIGHT_DEVICES (and the same version of their files)",
                     data={"rank": rank, "group_rank": rank, "fingerprints": rows},
                 )  # fmt: skip
+
+    def _all_have_read(self) -> None:
+        """The store lives in one of the ranks' processes, which ends after this: the others must have read what they were told."""
+        self.store.set(f"read/{self.rank}", b"1")
+        with contextlib.suppress(RuntimeError):  # a rank that never comes has been waited for long enough
+            self.store.wait([f"read/{r}" for r in range(self.ranks)], timedelta(seconds=min(self.timeout_s, LAST_READ_S)))
 
     def require_fitting(self) -> None:
         """Every plan file must be for this job: its devices, and the fabric that it was told. Raises: PlanMismatch, equally at all ranks."""
