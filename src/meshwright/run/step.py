@@ -56,6 +56,10 @@ class StepRunner:
         self.placeholders = [self.number[n.name] for n in module.graph.find_nodes(op="placeholder")]
         self.constants = {self.number[n.name]: _attribute(module, str(n.target)) for n in module.graph.find_nodes(op="get_attr")}
         self.outputs = [None if n is None else self.number[n.name] for n in module.graph.output_node().args[0]]
+        self.lying: list[list[int]] = [[] for _ in graph.storages]
+        for i, n in enumerate(graph.nodes):
+            for s in n.storages:
+                self.lying[s].append(i)
         runs: dict[int, int] = {}
         for a in plan.actions:
             runs[a.node] = runs.get(a.node, 0) + 1
@@ -96,7 +100,7 @@ class StepRunner:
                 node = self.graph.nodes[a.node]
                 raise RunError(f"{node.target} fails: {type(error).__name__}: {error}", where=node.name, data={"module": node.module}) from error
             if a.alternative >= 0 and self.graph.nodes[a.node].alternatives[a.alternative].over >= 0:
-                self._forget_views_of(a.node, values)
+                self._forget_views_of(a.node, self.graph.nodes[a.node].alternatives[a.alternative].over, values)
             for x in a.drops:
                 values[x] = None
 
@@ -113,12 +117,13 @@ class StepRunner:
         finally:
             restore_generator(device, present)
 
-    def _forget_views_of(self, node: int, values: list[Any]) -> None:
+    def _forget_views_of(self, node: int, over: int, values: list[Any]) -> None:
         """What was written over is gone: nobody may read it, or hold its storage under another name."""
         own = {storage_key(x) for x in tensors_in(values[node])}
-        for i, value in enumerate(values):
-            if i != node and any(storage_key(x) in own for x in tensors_in(value)):
-                values[i] = None
+        for s in self.graph.nodes[over].storages:
+            for i in self.lying[s]:
+                if i != node and any(storage_key(x) in own for x in tensors_in(values[i])):
+                    values[i] = None
 
     def _action(self, number: int, alternative: int) -> Action:
         node = self.graph.nodes[number]
