@@ -1,21 +1,23 @@
 """MONeT: how fast the joint programme proves optima, how far plans of whole networks are above their floor, and what memory costs in time.
 
-Run: `python benchmarks/monet.py [--quick]` (most of an hour the first time, when operators are measured; processor seconds of this process).
-Random graphs: layers of ten operators with the edges of a transformer layer, random sizes and times; budgets: half of the activations, and near
-the least. Networks: `memory_nets.py` and a 24-layer GPT, operators measured here; budgets as shares of the measured no-recompute peak,
-parameters, their gradients and inputs aside in both, since batches here are smaller (of VGG-16 the paper's bytes per image). The paper's
-overheads are the paper's, on its own GPU and batch sizes. Kinds: recomputation alone, joint with exact implementations, and with those that round
-(normalisations from their outputs, which the paper has, and weight gradients by images). `measured`: whole steps run in turns with plain ones,
-medians, processor seconds of one thread; predicted overheads are sums of operators measured alone.
+Run: `python benchmarks/monet.py [--quick] [--parts resnet50,unet] [--pieces FOLDER]` (most of an hour the first time, when operators are
+measured; processor seconds of this process). Random graphs: layers of ten operators with the edges of a transformer layer, random sizes and
+times; budgets: half of the activations, and near the least. Networks: `memory_nets.py` and a 24-layer GPT, operators measured here; budgets as
+shares of the measured no-recompute peak, parameters, their gradients and inputs aside in both, since batches here are smaller (of VGG-16 the
+paper's bytes per image). The paper's overheads are the paper's, on its own GPU and batch sizes. Kinds: recomputation alone, joint with exact
+implementations, and with those that round (normalisations from their outputs, which the paper has, and weight gradients by images). `measured`:
+whole steps run in turns with plain ones, medians, processor seconds of one thread; predicted overheads are sums of operators measured alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ PAPER: dict[str, tuple[float, float, int, tuple[tuple[float, float], ...]]] = {
 }
 SAME = ("vgg16",)  # the paper's very net and image size: budgets are its bytes per image; of the others the same share of the plain peak
 LARGER = {"resnet50": 8, "vgg16": 3, "unet": 2}  # times the batch of `memory_nets`, so that activations are most of the bytes, as in the paper
+NETWORKS = ("gpt24", "resnet50", "unet", "vgg16")
 ROUNDING = ("resnet50", "unet", "vgg16")
 RUNS = 3
 NEAR_EFFORT = 3_000_000
@@ -173,22 +176,38 @@ def network_rows(name: str, quick: bool) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def rows(args: argparse.Namespace) -> Iterator[Row]:
-    yield from random_rows(1 if args.quick else 3)
-    for name in args.networks.split(","):
-        yield from network_rows(name, args.quick)
+def parts(args: argparse.Namespace) -> dict[str, Callable[[], Iterator[Row]]]:
+    found: dict[str, Callable[[], Iterator[Row]]] = {"random": partial(random_rows, 1 if args.quick else 3)}
+    return found | {name: partial(network_rows, name, args.quick) for name in NETWORKS}
+
+
+def printed(rows: Iterator[Row]) -> list[Row]:
+    found = []
+    for row in rows:
+        found.append(row)
+        more = ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "value", "unit") and v is not None)
+        print(f"{row['what']:<64} {row['value']} {row['unit']} {more}", flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one random graph of each size, two budgets per network")
-    parser.add_argument("--networks", default="gpt24,resnet50,unet,vgg16")
+    parser.add_argument("--parts", default=",".join(("random", *NETWORKS)), help="which of them to run, by commas")
+    parser.add_argument("--pieces", type=Path, help="a folder that keeps every part's rows: those that it holds are not run again")
     args = parser.parse_args()
-    found = []
-    for row in rows(args):
-        found.append(row)
-        more = ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "value", "unit") and v is not None)
-        print(f"{row['what']:<64} {row['value']} {row['unit']} {more}", flush=True)
+    kept: dict[str, list[Row]] = {}
+    for name, run in parts(args).items():
+        file = args.pieces / f"{name}.json" if args.pieces else None
+        if file is not None and file.exists():
+            kept[name] = json.loads(file.read_text())
+        elif name in args.parts.split(","):
+            kept[name] = printed(run())
+            if file is not None:
+                file.write_text(json.dumps(kept[name]))
+    if len(kept) < 1 + len(NETWORKS):
+        return print(f"not recorded: {', '.join(x for x in ('random', *NETWORKS) if x not in kept)} to do")
+    found = [row for rows in kept.values() for row in rows]
     machine.record("monet", found, command="python benchmarks/monet.py" + (" --quick" if args.quick else ""))
 
 
