@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 from random_steps import chain, step_graphs
 
 from meshwright.check.step_memory import check_step_plan
@@ -12,6 +13,7 @@ from meshwright.decide.memory.auto import auto_plan, offers
 from meshwright.decide.memory.baselines import Chen, Revolve, Rotor
 from meshwright.decide.memory.step import keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible
+from meshwright.step_graph import Alternative
 
 LONG = chain([5, 9, 3, 8, 2, 7, 4, 6, 9, 3, 5, 1], [3.0, 1.0, 2.0, 5.0, 1.0, 4.0, 2.0, 2.0, 3.0, 1.0, 2.0, 1.0])
 
@@ -62,3 +64,42 @@ def test_nothing_that_fits_says_the_least():
         data = refused.value.data
         assert data["bound_bytes"] == bound < data["least_bytes"] and data["proved"] and "chen" in data["strategies"]
         assert auto_plan(LONG, data["least_bytes"], rng=rng())[0].peak_bytes <= data["least_bytes"]
+
+
+def with_ways(graph, *, in_flight=1):
+    """Every second operator may run with another time and workspace."""
+    draw = np.random.default_rng(1)
+    nodes = [
+        replace(n, alternatives=(Alternative(name="w", inputs=n.inputs, time_s=n.time_s * 0.8, workspace_bytes=int(draw.integers(0, 5))),))
+        if n.makes and i % 2 else n
+        for i, n in enumerate(graph.nodes)
+    ]  # fmt: skip
+    return replace(graph, nodes=tuple(nodes), in_flight=in_flight)
+
+
+@pytest.mark.parametrize("budget", [75, 60, None])
+def test_other_implementations_never_make_it_slower(budget):
+    graph = with_ways(LONG)
+    plain, _ = auto_plan(LONG, budget, rng=rng())
+    plan, said = auto_plan(graph, budget, rng=rng())
+    assert check_step_plan(graph, plan).ok
+    if budget is None:
+        assert plan.peak_bytes <= plain.peak_bytes
+    else:
+        assert plan.peak_bytes <= budget and plan.time_s <= plain.time_s and any(a.alternative >= 0 for a in plan.actions)
+        assert plan.floor_s is None or plan.floor_s <= plan.time_s + 1e-9
+    assert "monet" not in said
+
+
+def test_with_several_in_flight_operators_run_plainly():
+    graph = with_ways(LONG, in_flight=2)
+    plan, said = auto_plan(graph, 150, rng=rng())
+    assert check_step_plan(graph, plan).ok and "in flight" in said["monet"] and all(a.alternative < 0 for a in plan.actions)
+
+
+def test_nothing_that_fits_with_other_implementations_says_the_least_of_both():
+    graph = with_ways(LONG)
+    with pytest.raises(Infeasible) as refused:
+        auto_plan(graph, 12, rng=rng())
+    assert refused.value.data["bound_bytes"] == least_bound_bytes(graph) and {*refused.value.data["strategies"]} == {"monet", "plain"}
+    assert refused.value.data["least_bytes"] > 12
