@@ -29,8 +29,8 @@ from .solving import infeasible
 __all__ = ["begun", "searched"]
 
 SLOWER = (1.5, inf)  # than the fastest alike may be what a schedule is searched with, for its small workspace
-GLANCE = 4  # of the effort of a search: what every choice of implementations gets,
-FINISHED = 3  # before the best of them get all of it
+GLANCE = 10  # of the effort of a search: what every choice of implementations gets,
+FINISHED = 2  # before the best of them get all of it
 NODES = 1  # of branch and bound: the root bounds nearly as well as minutes of branching do on a large network
 
 
