@@ -16,7 +16,10 @@ import msgspec
 
 from .errors import UsageError
 
-__all__ = ["Alternative", "StepAction", "StepGraph", "StepNode", "StepPlan", "StepStorage", "plain_target", "replaced_target"]
+__all__ = [
+    "Alternative", "StepAction", "StepGraph", "StepNode", "StepPlan", "StepStorage", "plain_target", "replaced_target",
+    "replacement",
+]  # fmt: skip
 
 Kind = Literal["parameter", "buffer", "input", "tangent", "made"]
 
@@ -75,6 +78,11 @@ def replaced_target(target: str, implementation: str) -> str:
 
 def plain_target(target: str) -> str:
     return target.rpartition("|")[2]
+
+
+def replacement(target: str) -> str:
+    """The implementation that has taken the plain one's place; "" for none."""
+    return target.rpartition("|")[0]
 
 
 class StepGraph(_Record, frozen=True, kw_only=True):

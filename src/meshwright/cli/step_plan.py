@@ -98,10 +98,12 @@ def _again(plan: StepPlan) -> list[int]:
 
 def _implementations(graph: StepGraph, plan: StepPlan) -> dict[str, int]:
     """How often an operator runs by something other than its plain implementation, by kind, most often first."""
+    from ..step_graph import replacement
+
     found: dict[str, int] = {}
     for a in plan.actions:
         n = graph.nodes[a.node]
-        name = n.alternatives[a.alternative].name if a.alternative >= 0 else n.target.rpartition("|")[0]
+        name = n.alternatives[a.alternative].name if a.alternative >= 0 else replacement(n.target)
         kind = name.rpartition(":")[0].partition(":")[0] or name
         if kind:
             kind = kind.removeprefix("meshwright.").translate(str.maketrans("", "", "0123456789")).replace("  ", " ").strip()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -91,10 +91,9 @@ class _Tried:
     module: fx.GraphModule
     graph: StepGraph
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "calls", {n.name: n for n in self.module.graph.nodes})
-
-    calls: Mapping[str, fx.Node] = None  # type: ignore[assignment]
+    @cached_property
+    def calls(self) -> Mapping[str, fx.Node]:
+        return {n.name: n for n in self.module.graph.nodes}
 
     def jobs(self) -> list[tuple[str, Job]]:
         found = []

@@ -20,7 +20,7 @@ from ..capture.torch_private import storage_key
 from ..capture.work import tensors_in
 from ..check.step_memory import check_step_plan
 from ..errors import RunError, UnknownName, UsageError
-from ..step_graph import StepGraph, StepNode, StepPlan, plain_target
+from ..step_graph import StepGraph, StepNode, StepPlan, plain_target, replacement
 from .calls_again import generator_state, restore_generator
 from .storage_peak import peak_of
 
@@ -135,8 +135,8 @@ class StepRunner:
             if plain is None:
                 raise UnknownName(f"nothing implements {node.target}", where=node.name, hint=_known(self.variants))
             return lambda values: plain(*[values[i] for i in node.inputs])
-        if plain_target(node.target) != node.target:
-            return _bound(self._implementation(node, node.target.partition("|")[0]), self.call[node.name], node.inputs)
+        if instead := replacement(node.target):
+            return _bound(self._implementation(node, instead), self.call[node.name], node.inputs)
         return self._plain(self.call[node.name])
 
     def _implementation(self, node: StepNode, name: str) -> Callable[..., Any]:

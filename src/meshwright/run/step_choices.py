@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..probe.step_costs import StepCosts
 from ..probe.variant_costs import measure_variants, pools_by_offsets
 from ..step_graph import Alternative, StepGraph, StepNode, StepStorage
-from .step_pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED
+from .step_pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED, pool_geometry
 from .step_variants import BINARY, BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
 
 __all__ = ["with_variants"]
@@ -242,12 +242,11 @@ class _Choices:
         call = self.call[n.name]
         if n.target != "aten.max_pool2d_with_indices_backward.default" or len(n.inputs) != 3 or not self.saved(n.inputs[2]):
             return
-        pairs = [_pair(call.args[k] if len(call.args) > k else default) for k, default in ((2, 0), (3, 0), (4, 0), (5, 1))]
-        pairs[1] = pairs[1] or pairs[0]
-        if pairs[0][0] * pairs[0][1] > 16:
+        geometry = pool_geometry(call)
+        if geometry[0] * geometry[1] > 16:
             return
         indices = self.value(n.inputs[2])
-        numbers = [*(x for p in pairs for x in p), *indices.shape[-2:], *self.value(n.inputs[1]).shape[-2:]]
+        numbers = [*geometry, *indices.shape[-2:], *self.value(n.inputs[1]).shape[-2:]]
         target = "meshwright.pool_argmax:" + ":".join(str(int(x)) for x in numbers)
         packed = self.extra(target.removeprefix("meshwright."), n.inputs[2], -(-indices.numel() // 2), target)
         self.way(i, target, (n.inputs[0], packed), more_bytes=-self.size(n.inputs[2]))
@@ -338,8 +337,3 @@ class _Choices:
 
 def _replaced(inputs: tuple[int, ...], k: int, by: int) -> tuple[int, ...]:
     return (*inputs[:k], by, *inputs[k + 1 :])
-
-
-def _pair(x: Any) -> tuple[int, ...]:
-    found = tuple(x) if isinstance(x, (list, tuple)) else (x, x)
-    return (found * 2)[:2] if found else ()

@@ -121,7 +121,7 @@ def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", 
     try:
         if strategy != "auto":
             return STEP_NAMES[strategy]().plan(measured.graph, budget, rng=rng), {}
-        full = keep_everything(measured.plain)
+        full = keep_everything(measured.graph)
         if budget is not None and full.peak_bytes <= budget and not any(n.alternatives for n in measured.graph.nodes):
             return msgspec.structs.replace(full, budget_bytes=budget), {}  # nothing is faster than computing nothing again
         return auto_plan(measured.graph, budget, rng=rng)

@@ -24,8 +24,8 @@ from ..kernels.packed import scatter_offsets
 from ..kernels.pooling import pool_offsets
 
 __all__ = [
-    "BATCH_NORM_BACKWARD", "CONVOLUTION", "CONVOLUTION_BACKWARD", "GROUPS", "MASK", "PIECES", "POOL", "POOL_BACKWARD", "TRANSPOSED", "in_pieces",
-    "pool", "pool_geometry", "pool_gradient",
+    "BATCH_NORM_BACKWARD", "CONVOLUTION", "CONVOLUTION_BACKWARD", "GROUPS", "MASK", "PIECES", "POOL", "POOL_BACKWARD", "TRANSPOSED",
+    "arguments", "in_pieces", "pool", "pool_geometry", "pool_gradient",
 ]  # fmt: skip
 
 CONVOLUTION = "aten.convolution.default"
@@ -170,14 +170,12 @@ WHOLE: dict[tuple[str, str], Run] = {(POOL, "offsets"): pool, (POOL_BACKWARD, "o
 
 def in_pieces(target: str, name: str) -> Run | None:
     """The implementation called `name` of the operator `target`; None where there is none."""
-    kind, _, pieces = name.partition(" ")
     if (target, name) in WHOLE:
         return WHOLE[target, name]
-    pieces, _, over = pieces.partition(" ")
-    if over == "over" and (target, kind) == (CONVOLUTION_BACKWARD, "images") and pieces.isdecimal() and 0 < len(pieces) < 10 and int(pieces) > 0:
-        return convolution_gradients(int(pieces), over=True)
-    if over:
+    kind, _, rest = name.partition(" ")
+    count, _, over = rest.partition(" ")
+    if (target, kind) not in PIECES or not count.isdecimal() or len(count) > 9 or int(count) < 1 or over not in ("", "over"):
         return None
-    if (target, kind) in PIECES and pieces.isdecimal() and len(pieces) < 10 and int(pieces) > 0:
-        return PIECES[target, kind](int(pieces))
-    return None
+    if over:
+        return convolution_gradients(int(count), over=True) if (target, kind) == (CONVOLUTION_BACKWARD, "images") else None
+    return PIECES[target, kind](int(count))

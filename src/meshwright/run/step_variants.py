@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import fx
 
-from ..kernels.packed import clear_unless, pack_bits, pack_offsets, pack_signs, pass_where, scatter_offsets, unpack_bits
-from ..step_graph import StepGraph, plain_target
+from ..kernels.packed import clear_unless, pack_bits, pack_offsets, pack_signs, pass_where, unpack_bits
+from ..step_graph import StepGraph, plain_target, replacement
 from .step import VARIANTS, Variants
-from .step_pieces import in_pieces
+from .step_pieces import arguments, in_pieces, pool_gradient
 
 __all__ = ["BINARY", "BLOCK", "LEAST_WEIGHT", "Packed", "register"]
 
@@ -110,8 +110,7 @@ def relu_over_gradient(call: fx.Node, gradient: torch.Tensor, bits: torch.Tensor
 
 def over_operand(call: fx.Node, *inputs: torch.Tensor, function: Callable[..., torch.Tensor], position: int) -> torch.Tensor:
     """A sum, product, difference or quotient into one of its terms."""
-    given = dict(zip(call.all_input_nodes, inputs, strict=True))
-    terms = [given[x] if isinstance(x, fx.Node) else x for x in call.args[:2]]
+    terms = arguments(call, inputs)[:2]
     return function(*terms, **call.kwargs, out=terms[position])
 
 
@@ -177,17 +176,6 @@ def _pool_packer(target: str) -> Callable[..., torch.Tensor]:
     return pack
 
 
-def _pool_gradient(target: str) -> Callable[..., torch.Tensor]:
-    geometry, outside, inside = _pool(target)
-
-    def run(call: fx.Node, gradient: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((*gradient.shape[:-2], int(inside[0]), int(inside[1])), dtype=gradient.dtype)
-        scatter_offsets(packed.numpy(), _flat(gradient.contiguous()), _flat(out), geometry, outside, inside)
-        return out
-
-    return run
-
-
 IN_PLACE = {"aten.relu.default": torch.relu_, "aten.sigmoid.default": torch.sigmoid_, "aten.tanh.default": torch.tanh_,
             "aten.hardtanh.default": torch.nn.functional.hardtanh_}  # fmt: skip
 OVER_GRADIENT = {
@@ -227,12 +215,12 @@ def register(graph: StepGraph, variants: Variants = VARIANTS) -> Variants:
         if n.optional and n.target.startswith("meshwright.pool_argmax:"):
             variants.optional[n.target] = _pool_packer(n.target)
         target = plain_target(n.target)
-        for name in (*(a.name for a in n.alternatives), *([n.target.partition("|")[0]] if target != n.target else [])):
+        for name in (*(a.name for a in n.alternatives), replacement(n.target)):
             kind = name.partition(" ")[0]
             if kind in GENERAL:
                 variants.alternatives.setdefault((target, name), operand)
             elif kind.startswith("meshwright.pool_argmax:"):
-                variants.alternatives[target, name] = _pool_gradient(kind)
+                variants.alternatives[target, name] = pool_gradient
             elif (found := in_pieces(target, name)) is not None:
                 variants.alternatives[target, name] = found
     return variants
