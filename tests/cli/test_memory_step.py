@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -216,3 +217,13 @@ def test_kinds_of_implementations_are_looked_at(model: str, capsys: pytest.Captu
     for kinds, said in (("fp4", "there is no kind 'fp4'"), ("plain,exact", "plain means no other")):
         assert main(["memory", "plan", "--model", model, "--budget", "50%", "--implementations", kinds]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_kept_plan_is_numbered_like_its_graph(folder: Path, model: str) -> None:
+    """Where other implementations were looked at and none is left to choose, the graph still has nodes that the plain one has not."""
+    step = measured_step(model, costs=folder / "costs.json", implementations="exact")
+    chosen = msgspec.structs.replace(step.graph, nodes=tuple(msgspec.structs.replace(n, alternatives=()) for n in step.graph.nodes))
+    assert len(chosen.nodes) > len(step.plain.nodes)
+    left = replace(step, graph=chosen)
+    plan, _ = planned(left, keep_everything(chosen).peak_bytes)
+    assert plan.strategy == "keep" and check_step_plan(chosen, plan).ok
