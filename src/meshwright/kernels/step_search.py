@@ -23,6 +23,7 @@ __all__ = ["Archive", "archive_for", "search"]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
+SEED = 12345  # of the random sequence
 BATCH = 6  # changes tried one after the other from one look at the peak
 
 
@@ -40,10 +41,10 @@ class Archive(NamedTuple):
     spent: I64
 
 
-def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int) -> Archive:
+def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, seed: int = SEED) -> Archive:
     return Archive(
         low, max(high, low + 1), np.full(bins, np.inf), np.zeros(bins, np.int64), np.zeros((bins, storages), np.int32),
-        np.array([0, effort, 12345], np.int64),
+        np.array([0, effort, seed], np.int64),
     )  # fmt: skip
 
 

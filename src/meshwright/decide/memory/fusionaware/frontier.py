@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....kernels.step_schedule import NEVER
-from ....kernels.step_search import Archive, archive_for, search
+from ....kernels.step_search import SEED, Archive, archive_for, search
 from ....step_graph import StepGraph
 from ..baselines import chen, revolve, rotor
 from ..baselines.chain import chain_of
@@ -80,16 +80,23 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     )  # fmt: skip
 
 
-def fastest_within(graph: StepGraph, budget_bytes: int, effort: int, *, kept: Sequence[Sequence[int]] = ()) -> tuple[Lifetimes, Entry]:
-    """One budget, all of the effort spent on it: the fastest schedule found within it, else the one of least peak. `kept`: more sets of
-    storages to begin with."""
-    start = _Start.of(graph, True, False, kept)
+def fastest_within(
+    graph: StepGraph, budget_bytes: int, effort: int, *, kept: Sequence[Sequence[int]] = (), begin: Sequence[I32] = (), down: bool = True,
+    seed: int = SEED,
+) -> tuple[Lifetimes, Entry]:  # fmt: skip
+    """One budget, all of the effort spent on it: the fastest schedule found within it, else the one of least peak.
+
+    `kept`: more sets of storages to begin with. `begin`: schedules (`Entry.hold_from`) to begin with instead of Chen's, Revolve's and Rotor's.
+    `down`: the search also comes down from keeping everything, not only from the first of them. `seed`: of the changes tried at random.
+    """
+    start = _Start.of(graph, True, False, kept, published=not begin)
+    seeds = _distinct([*start.seeds, *begin] if down else [*begin, *start.seeds])
     top = max(start.most_bytes, budget_bytes + 1)
     width = -(-(top - budget_bytes) // (BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
     low = budget_bytes + 1 - width
-    archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=effort)
-    targets = np.array([*_falling(top, budget_bytes, STEPS_DOWN), budget_bytes], np.int64)
-    entries = [*start.published, *start.searched(archive, targets, 1)]
+    archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=effort, seed=seed)
+    targets = np.array([*(_falling(top, budget_bytes, STEPS_DOWN) if down else ()), budget_bytes], np.int64)
+    entries = [*start.published, *start.searched(archive, targets, 1, np.stack(seeds))]
     within = [e for e in entries if e.peak_bytes <= budget_bytes]
     best = min(within or entries, key=lambda e: (e.time_s, e.peak_bytes) if within else (e.peak_bytes, e.time_s))
     return start.lives, best
@@ -115,36 +122,36 @@ class _Start:
     least_bytes: int
 
     @staticmethod
-    def of(graph: StepGraph, replay_random: bool, once: bool, kept: Sequence[Sequence[int]] = ()) -> _Start:
+    def of(graph: StepGraph, replay_random: bool, once: bool, kept: Sequence[Sequence[int]] = (), *, published: bool = True) -> _Start:
         lives = lifetimes_of(graph, replay_random=replay_random)
         hulls = tuple((m, cut_points(lives, m)) for m in moments(lives))
         chain = chain_of(lives)
-        seeds, published = [lives.keep_all()], list[Entry]()
+        seeds, schedules = [lives.keep_all()], list[Entry]()
         for keep in (*(p.keep for _, points in hulls for p in points), *kept):
             seeds += [held_of(lives, keep)] if once else [held_of(lives, keep), held_of(lives, keep, NEVER)]
-        for name, tried in (("chen", chen.tried(chain)), ("revolve", revolve.tried(chain)), ("rotor", rotor.tried(chain))):
-            for held, ahead, _ in tried:
+        for name, tried in (("chen", chen.tried), ("revolve", revolve.tried), ("rotor", rotor.tried)) if published else ():
+            for held, ahead, _ in tried(chain):
                 hold_from, hold_to = chain.with_last_input(held)
                 early = np.where(hold_from > 0, 1, 0).astype(np.int32)
                 seeds += [early] if once else [hold_from, early]
                 peak, seconds = lives.measure(hold_from, hold_to, ahead)
                 if not once and np.isfinite(seconds):
-                    published.append(Entry(peak_bytes=peak, time_s=seconds, hold_from=hold_from, hold_to=hold_to, ahead=ahead, origin=name))
+                    schedules.append(Entry(peak_bytes=peak, time_s=seconds, hold_from=hold_from, hold_to=hold_to, ahead=ahead, origin=name))
         top, plain_s = lives.measure(seeds[0])
         crossing = {s for row in chain.crossing for s in row}
         return _Start(
-            lives=lives, hulls=hulls, seeds=np.stack(_distinct(seeds)), published=tuple(published), once=once, most_bytes=top,
+            lives=lives, hulls=hulls, seeds=np.stack(_distinct(seeds)), published=tuple(schedules), once=once, most_bytes=top,
             groups=tuple(tuple(s for s in row if s not in crossing) for row in chain.inside), plain_s=plain_s, least_bytes=least_bytes(lives),
         )  # fmt: skip
 
-    def searched(self, archive: Archive, targets: I64, bettered: int) -> list[Entry]:
-        """The schedules of the archive after a search over targets, of which the last `bettered` are gone back to."""
-        lives = self.lives
+    def searched(self, archive: Archive, targets: I64, bettered: int, seeds: NDArray[np.int32] | None = None) -> list[Entry]:
+        """The schedules of the archive after a search over targets, of which the last `bettered` are gone back to. `seeds`: instead of its own."""
+        lives, begin = self.lives, self.seeds if seeds is None else seeds
         ptr = np.zeros(len(self.groups) + 1, np.int32)
         np.cumsum([len(x) for x in self.groups], out=ptr[1:])
         search(
-            lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), self.seeds, targets, min(bettered, len(targets)), lives.movable,
-            ptr, np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS,
+            lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), begin, targets, min(bettered, len(targets)), lives.movable, ptr,
+            np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS,
         )  # fmt: skip
         return [
             Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())

@@ -2,20 +2,29 @@
 
 The knapsack (`closure`) says which implementations are worth their time at a budget, and bounds every schedule from below. With those
 implementations fixed (`fixed`), and with only those that cost nothing, with and without writing over in the forward pass, schedules are searched
-that may compute anything again any number of times (`fusionaware.frontier`), each time with small workspaces first and the time back where there is
-room for large ones (`slack`); the search begins at minimum cuts, at Chen's, Revolve's and Rotor's
-schedules, and at what the knapsack holds.
+that may compute anything again any number of times (`fusionaware.frontier`), beginning at minimum cuts, at Chen's, Revolve's and Rotor's
+schedules, and at what the knapsack holds. The search first counts on small workspaces; of the schedule found, every run then gets the fastest
+implementation that fits (`slack`), and the search goes on from there, by these implementations' times. So every choice of implementations gets a
+glance, the best some rounds, and what is left goes to whichever is ahead; one that gains nothing in a round falls behind a little, and its next round
+is longer.
 Source: the card of MONeT, section 3.8 (ii) to (iv). Deviation: a search over the whole network, beside the knapsack's floor, instead of an integer
-programme per block and a table. Invariant: the plan's peak is within the budget. Cost: one knapsack, and `effort` runs of every node per search.
+programme per block and a table. Invariant: the plan's peak is within the budget. Cost: up to three knapsacks of one branch-and-bound node, and at
+most `ROUNDS` + the number of choices times a tenth of `effort` runs of every node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ....errors import Infeasible
+from ....kernels.step_search import SEED
 from ....step_graph import StepPlan
 from ..fusionaware.frontier import fastest_within
 from ..step import finished
@@ -23,15 +32,90 @@ from .closure import Closure, closure, floor_bytes
 from .fixed import fixed, free_ways
 from .merging import Merged
 from .schedule import Decisions, Run, decisions_of
-from .slack import hurried, lean
+from .slack import hurried, lean, settled
 from .solving import infeasible
 
 __all__ = ["begun", "searched"]
 
-SLOWER = (1.5, inf)  # than the fastest alike may be what a schedule is searched with, for its small workspace
-GLANCE = 10  # of the effort of a search: what every choice of implementations gets,
-FINISHED = 2  # before the best of them get all of it
+I32 = NDArray[np.int32]
+SLOWER = 1.5  # than the fastest alike may be what a schedule is searched with at first, for its small workspace,
+SLIGHTLY = 1.05  # and than the one that fits, later
+GLANCE = 10  # of the effort: what every choice of implementations gets
+ROUNDS = 70  # so many glances altogether for the best of them,
+MOST_RUNS = 300_000_000  # but no more runs of nodes than this
+FIRST = ((5, 1), (3, 2))  # (how many of the best, glances for each) before the one ahead gets all
+GAIN = 1e-3  # a round that gains less has failed
+BEHIND = 0.01  # by so much falls back what fails
+PATIENCE = 4  # failures of the one ahead before the search ends
+NEAR = 2e-3  # above the floor: good enough to end the search
 NODES = 1  # of branch and bound: the root bounds nearly as well as minutes of branching do on a large network
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A plan. `ways`: implementations by which it could run as well, one per node; `begin`: its schedule, to go on from. `value`: its peak where
+    that is what counts (`late`: above the budget, or none was given), else its time."""
+
+    plan: StepPlan
+    ways: Mapping[int, int]
+    begin: I32
+    late: bool
+    rounds: int = 0
+    failed: int = 0
+
+    @property
+    def value(self) -> float:
+        return self.plan.peak_bytes if self.late else self.plan.time_s
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        return self.late, self.value, self.plan.time_s if self.late else self.plan.peak_bytes
+
+    @property
+    def behind(self) -> tuple[bool, float]:
+        return self.late, self.value * (1 + BEHIND * self.failed)
+
+    def after(self, found: _Found) -> _Found:
+        """The better of this and what a round from here found; it has failed where that is hardly better."""
+        failed = found.late == self.late and found.value > self.value * (1 - GAIN)
+        best = min(self, found, key=lambda f: f.rank)
+        return replace(best, rounds=self.rounds + 1, failed=self.failed + failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """`kept`: sets of storages to begin with. `fields`: of the plans."""
+
+    m: Merged
+    budget_bytes: int | None
+    goal_bytes: int
+    kept: Sequence[frozenset[int]]
+    lossy: bool
+    seed: int
+    fields: Mapping[str, Any]
+
+    def glance(self, ways: Mapping[int, int], effort: int) -> _Found:
+        """A first look. Where the fastest implementations that fit gain nothing, short rounds would not either: it has failed once."""
+        found, searched = self._found(ways, effort)
+        gained = found.plan.time_s < searched.time_s * (1 - GAIN)
+        return replace(found, failed=0 if gained else 1)
+
+    def round(self, f: _Found, effort: int) -> _Found:
+        """Goes on: by the implementations that fit, then by slightly slower ones of smaller workspace, in turns. After a failure also from above."""
+        ways = lean(self.m.graph, f.ways, lossy=self.lossy, slower=SLIGHTLY, own=True) if f.rounds % 2 == 0 else f.ways
+        return f.after(self._found(ways, effort, begin=(f.begin,), down=f.failed % 2 == 1, seed=self.seed + f.rounds + 1)[0])
+
+    def _found(
+        self, ways: Mapping[int, int], effort: int, *, begin: Sequence[I32] = (), down: bool = True, seed: int | None = None
+    ) -> tuple[_Found, StepPlan]:
+        graph, budget = self.m.graph, self.budget_bytes
+        runs, boundary, hold = _runs(self.m, ways, self.goal_bytes, effort, self.kept, begin, down=down, seed=self.seed if seed is None else seed)
+        first = plan = finished(graph, runs, boundary, **self.fields)
+        if self.m.has_ways:
+            runs = hurried(graph, runs, boundary, first.peak_bytes if budget is None else budget, lossy=self.lossy)
+            plan = finished(graph, runs, boundary, **self.fields)
+        fits = ways if budget is None else {**ways, **settled(graph, runs)}
+        return _Found(plan=plan, ways=fits, begin=hold, late=budget is None or plan.peak_bytes > budget), first
 
 
 def searched(
@@ -43,47 +127,55 @@ def searched(
     """
     least = floor_bytes(m)
     goal = least if budget_bytes is None else budget_bytes
+    choices, kept, floor_s = _choices(m, budget_bytes, goal, others, nodes=nodes, seed=seed, lossy=bool(options.get("lossy")))
+    fields = {"strategy": "monet", "options": options, "budget_bytes": budget_bytes, "floor_s": floor_s, "least_bytes": least}
+    search = _Search(
+        m=m, budget_bytes=budget_bytes, goal_bytes=goal, kept=kept, lossy=bool(options.get("lossy")), seed=seed, fields=fields
+    )  # fmt: skip
+    glance = max(effort // GLANCE, 1)
+    found = sorted((search.glance(w, glance) for w in choices), key=lambda f: f.rank)
+    left = min(ROUNDS, MOST_RUNS // (glance * len(m.graph.nodes)))
+    for count, length in FIRST:
+        found = found[:count]
+        for k, f in enumerate(found):
+            if not f.failed and left >= length:
+                left -= length
+                found[k] = search.round(f, length * glance)
+        found.sort(key=lambda f: f.rank)
+    while left > 0:
+        ahead = min(range(len(found)), key=lambda k: found[k].behind)
+        f = found[ahead]
+        if f.failed > PATIENCE or (not f.late and floor_s is not None and f.plan.time_s <= floor_s * (1 + NEAR)):
+            break
+        length = min(2 << f.failed, left)
+        left -= length
+        found[ahead] = search.round(f, length * glance)
+    best = min(found, key=lambda f: f.rank).plan
+    if budget_bytes is not None and best.peak_bytes > budget_bytes:
+        raise infeasible(m, budget_bytes, best.peak_bytes, proved=budget_bytes < least, floor_s=floor_s)
+    return best
+
+
+def _choices(
+    m: Merged, budget_bytes: int | None, goal_bytes: int, others: Sequence[Merged], *, nodes: int, seed: int, lossy: bool
+) -> tuple[list[dict[int, int]], list[frozenset[int]], float | None]:
+    """(alternatives by node, each to be searched; what knapsacks hold; the floor of m, None: unknown)."""
     free = free_ways(m.graph) if m.has_ways else {}
     plain = _without_forward(m, free)
     tried, kept, floor_s = list[dict[int, int]](), list[frozenset[int]](), None
     for one in (m, *others) if budget_bytes is not None else ():
         try:
-            answer = closure(one, goal, nodes=min(nodes, NODES), seed=seed)
+            answer = closure(one, goal_bytes, nodes=min(nodes, NODES), seed=seed)
         except Infeasible:
             continue  # of the relaxation that chooses implementations: the other choices are still searched
         floor_s = answer.floor_s if one is m else floor_s
         kept.append(answer.held)
         ways = {**free, **chosen_ways(one, answer)}
         tried += [ways, {**ways, **dict.fromkeys(free.keys() - plain.keys(), -1)}]
-    lossy = bool(options.get("lossy"))
-    slower = SLOWER if budget_bytes is not None else (inf,)
-    tried = [lean(m.graph, w, lossy=lossy, slower=s) for w in (*tried, free, plain) for s in slower] + [{}]
-    fields: dict[str, Any] = {"strategy": "monet", "options": options, "budget_bytes": budget_bytes, "floor_s": floor_s, "least_bytes": least}
-
-    def found(ways: Mapping[int, int], effort: int) -> StepPlan:
-        runs, boundary = _runs(m, ways, goal, effort, kept)
-        if m.has_ways:
-            peak = finished(m.graph, runs, boundary, **fields).peak_bytes
-            runs = hurried(m.graph, runs, boundary, peak if budget_bytes is None else budget_bytes, lossy=lossy)
-        return finished(m.graph, runs, boundary, **fields)
-
-    def rank(plan: StepPlan) -> tuple[bool, float, float]:
-        late = budget_bytes is None or plan.peak_bytes > budget_bytes
-        return late, *((plan.peak_bytes, plan.time_s) if late else (plan.time_s, plan.peak_bytes))
-
-    choices = [dict(x) for x in dict.fromkeys(tuple(sorted((n, a) for n, a in w.items() if a >= 0)) for w in tried)]
-    plans: list[StepPlan] = []
-    if len(choices) > FINISHED:
-        first = [found(w, max(effort // GLANCE, 1)) for w in choices]
-        order = sorted(range(len(choices)), key=lambda k: rank(first[k]))[:FINISHED]
-        choices = [choices[k] for k in order]
-        kept += [frozenset(s for x in first[k].saved for s in m.graph.nodes[x].storages if s in m.size) for k in order]
-        plans = first
-    plans += [found(w, effort) for w in choices]
-    best = min(plans, key=rank)
-    if budget_bytes is not None and best.peak_bytes > budget_bytes:
-        raise infeasible(m, budget_bytes, best.peak_bytes, proved=budget_bytes < least, floor_s=floor_s)
-    return best
+    small = partial(lean, m.graph, lossy=lossy, slower=inf if budget_bytes is None else SLOWER)
+    tried = [small(w) for w in (*tried, free, plain)] + [{}]
+    distinct = dict.fromkeys(tuple(sorted((n, a) for n, a in w.items() if a >= 0)) for w in tried)
+    return [dict(x) for x in distinct], kept, floor_s
 
 
 def _without_forward(m: Merged, ways: Mapping[int, int]) -> dict[int, int]:
@@ -101,15 +193,21 @@ def chosen_ways(m: Merged, answer: Closure) -> dict[int, int]:
 
 def begun(m: Merged, budget_bytes: int, *, effort: int) -> tuple[Decisions, StepPlan] | None:
     """Where an exact programme begins: a schedule by free implementations; None where none is found within the budget."""
-    runs, boundary = _runs(m, free_ways(m.graph) if m.has_ways else {}, budget_bytes, effort, ())
+    runs, boundary, _ = _runs(m, free_ways(m.graph) if m.has_ways else {}, budget_bytes, effort, ())
     plan = finished(m.graph, runs, boundary, strategy="monet")
     return (decisions_of(m, runs, boundary), plan) if plan.peak_bytes <= budget_bytes else None
 
 
-def _runs(m: Merged, ways: Mapping[int, int], budget_bytes: int, effort: int, kept: Iterable[frozenset[int]]) -> tuple[list[Run], int]:
-    """The runs of the fastest schedule found within the budget (else of least peak), and how many of them are in forward."""
+def _runs(
+    m: Merged, ways: Mapping[int, int], budget_bytes: int, effort: int, kept: Iterable[frozenset[int]], begin: Sequence[I32] = (), *,
+    down: bool = True, seed: int = SEED,
+) -> tuple[list[Run], int, I32]:  # fmt: skip
+    """The runs of the fastest schedule found within the budget (else of least peak), how many of them are in forward, and the schedule."""
     one = fixed(m.graph, ways)
-    lives, entry = fastest_within(one.graph, budget_bytes, effort * len(one.graph.nodes), kept=[[one.place[s] for s in sorted(k)] for k in kept])
+    held = [[one.place[s] for s in sorted(k)] for k in kept]
+    lives, entry = fastest_within(
+        one.graph, budget_bytes, effort * len(one.graph.nodes), kept=held, begin=begin, down=down, seed=seed
+    )  # fmt: skip
     line = lives.runs(entry.hold_from, entry.hold_to, entry.ahead)
     assert line is not None
-    return one.runs(*line)
+    return *one.runs(*line), entry.hold_from

@@ -13,7 +13,7 @@ from ....step_graph import Alternative, StepGraph, StepNode
 from ..step import dropped_at_last_use
 from .schedule import Run
 
-__all__ = ["hurried", "lean"]
+__all__ = ["hurried", "lean", "settled"]
 
 
 def _alike(graph: StepGraph, node: int, alternative: int, lossy: bool) -> list[int]:
@@ -35,13 +35,13 @@ def _place(way: StepNode | Alternative) -> tuple[tuple[int, ...], int]:
     return way.inputs, way.over if isinstance(way, Alternative) else -1
 
 
-def lean(graph: StepGraph, ways: Mapping[int, int], *, lossy: bool, slower: float) -> dict[int, int]:
-    """`ways` with the smallest workspaces among implementations that take at most `slower` times as long as the fastest alike."""
+def lean(graph: StepGraph, ways: Mapping[int, int], *, lossy: bool, slower: float, own: bool = False) -> dict[int, int]:
+    """`ways` with the smallest workspaces among implementations that take at most `slower` times as long as the fastest alike (`own`: as they do)."""
     found = dict(ways)
     for i, n in enumerate(graph.nodes):
         alike = _alike(graph, i, ways.get(i, -1), lossy) if n.alternatives else []
         if len(alike) > 1:
-            limit = slower * min(_way(n, k).time_s for k in alike)
+            limit = slower * (_way(n, alike[0]).time_s if own else min(_way(n, k).time_s for k in alike))
             able = [k for k in alike if _way(n, k).time_s <= limit]
             found[i] = min(able, key=lambda k: (_way(n, k).workspace_bytes, _way(n, k).time_s))
     return found
@@ -56,4 +56,14 @@ def hurried(graph: StepGraph, runs: Sequence[Run], boundary: int, budget_bytes: 
         room = budget_bytes - bytes_alive + _way(n, alternative).workspace_bytes
         able = [k for k in _alike(graph, node, alternative, lossy) if _way(n, k).workspace_bytes <= room] if n.alternatives else []
         found.append((node, min(able, key=lambda k: _way(n, k).time_s) if able else alternative))
+    return found
+
+
+def settled(graph: StepGraph, runs: Sequence[Run]) -> dict[int, int]:
+    """Of every node that runs, the implementation of smallest workspace by which it does: one that fits wherever the others do."""
+    found: dict[int, int] = {}
+    for node, alternative in runs:
+        n = graph.nodes[node]
+        if node not in found or _way(n, alternative).workspace_bytes < _way(n, found[node]).workspace_bytes:
+            found[node] = alternative
     return found
