@@ -98,6 +98,7 @@ def _again(plan: StepPlan) -> list[int]:
 
 def _implementations(graph: StepGraph, plan: StepPlan) -> dict[str, int]:
     """How often an operator runs by something other than its plain implementation, by kind, most often first."""
+    from ..run.norms_apart import APART
     from ..step_graph import replacement
 
     found: dict[str, int] = {}
@@ -105,7 +106,7 @@ def _implementations(graph: StepGraph, plan: StepPlan) -> dict[str, int]:
         n = graph.nodes[a.node]
         name = n.alternatives[a.alternative].name if a.alternative >= 0 else replacement(n.target)
         kind = name.rpartition(":")[0].partition(":")[0] or name
-        if kind:
+        if kind and kind != APART:  # the other half of "from statistics"
             kind = kind.removeprefix("meshwright.").translate(str.maketrans("", "", "0123456789")).replace("  ", " ").strip()
             found[kind] = found.get(kind, 0) + 1
     return dict(sorted(found.items(), key=lambda i: (-i[1], i[0])))

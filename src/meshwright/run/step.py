@@ -33,10 +33,12 @@ class Variants:
 
     `optional[target](*inputs)`: an optional node, given the results of its inputs. `alternatives[target, name](call, *inputs)`: another way of a
     node; `call` is the FX node of the plain one (its constants), inputs are those of the `Alternative`. One that writes over an input returns it.
+    `joined[target of a node, target of what shows its first result]`: both at once, where the second runs right after the first; gives both results.
     """
 
     optional: dict[str, Callable[..., Any]] = field(default_factory=dict)
     alternatives: dict[tuple[str, str], Callable[..., Any]] = field(default_factory=dict)
+    joined: dict[tuple[str, str], Callable[..., tuple[Any, Any]]] = field(default_factory=dict)
 
 
 VARIANTS = Variants()
@@ -69,6 +71,7 @@ class StepRunner:
             if (a.node, a.alternative) not in made:
                 made[a.node, a.alternative] = self._action(a.node, a.alternative)
         self.actions = [made[a.node, a.alternative] for a in plan.actions]
+        self._join()
 
     def run(self, arguments: list[Any]) -> list[Any]:
         """Results in the order of the graph's outputs (None where it gives none). Empties `arguments`.
@@ -139,6 +142,20 @@ class StepRunner:
             return _bound(self._implementation(node, instead), self.call[node.name], node.inputs)
         return self._plain(self.call[node.name])
 
+    def _join(self) -> None:
+        """Two nodes that are one operator when they run together: the first leaves the second's result in its place."""
+        nodes, actions = self.graph.nodes, self.plan.actions
+        firsts = {first for first, _ in self.variants.joined}
+        for k, a in enumerate(actions):
+            if nodes[a.node].target in firsts:
+                later = (j for j in range(k + 1, len(actions)) if nodes[actions[j].node].makes or nodes[actions[j].node].inputs != (a.node,))
+                j = next(later, -1)
+                second = actions[j].node if j >= 0 else a.node
+                both = self.variants.joined.get((nodes[a.node].target, nodes[second].target))
+                if both is not None and self.call[nodes[second].name].args[0] is self.call[nodes[a.node].name]:
+                    self.actions[k] = _leaving(_bound(both, self.call[nodes[a.node].name], nodes[a.node].inputs), second)
+                    self.actions[j] = lambda values, second=second: values[second]  # type: ignore[misc]
+
     def _implementation(self, node: StepNode, name: str) -> Callable[..., Any]:
         target = plain_target(node.target)
         found = self.variants.alternatives.get((target, name))
@@ -169,6 +186,14 @@ class StepRunner:
 
 def _bound(function: Callable[..., Any], call: fx.Node | None, inputs: tuple[int, ...]) -> Action:
     return lambda values: function(call, *[values[i] for i in inputs])
+
+
+def _leaving(both: Callable[[list[Any]], tuple[Any, Any]], second: int) -> Action:
+    def run(values: list[Any]) -> Any:
+        first, values[second] = both(values)
+        return first
+
+    return run
 
 
 def _known(variants: Variants) -> str:

@@ -3,8 +3,8 @@
 `with_variants(step)` gives a new step graph; `run.step_variants` runs what it adds. Bytes are exact. Times and workspaces of extra nodes
 and alternatives are measured where costs are given; else times are estimated from the bytes they move beyond the plain operator, at the rate of the
 graph's own elementwise operators (its `evidence` says so).
-Source: the card of MONeT, section 3.6. Deviations: batch normalisation is run again as a whole, not from its saved statistics; the output form of
-normalisations is exact up to rounding only, so it is offered with `inverse=True` and marked lossy.
+Source: the card of MONeT, section 3.6. Deviation: the output form of normalisations is exact up to rounding only, so it is offered with
+`rounding=True` and marked lossy.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import fx
 
 from ..capture.step import CapturedStep
 from ..errors import UsageError
+from ..probe.norms_apart import norms_apart
 from ..probe.step_costs import StepCosts
 from ..probe.variant_costs import measure_variants, pools_by_offsets
 from ..step_graph import Alternative, StepGraph, StepNode, StepStorage
@@ -76,6 +77,8 @@ def with_variants(
             if offload_Bps is not None:
                 found.offload(i, n, offload_Bps)
     graph = found.inserted()
+    if costs is not None and measured:
+        graph = norms_apart(step.graph_module, graph, costs)
     register(graph)
     if costs is not None and measured:
         graph = measure_variants(step.graph_module, graph, costs, rounding=rounding)

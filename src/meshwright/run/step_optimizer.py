@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -122,4 +123,4 @@ def updating(step: CapturedStep, name: str) -> Variants:
         finally:
             update.zero_grad(set_to_none=True)
 
-    return Variants(optional={**VARIANTS.optional, f"optimizer.{name}": run}, alternatives=VARIANTS.alternatives)
+    return replace(VARIANTS, optional={**VARIANTS.optional, f"optimizer.{name}": run})

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from ..kernels.packed import clear_unless, pack_bits, pack_offsets, pack_signs, pass_where, unpack_bits
-from ..step_graph import StepGraph, plain_target, replacement
+from ..step_graph import StepGraph, plain_target, replaced_target, replacement
+from . import norms_apart
 from .step import VARIANTS, Variants
 from .step_pieces import arguments, in_pieces, pool_gradient
 
@@ -200,6 +201,11 @@ for _target, _function in OVER_GRADIENT.items():
     VARIANTS.alternatives[_target, "over_gradient"] = _over_gradient(_function)
 for _target, _function in INVERSE.items():
     VARIANTS.alternatives[_target, "inverse"] = _function
+for _target in norms_apart.BATCH_NORMS:
+    VARIANTS.alternatives[_target, norms_apart.APART] = norms_apart.statistics
+    _whole = replaced_target(_target, norms_apart.APART)
+    VARIANTS.joined[_whole, replaced_target("operator.getitem", norms_apart.FROM_STATISTICS)] = norms_apart.both
+VARIANTS.alternatives["operator.getitem", norms_apart.FROM_STATISTICS] = norms_apart.from_statistics
 VARIANTS.alternatives["aten.threshold_backward.default", "sign_bits"] = relu_gradient
 VARIANTS.alternatives["aten.threshold_backward.default", "sign_bits over"] = relu_over_gradient
 for _target, _function in BINARY.items():
