@@ -25,6 +25,15 @@ def net():
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))), (torch.randn(512, 64), torch.randn(512, 64))
 """
 
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+def net():
+    layers = [x for i, o in ((3, 8), (8, 8), (8, 8)) for x in (nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 256, 4)), (torch.randn(8, 3, 16, 16), torch.arange(8) % 4)
+"""
+
 
 def test_a_curve_is_monotone_above_its_bound_and_no_worse_than_anybody():
     torch.manual_seed(0)
@@ -60,3 +69,22 @@ def test_the_command_prints_a_table_and_draws_it(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     assert main([*words, "--budgets", "1"]) == 2
     assert "at least 2 budgets" in capsys.readouterr().err
+
+
+def test_plans_that_choose_implementations_have_a_curve_of_their_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "m.py").write_text(CONVOLUTIONS)
+    words = ["memory", "compare", "--model", f"{tmp_path}/m.py:net", "--budgets", "4", "--effort", "1", "--strategies", "fusionaware"]
+    assert main([*words, "--implementations", "exact", "--svg", f"{tmp_path}/c.svg", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    plain, joint = document["points"]["fusionaware"], document["points"]["exact"]
+    assert all(p["peak_bytes"] <= b for p, b in zip(joint, document["budgets"], strict=True))
+    assert all(a["time_s"] <= b["time_s"] for a, b in pairwise(joint))
+    assert all(ours["time_s"] <= p["time_s"] * (1 + 1e-9) for ours, p in zip(joint, plain, strict=True) if p is not None)
+    assert "exact: other implementations of operators may take less time than the bound" in " ".join(document["notes"])
+    drawing = ElementTree.parse(tmp_path / "c.svg").getroot()
+    assert "exact" in [e.text for e in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    for point in drawing.iter("{http://www.w3.org/2000/svg}path"):
+        assert "-" not in point.get("d", "").replace("e-", "")  # nothing outside of the drawing
+    assert main([*words, "--implementations", "moon"]) == 2
+    assert "there is no kind 'moon'" in capsys.readouterr().err

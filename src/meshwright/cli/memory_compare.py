@@ -17,6 +17,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budgets", type=int, default=11, help="how many budgets, evenly from keeping everything to the least peak (default 11)")
     parser.add_argument("--strategies", default="fusionaware,rotor,revolve,chen", help="by commas (this is the default), or all (monet takes long)")
     parser.add_argument("--effort", type=int, default=100, help="of the search, in millions of simulated operator runs (default 100)")
+    parser.add_argument(
+        "--implementations", default="plain", metavar="KINDS",
+        help="a curve of plans that choose how operators run, too: exact (others with the same bits), rounding, bf16, int8 (by commas; default: "
+        "plain, no such curve); takes up to two minutes a budget",
+    )  # fmt: skip
     parser.add_argument("--svg", type=Path, help="write the curve here as a drawing")
 
 
@@ -29,14 +34,19 @@ def run(args: argparse.Namespace) -> Result:
     from ..io.atomic import write_text
     from ..probe.step_costs import StepCosts, costs_file, measure_step
     from ..report.memory_curve import curve_svg, curve_text
+    from ..run.step_choices import with_variants
     from ..run.step_compare import compare_step
+    from ..run.step_fit import implementations_named, options_of
 
     if args.budgets < 2 or args.effort < 1:
         raise UsageError("at least 2 budgets and an effort of 1", where="--budgets" if args.budgets < 2 else "--effort")
+    kinds = implementations_named(args.implementations)
     names = [n for n in STEP_NAMES if n not in ("keep", "mincut")] if args.strategies == "all" else args.strategies.split(",")
     step = capture_step_of(args.model, loss=args.loss, batch_size=args.batch)
-    graph = measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs_file()))
-    curve = compare_step(step, graph, strategies=names, budgets=args.budgets, effort=args.effort * 10**6)
+    costs = StepCosts(costs_file())
+    graph = measure_step(step.graph_module, step.step_graph, costs=costs)
+    joint = {} if "plain" in kinds else {",".join(kinds): with_variants(step, graph, costs=costs, **options_of(kinds))}
+    curve = compare_step(step, graph, strategies=names, budgets=args.budgets, effort=args.effort * 10**6, joint=joint)
     document = {"schema": "meshwright.memory.compare", "version": 1, **msgspec.to_builtins(curve)}
     text = curve_text(curve)
     if args.svg:

@@ -79,6 +79,7 @@ def curve_svg(curve: MemoryCurve) -> str:
     shown = [p for row in curve.points.values() for p in row if p] + [p for _, p, _ in curve.peers]
     highest = max([curve.overhead(p.time_s) for p in shown] + [0.01])
     top = min(highest, 1.0) * 1.05
+    bottom = min([curve.overhead(p.time_s) for p in shown] + [0.0])  # below 0: faster than the plain operators
     low, high = min([*curve.budgets, *(p.peak_bytes for p in shown)]), max([*curve.budgets, *(p.peak_bytes for p in shown)])
     span = max(high - low, 1)
 
@@ -86,7 +87,7 @@ def curve_svg(curve: MemoryCurve) -> str:
         return LEFT + (size - low) / span * (WIDTH - LEFT - RIGHT)
 
     def y(time_s: float) -> float:
-        return HEIGHT - BOTTOM - min(curve.overhead(time_s), top) / top * (HEIGHT - BOTTOM - TOP)
+        return HEIGHT - BOTTOM - (min(curve.overhead(time_s), top) - bottom) / (top - bottom) * (HEIGHT - BOTTOM - TOP)
 
     title = f"{cut(curve.model, 60)}: time beyond keeping everything, by peak"
     parts = [
@@ -94,7 +95,7 @@ def curve_svg(curve: MemoryCurve) -> str:
         f'<path d="M{LEFT} {TOP} V{HEIGHT - BOTTOM} H{WIDTH - RIGHT}" class="rule"/>',
     ]
     for k in range(5):
-        size, share = low + span * k / 4, top * k / 4
+        size, share = low + span * k / 4, bottom + (top - bottom) * k / 4
         at = HEIGHT - BOTTOM - k / 4 * (HEIGHT - BOTTOM - TOP)
         parts.append(f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{show_size(int(size))}</text>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{share:.0%}</text>')

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..capture.step import CapturedStep
+from ..decide.memory.auto import auto_plan
 from ..decide.memory.fusionaware.frontier import frontier_of
 from ..decide.memory.fusionaware.strategy import EFFORT, FusionAware
 from ..decide.memory.step import STEP_NAMES, keep_everything
@@ -30,9 +31,10 @@ def budgets_of(graph: StepGraph, count: int, *, effort: int = EFFORT) -> tuple[i
 
 def compare_step(
     step: CapturedStep, graph: StepGraph, *, strategies: Sequence[str] = BUDGETED, budgets: Sequence[int] | int = 11, effort: int = EFFORT,
-    torch_budgets: Sequence[float] = TORCH_BUDGETS,
+    torch_budgets: Sequence[float] = TORCH_BUDGETS, joint: Mapping[str, StepGraph] | None = None,
 ) -> MemoryCurve:  # fmt: skip
-    """`graph`: the step graph with times. `budgets`: bytes, or how many of `budgets_of`. Nothing is run.
+    """`graph`: the step graph with times. `budgets`: bytes, or how many of `budgets_of`. `joint`: the graph with other implementations of its
+    operators (`run.step_choices`), by the name of the curve that the best plans get which choose among them. Nothing is run.
 
     Raises: UnknownName for a strategy; what capture of torch's partitions raises.
     """
@@ -45,17 +47,19 @@ def compare_step(
     floors = [max([frontier.floor_s(b), *(p.floor_s for row in plans.values() if (p := row[i]) and p.floor_s)]) for i, b in enumerate(wanted)]
     singles = [p for p in (_plan(graph, "mincut", None, effort),) if p] + list(torch_plans(step, graph=graph, budgets=torch_budgets))
     singles += sac_plans(step, graph=graph) if sac_installed() else ()
+    curves = {n: tuple(_point(p) for p in row) for n, row in plans.items()} | {n: _joint(g, wanted) for n, g in (joint or {}).items()}
     peers = []
     for p in singles:
         entry = frontier.within(p.peak_bytes)
         label = f"{p.options['budget']:g}" if p.strategy in ("torch budget", "torch sac_milp") else ""
         ours = CurvePoint(peak_bytes=entry.peak_bytes, time_s=entry.time_s) if entry else None
         peers.append((p.strategy, CurvePoint(peak_bytes=p.peak_bytes, time_s=p.time_s, label=label), ours))
-    missing = () if sac_installed() else ("sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed",)
+    notes = () if sac_installed() else ("sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed",)
+    notes += tuple(f"{n}: other implementations of operators may take less time than the bound, which is of the plain ones" for n in joint or {})
     return MemoryCurve(
         model=graph.name, plain_bytes=plain.peak_bytes, plain_s=plain.time_s, budgets=wanted, floors_s=tuple(floors),
-        points={n: tuple(_point(p) for p in row) for n, row in plans.items()}, peers=tuple(peers), best="fusionaware", evidence=graph.evidence,
-        notes=missing,
+        points=curves, peers=tuple(peers), best="fusionaware", evidence=graph.evidence,
+        notes=notes,
     )  # fmt: skip
 
 
@@ -65,6 +69,20 @@ def _plan(graph: StepGraph, name: str, budget: int | None, effort: int) -> StepP
         return strategy.plan(graph, budget, rng=np.random.default_rng(0))
     except (Infeasible, TimeLimit, Unsupported):
         return None
+
+
+def _joint(graph: StepGraph, budgets: Sequence[int]) -> tuple[CurvePoint | None, ...]:
+    """A plan within a budget is one within every larger budget too: none of them takes longer than it."""
+    found: dict[int, CurvePoint | None] = {}
+    best: CurvePoint | None = None
+    for budget in sorted({*budgets}):
+        try:
+            point = _point(auto_plan(graph, budget, rng=np.random.default_rng(0))[0])
+        except (Infeasible, TimeLimit):
+            point = None
+        best = point if best is None or (point is not None and point.time_s < best.time_s) else best
+        found[budget] = best
+    return tuple(found[b] for b in budgets)
 
 
 def _point(plan: StepPlan | None) -> CurvePoint | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,8 +24,8 @@ from .step_choices import LOSSY, with_variants
 from .step_optimizer import optimizer_named, with_optimizer
 
 __all__ = [
-    "LargestBatch", "MeasuredStep", "budget_bytes", "implementations_named", "largest_batch", "measured_step", "planned", "refusal",
-    "what_would_help",
+    "LargestBatch", "MeasuredStep", "budget_bytes", "implementations_named", "largest_batch", "measured_step", "options_of", "planned",
+    "refusal", "what_would_help",
 ]  # fmt: skip
 
 BATCH_LIMIT = 1 << 20
@@ -75,8 +76,7 @@ def measured_step(
     measured = measure_step(step.graph_module, step.step_graph, costs=known, device=kind)
     plain = graph = with_optimizer(step, measured, optimizer, known)
     if "plain" not in kinds and kind == "cpu":
-        lossy = [k for k in kinds if k in LOSSY]
-        graph = with_optimizer(step, with_variants(step, measured, costs=known, rounding="rounding" in kinds, lossy=lossy), optimizer, known)
+        graph = with_optimizer(step, with_variants(step, measured, costs=known, **options_of(kinds)), optimizer, known)
     return MeasuredStep(
         step=step, graph=graph, plain=plain, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer,
         implementations=implementations,
@@ -92,6 +92,11 @@ def implementations_named(text: str) -> tuple[str, ...]:
     if "plain" in kinds and len(kinds) > 1:
         raise UsageError("plain means no other implementations", where="--implementations", hint="plain, or the others without it")
     return kinds
+
+
+def options_of(kinds: Sequence[str]) -> dict[str, Any]:
+    """What `with_variants` is to offer."""
+    return {"rounding": "rounding" in kinds, "lossy": [k for k in kinds if k in LOSSY]}
 
 
 def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
