@@ -25,13 +25,14 @@ from .decide.memory.problem import LayerPolicy
 from .decide.memory.regions import Chosen
 from .decide.memory.stage_floor import Holding, SegmentFloor, floor_of, least_again_s
 from .decide.memory.step import STEP_NAMES, finished, keep_everything
+from .decide.memory.workspaces import plan_with_workspaces, relaxed
 from .decide.pipeline import peak_in_flight
 from .errors import Infeasible, Unsupported
 from .graph import Work
 from .plan import Segment, SegmentStep, TrainingLayout
 from .plan_shards import local_value
 from .simulate.step_memory import simulate_step
-from .step_graph import StepGraph, StepPlan
+from .step_graph import StepGraph, StepPlan, replacement
 
 __all__ = ["SegmentGraph", "StageSteps", "StepSource", "holdings_of", "peaks_in_flight", "with_step"]
 
@@ -43,13 +44,19 @@ replace = msgspec.structs.replace
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentGraph:
-    """A segment's step graph with costs; the other fields as in `plan.SegmentStep`."""
+    """A segment's step graph with costs; the other fields as in `plan.SegmentStep`. Its operators may have other implementations, which read the same
+    and write over nothing; `plain`: as PyTorch runs it, where that is not `graph`."""
 
     graph: StepGraph
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     gradients: tuple[int, ...]
     handed: int
+    plain: StepGraph | None = None
+
+    def keep_peak_bytes(self) -> int:
+        """Of keeping everything, unplanned."""
+        return keep_everything(replace(self.plain or self.graph, in_flight=self.graph.in_flight)).peak_bytes
 
 
 def holdings_of(layout: TrainingLayout, orders: Orders = ()) -> list[list[Holding]]:
@@ -127,15 +134,14 @@ class StageSteps:
         return {i: c for i, c in chosen.items() if c.again}
 
     def _alone(self, key: str, need: int) -> StepPlan:
-        graph = self.graphs[key].graph
-        return self.fastest(graph, keep_everything(graph).peak_bytes - need)
+        return self.fastest(self.graphs[key].graph, self.graphs[key].keep_peak_bytes() - need)
 
     def fastest(self, graph: StepGraph, budget_bytes: int | None) -> StepPlan:
         strategy, rng = STEP_NAMES["fusionaware"](effort=self.effort or EFFORT * len(graph.nodes)), np.random.default_rng(0)
         try:
-            return strategy.plan(graph, budget_bytes, rng=rng)
+            return plan_with_workspaces(graph, budget_bytes, strategy, rng=rng)
         except Infeasible:
-            return strategy.plan(graph, None, rng=rng)
+            return plan_with_workspaces(graph, None, strategy, rng=rng)
 
     def _mixed(self, keys: Sequence[str], need: int) -> list[StepPlan | None]:
         """A plan for each of the segments, None: it runs as it is. The least time that saves `need`, else the least that all together hold."""
@@ -226,7 +232,7 @@ class StageSteps:
             which = alike, elsewhere
             if which not in known:
                 known[which] = floor_of(
-                    g.graph, plain_bytes=s.saved_bytes + s.left_bytes, plain_workspace_bytes=s.backward_workspace_bytes, elsewhere=elsewhere,
+                    relaxed(g.graph), plain_bytes=s.saved_bytes + s.left_bytes, plain_workspace_bytes=s.backward_workspace_bytes, elsewhere=elsewhere,
                     whole=not self.layout.split_backward,
                 )  # fmt: skip
             moments = known[which].moments if last[alike] == k else ()
@@ -237,7 +243,8 @@ class StageSteps:
         again, saved, workspace, time_s = {}, 0, 0, 0.0
         for key, step in steps.items():
             made, ran, nodes = with_step(self.segment[key], step), [a.node for a in step.plan.actions], step.graph.nodes
-            if names := tuple(nodes[x].name for x in sorted({*ran}) if ran.count(x) > 1 and nodes[x].makes):
+            names = tuple(nodes[x].name for x in sorted({*ran}) if ran.count(x) > 1 and nodes[x].makes)
+            if names or any(a.alternative >= 0 or replacement(nodes[a.node].target) for a in step.plan.actions):
                 again[key, "step"] = names
             saved += self.segment[key].saved_bytes - made.saved_bytes
             workspace = max(workspace, made.backward_workspace_bytes)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,10 +85,10 @@ class Outcome:
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
     options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
-    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
+    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN, costs: Path | None = None,
 ) -> Case:  # fmt: skip
     model = models + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division)
+    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs)
     forward = forward_of(model, microbatch, loss)
     module, batch = whole_case(name, global_batch, loss, models)
     assert not check_layout(layout, layout.ranks)
@@ -110,6 +111,7 @@ def lowered_step(
 def _lowered(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
     recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
+    costs: Path | None = None,
 ) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
     graph = graph_of(model, microbatch, loss)
     orders = None
@@ -128,7 +130,7 @@ def _lowered(
     if orders is not None:
         layout = scheduled(layout, graph, orders)
     if recompute == "steps":
-        layout = planned_stages(model, layout, loss)
+        layout = planned_stages(model, layout, loss, costs)
     names = [x.name for x in fabric.devices]
 
     @cache
@@ -154,10 +156,10 @@ def recomputed(graph: Any, layout: TrainingLayout, rule: str) -> TrainingLayout:
     return regions.apply(chosen.again)
 
 
-def planned_stages(model: str, layout: TrainingLayout, loss: str = "cross-entropy") -> TrainingLayout:
-    """The layout with every stage run by the leanest plan of its step graph, priced by the roofline."""
-    device = dataclasses.replace(fabric_of(2).devices[0], kind="gpu")  # of which nothing can be measured here
-    source = StageSource(job=Training(model=model, global_batch=layout.global_batch, loss=loss), device=device, cost=Cost())
+def planned_stages(model: str, layout: TrainingLayout, loss: str = "cross-entropy", costs: Path | None = None) -> TrainingLayout:
+    """The layout with every stage run by the leanest plan of its step graph, priced by the roofline (`costs`: measured here, and kept there)."""
+    device = dataclasses.replace(fabric_of(2).devices[0], kind="gpu" if costs is None else "cpu")  # a GPU: nothing can be measured here
+    source = StageSource(job=Training(model=model, global_batch=layout.global_batch, loss=loss), device=device, cost=Cost(), costs=costs)
     stages = StageSteps(layout, source, effort=200_000)
     return stages.apply(stages.saving(dict.fromkeys(range(len(layout.stages)), 1 << 60)))
 

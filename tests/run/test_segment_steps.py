@@ -11,6 +11,7 @@ from levels_rig import same_as_serial, serial, train
 from rig import TINY, fabric_of, forward_of, make_plan, whole_model
 from tensor_rig import compare, plan_case, run_case, serial_step
 
+from meshwright.check.segment_step import check_segment_steps
 from meshwright.cost import Cost
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.tensor_shares import TensorOptions
@@ -21,8 +22,10 @@ from meshwright.plan import SegmentStep
 from meshwright.run.segments import build_rank_module
 from meshwright.run.stage_steps import StageSource
 from meshwright.run.storage_peak import peak_of
+from meshwright.step_graph import replacement
 
 ROWS = 2
+PICTURES = "tests/run/convolution_models.py:"
 
 
 KINDS = {  # model, degrees (data, tensor, pipeline), other choices
@@ -65,6 +68,68 @@ def test_sharded_state(pool, name, degrees, options):
     case = plan_case(name, degrees, microbatch=1, global_batch=2 * degrees[0], recompute="steps", **options)
     assert any(s.step is not None for s in case.layout.segments)
     same_as_serial(case, pool.run(train, case.layout.ranks, case, 2, "adamw"), serial(case, name, 2, "adamw"))
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("schedule", [None, ("zb1p", {})], ids=["whole", "split"])
+def test_measured_stages_choose_their_workspaces(pool, schedule, costs):
+    """Convolutions in pieces and pooling with small places, chosen from what was measured here: bits of the plain operators."""
+    options = {"microbatch": 8, "global_batch": 16, "models": PICTURES, "schedule": schedule, "costs": costs}
+    whole = plan_case("pictures", (1, 1, 2), **options)
+    plain = pool.run(run_case, whole.layout.ranks, whole)
+    case = plan_case("pictures", (1, 1, 2), recompute="steps", **options)
+    planned = [s.step for s in case.layout.segments if s.step is not None]
+    assert any(a.alternative >= 0 or replacement(step.graph.nodes[a.node].target) for step in planned for a in step.plan.actions)
+    outcomes = pool.run(run_case, case.layout.ranks, case)
+    compare(case, outcomes, serial_step(case, "pictures"))
+    for a, b in zip(plain, outcomes, strict=True):
+        assert a.loss == b.loss and all(torch.equal(g, b.gradients[n]) for n, g in a.gradients.items())
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory):
+    return tmp_path_factory.mktemp("measured") / "costs.json"
+
+
+def test_a_stage_fits_by_small_workspaces_alone_and_peaks_as_planned(costs):
+    """The peak of two micro-batches in flight is the plan's, in bytes beyond what is always there."""
+    layout = plan_case("pictures", (1, 1, 2), microbatch=8, global_batch=16, models=PICTURES).layout
+    source = StageSource(job=Training(model=PICTURES + "pictures", global_batch=16), device=fabric_of(2).devices[0], cost=Cost(), costs=costs)
+    stages = StageSteps(layout, source, effort=2_000_000)
+    (key,) = layout.stages[0].segments
+    found = stages.graphs[key]
+    least = stages.fastest(found.graph, None)
+    chosen = stages.saving({0: 1})
+    step = stages.steps[key]
+    assert step.plan.peak_bytes < found.keep_peak_bytes() and key in {k for k, _ in chosen[0].again}
+    plain = msgspec.structs.replace(found.plain, in_flight=found.graph.in_flight)
+    lean, full = stages.fastest(plain, None).peak_bytes, found.keep_peak_bytes()
+    assert least.peak_bytes <= lean
+    pairs = [(stages.fastest(found.graph, b).time_s, stages.fastest(plain, b).time_s) for b in (lean + k * (full - lean) // 4 for k in range(4))]
+    assert all(a <= b * 1.02 for a, b in pairs) and any(a < b * 0.99 for a, b in pairs)
+    assert not check_segment_steps(stages.apply(chosen))
+    for plan in (step.plan, least):
+        made = msgspec.structs.replace(step, plan=plan)
+        segments = tuple(with_step(s, made) if s.key == key else s for s in layout.segments)
+        model = PICTURES + "pictures"
+        _, parameters, buffers = whole_model(model)
+        module = build_rank_module(
+            forward_of(model, 8), msgspec.structs.replace(layout, segments=segments), 0, parameters, buffers, device=torch.device("cpu"),
+            gradient_bytes={},
+        )  # fmt: skip
+        segment = module.segments[key]
+        (images,) = (torch.randn(forward_of(model, 8).inputs[i].shape) for i in segment.inputs)
+        gradient = torch.randn(next(v.shape for v in layout.values if v.name == segment.writes[0]))
+
+        def two(segment=segment, images=images, gradient=gradient) -> None:
+            segment.forward(0, [], [images])
+            segment.forward(1, [], [images])
+            segment.backward(0, [gradient])
+            segment.backward(1, [gradient])
+
+        two()
+        assert peak_of(two, []) == pytest.approx(plan.peak_bytes - found.graph.fixed_bytes(), rel=0.02)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..plan import Segment, SegmentStep, TrainingLayout
+from ..step_graph import StepAction
 from .step_memory import check_step_plan
 from .verdict import Finding
 
@@ -71,7 +72,7 @@ def _border(layout: TrainingLayout, s: Segment, step: SegmentStep) -> list[Findi
     for v, n in zip(s.reads, step.gradients, strict=True):
         if n >= 0 and (n not in graph.results or not differentiable.get(v, True)):
             return [_wrong(s, f"the gradient of {v!r} is no result of it, or the value carries none", value=v)]
-    later = {x for a in plan.actions[plan.boundary :] for x in graph.nodes[a.node].inputs} | {*plan.saved}
+    later = {x for a in plan.actions[plan.boundary :] for x in _inputs(step, a)} | {*plan.saved}
     needed = _storages(graph.nodes[x].storages for x in later)
     for v, n in zip(s.reads, step.reads, strict=True):
         if v not in step.kept and needed & {*graph.nodes[n].storages}:
@@ -114,8 +115,13 @@ def _bytes(s: Segment, step: SegmentStep, facts: Mapping[str, Any]) -> list[Find
 def _arrived_bytes(step: SegmentStep) -> int:
     """Gradients that arrive for the first part of backward and that the second reads too."""
     graph, later = step.graph, step.plan.actions[step.weights :] if step.weights >= 0 else ()
-    read = _storages(graph.nodes[x].storages for a in later for x in graph.nodes[a.node].inputs)
+    read = _storages(graph.nodes[x].storages for a in later for x in _inputs(step, a))
     return sum(graph.storages[x].size_bytes for x in read if graph.storages[x].kind == "tangent")
+
+
+def _inputs(step: SegmentStep, action: StepAction) -> tuple[int, ...]:
+    node = step.graph.nodes[action.node]
+    return node.inputs if action.alternative < 0 else node.alternatives[action.alternative].inputs
 
 
 def _storages(rows: Iterable[tuple[int, ...]]) -> set[int]:

@@ -24,12 +24,13 @@ from ..capture.step import step_graph_of
 from ..capture.torch_private import fake_like, fake_mode, make_fx_graph
 from ..errors import Unsupported
 from ..plan import Segment, SegmentStep
-from ..step_graph import StepGraph
+from ..step_graph import StepGraph, plain_target
 from .segment_module import SegmentModule, gathered_later
 from .sharded_state import StandIn, as_they_are, opened
 from .step import StepRunner
+from .step_variants import register
 
-__all__ = ["PlannedSegment", "TracedSegment", "border_of", "planned_segment", "trace_segment"]
+__all__ = ["PlannedSegment", "TracedSegment", "planned_segment", "same_calls", "trace_segment"]
 
 
 def handed(*values: Any) -> tuple[Any, ...]:
@@ -52,6 +53,10 @@ class TracedSegment:
     gradients: tuple[int, ...]
     handed: int
     leads: tuple[int, ...]
+
+    @property
+    def step_graph(self) -> StepGraph:
+        return self.graph
 
 
 def trained(segment: SegmentModule) -> list[torch.nn.Parameter]:
@@ -288,17 +293,38 @@ def planned_segment(
     assert segment.step is not None
     found = trace_segment(module, reads, inputs, constants)
     step = segment.step
-    if border_of(found) != border_of(step):
+    if not same_calls(found, step):
         raise Unsupported(
             f"its {len(found.graph.nodes)} operators are not the {len(step.graph.nodes)} that were planned", where=f"segment {segment.key}",
             hint="make the plan again, with this torch and on this kind of device",
         )  # fmt: skip
+    register(step.graph)
     own = {f.name: getattr(module, f.name) for f in fields(SegmentModule)}
     return PlannedSegment(**own, runner=StepRunner(found.graph_module, step.graph, step.plan), step=step, leads=found.leads)
 
 
-def border_of(found: TracedSegment | SegmentStep) -> tuple[object, ...]:
-    """Of two segments equal exactly if one's plan is one of the other: what is called on what, and the border."""
+def same_calls(found: TracedSegment, step: SegmentStep | TracedSegment) -> bool:
+    """Whether a plan of one is one of the other: what is called on what, and the border. Where another implementation has taken an operator's place,
+    only which operator it is."""
+    other = {n.name: n for n in found.graph.nodes}
+    if len(other) != len(step.graph.nodes) or len(found.graph.storages) != len(step.graph.storages) or _border(found) != _border(step):
+        return False
+    for n in step.graph.nodes:
+        o = other.get(n.name)
+        if o is None or o.phase != n.phase or plain_target(o.target) != plain_target(n.target):
+            return False
+        plain = o.target == n.target
+        if plain and (_names(step.graph, n.inputs), n.storages, n.makes, n.writes) != (_names(found.graph, o.inputs), o.storages, o.makes, o.writes):
+            return False
+    return True
+
+
+def _border(found: TracedSegment | SegmentStep) -> tuple[object, ...]:
     graph = found.graph
-    nodes = tuple((n.target, n.phase, n.inputs, n.storages, n.makes, n.writes) for n in graph.nodes)
-    return nodes, graph.boundary, graph.results, found.reads, found.writes, found.gradients, found.handed
+    first = sum(n.phase == "forward" for n in graph.nodes)
+    gradients = tuple("" if x < 0 else graph.nodes[x].name for x in found.gradients)
+    return first, *(_names(graph, x) for x in (graph.results, found.reads, found.writes, (found.handed,))), gradients
+
+
+def _names(graph: StepGraph, nodes: Sequence[int]) -> tuple[str, ...]:
+    return tuple(graph.nodes[x].name for x in nodes)

@@ -7,6 +7,7 @@ the roofline's and workspaces are not counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from ..plan import Segment, TrainingLayout
 from ..probe.step_costs import StepCosts, costs_file, measure_step
 from ..step_graph import StepGraph
 from .forward_graph import ForwardGraph, from_traced
-from .segment_step import TracedSegment, border_of, trace_segment
+from .segment_step import TracedSegment, same_calls, trace_segment
 from .segments import RankModule, build_rank_module, example_tensors
+from .step_choices import with_variants
 
 __all__ = ["StageSource"]
 
@@ -57,10 +59,23 @@ class StageSource:
         shares = segment.shares or (1,)
         parts = [shares.index(max(shares)), *(shares.index(x) for x in {*shares} if x < max(shares))]
         found, *others = (self._traced(layout, segment, part) for part in parts)
-        if any(border_of(x) != border_of(found) for x in others):
+        if any(not same_calls(x, found) for x in others):
             raise Unsupported("tensor-parallel ranks of unequal shares make other calls", where=f"segment {segment.key}", hint="equal shares")
-        priced = self._measured(found.graph_module, found.graph) if self.device.kind == "cpu" else self._priced(found.graph_module, found.graph)
-        return SegmentGraph(graph=priced, reads=found.reads, writes=found.writes, gradients=found.gradients, handed=found.handed)
+        if self.device.kind == "cpu":
+            costs = StepCosts(self.costs or costs_file())
+            plain = measure_step(found.graph_module, found.graph, costs=costs)
+            graph = with_variants(found, plain, costs=costs, workspaces_only=True)
+        else:
+            plain = graph = self._priced(found.graph_module, found.graph)
+        number = {n.name: i for i, n in enumerate(graph.nodes)}
+
+        def moved(nodes: Sequence[int]) -> tuple[int, ...]:
+            return tuple(number[plain.nodes[x].name] if x >= 0 else -1 for x in nodes)
+
+        (handed,) = moved([found.handed])
+        return SegmentGraph(
+            graph=graph, reads=moved(found.reads), writes=moved(found.writes), gradients=moved(found.gradients), handed=handed, plain=plain,
+        )  # fmt: skip
 
     def _traced(self, layout: TrainingLayout, segment: Segment, part: int) -> TracedSegment:
         traced, graph = self._model(layout.microbatch_size)
@@ -84,9 +99,6 @@ class StageSource:
                 raise Unsupported("the model cannot be traced: its stages cannot be planned as steps", where=self.job.model)
             self._models[batch] = traced, from_traced(traced)
         return self._models[batch]
-
-    def _measured(self, module: fx.GraphModule, graph: StepGraph) -> StepGraph:
-        return measure_step(module, graph, costs=StepCosts(self.costs or costs_file()))
 
     def _priced(self, module: fx.GraphModule, graph: StepGraph) -> StepGraph:
         calls = {n.name: n for n in module.graph.nodes if n.op == "call_function"}

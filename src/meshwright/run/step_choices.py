@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import fx
 
-from ..capture.step import CapturedStep
 from ..errors import UsageError
 from ..probe.norms_apart import norms_apart
 from ..probe.step_costs import StepCosts
@@ -38,13 +37,24 @@ MOST_PIECES = 64
 ELEMENTWISE = ("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default", "aten.gelu.default")
 
 
+class JointGraph(Protocol):
+    """What is used of a captured step, or of a traced segment."""
+
+    @property
+    def graph_module(self) -> fx.GraphModule: ...
+
+    @property
+    def step_graph(self) -> StepGraph: ...
+
+
 def with_variants(
-    step: CapturedStep, graph: StepGraph | None = None, *, costs: StepCosts | None = None, rounding: bool = False, lossy: Collection[str] = (),
-    offload_Bps: float | None = None,
+    step: JointGraph, graph: StepGraph | None = None, *, costs: StepCosts | None = None, rounding: bool = False, lossy: Collection[str] = (),
+    offload_Bps: float | None = None, workspaces_only: bool = False,
 ) -> StepGraph:  # fmt: skip
     """`graph`: the step's own, with measured times (default: `step.step_graph`). `costs`: implementations are measured, and operators in pieces are
     among them. `rounding`: what is exact up to rounding too: normalisations from their output, weight gradients by images. `lossy`: narrower saves,
     of "bf16" and "int8". `offload_Bps`: results may go to the host and come back at this rate (planned only: a CPU has no host beside it).
+    `workspaces_only`: only what reads the same and writes over nothing, so that schedules of the plain operators are schedules of these.
 
     Raises: UsageError for an unknown lossy form or a rate that is not positive; with `costs` as `probe.step_costs.measure_step`.
     """
@@ -59,9 +69,11 @@ def with_variants(
         graph = pools_by_offsets(step.graph_module, graph, costs)
     found = _Choices(step, graph)
     for i, n in enumerate(found.graph.nodes):
-        found.over_operand(i, n)
         if measured:
-            found.pieces(i, n)
+            found.pieces(i, n, over=not workspaces_only)
+        if workspaces_only:
+            continue
+        found.over_operand(i, n)
         if n.phase == "forward":
             found.in_place(i, n)
         elif n.phase == "backward" and n.makes:
@@ -105,7 +117,7 @@ class _Extra:
 class _Choices:
     """`extras[k]` is read as -1 - k in the alternatives collected here."""
 
-    step: CapturedStep
+    step: JointGraph
     graph: StepGraph
     extras: list[_Extra] = field(default_factory=list)
     known: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -187,7 +199,7 @@ class _Choices:
             if x >= 0 and places.count(x) == 1 and self.graph.nodes[x].phase == n.phase and self._over(n, x):
                 self.way(i, f"over {position}", n.inputs, over=x)
 
-    def pieces(self, i: int, n: StepNode) -> None:
+    def pieces(self, i: int, n: StepNode, *, over: bool) -> None:
         """In pieces of 1, 4 or 16 images or channels' groups, where there is something to save."""
         able = {kind for target, kind in PIECES if target == n.target}
         if not able or n.workspace_bytes < LEAST_WORKSPACE:
@@ -200,7 +212,7 @@ class _Choices:
             for k in sorted({-(-wholes[kind] // part) for part in PARTS}):
                 if 1 < k <= MOST_PIECES:
                     self.way(i, f"{kind} {k}", n.inputs, lossless=False)  # until it is measured
-                    if n.target == CONVOLUTION_BACKWARD and args[MASK][0] and kind == "images":
+                    if over and n.target == CONVOLUTION_BACKWARD and args[MASK][0] and kind == "images":
                         self.image_over(i, n, k)
 
     def image_over(self, i: int, n: StepNode, pieces: int) -> None:
@@ -274,7 +286,8 @@ class _Choices:
 
     def _near_zero(self, weight: int) -> bool:
         owner = self.graph.nodes[weight].module.partition(":")[2]
-        found = dict(self.step.source.module.named_parameters()).get(owner)
+        source = getattr(self.step, "source", None)
+        found = None if source is None else dict(source.module.named_parameters()).get(owner)
         if found is None or found.is_meta or isinstance(found.data, torch._subclasses.FakeTensor):
             return False
         return bool(found.abs().min() < LEAST_WEIGHT)

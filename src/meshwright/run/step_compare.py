@@ -54,12 +54,12 @@ def compare_step(
         label = f"{p.options['budget']:g}" if p.strategy in ("torch budget", "torch sac_milp") else ""
         ours = CurvePoint(peak_bytes=entry.peak_bytes, time_s=entry.time_s) if entry else None
         peers.append((p.strategy, CurvePoint(peak_bytes=p.peak_bytes, time_s=p.time_s, label=label), ours))
-    notes = () if sac_installed() else ("sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed",)
-    notes += tuple(f"{n}: other implementations of operators may take less time than the bound, which is of the plain ones" for n in joint or {})
+    notes = [] if sac_installed() else ["sac_milp of torch.distributed._tools is not compared: it needs PuLP, which is not installed"]
+    notes += [f"{n}: other implementations of operators may take less time than the bound, which is of the plain ones" for n in joint or {}]
     return MemoryCurve(
         model=graph.name, plain_bytes=plain.peak_bytes, plain_s=plain.time_s, budgets=wanted, floors_s=tuple(floors),
         points=curves, peers=tuple(peers), best="fusionaware", evidence=graph.evidence,
-        notes=notes,
+        notes=tuple(notes),
     )  # fmt: skip
 
 
