@@ -55,7 +55,7 @@ def hurried(graph: StepGraph, runs: Sequence[Run], boundary: int, budget_bytes: 
         n = graph.nodes[node]
         room = budget_bytes - bytes_alive + _way(n, alternative).workspace_bytes
         able = [k for k in _alike(graph, node, alternative, lossy) if _way(n, k).workspace_bytes <= room] if n.alternatives else []
-        found.append((node, min(able, key=lambda k: _way(n, k).time_s) if able else alternative))
+        found.append((node, min(able, key=lambda k: (_way(n, k).time_s, _way(n, k).workspace_bytes)) if able else alternative))
     return found
 
 
