@@ -45,8 +45,10 @@ ROUNDS = 70  # so many glances altogether for the best of them,
 MOST_RUNS = 300_000_000  # but no more runs of nodes than this
 FIRST = ((5, 1), (3, 2))  # (how many of the best, glances for each) before the one ahead gets all
 GAIN = 1e-3  # a round that gains less has failed
-BEHIND = 0.01  # by so much falls back what fails
-PATIENCE = 4  # failures of the one ahead before the search ends
+BEHIND = 0.005  # by so much falls back what fails
+LONGEST = 4  # glances in one round; what fails gets longer ones
+FEWER = 0.02  # bytes, once, twice or three times, through which a search goes that has failed
+PATIENCE = 16  # failures of the one ahead before the search ends
 NEAR = 2e-3  # above the floor: good enough to end the search
 NODES = 1  # of branch and bound: the root bounds nearly as well as minutes of branching do on a large network
 
@@ -101,15 +103,25 @@ class _Search:
         return replace(found, failed=0 if gained else 1)
 
     def round(self, f: _Found, effort: int) -> _Found:
-        """Goes on: by the implementations that fit, then by slightly slower ones of smaller workspace, in turns. After a failure also from above."""
+        """Goes on: by the implementations that fit, then by slightly slower ones of smaller workspace, in turns. After a failure also from above;
+        after two through a schedule within fewer bytes, which leaves places where small changes find nothing."""
         ways = lean(self.m.graph, f.ways, lossy=self.lossy, slower=SLIGHTLY, own=True) if f.rounds % 2 == 0 else f.ways
-        return f.after(self._found(ways, effort, begin=(f.begin,), down=f.failed % 2 == 1, seed=self.seed + f.rounds + 1)[0])
+        begin, down, seed = f.begin, f.failed % 2 == 1, self.seed + f.rounds + 1
+        if f.failed > 1 and not f.late:
+            effort //= 2
+            fewer = int(self.goal_bytes * (1 - FEWER * (1 + f.failed % 3)))
+            through, _ = self._found(ways, effort, goal_bytes=fewer, begin=(begin,), down=down, seed=seed)
+            ways, begin, down = through.ways, through.begin, False
+        return f.after(self._found(ways, effort, begin=(begin,), down=down, seed=seed)[0])
 
     def _found(
-        self, ways: Mapping[int, int], effort: int, *, begin: Sequence[I32] = (), down: bool = True, seed: int | None = None
-    ) -> tuple[_Found, StepPlan]:
+        self, ways: Mapping[int, int], effort: int, *, goal_bytes: int | None = None, begin: Sequence[I32] = (), down: bool = True,
+        seed: int | None = None,
+    ) -> tuple[_Found, StepPlan]:  # fmt: skip
+        """The plan, and as it was before its runs got the fastest implementations that fit."""
         graph, budget = self.m.graph, self.budget_bytes
-        runs, boundary, hold = _runs(self.m, ways, self.goal_bytes, effort, self.kept, begin, down=down, seed=self.seed if seed is None else seed)
+        goal = self.goal_bytes if goal_bytes is None else goal_bytes
+        runs, boundary, hold = _runs(self.m, ways, goal, effort, self.kept, begin, down=down, seed=self.seed if seed is None else seed)
         first = plan = finished(graph, runs, boundary, **self.fields)
         if self.m.has_ways:
             runs = hurried(graph, runs, boundary, first.peak_bytes if budget is None else budget, lossy=self.lossy)
@@ -147,7 +159,7 @@ def searched(
         f = found[ahead]
         if f.failed > PATIENCE or (not f.late and floor_s is not None and f.plan.time_s <= floor_s * (1 + NEAR)):
             break
-        length = min(2 << f.failed, left)
+        length = min(2 << f.failed, LONGEST, left)
         left -= length
         found[ahead] = search.round(f, length * glance)
     best = min(found, key=lambda f: f.rank).plan
