@@ -14,6 +14,7 @@ import torch
 from meshwright.capture.forward import build_objective
 from meshwright.check.step_memory import check_step_plan
 from meshwright.cli import main
+from meshwright.decide.memory.auto import auto_plan
 from meshwright.decide.memory.fusionaware.frontier import frontier_of, least_bytes
 from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
@@ -123,6 +124,27 @@ def test_the_largest_batch(folder: Path, model: str) -> None:
     tight = largest_batch(at.__getitem__, frontier_of(at[2].graph, 100_000).entries[-1].peak_bytes, "fusionaware")
     bound = least_bytes(lifetimes_of(at[tight.batch_size + 1].graph))
     assert tight.proved == (bound > tight.plan.budget_bytes) and (not tight.proved or tight.scope == "operators in the graph's order")
+
+
+def test_the_largest_batch_by_all_strategies_together(folder: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a batch fits takes little effort where it does; the largest gets all of it."""
+    at = {b: measured_step(model, batch_size=b, costs=folder / "costs.json", implementations="exact") for b in range(1, 40)}
+    asked_of: list[int] = []
+    by = {id(step.graph): b for b, step in at.items()}
+
+    def counted(graph: StepGraph, budget: int | None, *, rng: np.random.Generator) -> tuple[StepPlan, dict[str, str]]:
+        asked_of.append(by[id(graph)])
+        return auto_plan(graph, budget, rng=rng)
+
+    monkeypatch.setattr("meshwright.run.step_fit.auto_plan", counted)
+    budget = (keep_everything(at[7].plain).peak_bytes + keep_everything(at[8].plain).peak_bytes) // 2
+    found = largest_batch(at.__getitem__, budget)
+    assert found.batch_size >= 7 and found.plan.peak_bytes <= budget
+    assert asked_of == [found.batch_size]
+    assert found.plan.time_s <= auto_plan(found.measured.graph, budget, rng=np.random.default_rng(0))[0].time_s * (1 + 1e-9)
+    assert planned(at[found.batch_size], budget, any_will_do=True)[0].peak_bytes <= budget
+    with pytest.raises(Infeasible):
+        planned(at[found.batch_size], at[1].graph.fixed_bytes(), any_will_do=True)
 
 
 def test_max_batch_on_the_command_line(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ..capture.step import CapturedStep, capture_step_of
-from ..decide.memory.auto import auto_plan
+from ..decide.memory.auto import auto_plan, some_plan
 from ..decide.memory.fusionaware.frontier import least_bytes
 from ..decide.memory.lifetimes import lifetimes_of
 from ..decide.memory.step import keep_everything, least_bound_bytes, size_text
@@ -116,8 +117,13 @@ def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
         raise UsageError(str(error), where=where, hint="bytes such as 4GB, or a share of the peak without recomputation such as 60%") from None
 
 
-def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", *, seed: int = 0) -> tuple[StepPlan, dict[str, str]]:
-    """(plan, what the other strategies give). Raises: Infeasible with the minimum and what would lower it; UnknownName."""
+def planned(
+    measured: MeasuredStep, budget: int | None, strategy: str = "auto", *, seed: int = 0, any_will_do: bool = False
+) -> tuple[StepPlan, dict[str, str]]:
+    """(plan, what the other strategies give). `any_will_do`: whether there is one is what matters.
+
+    Raises: Infeasible with the minimum and what would lower it; UnknownName.
+    """
     from ..decide.memory.step import STEP_NAMES
 
     if strategy != "auto" and strategy not in STEP_NAMES:
@@ -129,6 +135,8 @@ def planned(measured: MeasuredStep, budget: int | None, strategy: str = "auto", 
         full = keep_everything(measured.graph)
         if budget is not None and full.peak_bytes <= budget and not any(n.alternatives for n in measured.graph.nodes):
             return msgspec.structs.replace(full, budget_bytes=budget), {}  # nothing is faster than computing nothing again
+        if any_will_do and budget is not None:
+            return (full if full.peak_bytes <= budget else some_plan(measured.graph, budget, rng=rng)), {}
         return auto_plan(measured.graph, budget, rng=rng)
     except Infeasible as error:
         data = {**error.data, "bound_bytes": least_bound_bytes(measured.graph), "bytes_by_kind": measured.bytes_by_kind()}
@@ -173,6 +181,7 @@ class LargestBatch:
 def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str = "auto", *, seed: int = 0) -> LargestBatch:
     """The largest batch whose step fits, by doubling and halving. `at`: the measured step of a batch.
 
+    A batch fits by any plan (`some_plan`); the largest one's is then made with all effort.
     One more row is proved not to fit when `least_bound_bytes` of its step exceeds the budget, or the strategy that refused it proved its least peak;
     and, for plans in the graph's order, when what stands beside one of its operators in that order does.
     Raises: Infeasible when one row does not fit.
@@ -184,7 +193,7 @@ def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str 
         if batch not in fits and batch not in fails:
             step = at(batch)
             try:
-                fits[batch] = (step, planned(step, budget, strategy, seed=seed)[0])
+                fits[batch] = (step, planned(step, budget, strategy, seed=seed, any_will_do=True)[0])
             except Infeasible as error:
                 fails[batch] = error
         return batch in fits
@@ -203,6 +212,8 @@ def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str 
     scope, why = refusal(high, error, budget)
     refuted = min((b for b, e in fails.items() if refusal(b, e, budget)[0]), default=None)
     step, plan = fits[low]
+    with suppress(Infeasible):  # a longer search is another one: what the short one found stands
+        plan = min(plan, planned(step, budget, strategy, seed=seed)[0], key=lambda p: (p.time_s, p.peak_bytes))
     return LargestBatch(
         batch_size=low, measured=step, plan=plan, refuted=refuted, proved=bool(scope), scope=scope, why=why, tried=tuple(sorted({*fits, *fails}))
     )

@@ -21,10 +21,11 @@ from .fusionaware.strategy import EFFORT, FusionAware
 from .monet.fixed import fixed, free_ways
 from .step import STEP_NAMES, best_plan, least_bound_bytes, nothing_fits, size_text
 
-__all__ = ["Offer", "auto_plan", "offers"]
+__all__ = ["Offer", "auto_plan", "offers", "some_plan"]
 
 CLOSE = 0.01  # of the bound: nothing else is worth trying
 FIRST_EFFORT = 10_000  # per node of the graph
+QUICK_EFFORT = 4_000  # of monet's search, per node
 PUBLISHED = ("chen", "revolve", "rotor")
 SHARES = (0.75, 0.5, 0.25, 0.0)  # of the time that a budget costs
 FEWER = (0.95, 0.9, 0.8)  # of the bytes of a plan
@@ -40,6 +41,16 @@ class Offer:
 
 def _first_effort(graph: StepGraph) -> int:
     return min(FIRST_EFFORT * len(graph.nodes), EFFORT)
+
+
+def some_plan(graph: StepGraph, budget_bytes: int, *, rng: np.random.Generator) -> StepPlan:
+    """Any plan within the budget: with a tenth of the effort, where that finds one. Raises: Infeasible as `auto_plan`."""
+    try:
+        if any(n.alternatives for n in graph.nodes):
+            return STEP_NAMES["monet"](effort=QUICK_EFFORT).plan(graph, budget_bytes, rng=rng)
+        return FusionAware(effort=_first_effort(graph)).plan(graph, budget_bytes, rng=rng)
+    except MeshwrightError:
+        return auto_plan(graph, budget_bytes, rng=rng)[0]
 
 
 def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> tuple[StepPlan, dict[str, str]]:

@@ -6,7 +6,7 @@ what is held at a few moments (`closure`) chooses implementations and is the flo
 compute anything again any number of times.
 Invariant: the plan's peak, counted in whole bytes over its runs, is within the budget; `optimal` and `least_bytes` are claims about schedules that
 run forward nodes and backward nodes each in the graph's order, and forward nodes again, in order, before backward nodes that may read them.
-Cost: one integer programme of O(n^2) binaries for n operators; beyond, up to three of O(n), and some short searches and two long ones.
+Cost: one integer programme of O(n^2) binaries for n operators; beyond, up to three of O(n), and a search in rounds (`searching`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Monet:
     """Options. implementations: other implementations may be chosen, `lossy` ones among them;
     exact_operators: up to so many merged forward operators in one programme;
     solver_nodes: branch-and-bound nodes after which the solver stops with a gap; effort: runs of every node
-    simulated in each search."""
+    simulated in ten glances of the search, or in the one that an exact programme begins at."""
 
     implementations: bool = True
     lossy: bool = True
