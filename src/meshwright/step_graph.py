@@ -10,6 +10,7 @@ named in `drops` are let go; a storage is free when no result that is held lies 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -17,8 +18,8 @@ import msgspec
 from .errors import UsageError
 
 __all__ = [
-    "Alternative", "StepAction", "StepGraph", "StepNode", "StepPlan", "StepStorage", "plain_target", "replaced_target",
-    "replacement",
+    "Alternative", "StepAction", "StepGraph", "StepNode", "StepPlan", "StepStorage", "plain_target", "renumbered",
+    "replaced_target", "replacement",
 ]  # fmt: skip
 
 Kind = Literal["parameter", "buffer", "input", "tangent", "made"]
@@ -83,6 +84,14 @@ def plain_target(target: str) -> str:
 def replacement(target: str) -> str:
     """The implementation that has taken the plain one's place; "" for none."""
     return target.rpartition("|")[0]
+
+
+def renumbered(node: StepNode, number: Callable[[int], int]) -> StepNode:
+    """The node when the nodes that it reads get other numbers."""
+    ways = tuple(
+        msgspec.structs.replace(a, inputs=tuple(number(x) for x in a.inputs), over=number(a.over) if a.over >= 0 else -1) for a in node.alternatives
+    )
+    return msgspec.structs.replace(node, inputs=tuple(number(x) for x in node.inputs), alternatives=ways)
 
 
 class StepGraph(_Record, frozen=True, kw_only=True):

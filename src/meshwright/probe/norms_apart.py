@@ -16,13 +16,12 @@ from msgspec.structs import replace
 from torch import fx
 
 from ..run.norms_apart import APART, BATCH_NORMS, FROM_STATISTICS, normalised
-from ..step_graph import StepGraph, StepNode, replaced_target
+from ..step_graph import StepGraph, StepNode, renumbered, replaced_target
 from .operator_times import call_key
-from .step_costs import Job, StepCosts, call_of, fakes_of, measured_jobs
+from .step_costs import Job, StepCosts, call_of, fakes_of, measure_missing
+from .variant_costs import CLEARLY
 
 __all__ = ["norms_apart"]
-
-CLEARLY = 0.97  # of the whole operator's time
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,12 @@ class _Pair:
 
 
 def norms_apart(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounds: int = 3) -> StepGraph:
-    """`module`: the joint graph of `graph`, whose nodes may have alternatives. Raises: RunError as `measured_jobs`."""
+    """`module`: the joint graph of `graph`, whose nodes may have alternatives. Raises: RunError as `measure_missing`."""
     calls = {n.name: n for n in module.graph.nodes}
     numbers = {n.name: i for i, n in enumerate(graph.nodes)}
     pairs = [p for i in range(graph.boundary) if (p := _pair(graph, calls, i)) is not None]
     keys = {p: f"{FROM_STATISTICS}||{call_key(graph.nodes[p.whole].target, *fakes_of(calls[graph.nodes[p.whole].name]))}" for p in pairs}
-    jobs = {key: _job(calls[graph.nodes[p.whole].name]) for p, key in keys.items() if key not in costs.costs}
-    if jobs:
-        costs.costs.update(measured_jobs(jobs, rounds))
-        costs.save()
+    measure_missing(costs, {key: _job(calls[graph.nodes[p.whole].name]) for p, key in keys.items()}, rounds)
     nodes, after = list(graph.nodes), dict[int, int]()
     for p, key in keys.items():
         cost, whole = costs.costs[key], nodes[p.whole]
@@ -106,10 +102,4 @@ def _reordered(graph: StepGraph, nodes: list[StepNode], after: dict[int, int]) -
         order += [waiting[i]] if i in waiting else []
     number = {old: new for new, old in enumerate(order)}
 
-    def moved(n: StepNode) -> StepNode:
-        ways = tuple(
-            replace(a, inputs=tuple(number[x] for x in a.inputs), over=number[a.over] if a.over >= 0 else -1) for a in n.alternatives
-        )  # fmt: skip
-        return replace(n, inputs=tuple(number[x] for x in n.inputs), alternatives=ways)
-
-    return replace(graph, nodes=tuple(moved(nodes[i]) for i in order), results=tuple(number[r] for r in graph.results))
+    return replace(graph, nodes=tuple(renumbered(nodes[i], number.__getitem__) for i in order), results=tuple(number[r] for r in graph.results))

@@ -33,7 +33,7 @@ from ..step_graph import StepGraph
 from .measure import quiet_single_thread
 from .operator_times import call_key, environment
 
-__all__ = ["Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "measure_step", "measured_jobs", "real_tensor"]
+__all__ = ["Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "measure_missing", "measure_step", "measured_jobs", "real_tensor"]
 
 SCHEMA = "meshwright.step-costs"
 VERSION = 1
@@ -158,6 +158,14 @@ def measured_jobs(jobs: Mapping[str, Job], rounds: int, device: str = "cpu") -> 
     finally:
         torch.set_rng_state(kept)
     return {key: StepCost(statistics.median(times[key]), *workspaces[key], same_bits=same[key]) for key in jobs}
+
+
+def measure_missing(costs: StepCosts, jobs: Mapping[str, Job], rounds: int) -> None:
+    """Measures what `costs` does not hold, and keeps it. Raises: RunError as `measured_jobs`."""
+    missing = {key: job for key, job in jobs.items() if key not in costs.costs}
+    if missing:
+        costs.costs.update(measured_jobs(missing, rounds))
+        costs.save()
 
 
 def _same_bits(job: Job) -> bool:

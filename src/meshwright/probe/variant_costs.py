@@ -22,9 +22,9 @@ from ..run.step import VARIANTS
 from ..run.step_pieces import POOL, POOL_BACKWARD, pool, pool_geometry, pool_gradient
 from ..step_graph import Alternative, StepGraph, StepNode, replaced_target
 from .operator_times import call_key
-from .step_costs import Job, StepCost, StepCosts, call_of, fakes_of, measured_jobs, real_tensor
+from .step_costs import Job, StepCost, StepCosts, call_of, fakes_of, measure_missing, real_tensor
 
-__all__ = ["measure_variants", "pools_by_offsets"]
+__all__ = ["CLEARLY", "measure_variants", "pools_by_offsets"]
 
 ROUNDS = 3
 CLEARLY = 0.97  # of the plain operator's time: faster by more than the noise of measuring
@@ -37,10 +37,7 @@ def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts,
     Raises: RunError when one fails on tensors of its shapes, naming it.
     """
     tried = _Tried(module, graph)
-    jobs = {key: job for key, job in tried.jobs() if key not in costs.costs}
-    if jobs:
-        costs.costs.update(measured_jobs(jobs, rounds))
-        costs.save()
+    measure_missing(costs, dict(tried.jobs()), rounds)
     nodes = []
     for i, n in enumerate(graph.nodes):
         if n.optional and n.target in VARIANTS.optional:
@@ -164,10 +161,7 @@ def pools_by_offsets(module: fx.GraphModule, graph: StepGraph, costs: StepCosts,
     """
     tried = _Tried(module, graph)
     pairs = [pair for i, n in enumerate(graph.nodes) if n.target == POOL_BACKWARD and (pair := _pooling(tried, i)) is not None]
-    jobs = {key: job for i, j in pairs for key, job in _pool_jobs(tried, i, j) if key not in costs.costs}
-    if jobs:
-        costs.costs.update(measured_jobs(jobs, rounds))
-        costs.save()
+    measure_missing(costs, {key: job for i, j in pairs for key, job in _pool_jobs(tried, i, j)}, rounds)
     nodes, storages = list(graph.nodes), list(graph.storages)
     for i, j in pairs:
         forward, backward = nodes[i], nodes[j]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .step_pieces import arguments
+
 __all__ = ["APART", "BATCH_NORMS", "FROM_STATISTICS", "both", "from_statistics", "normalised", "statistics"]
 
 APART, FROM_STATISTICS = "apart", "from statistics"
@@ -36,10 +38,8 @@ def from_statistics(call: fx.Node, x: torch.Tensor, *others: torch.Tensor) -> to
 
 def both(call: fx.Node, *inputs: torch.Tensor) -> tuple[tuple[Any, ...], torch.Tensor]:
     """(the statistics, in the places that they have in the plain operator's results; the normalised values)."""
-    given = dict(zip(call.all_input_nodes, inputs, strict=True))
-    args, kwargs = fx.node.map_arg((call.args, call.kwargs), given.__getitem__)
     function: Any = call.target
-    result, *rest = function(*args, **kwargs)
+    result, *rest = function(*arguments(call, inputs))
     return (None, *rest), result
 
 

@@ -9,7 +9,7 @@ Source: the card of MONeT, section 3.6. Deviation: the output form of normalisat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..probe.norms_apart import norms_apart
 from ..probe.step_costs import StepCosts
 from ..probe.variant_costs import measure_variants, pools_by_offsets
-from ..step_graph import Alternative, StepGraph, StepNode, StepStorage
+from ..step_graph import Alternative, StepGraph, StepNode, StepStorage, renumbered
 from .step_pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED, pool_geometry
 from .step_variants import BINARY, BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
 
@@ -336,19 +336,13 @@ class _Choices:
                 nodes.append(StepNode(name=e.name, target=e.target, phase="forward", module=module, inputs=inputs, storages=made, makes=made,
                                       time_s=e.time_s, optional=True))  # fmt: skip
             else:
-                nodes.append(self._moved_along(x, number.__getitem__))
+                n = self.graph.nodes[x]
+                n = msgspec.structs.replace(n, alternatives=(*n.alternatives, *self.ways.get(x, ())))
+                nodes.append(renumbered(n, number.__getitem__))
         return msgspec.structs.replace(
             self.graph, nodes=tuple(nodes), storages=tuple(storages), boundary=number.get(self.graph.boundary, len(nodes)),
             results=tuple(number[r] for r in self.graph.results),
         )  # fmt: skip
-
-    def _moved_along(self, x: int, number: Callable[[int], int]) -> StepNode:
-        n = self.graph.nodes[x]
-        ways = tuple(
-            msgspec.structs.replace(a, inputs=tuple(number(y) for y in a.inputs), over=number(a.over) if a.over >= 0 else -1)
-            for a in (*n.alternatives, *self.ways.get(x, ()))
-        )
-        return msgspec.structs.replace(n, inputs=tuple(number(y) for y in n.inputs), alternatives=ways)
 
 
 def _replaced(inputs: tuple[int, ...], k: int, by: int) -> tuple[int, ...]:
