@@ -5,8 +5,9 @@ measured; processor seconds of this process). Random graphs: layers of ten opera
 times; budgets: half of the activations, and near the least. Networks: `memory_nets.py` and a 24-layer GPT, operators measured here; budgets as
 shares of the measured no-recompute peak, parameters, their gradients and inputs aside in both, since batches here are smaller (of VGG-16 the
 paper's bytes per image). The paper's overheads are the paper's, on its own GPU and batch sizes. Kinds: recomputation alone, joint with exact
-implementations, and with those that round (normalisations from their outputs, which the paper has, and weight gradients by images). `measured`:
-whole steps run in turns with plain ones, medians, processor seconds of one thread; predicted overheads are sums of operators measured alone.
+implementations, with those that round (normalisations from their outputs, which the paper has, and weight gradients by images), and with those and
+images channels last, as convolutions' kernels have them. `measured`: whole steps run in turns with plain ones as they are written, medians,
+processor seconds of one thread, freed memory kept by the process; predicted overheads are sums of operators as measured in whole plain steps.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from meshwright.decide.memory.fusionaware import FusionAware
 from meshwright.decide.memory.monet import Monet
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import Infeasible
+from meshwright.probe.kept_memory import kept_memory
 from meshwright.probe.measure import quiet_single_thread
 from meshwright.probe.step_costs import StepCosts, costs_file, measure_step
+from meshwright.probe.step_in_place import in_place, ratios_in_place, ratios_of_ways
 from meshwright.run.step import StepRunner, measured_peak_bytes, runner_of, step_tensors
 from meshwright.run.step_choices import with_variants
 from meshwright.step_graph import StepGraph, StepNode, StepStorage
@@ -50,7 +53,7 @@ PAPER: dict[str, tuple[float, float, int, tuple[tuple[float, float], ...]]] = {
 SAME = ("vgg16",)  # the paper's very net and image size: budgets are its bytes per image; of the others the same share of the plain peak
 LARGER = {"resnet50": 8, "vgg16": 3, "unet": 2}  # times the batch of `memory_nets`, so that activations are most of the bytes, as in the paper
 NETWORKS = ("gpt24", "resnet50", "unet", "vgg16")
-ROUNDING = ("resnet50", "unet", "vgg16")
+IMAGES = ("resnet50", "unet", "vgg16")
 RUNS = 3
 TIMED_S = 5.0
 NEAR_EFFORT = 3_000_000
@@ -102,17 +105,27 @@ def random_rows(seeds: int) -> Iterator[Row]:
                 yield {"what": label, "value": round(took, 2), "unit": "s", "limit": 30}
 
 
-def network(name: str, costs: StepCosts) -> tuple[Any, StepGraph]:
-    torch.manual_seed(0)
-    if name == "gpt24":
-        module, inputs = memory_nets.GPT(layers=24), memory_nets.gpt12()[1]
-    else:
-        module, inputs = getattr(memory_nets, name)()
-        inputs = tuple(x.repeat(LARGER.get(name, 1), *[1] * (x.dim() - 1)) for x in inputs)
-    step = capture_step(module, inputs, loss=memory_nets.NETS.get(name, "cross-entropy"), name=name)
-    graph = measure_step(step.graph_module, step.step_graph, costs=costs)
-    costs.save()
-    return step, graph
+class Network:
+    """A network's step in one layout, with the times of its operators in their places."""
+
+    def __init__(self, name: str, costs: StepCosts, *, channels_last: bool = False) -> None:
+        torch.manual_seed(0)
+        if name == "gpt24":
+            module, inputs = memory_nets.GPT(layers=24), memory_nets.gpt12()[1]
+        else:
+            module, inputs = getattr(memory_nets, name)()
+            inputs = tuple(x.repeat(LARGER.get(name, 1), *[1] * (x.dim() - 1)) for x in inputs)
+        loss = memory_nets.NETS.get(name, "cross-entropy")
+        self.costs, self.step = costs, capture_step(module, inputs, loss=loss, name=name, channels_last=channels_last)
+        self.module = self.step.graph_module
+        self.alone = measure_step(self.module, self.step.step_graph, costs=costs)
+        self.ratios = ratios_in_place(self.module, self.alone, lambda: step_tensors(self.step), costs)
+        self.plain = in_place(self.alone, self.module, self.ratios)
+        costs.save()
+
+    def joint(self, *, rounding: bool) -> StepGraph:
+        graph = with_variants(self.step, self.alone, costs=self.costs, rounding=rounding)
+        return in_place(graph, self.module, ratios_of_ways(self.module, graph, lambda: step_tensors(self.step), self.costs, self.ratios))
 
 
 def fixed_bytes(graph: StepGraph) -> int:
@@ -121,16 +134,19 @@ def fixed_bytes(graph: StepGraph) -> int:
     return graph.fixed_bytes() + sum(graph.storages[s].size_bytes for s in results)
 
 
-def ratio_of(runner: StepRunner, plain: StepRunner, tensors: list[torch.Tensor]) -> float:
+Ready = tuple[StepRunner, list[torch.Tensor]]
+
+
+def ratio_of(planned: Ready, plain: Ready) -> float:
     """Median processor seconds of a whole step over the plain one's, run in turns."""
     times: tuple[list[float], list[float]] = ([], [])
-    with quiet_single_thread():
-        for one in (runner, plain):
-            one.run([*tensors])  # what is compiled at first use
+    with quiet_single_thread(), kept_memory():
+        for runner, tensors in (planned, plain):
+            runner.run([*tensors])  # what is compiled at first use
         while len(times[0]) < RUNS or (sum(times[0]) < TIMED_S and len(times[0]) < 15):
-            for found, one in zip(times, (runner, plain), strict=True):
+            for found, (runner, tensors) in zip(times, (planned, plain), strict=True):
                 start = time.thread_time()
-                one.run([*tensors])
+                runner.run([*tensors])
                 found.append(time.thread_time() - start)
     return statistics.median(times[0]) / statistics.median(times[1])
 
@@ -146,16 +162,18 @@ def shares_of(name: str, batch: int, beyond_bytes: int) -> dict[float, float | N
 
 def network_rows(name: str, quick: bool) -> Iterator[Row]:
     costs = StepCosts(costs_file())
-    step, graph = network(name, costs)
-    keep = keep_everything(graph)
-    whole = runner_of(step, keep, graph=graph)
-    plain = measured_peak_bytes(whole, step_tensors(step))
-    aside = fixed_bytes(graph)
-    shares = shares_of(name, step.source.batch_size, plain - aside)
-    kinds = [("alone", graph), ("joint", with_variants(step, graph, costs=costs))]
-    if name in ROUNDING:
-        kinds.append(("joint, rounding too", with_variants(step, graph, costs=costs, rounding=True)))
-    for kind, planned in kinds:
+    net = Network(name, costs)
+    keep = keep_everything(net.plain)
+    whole = runner_of(net.step, keep, graph=net.plain), step_tensors(net.step)
+    plain = measured_peak_bytes(*whole)
+    aside = fixed_bytes(net.plain)
+    shares = shares_of(name, net.step.source.batch_size, plain - aside)
+    kinds = [("alone", net, net.plain), ("joint", net, net.joint(rounding=False))]
+    if name in IMAGES:
+        kinds.append(("joint, rounding too", net, net.joint(rounding=True)))
+        last = Network(name, costs, channels_last=True)
+        kinds.append(("joint, channels last", last, last.joint(rounding=True)))
+    for kind, within, planned in kinds:
         for share in [*shares][: 2 if quick else None]:
             start = time.process_time()
             budget = round(aside + share * (plain - aside))
@@ -168,11 +186,11 @@ def network_rows(name: str, quick: bool) -> Iterator[Row]:
                 continue
             took = time.process_time() - start
             assert not check_step_plan(planned, plan).findings
-            runner = runner_of(step, plan, graph=planned)
-            measured = measured_peak_bytes(runner, step_tensors(step))
+            runner, tensors = runner_of(within.step, plan, graph=planned), step_tensors(within.step)
+            measured = measured_peak_bytes(runner, tensors)
             yield {
                 "what": label, "value": round(plan.time_s / keep.time_s - 1, 4), "unit": "overhead", "paper": shares[share],
-                "solve_s": round(took, 1), "measured": round(ratio_of(runner, whole, step_tensors(step)) - 1, 4),
+                "solve_s": round(took, 1), "measured": round(ratio_of((runner, tensors), whole) - 1, 4),
                 "ways": sum(a.alternative >= 0 for a in plan.actions),
                 "above_floor": None if plan.floor_s is None else round(plan.time_s / plan.floor_s - 1, 4),
                 "measured_to_predicted_peak": round(measured / plan.peak_bytes, 4),

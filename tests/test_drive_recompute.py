@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright import drive
 from meshwright.capture.graph import capture
 from meshwright.check import check_plan
+from meshwright.drive_recompute import Policy, with_recomputation
 from meshwright.errors import Infeasible, UsageError
 from meshwright.explain.explanation import explain_plan
 from meshwright.fabric import Fabric
@@ -40,6 +42,35 @@ def fabric(memory_bytes: int) -> Fabric:
 def plan(recompute: str, memory_bytes: int = 0) -> Plan:
     degrees = {"data": 1, "tensor": 1, "pipeline": 2, "microbatch": 8}
     return drive.plan_training(JOB, fabric(memory_bytes), graph=graph(), recompute=recompute, **degrees)
+
+
+@pytest.mark.parametrize(("slack", "rounds"), [(0, 1), (30, 3), (10**9, 6)])
+def test_more_is_asked_for_until_it_fits(slack: int, rounds: int) -> None:
+    """Ten bytes too many, but a plan changes only when `slack` more than that are asked for: in the last round all there are. A leap is halved."""
+    asked, tried = list[int](), list[int]()
+
+    class Stages:
+        name = "steps"
+
+        def saving(self, need: dict[int, int]) -> dict[int, int]:
+            asked.append(need[0])
+            return {0: 1 if need[0] <= 10 + slack else 2} if slack else {0: 2}
+
+        def apply(self, chosen: dict[int, int]) -> int:
+            return chosen[0]
+
+    def evaluate(choice: int, policy: Policy) -> SimpleNamespace:
+        tried.append(choice)
+        over = 10 if choice == 1 else 0
+        return SimpleNamespace(timeline=1, policy=policy, excess_bytes=over, over_bytes=(over,), layout=layout, time_s=float(asked[-1]))
+
+    layout = SimpleNamespace(coordinates=lambda rank: (0, 0, 0), hosted=lambda pipeline: ((0, 0),))
+    first = SimpleNamespace(timeline=1, policy=Policy(), excess_bytes=10, over_bytes=(10,), layout=layout)
+    found = with_recomputation("auto", first, Stages(), evaluate)  # type: ignore[arg-type]
+    first_fit = next(i for i, need in enumerate(asked) if need > 10 + slack or not slack)
+    assert found[-1].excess_bytes == 0 and first_fit == rounds - 1 and (asked[first_fit] > 10**10) == (slack > 1000)
+    assert tried[:2] == ([1, 2] if slack else [2]) and found[-1].time_s == (float(min(x for x in asked if x > 10 + slack)) if slack else 10)
+    assert len(asked) == rounds + (4 if slack else 0)
 
 
 def needs(made: Plan) -> int:

@@ -125,6 +125,16 @@ def test_auto_takes_the_faster_of_whole_stages_and_regions():
     assert best <= min(plan("steps").prediction.time_s, plan("optimal", MEMORY, steps=False).prediction.time_s)
 
 
+def test_every_budget_above_the_least_is_planned():
+    """What a plan leaves free of its stage's bytes, the worst order of the program may need: then more is asked for."""
+    with pytest.raises(Infeasible) as caught:
+        plan("steps", 2_000_000)
+    least = min(c["needed_bytes"] for c in caught.value.data["changes"] if c["kind"] == "memory")
+    full = max(plan("none", 0, steps=False).prediction.memory_worst_bytes)
+    for memory in range(least, full, (full - least) // 12):
+        assert max(plan("steps", memory).prediction.memory_worst_bytes) <= memory
+
+
 def test_below_the_least_the_error_says_what_fits():
     with pytest.raises(Infeasible) as caught:
         plan("auto", 2_000_000)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_ALL", "POLICIES", "Policy", "StageRecompute", "recompute_decision", "require_policy", "with_recomputation"]
 
 POLICIES = ("auto", "none", "selective", "full", "optimal", "steps")
-ROUNDS = 5  # of asking for more
+ROUNDS = 6  # of asking for more; in the last for all there is
+FURTHER = 4  # times as many bytes, where so many do not change the choice
+HALVINGS = 4  # of the bytes asked for beyond those that were too few, where that was a leap
+ALL = 1 << 60
 WORK = ("flops", "bytes_read", "bytes_written", "calls")
 LITTLE = 1 << 20  # so small a part of a forward pass is a little
 
@@ -99,28 +102,59 @@ def with_recomputation(
         if not chosen:
             return [replace(first, why=f"nothing to recompute by the rule {policy}")]
         return [evaluate(stages.apply(chosen), Policy(policy, chosen, f"asked for; every layer by the rule {policy}"))]
-    need: dict[int, int] = {}
-    found, best = first, first
-    for _ in range(ROUNDS):
-        missing: dict[int, int] = {}
-        for rank, over in enumerate(found.over_bytes):
-            held = found.layout.hosted(found.layout.coordinates(rank)[0])
-            for stage, _ in held:
-                missing[stage] = max(missing.get(stage, 0), -(-over // len(held)))
-        need |= {stage: need.get(stage, 0) + over for stage, over in missing.items() if over > 0}
+
+    def tried(need: Mapping[int, int], known: Evaluated) -> Evaluated | None:
+        """None where nothing is chosen, or the same as known."""
         chosen = stages.saving(need)
-        if not chosen:
-            break
+        if not chosen or chosen == known.policy.stages:
+            return None
         made = Policy(stages.name, chosen, "does not fit without; the cheapest choice per stage that does")
-        tried = evaluate(stages.apply(chosen), made)
-        if tried.timeline is None or tried.policy.stages == found.policy.stages:
+        return evaluate(stages.apply(chosen), made)
+
+    need: dict[int, int] = {}
+    few, found, best, more = need, first, first, 1
+    for left in reversed(range(ROUNDS)):
+        missing = _missing(found)
+        need = need | {stage: need.get(stage, 0) + more * over if left else ALL for stage, over in missing.items() if over > 0}
+        made = tried(need, found)
+        if made is None:  # what a stage's plan leaves free of its own bytes, the program's worst order may need
+            more *= FURTHER
+            continue
+        if made.timeline is None:
             break
-        found = tried
-        if best is first or found.excess_bytes < best.excess_bytes:
-            best = found
-        if found.excess_bytes <= 0:
+        if best is first or made.excess_bytes < best.excess_bytes:
+            best = made
+        if made.excess_bytes <= 0:
             break
+        few, found, more = need, made, 1
+    if best.excess_bytes <= 0 and more > 1:
+        best = _nearer(few, need, best, found, tried)
     return [first, best] if best is not first else [first]
+
+
+def _missing(found: Evaluated) -> dict[int, int]:
+    """Bytes by stage."""
+    missing: dict[int, int] = {}
+    for rank, over in enumerate(found.over_bytes):
+        held = found.layout.hosted(found.layout.coordinates(rank)[0])
+        for stage, _ in held:
+            missing[stage] = max(missing.get(stage, 0), -(-over // len(held)))
+    return missing
+
+
+def _nearer(
+    few: Mapping[int, int], enough: Mapping[int, int], best: Evaluated, failed: Evaluated,
+    tried: Callable[[Mapping[int, int], Evaluated], Evaluated | None],
+) -> Evaluated:  # fmt: skip
+    """The fastest that fits between bytes that were too few and bytes that were enough, by halving."""
+    for _ in range(HALVINGS):
+        middle = {stage: (few.get(stage, 0) + most) // 2 for stage, most in enough.items()}
+        made = tried(middle, failed)
+        if made is None or made.timeline is None or made.excess_bytes > 0:
+            few = middle
+        else:
+            enough, best = middle, min(best, made, key=lambda e: e.time_s)
+    return best
 
 
 def least_step_s(best: Evaluated) -> float:

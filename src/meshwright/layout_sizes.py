@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Container
 
 from .graph import OpGraph, Work
+from .graph_vocabulary import base_node
 from .plan import Segment, Stage, TrainingLayout
 from .plan_shards import local_size
 
-__all__ = ["backward_works", "gradient_buffers", "gradient_names", "shard_bytes", "summed_over", "training_works"]
+__all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "shard_bytes", "summed_over", "training_works"]
 
 
 def summed_over(buffer: str) -> tuple[str, ...]:
@@ -28,6 +29,13 @@ def shard_bytes(graph: OpGraph, layout: TrainingLayout, tensor_index: int = 0) -
         p.name: local_size(p.shape, p.size_bytes, s.axis, s, tensor_index, layout.tensor) if (s := split.get(p.name)) else p.size_bytes
         for p in graph.parameters
     }
+
+
+def inputs_read(graph: OpGraph, layout: TrainingLayout) -> dict[str, dict[int, int]]:
+    """By segment, the storages of the example inputs that it reads, and their bytes in one micro-batch (`graph` is captured at its size)."""
+    storage = {f"input:{i}": x.storage for i, x in enumerate(graph.inputs)}
+    read = {n.name: [s for v in n.inputs if (s := storage.get(v, -1)) >= 0] for n in graph.nodes}
+    return {x.key: {s: graph.storages[s].size_bytes for n in x.nodes for s in read.get(base_node(n), ())} for x in layout.segments}
 
 
 def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage, tensor_index: int = 0) -> dict[str, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from math import prod
 
 from .errors import Unsupported
 from .graph import OpGraph
-from .layout_sizes import gradient_buffers, shard_bytes, training_works
+from .layout_sizes import gradient_buffers, inputs_read, shard_bytes, training_works
 from .lowering_data import DataParallel, Position
 from .lowering_folded import largest_shards, largest_values, representatives, require_foldable, with_fold
 from .lowering_kept import kept_values
@@ -101,6 +101,7 @@ class _Lowering:
         self.stored = representatives(layout) if folded else list(range(layout.ranks))
         self.b = ProgramBuilder(ranks=layout.ranks, name="training step")
         self.segment = {s.key: s for s in layout.segments}
+        self.inputs = inputs_read(graph, layout)
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.element_bytes = max([ELEMENT_BYTES, *(p.size_bytes // max(1, _count(p.shape)) for p in graph.parameters)])
         self.keeps = kept_values(graph, layout)
@@ -194,6 +195,16 @@ class _Lowering:
         return tuple(self.layout.rank(p, d, t) for t in range(self.layout.tensor))
 
     # ---- buffers -----------------------------------------------------------------------------------------------
+    def batch(self, r: _Rank, mb: int) -> tuple[int, int, int]:
+        """What the rank reads of a micro-batch's example inputs: fetched before the step begins, held until the next."""
+        name = f"inputs:{mb}"
+        if name not in r.buffers:
+            lay = self.layout
+            stages = [k for k, copy in lay.hosted(lay.coordinates(r.number)[0]) if copy == lay.copy(mb)]
+            read = {s: size for k in stages for key in lay.stages[k].segments for s, size in self.inputs[key].items()}
+            r.buffers[name] = self.b.buffer(r.number, chunks=1, chunk_bytes=sum(read.values()), role="input", persistent=True, name=name)
+        return self.whole(r, name)
+
     def activation(self, r: _Rank, kind: str, value: str, mb: int, *, segment: str = "") -> int:
         name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
         if name not in r.buffers:
@@ -227,6 +238,7 @@ class _Lowering:
         for key in stage.segments:
             s = self.segment[key]
             reads, writes, held = r.data.enter()
+            reads += [self.batch(r, mb)] if self.inputs[key] else []
             gathered = []
             for v in s.reads:
                 part = self.activation(r, "act", v, mb)

@@ -21,7 +21,7 @@ from .program import I32, Buffers, Calls, Csr, Fold, Kind, Ops, Program, Steps
 
 __all__ = ["first_microbatches"]
 
-KINDS = ("saved", "act", "grad", "gradpart", "actall", "actagain", "actsum", "gradall")  # of buffers that are of one micro-batch
+KINDS = ("saved", "act", "grad", "gradpart", "actall", "actagain", "actsum", "gradall", "inputs")  # of buffers that are of one micro-batch
 
 NUMBERS = ("copy", "stage", "microbatch", "part", "parts", "accumulate", "workspace_bytes")  # columns of ops
 

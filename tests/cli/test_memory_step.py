@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,9 @@ from meshwright.decide.memory.fusionaware.frontier import frontier_of, least_byt
 from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible, UnknownName, UsageError
+from meshwright.run.measured_step import MeasuredStep, measured_step
 from meshwright.run.module_checkpoints import checkpointed, measured_step_bytes, module_uses, plan_modules
-from meshwright.run.step_fit import budget_bytes, largest_batch, measured_step, planned, refusal
+from meshwright.run.step_fit import budget_bytes, largest_batch, planned, refusal
 from meshwright.step_graph import StepGraph, StepPlan
 
 MODEL = '''
@@ -107,8 +109,9 @@ def test_below_the_minimum(folder: Path, model: str, capsys: pytest.CaptureFixtu
 def test_the_largest_batch(folder: Path, model: str) -> None:
     """Against trying every batch; what is proved follows from the bound of one more row."""
     at = {b: measured_step(model, batch_size=b, costs=folder / "costs.json") for b in range(1, 6)}
+    every = {b: (step,) for b, step in at.items()}
     full = keep_everything(at[3].graph).peak_bytes
-    found = largest_batch(at.__getitem__, full, "keep")
+    found = largest_batch(every.__getitem__, full, "keep")
     assert found.batch_size == max(b for b in at if keep_everything(at[b].graph).peak_bytes <= full) >= 3
     assert found.plan.peak_bytes <= full and found.proved == (least_bytes(lifetimes_of(at[found.batch_size + 1].graph)) > full)
     order = ({"bound_bytes": 5, "order_bound_bytes": 11}, "operators in the graph's order")
@@ -116,35 +119,41 @@ def test_the_largest_batch(folder: Path, model: str) -> None:
         assert refusal(3, Infeasible("too many", data=bounds), 10)[0] == scope
     assert "unproven" in refusal(3, Infeasible("too many"), 10)[1]
     with pytest.raises(Infeasible):
-        largest_batch(at.__getitem__, least_bound_bytes(at[1].graph) - 1, "keep")
-    lean = largest_batch(at.__getitem__, planned(at[2], None, "monet")[0].peak_bytes, "monet")
+        largest_batch(every.__getitem__, least_bound_bytes(at[1].graph) - 1, "keep")
+    lean = largest_batch(every.__getitem__, planned(at[2], None, "monet")[0].peak_bytes, "monet")
     assert lean.batch_size >= 2
     if lean.proved:
         assert lean.refuted == lean.batch_size + 1
-    tight = largest_batch(at.__getitem__, frontier_of(at[2].graph, 100_000).entries[-1].peak_bytes, "fusionaware")
+    tight = largest_batch(every.__getitem__, frontier_of(at[2].graph, 100_000).entries[-1].peak_bytes, "fusionaware")
     bound = least_bytes(lifetimes_of(at[tight.batch_size + 1].graph))
     assert tight.proved == (bound > tight.plan.budget_bytes) and (not tight.proved or tight.scope == "operators in the graph's order")
 
 
 def test_the_largest_batch_by_all_strategies_together(folder: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a batch fits takes little effort where it does; the largest gets all of it."""
-    at = {b: measured_step(model, batch_size=b, costs=folder / "costs.json", implementations="exact") for b in range(1, 40)}
+    by: dict[int, int] = {}
+
+    @cache
+    def at(rows: int) -> MeasuredStep:
+        step = measured_step(model, batch_size=rows, costs=folder / "costs.json", implementations="exact")
+        by[id(step.graph)] = rows
+        return step
+
     asked_of: list[int] = []
-    by = {id(step.graph): b for b, step in at.items()}
 
     def counted(graph: StepGraph, budget: int | None, *, rng: np.random.Generator) -> tuple[StepPlan, dict[str, str]]:
         asked_of.append(by[id(graph)])
         return auto_plan(graph, budget, rng=rng)
 
     monkeypatch.setattr("meshwright.run.step_fit.auto_plan", counted)
-    budget = (keep_everything(at[7].plain).peak_bytes + keep_everything(at[8].plain).peak_bytes) // 2
-    found = largest_batch(at.__getitem__, budget)
+    budget = (keep_everything(at(7).plain).peak_bytes + keep_everything(at(8).plain).peak_bytes) // 2
+    found = largest_batch(lambda rows: (at(rows),), budget)
     assert found.batch_size >= 7 and found.plan.peak_bytes <= budget
     assert asked_of == [found.batch_size]
     assert found.plan.time_s <= auto_plan(found.measured.graph, budget, rng=np.random.default_rng(0))[0].time_s * (1 + 1e-9)
-    assert planned(at[found.batch_size], budget, any_will_do=True)[0].peak_bytes <= budget
+    assert planned(at(found.batch_size), budget, any_will_do=True)[0].peak_bytes <= budget
     with pytest.raises(Infeasible):
-        planned(at[found.batch_size], at[1].graph.fixed_bytes(), any_will_do=True)
+        planned(at(found.batch_size), at(1).graph.fixed_bytes(), any_will_do=True)
 
 
 def test_max_batch_on_the_command_line(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,14 +105,14 @@ def _runs(pid):
 
 def test_how_many_at_once(monkeypatch):
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
-    monkeypatch.setattr(module, "_free_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(module, "free_bytes", lambda: 64 << 30)
     large = 100 << 20
     assert processes_for([large] * 8) == 4 and processes_for([large] * 3) == 3
     assert processes_for([large]) == 1 and processes_for([]) == 1
     assert processes_for([1000] * 8) == 1 and processes_for([large, 1000]) == 1, "small files are not worth a process"
-    monkeypatch.setattr(module, "_free_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(module, "free_bytes", lambda: 2 << 30)
     assert processes_for([large] * 8) == 2, "two times 400 MiB fit into half of what is free"
-    monkeypatch.setattr(module, "_free_bytes", lambda: 0)
+    monkeypatch.setattr(module, "free_bytes", lambda: 0)
     assert processes_for([large] * 8) == 1
 
 

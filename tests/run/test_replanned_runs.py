@@ -138,8 +138,8 @@ def test_a_killed_rank_is_planned_around_with_local_shards(serial, tmp_path):
 
 @pytest.mark.parametrize(
     ("before", "keep"),
-    [((1, 4, 1), ()), ((1, 2, 2), ("pp",)), ((2, 2, 1), ("tp",)), ((4, 1, 1, 3), ()), ((2, 2, 1, 2), ("tp",)), ((2, 1, 2, 1), ())],
-    ids=["TP4", "TP2xPP2", "TP2xDP2", "DP4 level 3", "TP2xDP2 level 2", "DP2xPP2 level 1"],
+    [((1, 4, 1), ()), ((1, 2, 2), ("pp",)), ((4, 1, 1, 3), ()), ((2, 2, 1, 2), ("tp",)), ((2, 1, 2, 1), ())],
+    ids=["TP4", "TP2xPP2", "DP4 level 3", "TP2xDP2 level 2", "DP2xPP2 level 1"],
 )  # fmt: skip
 def test_a_replanned_run_reads_what_was_planned(before, keep, serial, tmp_path):
     plan, out = old_plan(*before), tmp_path / "run"

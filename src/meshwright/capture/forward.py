@@ -86,11 +86,13 @@ def trace_forward(
     return trace_objective(objective, source, loss=loss, mode=mode, opaque=opaque)
 
 
-def build_objective(model: str, *, loss: str, batch_size: int | None, seed: int, device: str) -> tuple[Objective, ModelSource, Any]:
+def build_objective(
+    model: str, *, loss: str, batch_size: int | None, seed: int, device: str, channels_last: bool = False
+) -> tuple[Objective, ModelSource, Any]:
     """(model with loss, its source, fake mode or None): on `fake`, built on meta and replaced by fakes on the processor."""
     if device != "fake":
         source = build_model(model, device=device, seed=seed, batch_size=batch_size)
-        return Objective(source.module, loss), source, None
+        return Objective(source.module, loss, channels_last=channels_last), source, None
     notes: tuple[str, ...] = ()
     try:
         source = build_model(model, device="meta", seed=seed, batch_size=batch_size)
@@ -102,7 +104,8 @@ def build_objective(model: str, *, loss: str, batch_size: int | None, seed: int,
     module = source.module
     fake_attributes(module, lambda x: fake_like(mode, x))
     inputs = tuple(fake_like(mode, x) for x in source.inputs)
-    return Objective(module, loss), ModelSource(name=model, module=module, inputs=inputs, notes=notes), mode
+    objective = Objective(module, loss, channels_last=channels_last)
+    return objective, ModelSource(name=model, module=module, inputs=inputs, notes=notes), mode
 
 
 def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mode: Any, opaque: bool = False) -> TracedForward:

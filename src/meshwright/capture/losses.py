@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from meshwright.errors import UnknownName, UsageError
 
 from .resolve import match_hint, resolve_function
 
-__all__ = ["LOSSES", "Objective", "loss_function"]
+__all__ = ["CHANNELS_LAST", "LOSSES", "Objective", "has_images", "loss_function"]
 
 LOSSES = ("cross-entropy", "mse", "output")
 
@@ -50,17 +50,35 @@ class _Loss(nn.Module):  # type: ignore[misc]
         return self.function(output, target)
 
 
-class Objective(nn.Module):  # type: ignore[misc]
-    """`model` followed by its loss: called with all example inputs, returns a scalar tensor."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of dimensions
 
-    def __init__(self, model: nn.Module, loss: str) -> None:
+
+def _is_image(x: torch.Tensor) -> bool:
+    return x.dim() in CHANNELS_LAST and x.is_floating_point()
+
+
+def has_images(inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether some input has an order of dimensions to choose: floating-point, in batches of images or volumes."""
+    return any(map(_is_image, inputs))
+
+
+class Objective(nn.Module):  # type: ignore[misc]
+    """`model` followed by its loss: called with all example inputs, returns a scalar tensor.
+
+    `channels_last`: images and volumes among the inputs are laid out so before the model sees them, and with them what it computes from them.
+    """
+
+    def __init__(self, model: nn.Module, loss: str, *, channels_last: bool = False) -> None:
         super().__init__()
+        self.channels_last = channels_last
         self.model = model
         function = loss_function(loss)
         self.loss_name = loss
         self.loss = None if function is None else _Loss(function)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if self.channels_last:
+            inputs = tuple(x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if _is_image(x) else x for x in inputs)
         if self.loss is None:
             result = self.model(*inputs)
         else:

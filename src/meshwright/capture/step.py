@@ -38,8 +38,8 @@ class CapturedStep:
     """`graph_module(*tensors)` gives `outputs`; its placeholders want the tensors named `values`, in order.
 
     `values`: `param:<fqn>`, `buffer:<fqn>`, `input:<i>`, `tangent:0` (the gradient of the loss, one). `outputs`: `loss`, `gradient:<fqn>`,
-    `buffer:<fqn>` (its new value), `none`. `constants`: tensors that forward makes from Python values, by buffer name. `aliases`: other names of tied
-    parameters. All names are those of the user's module, without prefix.
+    `buffer:<fqn>` (its new value), `none`. `constants`: tensors that forward makes from Python values, by buffer name. `channels_last`: images are
+    laid out so first. All names are those of the user's module, without prefix.
     """
 
     graph_module: fx.GraphModule
@@ -51,27 +51,34 @@ class CapturedStep:
     objective: nn.Module = field(repr=False)
     loss: str
     notes: tuple[str, ...] = ()
+    channels_last: bool = False
 
 
 def capture_step(
-    module: nn.Module, inputs: Sequence[torch.Tensor], *, loss: str = "cross-entropy", name: str = "", resident_bytes: int = 0
-) -> CapturedStep:
+    module: nn.Module, inputs: Sequence[torch.Tensor], *, loss: str = "cross-entropy", name: str = "", resident_bytes: int = 0,
+    channels_last: bool = False,
+) -> CapturedStep:  # fmt: skip
     """The step of a real (or fake) module; the last input is the target, as in model functions. Nothing is computed.
+
+    `channels_last`: the step lays images (and volumes) among its inputs out so, and the model computes in that layout: another order of sums.
 
     Raises: CaptureError when export or AOTAutograd refuses it (names the operator); Unsupported for dynamic shapes; UsageError for a wrong loss.
     """
     source = ModelSource(name=name or type(module).__name__, module=module, inputs=tuple(inputs))
-    return _captured(Objective(module, loss), source, loss, None, resident_bytes)
+    return _captured(Objective(module, loss, channels_last=channels_last), source, loss, None, resident_bytes)
 
 
 def capture_step_of(
-    model: str, *, loss: str = "cross-entropy", batch_size: int | None = None, seed: int = 0, device: str = "fake", resident_bytes: int = 0
-) -> CapturedStep:
+    model: str, *, loss: str = "cross-entropy", batch_size: int | None = None, seed: int = 0, device: str = "fake", resident_bytes: int = 0,
+    channels_last: bool = False,
+) -> CapturedStep:  # fmt: skip
     """The step of the model function `FILE.py:function` or `module:function`; `device="fake"` needs no memory and can be planned, not run.
 
     Raises: as `capture_step`, and UnknownName.
     """
-    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
+    objective, source, mode = build_objective(
+        model, loss=loss, batch_size=batch_size, seed=seed, device=device, channels_last=channels_last
+    )  # fmt: skip
     return _captured(objective, source, loss, mode, resident_bytes)
 
 
@@ -99,7 +106,7 @@ def _captured(objective: Objective, source: ModelSource, loss: str, mode: Any, r
     step = step_graph_of(graph_module, name=source.name, names=names, resident_bytes=resident_bytes)
     return CapturedStep(
         graph_module=graph_module, step_graph=step, values=values, outputs=outputs, constants=constants, source=source, objective=objective,
-        loss=loss, notes=source.notes,
+        loss=loss, notes=source.notes, channels_last=objective.channels_last,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Values of a training step: every micro-batch's gradient once per parameter, every partial sum complete before it is used.
 
 By induction over one topological order of the inlined program. A compute step is correct if everything it reads is what its name says:
-  F(segment, micro-batch m)  reads act:v:m for every value v the segment reads: v of this replica, all its parts summed; and the old weights;
+  F(segment, micro-batch m)  reads act:v:m for every value v the segment reads: v of this replica, all its parts summed; old weights; inputs;
   B(segment, m)              reads saved:segment:m of its own F and part, act:v:m for what its recomputed calls read across the border, and
                              grad:v:m with the contribution of every segment that reads v, once each, all parts summed;
   optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
@@ -40,6 +40,7 @@ from .wellformed import LIMIT, witness
 __all__ = ["TrainingStep", "check_training", "too_small"]
 
 _LOW = (1 << 32) - 1
+GIVEN = ("weight", "state", "input")  # roles of what is there when the step begins
 
 
 def check_training(p: Program, layout: TrainingLayout, order: Order | None = None) -> list[Finding]:
@@ -89,7 +90,7 @@ class TrainingStep(WeightCells):
         for b, cells in self.memory.items():
             if self.in_cells(b) and self.role[b] == "weight":
                 cells[:] = [self.weight("old", int(p.buffers.actor[b]), b, i) for i in range(len(cells))]
-            elif self.role[b] in ("weight", "state"):
+            elif self.role[b] in GIVEN:
                 cells[:] = [self.old] * len(cells)
             elif self.role[b] != "gradient" and not p.buffers.name[b].startswith("grad"):  # gradients start at zero, all else is garbage
                 cells[:] = [self.garbage] * len(cells)
@@ -268,7 +269,7 @@ class TrainingStep(WeightCells):
             have = self.memory[root][cell]
             if self.in_cells(b):
                 want = self.weight("old", rank, b, cell)
-            elif self.role[b] in ("weight", "state"):
+            elif self.role[b] in GIVEN and (kind != "inputs" or number == str(mb)):
                 want = self.old
             elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", *KEPT):
                 self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")

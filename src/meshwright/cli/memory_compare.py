@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--implementations", default="plain", metavar="KINDS",
         help="a curve of plans that choose how operators run, too: exact (others with the same bits), rounding, bf16, int8 (by commas; default: "
-        "plain, no such curve); takes up to two minutes a budget",
+        "plain, no such curve); takes up to two minutes a budget, and with rounding as long again for images channels last",
     )  # fmt: skip
     parser.add_argument("--svg", type=Path, help="write the curve here as a drawing")
 
@@ -28,25 +28,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     import msgspec
 
-    from ..capture.step import capture_step_of
     from ..decide.memory.step import STEP_NAMES
     from ..errors import UsageError
     from ..io.atomic import write_text
-    from ..probe.step_costs import StepCosts, costs_file, measure_step
     from ..report.memory_curve import curve_svg, curve_text
-    from ..run.step_choices import with_variants
+    from ..run.measured_step import implementations_named, measured_steps
     from ..run.step_compare import compare_step
-    from ..run.step_fit import implementations_named, options_of
 
     if args.budgets < 2 or args.effort < 1:
         raise UsageError("at least 2 budgets and an effort of 1", where="--budgets" if args.budgets < 2 else "--effort")
     kinds = implementations_named(args.implementations)
     names = [n for n in STEP_NAMES if n not in ("keep", "mincut")] if args.strategies == "all" else args.strategies.split(",")
-    step = capture_step_of(args.model, loss=args.loss, batch_size=args.batch)
-    costs = StepCosts(costs_file())
-    graph = measure_step(step.graph_module, step.step_graph, costs=costs)
-    joint = {} if "plain" in kinds else {",".join(kinds): with_variants(step, graph, costs=costs, **options_of(kinds))}
-    curve = compare_step(step, graph, strategies=names, budgets=args.budgets, effort=args.effort * 10**6, joint=joint)
+    steps = measured_steps(args.model, loss=args.loss, batch_size=args.batch, implementations=args.implementations)
+    given = next(m for m in steps if not m.step.channels_last)
+    joint = {} if "plain" in kinds else {",".join(kinds) + (" channels last" if m is not given else ""): m.graph for m in steps}
+    curve = compare_step(given.step, given.plain, strategies=names, budgets=args.budgets, effort=args.effort * 10**6, joint=joint)
     document = {"schema": "meshwright.memory.compare", "version": 1, **msgspec.to_builtins(curve)}
     text = curve_text(curve)
     if args.svg:

@@ -27,16 +27,17 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.memory.step import keep_everything
     from ..errors import UsageError
     from ..io.quantity import show_size
-    from ..run.step_fit import budget_bytes, planned
+    from ..run.step_fit import budget_bytes, planned_in_any
     from ..simulate.step_memory import alive_at
 
     if not args.model:
         raise UsageError("wants --model", where="memory explain", hint="--model FILE.py:function")
-    step = step_arguments.measured(args)
+    steps = step_arguments.measured(args)
+    step = steps[0]
     graph, plan = step.plain, keep_everything(step.plain)
     if args.budget is not None:
+        step, plan, _ = planned_in_any(steps, budget_bytes(args.budget, plan.peak_bytes), step_arguments.strategy(args), seed=args.seed)
         graph = step.graph
-        plan, _ = planned(step, budget_bytes(args.budget, plan.peak_bytes), step_arguments.strategy(args), seed=args.seed)
     alive = alive_at(graph, plan.actions, plan.peak_at)
     rows = [_row(graph, plan, a) for a in alive]
     node = graph.nodes[plan.actions[plan.peak_at].node]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..run.step_fit import MeasuredStep
+    from ..run.measured_step import MeasuredStep
 
 JOINT = ("auto", "monet")  # strategies that choose implementations; the others run operators as they are
 
@@ -28,16 +28,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what operators may run as: exact (default: others with the same bits: in place, in pieces, packed), rounding, bf16, int8 (those too, "
         "by commas), or plain",
     )  # fmt: skip
+    group.add_argument(
+        "--layout", default="", help="of images in memory: given, channels-last, or fastest (the faster of both; default where rounding is allowed)"
+    )  # fmt: skip
     group.add_argument("--costs", type=Path, help="file that keeps measured operator costs (default: the user's cache folder)")
     group.add_argument("--seed", type=int, default=0, help="of the model's construction and the planner (default 0)")
 
 
-def measured(args: argparse.Namespace, *, batch: int | None = None, device: str = "fake") -> MeasuredStep:
-    from ..run.step_fit import measured_step
+def measured(args: argparse.Namespace, *, batch: int | None = None, device: str = "fake") -> tuple[MeasuredStep, ...]:
+    """In the layouts that it may have, the faster one first."""
+    from ..run.measured_step import measured_steps
 
-    return measured_step(
+    return measured_steps(
         args.model, loss=args.loss, batch_size=batch or args.batch, optimizer=args.optimizer, costs=args.costs, seed=args.seed, device=device,
-        implementations=args.implementations if strategy(args) in JOINT else "plain",
+        implementations=args.implementations if strategy(args) in JOINT else "plain", layout=args.layout,
     )
 
 

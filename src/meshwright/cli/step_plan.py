@@ -11,7 +11,7 @@ from .pictures import drawn
 from .step_arguments import measured, strategy
 
 if TYPE_CHECKING:
-    from ..run.step_fit import MeasuredStep
+    from ..run.measured_step import MeasuredStep
     from ..step_graph import StepGraph, StepPlan
 
 __all__ = ["run"]
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.memory.step import keep_everything
     from ..errors import CaptureError, UsageError
     from ..io.atomic import write_bytes
-    from ..run.step_fit import budget_bytes, largest_batch, planned
+    from ..run.step_fit import budget_bytes, largest_batch, planned_in_any
 
     if args.max_batch:
         if args.budget is None:
@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> Result:
         more: dict[str, Any] = {"max_batch": best.batch_size, **said}
     else:
         try:
-            step = measured(args)
+            steps = measured(args)
         except CaptureError as error:
             return _whole_modules(args, error)
-        full = keep_everything(step.plain)
+        full = keep_everything(steps[0].plain)
         limit = None if args.budget is None else budget_bytes(args.budget, full.peak_bytes)
-        plan, others = planned(step, limit, strategy(args), seed=args.seed)
+        step, plan, others = planned_in_any(steps, limit, strategy(args), seed=args.seed)
         lines, more = [], {"more": [], "less": []}
         if limit is not None and plan.time_s > full.time_s:
             from ..decide.memory.auto import offers
@@ -78,9 +78,10 @@ def _document(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[s
     nodes = step.graph.nodes
     again = [nodes[n].name for n in _again(plan)]
     return {
-        "schema": "meshwright.memory.step", "version": 1, "model": step.graph.name, "batch_size": step.batch_size, "strategy": plan.strategy,
-        "budget_bytes": plan.budget_bytes, "peak_bytes": plan.peak_bytes, "bound_bytes": plan.least_bytes or least_bound_bytes(step.graph),
-        "time_s": plan.time_s, "floor_s": plan.floor_s, "optimal": plan.optimal, "keep_peak_bytes": full.peak_bytes, "keep_time_s": full.time_s,
+        "schema": "meshwright.memory.step", "version": 1, "model": step.graph.name, "batch_size": step.batch_size, "layout": step.layout,
+        "strategy": plan.strategy, "budget_bytes": plan.budget_bytes, "peak_bytes": plan.peak_bytes,
+        "bound_bytes": plan.least_bytes or least_bound_bytes(step.graph), "time_s": plan.time_s, "floor_s": plan.floor_s,
+        "optimal": plan.optimal, "keep_peak_bytes": full.peak_bytes, "keep_time_s": full.time_s,
         "bytes_by_kind": step.bytes_by_kind(), "recomputed": again, "implementations": _implementations(step.graph, plan),
         "saved": [nodes[n].name for n in plan.saved], "others": others,
         "evidence": step.graph.evidence, "notes": [*step.graph.notes, *plan.notes],
@@ -128,6 +129,8 @@ def _lines(step: MeasuredStep, plan: StepPlan, full: StepPlan, others: dict[str,
     ]
     if ways := _implementations(step.graph, plan):
         lines.append("  other implementations: " + ", ".join(f"{kind} {count}" for kind, count in ways.items()))
+    if step.step.channels_last:
+        lines.append("  images channels last, and what is computed from them")
     if plan.budget_bytes is not None:
         lines.insert(1, f"  budget {show_size(plan.budget_bytes)}")
     ordered = ", operators in the graph's order" if plan.floor_s or plan.least_bytes else ""  # what floors and proofs speak of
@@ -157,7 +160,8 @@ def _measure(args: argparse.Namespace, step: MeasuredStep, plan: StepPlan) -> in
     from ..run.step import measured_peak_bytes, runner_of, step_tensors
     from ..run.step_optimizer import updating
 
-    real = capture_step_of(args.model, loss=args.loss, batch_size=step.batch_size, seed=args.seed, device="cpu")
+    real = capture_step_of(args.model, loss=args.loss, batch_size=step.batch_size, seed=args.seed, device="cpu",
+                           channels_last=step.step.channels_last)  # fmt: skip
     runner, tensors = runner_of(real, plan, graph=step.graph, variants=updating(real, step.optimizer)), step_tensors(real)
     runner.run([*tensors])
     return measured_peak_bytes(runner, tensors)

@@ -121,7 +121,7 @@ def _stages(run: Simulated) -> tuple[StageShare, ...]:
         seconds = {name: sum(per_rank[r][name] for r in ranks) / len(ranks) for name in per_rank[0]}
         full = max(ranks, key=lambda r: (timeline.memory_peak_bytes[r], -r))
         mine = (b.actor == full) & (b.persistent == 1)  # whole weights and gradients of a moment are temporaries
-        kinds = {f"{role}s": int(sizes[mine & (b.role == BUFFER_ROLES.index(role))].sum()) for role in ("weight", "gradient", "state")}
+        kinds = {f"{role}s": int(sizes[mine & (b.role == BUFFER_ROLES.index(role))].sum()) for role in ("weight", "gradient", "state", "input")}
         peak = int(timeline.memory_peak_bytes[full])
         memory = {**kinds, "activations and temporaries": max(peak - sum(kinds.values()), 0), "peak": peak}
         limit = run.fabric.device(run.plan.placement[full]).memory_bytes

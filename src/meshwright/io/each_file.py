@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ..errors import RunError
 from ..preset_nets import usable_cores
 
-__all__ = ["each_file", "processes_for", "unpacked_bytes"]
+__all__ = ["each_file", "free_bytes", "processes_for", "unpacked_bytes"]
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ def _may_fork() -> bool:
 def processes_for(sizes: Sequence[int]) -> int:
     """How many files of these sizes (bytes, unpacked) to read at once: by cores, by memory, and only where each has enough to do."""
     worth = sum(size >= WORTH_BYTES for size in sizes)
-    most, free = max(1, min(worth, usable_cores())), _free_bytes() // 2
+    most, free = max(1, min(worth, usable_cores())), free_bytes() // 2
     largest = sorted(sizes, reverse=True)
     while most > 1 and MEMORY_PER_BYTE * sum(largest[:most]) > free:
         most -= 1
@@ -127,7 +127,8 @@ def unpacked_bytes(path: Path) -> int:
     return size * PACKED if path.suffix == ".gz" else size
 
 
-def _free_bytes() -> int:
+def free_bytes() -> int:
+    """Of memory, as the system says; 4 GiB where it does not."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

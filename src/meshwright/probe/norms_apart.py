@@ -44,7 +44,7 @@ def norms_apart(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, r
     nodes, after = list(graph.nodes), dict[int, int]()
     for p, key in keys.items():
         cost, whole = costs.costs[key], nodes[p.whole]
-        if not cost.same_bits or cost.time_s > whole.time_s * CLEARLY:
+        if not cost.same_bits or not cost.same_order or cost.time_s > whole.time_s * CLEARLY:
             continue
         (made,) = nodes[p.result].storages
         given = [numbers[x.name] for x in calls[whole.name].args[:3] if isinstance(x, fx.Node)]

@@ -1,10 +1,11 @@
 """Seconds and inner workspaces of a step's operators, measured here and kept on disk: fills `time_s` and `workspace_bytes` of a `StepGraph`.
 
 Every distinct call (operator, shapes, strides, dtypes, other arguments) is run alone on tensors of its shapes: floats are random, integers random
-indices in range where the operator is known, else zeros. Rounds go through all calls in turn, so that caches are as cold as in a step; the time is
-the median of the thread's CPU time with one thread (on a GPU, of events). The workspace is the most that the allocator gave during the call beyond
-what the call left behind, with the threads of this process. Results are as large as the kernel makes them, which can be more than their shape (a
-mean over a large scratch). Views cost nothing. Needs the memory of one call at a time, not of the step.
+indices in range where the operator is known, else zeros. Rounds go through all calls in turn, with other data read in between, so that caches are
+cold; freed memory stays with the process (`kept_memory`). The time is the median of the thread's CPU time with one thread (on a GPU, of events). The
+workspace is the most that the allocator gave during the call beyond what the call left behind, with the threads of this process. Results are as large
+as the kernel makes them, which can be more than their shape (a mean over a large scratch). Views cost nothing. Needs the memory of one call at a
+time, not of the step; where there is room for that, `step_in_place` says how much faster or slower operators are there.
 
 The file (JSON, `meshwright.step-costs`) is for one device, torch, processor and number of threads; another environment's is not used.
 """
@@ -30,15 +31,20 @@ from ..errors import FormatError, RunError, UsageError
 from ..io.atomic import write_bytes
 from ..run.storage_peak import quiet_profile
 from ..step_graph import StepGraph
+from .kept_memory import kept_memory
 from .measure import quiet_single_thread
 from .operator_times import call_key, environment
 
-__all__ = ["Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "measure_missing", "measure_step", "measured_jobs", "real_tensor"]
+__all__ = [
+    "Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "keys_of", "measure_missing", "measure_step", "measured_jobs", "real_tensor",
+]  # fmt: skip
 
 SCHEMA = "meshwright.step-costs"
 VERSION = 1
+TIMED = "cold, memory kept, orders compared"  # how; times taken in another way are others
 MAX_FILE_BYTES = 64 * 2**20
 ROUNDS = 5
+COLD_BYTES = 8 << 20  # read and written before every call that is timed: more than a core's own caches hold
 
 
 class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,17 +52,19 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workspace_bytes: Annotated[int, msgspec.Meta(ge=0)]
     made_bytes: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()  # storages of its result that are no operand's; kernels differ from fakes
     same_bits: bool = False  # of another implementation: as the plain operator's, on the same operands
+    same_order: bool = True  # of dimensions in memory: whoever reads it may look at it as at the plain operator's result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What is measured. `ready`: makes tensors and gives what is run on them; `call`: the plain call, if it is one; `plain`: as `ready`, of the plain
-    operator on the same tensors, if results are to be compared."""
+    operator on the same tensors, if results are to be compared; `fakes`: what the result's order of dimensions is compared with, else."""
 
     name: str
     ready: Callable[[], Callable[[], Any]]
     call: fx.Node | None = None
     plain: Callable[[], Callable[[], Any]] | None = None
+    fakes: Any = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -77,7 +85,7 @@ class StepCosts:
     """Costs by call, in memory and, with a path, in a file that `save` writes. Raises: FormatError when the file is not one of ours."""
 
     def __init__(self, path: Path | None = None, *, device: str = "cpu") -> None:
-        self.path, self.environment = path, environment() | {"device": device, "workspace_threads": str(torch.get_num_threads())}
+        self.path, self.environment = path, environment() | {"device": device, "workspace_threads": str(torch.get_num_threads()), "timed": TIMED}
         self.costs: dict[str, StepCost] = {}
         if path is not None and path.exists():
             self.costs = self._load(path)
@@ -112,14 +120,8 @@ def measure_step(
         raise UsageError(f"must be at least 1, got {rounds}", where="rounds")
     costs = StepCosts(device=device) if costs is None else costs
     calls = {n.name: n for n in module.graph.nodes if n.op == "call_function"}
-    keys: dict[str, str] = {}
-    missing: dict[str, fx.Node] = {}
-    for node in graph.nodes:
-        if node.name in calls and (node.makes or node.writes):
-            call = calls[node.name]
-            keys[node.name] = call_key(str(call.target), *fakes_of(call))
-            if keys[node.name] not in costs.costs:
-                missing.setdefault(keys[node.name], call)
+    keys = keys_of(module, graph)
+    missing = {key: calls[name] for name, key in reversed(keys.items()) if key not in costs.costs}
     if missing:
         jobs = {key: Job(name=c.name, ready=partial(_ready, c, device), call=c) for key, c in missing.items()}
         costs.costs.update(measured_jobs(jobs, rounds, device))
@@ -137,6 +139,12 @@ def measure_step(
     return msgspec.structs.replace(graph, nodes=tuple(nodes), storages=tuple(storages), evidence=evidence)
 
 
+def keys_of(module: fx.GraphModule, graph: StepGraph) -> dict[str, str]:
+    """Call keys of the nodes that cost anything, by name."""
+    costly = {n.name for n in graph.nodes if n.makes or n.writes}
+    return {n.name: call_key(str(n.target), *fakes_of(n)) for n in module.graph.nodes if n.op == "call_function" and n.name in costly}
+
+
 def fakes_of(call: fx.Node) -> tuple[Any, Any]:
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n: n.meta.get("val"))
     return args, kwargs
@@ -150,14 +158,17 @@ def measured_jobs(jobs: Mapping[str, Job], rounds: int, device: str = "cpu") -> 
         torch.manual_seed(0)
         with torch.no_grad():
             workspaces = _workspaces(jobs, device)  # with the threads of this process: kernels' scratch depends on them
-            same = {key: _same_bits(job) for key, job in jobs.items()}
-        with quiet_single_thread(), torch.no_grad():
+            same = {key: _compared(job) for key, job in jobs.items()}
+        with quiet_single_thread(), kept_memory(), torch.no_grad():
+            others = torch.zeros(COLD_BYTES // 4) if device == "cpu" else torch.empty(0)
             for _ in range(rounds):
                 for key, job in jobs.items():
-                    times[key].append(_timed(job.ready(), device))
+                    run = job.ready()
+                    others += 1
+                    times[key].append(_timed(run, device))
     finally:
         torch.set_rng_state(kept)
-    return {key: StepCost(statistics.median(times[key]), *workspaces[key], same_bits=same[key]) for key in jobs}
+    return {key: StepCost(statistics.median(times[key]), *workspaces[key], *same[key]) for key in jobs}
 
 
 def measure_missing(costs: StepCosts, jobs: Mapping[str, Job], rounds: int) -> None:
@@ -168,16 +179,23 @@ def measure_missing(costs: StepCosts, jobs: Mapping[str, Job], rounds: int) -> N
         costs.save()
 
 
-def _same_bits(job: Job) -> bool:
-    if job.plain is None:
-        return False
-    results = []
-    for ready in (job.plain, job.ready):
-        torch.manual_seed(1)
-        results.append([*tensors_in(ready()())])
-    expected, found = results
+def _compared(job: Job) -> tuple[bool, bool]:
+    """(the bits, the order of dimensions) of the plain operator."""
+    if job.plain is None and job.fakes is None:
+        return False, True
+    torch.manual_seed(1)
+    expected = [*tensors_in(job.fakes if job.plain is None else job.plain()())]
+    torch.manual_seed(1)
+    found = [*tensors_in(job.ready()())]
+    order = all(a.dim() != b.dim() or _order(a) == _order(b) for a, b in zip(expected, found, strict=False))
     alike = len(expected) == len(found) and all(a.shape == b.shape for a, b in zip(expected, found, strict=True))
-    return alike and all(torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(expected, found, strict=True))
+    if job.plain is None or not alike:
+        return False, order
+    return all(torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(expected, found, strict=True)), order
+
+
+def _order(x: torch.Tensor) -> tuple[int, ...]:
+    return tuple(stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)
 
 
 def _ready(call: fx.Node, device: str) -> Callable[[], Any]:

@@ -44,7 +44,8 @@ def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts,
             cost = costs.costs.get(tried.extra_key(i))
             n = n if cost is None else msgspec.structs.replace(n, time_s=cost.time_s, workspace_bytes=cost.workspace_bytes)
         elif n.alternatives:
-            n = _chosen(n, [_priced(n, a, costs.costs.get(tried.key(i, a))) for a in n.alternatives], rounding)
+            found = [(a, costs.costs.get(tried.key(i, a))) for a in n.alternatives]
+            n = _chosen(n, [_priced(n, a, cost) for a, cost in found if cost is None or cost.same_order], rounding)
         nodes.append(n)
     return msgspec.structs.replace(graph, nodes=tuple(nodes))
 
@@ -101,7 +102,8 @@ class _Tried:
                 run = VARIANTS.alternatives.get((n.target, a.name))
                 if run is not None and not a.name.startswith("host"):
                     plain = partial(self._plain, i) if a.inputs == n.inputs else None
-                    found.append((self.key(i, a), Job(name=f"{n.name} by {a.name}", ready=partial(self._way, i, a, run), plain=plain)))
+                    fakes = None if plain else self.calls[n.name].meta["val"]
+                    found.append((self.key(i, a), Job(name=f"{n.name} by {a.name}", ready=partial(self._way, i, a, run), plain=plain, fakes=fakes)))
         return found
 
     def key(self, i: int, a: Alternative) -> str:
@@ -166,7 +168,7 @@ def pools_by_offsets(module: fx.GraphModule, graph: StepGraph, costs: StepCosts,
     for i, j in pairs:
         forward, backward = nodes[i], nodes[j]
         found = [costs.costs[key] for key, _ in _pool_jobs(tried, i, j)]
-        if sum(c.time_s for c in found) > forward.time_s + backward.time_s:
+        if sum(c.time_s for c in found) > forward.time_s + backward.time_s or not all(c.same_order for c in found):
             continue
         places = backward.inputs[2]
         for n, cost, inputs in ((i, found[0], forward.inputs), (j, found[1], (backward.inputs[0], places))):
@@ -206,4 +208,5 @@ def _pool_jobs(tried: _Tried, forward: int, backward: int) -> tuple[tuple[str, J
         return lambda: pool_gradient(calls[1], gradient, packed)
 
     keys = [f"offsets||{call_key(str(c.target), *fakes_of(c))}" for c in calls]
-    return (keys[0], Job(name=calls[0].name, ready=there)), (keys[1], Job(name=calls[1].name, ready=back))
+    fakes = calls[0].meta["val"][:1], calls[1].meta["val"]
+    return (keys[0], Job(name=calls[0].name, ready=there, fakes=fakes[0])), (keys[1], Job(name=calls[1].name, ready=back, fakes=fakes[1]))

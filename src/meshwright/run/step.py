@@ -78,17 +78,19 @@ class StepRunner:
 
         Raises: UsageError for another number of arguments than placeholders; RunError naming the node that failed.
         """
-        if len(arguments) != len(self.placeholders):
-            raise UsageError(f"got {len(arguments)} tensors for {len(self.placeholders)} placeholders", where="arguments")
-        values: list[Any] = [None] * len(self.graph.nodes)
-        for i, x in zip(self.placeholders, arguments, strict=True):
-            values[i] = x
-        for i, x in self.constants.items():
-            values[i] = x
-        x = None
+        values = self.values_of(arguments)
         arguments.clear()
         self.run_actions(values, {}, 0, len(self.actions))
         return [None if i is None else values[i] for i in self.outputs]
+
+    def values_of(self, arguments: Sequence[Any]) -> list[Any]:
+        """What `run_actions` begins with: one place per node of the graph. Raises: UsageError for another number of arguments than placeholders."""
+        if len(arguments) != len(self.placeholders):
+            raise UsageError(f"got {len(arguments)} tensors for {len(self.placeholders)} placeholders", where="arguments")
+        values: list[Any] = [None] * len(self.graph.nodes)
+        for i, x in (*zip(self.placeholders, arguments, strict=True), *self.constants.items()):
+            values[i] = x
+        return values
 
     def run_actions(self, values: list[Any], states: dict[int, Any], first: int, end: int) -> None:
         """Runs actions `first` to `end` on `values`, one place per node of the graph. `states`: empty before the first action, the same for all."""

@@ -1,103 +1,29 @@
-"""Making a model's training step fit: its measured step graph, what a budget means, the largest batch, what would lower a minimum."""
+"""Making a model's training step fit: what a budget means, the plan, the largest batch, what would lower a minimum."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ..capture.step import CapturedStep, capture_step_of
 from ..decide.memory.auto import auto_plan, some_plan
 from ..decide.memory.fusionaware.frontier import least_bytes
 from ..decide.memory.lifetimes import lifetimes_of
 from ..decide.memory.step import keep_everything, least_bound_bytes, size_text
 from ..errors import Infeasible, UnknownName, UsageError
 from ..io.quantity import parse_size_bytes
-from ..probe.step_costs import StepCosts, costs_file, measure_step
-from ..step_graph import StepGraph, StepPlan
-from .step_choices import LOSSY, with_variants
-from .step_optimizer import optimizer_named, with_optimizer
+from ..step_graph import StepPlan
+from .measured_step import MeasuredStep
 
-__all__ = [
-    "LargestBatch", "MeasuredStep", "budget_bytes", "implementations_named", "largest_batch", "measured_step", "options_of", "planned",
-    "refusal", "what_would_help",
-]  # fmt: skip
+__all__ = ["LargestBatch", "budget_bytes", "largest_batch", "planned", "planned_in_any", "refusal", "what_would_help"]
 
 BATCH_LIMIT = 1 << 20
-IMPLEMENTATIONS = ("plain", "exact", "rounding", *LOSSY)
 ANY, IN_ORDER = "any plan", "operators in the graph's order"  # scopes of a proof
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredStep:
-    """A captured step and its graph with measured costs, ended by the optimizer's update; `state_bytes`: the optimizer's, counted as resident.
-
-    `graph` may hold other implementations of operators; `plain` is without them, as PyTorch runs the step.
-    """
-
-    step: CapturedStep
-    graph: StepGraph
-    plain: StepGraph
-    batch_size: int
-    state_bytes: int
-    optimizer: str = "none"
-    implementations: str = "plain"
-
-    def bytes_by_kind(self) -> dict[str, int]:
-        """What lives through the whole step, and the gradients at its end."""
-        found = {"optimizer state": self.graph.resident_bytes}
-        for s in self.graph.storages:
-            if s.kind != "made":
-                found[f"{s.kind}s"] = found.get(f"{s.kind}s", 0) + s.size_bytes
-        made = {s for r in self.graph.results for s in self.graph.nodes[r].storages if self.graph.storages[s].kind == "made"}
-        return {k: v for k, v in found.items() if v} | {"gradients and loss": sum(self.graph.storages[s].size_bytes for s in made)}
-
-
-def measured_step(
-    model: str, *, loss: str = "cross-entropy", batch_size: int | None = None, optimizer: str = "none", costs: Path | None = None, seed: int = 0,
-    device: str = "fake", implementations: str = "plain",
-) -> MeasuredStep:  # fmt: skip
-    """Captures and measures the step of a model function; `costs`: file of measured costs (default: the user's cache). `implementations`: what
-    operators may run as, by commas: plain (nothing else), exact (other ones with the same bits), rounding, bf16, int8 (those too); of a
-    processor's step only.
-
-    Raises: UnknownName, UsageError, CaptureError, Unsupported (dynamic shapes, sparse gradients), RunError.
-    """
-    optimizer_named(optimizer)
-    kinds = implementations_named(implementations)
-    step = capture_step_of(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
-    kind = "cpu" if device == "fake" else device.partition(":")[0]
-    known = StepCosts(costs or costs_file(), device=kind)
-    measured = measure_step(step.graph_module, step.step_graph, costs=known, device=kind)
-    plain = graph = with_optimizer(step, measured, optimizer, known)
-    if "plain" not in kinds and kind == "cpu":
-        graph = with_optimizer(step, with_variants(step, measured, costs=known, **options_of(kinds)), optimizer, known)
-    return MeasuredStep(
-        step=step, graph=graph, plain=plain, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer,
-        implementations=implementations,
-    )  # fmt: skip
-
-
-def implementations_named(text: str) -> tuple[str, ...]:
-    """Raises: UnknownName; UsageError for plain beside others."""
-    kinds = tuple(dict.fromkeys(x.strip() for x in text.split(",")))
-    for kind in kinds:
-        if kind not in IMPLEMENTATIONS:
-            raise UnknownName(f"there is no kind {kind[:64]!r}", where="--implementations", hint=f"there are: {', '.join(IMPLEMENTATIONS)}")
-    if "plain" in kinds and len(kinds) > 1:
-        raise UsageError("plain means no other implementations", where="--implementations", hint="plain, or the others without it")
-    return kinds
-
-
-def options_of(kinds: Sequence[str]) -> dict[str, Any]:
-    """What `with_variants` is to offer."""
-    return {"rounding": "rounding" in kinds, "lossy": [k for k in kinds if k in LOSSY]}
 
 
 def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
@@ -145,6 +71,26 @@ def planned(
         raise Infeasible(error.message, where=error.where, hint=what_would_help(measured), data=data) from None
 
 
+def planned_in_any(
+    steps: Sequence[MeasuredStep], budget: int | None, strategy: str = "auto", *, seed: int = 0, any_will_do: bool = False
+) -> tuple[MeasuredStep, StepPlan, dict[str, str]]:
+    """`planned` of the first of these (one step in several layouts, the faster first) that fits.
+
+    Raises: Infeasible of the one that needs least, where none fits; with `others`, what refused the others.
+    """
+    refused: list[Infeasible] = []
+    for step in steps:
+        try:
+            plan, others = planned(step, budget, strategy, seed=seed, any_will_do=any_will_do)
+        except Infeasible as error:
+            refused.append(error)
+        else:
+            return step, plan, others
+    least = min(refused, key=lambda e: float(e.data.get("least_bytes", "inf")))
+    rest = [{**e.data, "message": e.message} for e in refused if e is not least]
+    raise Infeasible(least.message, where=least.where, hint=least.hint, data=least.data | ({"others": rest} if rest else {}))
+
+
 def what_would_help(measured: MeasuredStep) -> str:
     """What makes up the minimum, largest first, and what lowers each."""
     by_kind = measured.bytes_by_kind()
@@ -178,12 +124,12 @@ class LargestBatch:
     tried: tuple[int, ...]
 
 
-def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str = "auto", *, seed: int = 0) -> LargestBatch:
-    """The largest batch whose step fits, by doubling and halving. `at`: the measured step of a batch.
+def largest_batch(at: Callable[[int], Sequence[MeasuredStep]], budget: int, strategy: str = "auto", *, seed: int = 0) -> LargestBatch:
+    """The largest batch whose step fits, by doubling and halving. `at`: the measured step of a batch, in all layouts that it may have.
 
     A batch fits by any plan (`some_plan`); the largest one's is then made with all effort.
-    One more row is proved not to fit when `least_bound_bytes` of its step exceeds the budget, or the strategy that refused it proved its least peak;
-    and, for plans in the graph's order, when what stands beside one of its operators in that order does.
+    One more row is proved not to fit when, in every layout, `least_bound_bytes` of its step exceeds the budget, or the strategy that refused it
+    proved its least peak; and, for plans in the graph's order, when what stands beside one of its operators in that order does.
     Raises: Infeasible when one row does not fit.
     """
     fits: dict[int, tuple[MeasuredStep, StepPlan]] = {}
@@ -191,9 +137,9 @@ def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str 
 
     def ok(batch: int) -> bool:
         if batch not in fits and batch not in fails:
-            step = at(batch)
             try:
-                fits[batch] = (step, planned(step, budget, strategy, seed=seed, any_will_do=True)[0])
+                step, plan, _ = planned_in_any(at(batch), budget, strategy, seed=seed, any_will_do=True)
+                fits[batch] = (step, plan)
             except Infeasible as error:
                 fails[batch] = error
         return batch in fits
@@ -208,8 +154,7 @@ def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str 
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if ok(middle) else (low, middle)
-    error = fails[high]
-    scope, why = refusal(high, error, budget)
+    scope, why = refusal(high, fails[high], budget)
     refuted = min((b for b, e in fails.items() if refusal(b, e, budget)[0]), default=None)
     step, plan = fits[low]
     with suppress(Infeasible):  # a longer search is another one: what the short one found stands
@@ -220,12 +165,17 @@ def largest_batch(at: Callable[[int], MeasuredStep], budget: int, strategy: str 
 
 
 def refusal(rows: int, error: Infeasible, budget: int) -> tuple[str, str]:
-    """(of which plans it is proved that a batch does not fit, "" for none; how it failed)."""
-    bound, order = int(error.data.get("bound_bytes", 0)), int(error.data.get("order_bound_bytes", 0))
+    """(of which plans it is proved that a batch does not fit, "" for none; how it failed). Of several layouts, the one where least is proved."""
+    found = [_refusal(rows, x, budget) for x in ({**error.data, "message": error.message}, *error.data.get("others", ()))]
+    return min(found, key=lambda x: ("", IN_ORDER, ANY).index(x[0]))
+
+
+def _refusal(rows: int, data: Mapping[str, Any], budget: int) -> tuple[str, str]:
+    bound, order = int(data.get("bound_bytes", 0)), int(data.get("order_bound_bytes", 0))
     if bound > budget:
         return ANY, f"no plan of {rows} rows needs less than {size_text(bound)}"
-    if error.data.get("proved"):
-        return ANY, error.message
+    if data.get("proved"):
+        return ANY, str(data["message"])
     if order > budget:
         return IN_ORDER, f"no plan of {rows} rows that runs operators in the graph's order needs less than {size_text(order)}"
-    return "", f"unproven: no strategy fits {rows} rows ({error.message}), but the bound is {size_text(max(bound, order))}"
+    return "", f"unproven: no strategy fits {rows} rows ({data['message']}), but the bound is {size_text(max(bound, order))}"

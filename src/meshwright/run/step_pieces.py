@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from ..capture.losses import CHANNELS_LAST
 from ..kernels.packed import scatter_offsets
 from ..kernels.pooling import pool_offsets
 
@@ -51,6 +52,13 @@ def parts(whole: int, pieces: int) -> Iterator[slice]:
     return (slice(a, b) for a, b in pairwise(ends) if b > a)
 
 
+def room_for(part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """For all of which `part` is a piece, in its order of dimensions."""
+    last = CHANNELS_LAST.get(part.dim())
+    other = last is not None and not part.is_contiguous() and part.is_contiguous(memory_format=last)
+    return part.new_empty(shape) if not other else torch.empty(shape, dtype=part.dtype, device=part.device, memory_format=last)
+
+
 def convolution(pieces: int) -> Run:
     def run(call: fx.Node, *inputs: Any) -> torch.Tensor:
         x, *others = arguments(call, inputs)
@@ -58,7 +66,7 @@ def convolution(pieces: int) -> Run:
         out = None
         for s in parts(x.shape[0], pieces):
             y = function(x[s], *others)
-            out = y.new_empty((x.shape[0], *y.shape[1:])) if out is None else out
+            out = room_for(y, (x.shape[0], *y.shape[1:])) if out is None else out
             out[s] = y
             del y
         assert out is not None
@@ -77,7 +85,7 @@ def convolution_gradients(pieces: int, over: bool = False) -> Run:
         for s in parts(x.shape[0], pieces):
             part, *found = function(gradient[s], x[s], *others)
             if part is not None:
-                given = part.new_empty((x.shape[0], *part.shape[1:])) if given is None else given
+                given = room_for(part, (x.shape[0], *part.shape[1:])) if given is None else given
                 given[s] = part
             del part
             sums = [a if b is None else b.add_(a) for a, b in zip(found, sums, strict=True)]
@@ -92,11 +100,12 @@ def weight_gradient(pieces: int) -> Run:
     def run(call: fx.Node, *inputs: Any) -> tuple[torch.Tensor | None, ...]:
         gradient, x, weight, sizes, *others = arguments(call, inputs)
         function: Any = call.target
-        out = torch.empty_like(weight)
+        out = None
         bias = gradient.new_empty(weight.shape[0]) if others[MASK - 4][2] else None
         for s in parts(weight.shape[0], pieces):
             rows = s.stop - s.start
             _, part, of_bias = function(gradient[:, s], x, weight[s], None if sizes is None else [rows], *others)
+            out = room_for(part, tuple(weight.shape)) if out is None else out
             out[s] = part
             if bias is not None:
                 bias[s] = of_bias

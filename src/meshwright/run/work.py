@@ -41,21 +41,27 @@ class TrainingWork:
     alone: bool = False  # messages are left out: the steps are only timed
     step: int = 0
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    _batches: dict[int, Sequence[torch.Tensor]] = field(default_factory=dict)
+    _batches: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # what this rank reads, by the number of the input
     compressed: CompressedGroups = field(init=False)
 
     def __post_init__(self) -> None:
         self.compressed = CompressedGroups(self.layout, self.rank, self.module, alone=self.alone)
 
     def begin(self, step: int) -> None:
-        """Start training step `step`: fetch its micro-batches, forget the last one's."""
+        """Start training step `step`: fetch what this rank reads of its micro-batches, forget the last one's."""
         self.step = self.compressed.step = step
         self.losses.clear()
         self._batches.clear()
-        if any(s.inputs for s in self.module.segments.values()):
-            replica = self.layout.coordinates(self.rank)[1]
-            for mb in range(self.layout.microbatches_of(replica)):
-                self._batches[mb] = self.data.microbatch(step, replica, mb)
+        if not any(s.inputs for s in self.module.segments.values()):
+            return
+        lay, (pipeline, replica, _) = self.layout, self.layout.coordinates(self.rank)
+        read: dict[int, set[int]] = {}  # by copy of the stages
+        for stage, copy in lay.hosted(pipeline):
+            read.setdefault(copy, set()).update(i for key in lay.stages[stage].segments for i in self.module.segments[key].inputs)
+        for mb in range(lay.microbatches_of(replica)):
+            if wanted := read.get(lay.copy(mb), set()):
+                found = self.data.microbatch(step, replica, mb)
+                self._batches[mb] = {i: found[i] for i in wanted}
 
     def loss(self) -> float | None:
         """This rank's part of the mean loss of the current step, so that the mean over ranks that compute some is it; None where none is computed.
@@ -136,7 +142,7 @@ class TrainingWork:
             draws.seed, draws.step, draws.first, draws.samples = self.seed, self.step, self.step * lay.global_batch + sample, lay.microbatch_size
             if segment.random:
                 torch.manual_seed(random_seed(self.seed, self.step, *place))
-            batch = batches.get(microbatch, ())
+            batch = batches.get(microbatch, {})
             outputs = segment.forward(microbatch, [read(b) for b in reads], [batch[i] for i in segment.inputs], again)
             for (value, buffer), output in zip(writes, outputs, strict=True):
                 if value == loss_name:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +21,7 @@ from ...step_graph import StepAction, StepGraph, StepPlan
 
 __all__ = [
     "STEP_NAMES", "KeepEverything", "StepStrategy", "best_plan", "dropped_at_last_use", "finished", "keep_everything", "least_bound_bytes",
-    "nothing_fits", "size_text",
+    "nothing_fits", "runs_once", "size_text",
 ]  # fmt: skip
 
 Runs = Sequence[tuple[int, int]]  # (node, alternative or -1), in the order they run
@@ -72,17 +73,28 @@ def finished(graph: StepGraph, runs: Runs, boundary: int, *, strategy: str, opti
     )  # fmt: skip
 
 
+def runs_once(graph: StepGraph, ways: Mapping[int, int] = MappingProxyType({})) -> tuple[Runs, int]:
+    """Every node that the results need, or that changes something, once and in order, and how many of them the forward pass runs.
+
+    `ways`: alternatives of nodes that do not run plainly.
+    """
+    def inputs(i: int) -> tuple[int, ...]:
+        return graph.nodes[i].inputs if i not in ways else graph.nodes[i].alternatives[ways[i]].inputs
+
+    wanted = {*graph.results, *(i for i, n in enumerate(graph.nodes) if n.writes)}
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if i in wanted:
+            wanted.update(inputs(i))
+    runs = [(i, ways.get(i, -1)) for i, n in enumerate(graph.nodes) if i in wanted and n.phase != "input"]
+    return runs, sum(graph.nodes[i].phase == "forward" for i, _ in runs)
+
+
 def keep_everything(graph: StepGraph) -> StepPlan:
     """Every node once, in order, nothing computed again: the fastest plan without other implementations, and what the others are compared with.
 
     Nodes whose results nobody needs (and that change nothing) are left out, so is what only those need.
     """
-    wanted = {*graph.results, *(i for i, n in enumerate(graph.nodes) if n.writes)}
-    for i in range(len(graph.nodes) - 1, -1, -1):
-        if i in wanted:
-            wanted.update(graph.nodes[i].inputs)
-    runs = [(i, -1) for i, n in enumerate(graph.nodes) if i in wanted and n.phase != "input"]
-    boundary = sum(graph.nodes[i].phase == "forward" for i, _ in runs)
+    runs, boundary = runs_once(graph)
     plain = not any(n.alternatives for n in graph.nodes)  # else another implementation may be faster, or make a node needless
     floor = sum(graph.nodes[i].time_s for i, _ in runs) if plain else None
     return finished(graph, runs, boundary, strategy="keep", floor_s=floor, optimal=plain)
