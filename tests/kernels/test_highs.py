@@ -118,6 +118,35 @@ def test_looks_end_a_search_at_the_same_place_every_time() -> None:
         solve(hard(), what="toy", looks=1)
 
 
+class Contradicting:
+    """A solver that reports the objective of the best solution and gives back another, until it is cleared (`for_good`: also then)."""
+
+    def __init__(self, model: highspy.Highs, *, for_good: bool) -> None:
+        self.model, self.for_good, self.cleared = model, for_good, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+    def clearSolver(self) -> None:
+        self.cleared = True
+        self.model.clearSolver()
+
+    def getSolution(self) -> highspy.HighsSolution:
+        found = self.model.getSolution()
+        if self.for_good or not self.cleared:
+            found.col_value = [0.0, 3.0]
+        return found
+
+
+def test_a_solution_that_is_not_the_one_reported_is_not_believed() -> None:
+    rows = [(3, INF, [1.0, 2.0])]
+    once = Contradicting(program([1, 1], rows, integer=True), for_good=False)
+    assert solve(once, what="toy") == "optimal" and once.cleared and sum(values(once)) == 2
+    with pytest.raises(Unsupported, match="has not the objective it reports") as refused:
+        solve(Contradicting(program([1, 1], rows, integer=True), for_good=True), what="toy")
+    assert refused.value.data == {"objective": 2.0, "of_solution": 3.0} and refused.value.where == "toy"
+
+
 def test_an_empty_program_is_optimal() -> None:
     assert solve(solver(), what="nothing") == "optimal"
 

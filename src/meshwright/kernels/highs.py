@@ -6,7 +6,8 @@
 
 HiGHS keeps one thread pool per process: a second solver with another thread count does not run at all. So the count is set here
 and nowhere else. One thread also makes equal inputs give equal answers. Answers are floats: a caller that claims anything
-exactly must verify it in rationals.
+exactly must verify it in rationals. A solution whose costs are not the objective that the solver reports is not believed: some
+releases (1.16.0) give back the solution that an integer program began at, as the best one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["Status", "require_optimal", "row_duals", "solve", "solver", "values"
 Status = Literal["optimal", "feasible"]
 FIXED = {"output_flag": False, "threads": 1}
 PIVOT_S = 2e-8  # work of a step of the simplex method per row and column
+AGREES = 1e-6  # relative: a solution's costs, summed here, and the objective as reported
 STOPPED = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kHighsInterrupt", "kObjectiveBound", "kObjectiveTarget", "kMemoryLimit")
 
 
@@ -50,9 +52,31 @@ def solve(model: Any, *, what: str, deadline: float = float("inf"), looks: int |
     and between steps of its heuristics, the same on every machine.
 
     Returns: "optimal", or "feasible" when it stopped at a limit with a solution whose constraints hold (integer programs).
-    Raises: Infeasible when no solution exists; TimeLimit when it stopped without one; Unsupported when the program is unbounded or the
-    solver gives up. `what` names the program in messages.
+    Raises: Infeasible when no solution exists; TimeLimit when it stopped without one; Unsupported when the program is unbounded, the
+    solver gives up, or contradicts itself. `what` names the program in messages.
     """
+    status = _solve(model, what, deadline, looks)
+    if not _agrees(model):
+        model.clearSolver()  # also of the solution to begin with, which is what it gave back
+        status = _solve(model, what, deadline, looks)
+        if not _agrees(model):
+            said = {"objective": float(model.getInfo().objective_function_value), "of_solution": _cost(model)}
+            hint = "another release of highspy may be right"
+            raise Unsupported(f"{what} cannot be solved: HiGHS's solution has not the objective it reports", where=what, hint=hint, data=said)
+    return status
+
+
+def _cost(model: Any) -> float:
+    lp = model.getLp()
+    return float(lp.offset_) + sum(float(c) * float(x) for c, x in zip(lp.col_cost_, model.getSolution().col_value, strict=True))
+
+
+def _agrees(model: Any) -> bool:
+    reported = float(model.getInfo().objective_function_value)
+    return abs(_cost(model) - reported) <= AGREES * max(1.0, abs(reported))
+
+
+def _solve(model: Any, what: str, deadline: float, looks: int | None) -> Status:
     import highspy
 
     left_s = deadline - monotonic()

@@ -127,7 +127,8 @@ class Monet:
                     first, options=asdict(self), budget_bytes=budget_bytes, least_bytes=least, floor_s=floor * (1 - ROUNDING)
                 )
             floor = answer.floor if limit == budget_bytes else floor
-            plan = self._plan(m, answer.decisions, budget_bytes=budget_bytes, optimal=answer.optimal, floor_s=floor, least_bytes=least)
+            optimal = answer.optimal and limit == budget_bytes
+            plan = self._plan(m, answer.decisions, budget_bytes=budget_bytes, optimal=optimal, floor_s=floor, least_bytes=least)
             if plan.peak_bytes <= budget_bytes:
                 return plan
             limit -= plan.peak_bytes - budget_bytes  # some bytes too many, by the solver's tolerance
