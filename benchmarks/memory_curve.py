@@ -29,8 +29,9 @@ from meshwright.decide.memory.baselines import Chen, Rotor
 from meshwright.decide.memory.fusionaware import FusionAware, frontier_of
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import Infeasible
-from meshwright.probe.step_costs import StepCosts, costs_file, measure_step
+from meshwright.probe.step_costs import StepCosts, costs_file
 from meshwright.report.memory_curve import curve_svg, curve_text
+from meshwright.run.priced_step import priced_graphs
 from meshwright.run.sac_plans import sac_installed, sac_plans
 from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
 from meshwright.run.step_compare import budgets_of, compare_step
@@ -106,7 +107,7 @@ def one_net(name: str, *, rounds: int, effort: int) -> dict[str, Any]:
     torch.manual_seed(0)
     module, inputs = getattr(memory_nets, name)()
     step = capture_step(module, inputs, loss=memory_nets.NETS[name], name=name)
-    graph = measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs_file()))
+    graph, _ = priced_graphs(step, StepCosts(costs_file()))
     begin = time.process_time()
     frontier = frontier_of(graph, effort)
     search_s = time.process_time() - begin

@@ -37,10 +37,9 @@ from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import Infeasible
 from meshwright.probe.kept_memory import kept_memory
 from meshwright.probe.measure import quiet_single_thread
-from meshwright.probe.step_costs import StepCosts, costs_file, measure_step
-from meshwright.probe.step_in_place import in_place, ratios_in_place, ratios_of_ways
+from meshwright.probe.step_costs import StepCosts, costs_file
+from meshwright.run.priced_step import priced_graphs
 from meshwright.run.step import StepRunner, measured_peak_bytes, runner_of, step_tensors
-from meshwright.run.step_choices import with_variants
 from meshwright.step_graph import StepGraph, StepNode, StepStorage
 
 Row = dict[str, Any]
@@ -117,15 +116,11 @@ class Network:
             inputs = tuple(x.repeat(LARGER.get(name, 1), *[1] * (x.dim() - 1)) for x in inputs)
         loss = memory_nets.NETS.get(name, "cross-entropy")
         self.costs, self.step = costs, capture_step(module, inputs, loss=loss, name=name, channels_last=channels_last)
-        self.module = self.step.graph_module
-        self.alone = measure_step(self.module, self.step.step_graph, costs=costs)
-        self.ratios = ratios_in_place(self.module, self.alone, lambda: step_tensors(self.step), costs)
-        self.plain = in_place(self.alone, self.module, self.ratios)
+        self.plain, _ = priced_graphs(self.step, costs)
         costs.save()
 
-    def joint(self, *, rounding: bool) -> StepGraph:
-        graph = with_variants(self.step, self.alone, costs=self.costs, rounding=rounding)
-        return in_place(graph, self.module, ratios_of_ways(self.module, graph, lambda: step_tensors(self.step), self.costs, self.ratios))
+    def joint(self, *kinds: str) -> StepGraph:
+        return priced_graphs(self.step, self.costs, kinds=kinds)[1]
 
 
 def fixed_bytes(graph: StepGraph) -> int:
@@ -168,11 +163,11 @@ def network_rows(name: str, quick: bool) -> Iterator[Row]:
     plain = measured_peak_bytes(*whole)
     aside = fixed_bytes(net.plain)
     shares = shares_of(name, net.step.source.batch_size, plain - aside)
-    kinds = [("alone", net, net.plain), ("joint", net, net.joint(rounding=False))]
+    kinds = [("alone", net, net.plain), ("joint", net, net.joint("exact"))]
     if name in IMAGES:
-        kinds.append(("joint, rounding too", net, net.joint(rounding=True)))
+        kinds.append(("joint, rounding too", net, net.joint("rounding")))
         last = Network(name, costs, channels_last=True)
-        kinds.append(("joint, channels last", last, last.joint(rounding=True)))
+        kinds.append(("joint, channels last", last, last.joint("rounding")))
     for kind, within, planned in kinds:
         for share in [*shares][: 2 if quick else None]:
             start = time.process_time()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import meshwright.run.measured_step as measuring
+import meshwright.run.priced_step as pricing
 from meshwright.capture.losses import Objective, has_images
 from meshwright.capture.step import capture_step
 from meshwright.cli import main
@@ -182,7 +182,7 @@ def test_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_step_that_cannot_run_here_is_priced_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(pricing, "free_bytes", lambda: 1000)
     found = measured_step(f"{folder}/nets.py:convolutions", costs=folder / "costs.json")
     assert any("operators were timed alone: a whole step takes" in n for n in found.graph.notes)
 

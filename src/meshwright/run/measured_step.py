@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,16 @@ import torch
 from ..capture.losses import has_images
 from ..capture.resolve import build_model
 from ..capture.step import CapturedStep, capture_step_of
-from ..decide.memory.step import keep_everything, size_text
-from ..errors import CaptureError, MeshwrightError, UnknownName, Unsupported, UsageError
-from ..io.each_file import free_bytes
-from ..probe.step_costs import StepCosts, costs_file, measure_step
-from ..probe.step_in_place import Ratios, in_place, ratios_in_place, ratios_of_ways
+from ..decide.memory.step import keep_everything
+from ..errors import CaptureError, UnknownName, Unsupported, UsageError
+from ..probe.step_costs import StepCosts, costs_file
 from ..step_graph import StepGraph
+from .priced_step import priced_graphs
 from .step import step_tensors
-from .step_choices import LOSSY, with_variants
+from .step_choices import LOSSY
 from .step_optimizer import optimizer_named, with_optimizer
 
-__all__ = ["CHANNELS_LAST", "LAYOUTS", "MeasuredStep", "implementations_named", "measured_step", "measured_steps", "options_of"]
+__all__ = ["CHANNELS_LAST", "LAYOUTS", "MeasuredStep", "implementations_named", "measured_step", "measured_steps"]
 
 IMPLEMENTATIONS = ("plain", "exact", "rounding", *LOSSY)
 GIVEN, CHANNELS_LAST, FASTEST = "given", "channels-last", "fastest"
@@ -109,46 +106,19 @@ def measured_step(
     step = capture_step_of(model, loss=loss, batch_size=batch_size, seed=seed, device=device, channels_last=channels_last)
     kind = "cpu" if device == "fake" else device.partition(":")[0]
     known = StepCosts(costs or costs_file(), device=kind)
-    alone = measure_step(step.graph_module, step.step_graph, costs=known, device=kind)
-    joint = with_variants(step, alone, costs=known, **options_of(kinds)) if "plain" not in kinds and kind == "cpu" else None
-    ratios, why_not = _ratios(step, alone, joint, known, seed, device) if kind == "cpu" else (Ratios(), "")
 
-    def finished(graph: StepGraph) -> StepGraph:
-        graph = in_place(graph, step.graph_module, ratios) if ratios.plain else graph
-        graph = msgspec.structs.replace(graph, notes=(*graph.notes, why_not)) if why_not else graph
-        return with_optimizer(step, graph, optimizer, known)
-
-    plain = finished(alone)
-    graph = plain if joint is None else finished(joint)
-    return MeasuredStep(
-        step=step, graph=graph, plain=plain, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer,
-        implementations=implementations,
-    )  # fmt: skip
-
-
-def _ratios(
-    step: CapturedStep, graph: StepGraph, joint: StepGraph | None, costs: StepCosts, seed: int, device: str
-) -> tuple[Ratios, str]:
-    """What `ratios_in_place` and `ratios_of_ways` give, or why they were not asked."""
-
-    @cache
     def tensors() -> list[torch.Tensor]:
         source = step.source
         if device == "fake":
             source = build_model(source.name, device="cpu", seed=seed, batch_size=source.batch_size)
-        found = step_tensors(replace(step, source=source))
-        if any(isinstance(x, torch._subclasses.FakeTensor) or x.device.type != "cpu" for x in found):
-            raise Unsupported("forward makes tensors whose values are not known here")
-        return found
+        return step_tensors(replace(step, source=source))
 
-    need, free = keep_everything(graph).peak_bytes, free_bytes()
-    if 2 * need > free:
-        return Ratios(), f"operators were timed alone: a whole step takes {size_text(need)}, {size_text(free)} are free"
-    try:
-        ratios = ratios_in_place(step.graph_module, graph, tensors, costs)
-        return (ratios if joint is None else ratios_of_ways(step.graph_module, joint, tensors, costs, ratios)), ""
-    except MeshwrightError as error:
-        return Ratios(), f"operators were timed alone: a whole step does not run here: {error.message}"
+    graphs = priced_graphs(step, known, kinds=kinds, device=kind, tensors=tensors)
+    plain, graph = (with_optimizer(step, g, optimizer, known) for g in graphs)
+    return MeasuredStep(
+        step=step, graph=graph, plain=plain, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer,
+        implementations=implementations,
+    )  # fmt: skip
 
 
 def implementations_named(text: str) -> tuple[str, ...]:
@@ -160,8 +130,3 @@ def implementations_named(text: str) -> tuple[str, ...]:
     if "plain" in kinds and len(kinds) > 1:
         raise UsageError("plain means no other implementations", where="--implementations", hint="plain, or the others without it")
     return kinds
-
-
-def options_of(kinds: Sequence[str]) -> dict[str, Any]:
-    """What `with_variants` is to offer."""
-    return {"rounding": "rounding" in kinds, "lossy": [k for k in kinds if k in LOSSY]}

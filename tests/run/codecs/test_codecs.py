@@ -178,7 +178,7 @@ def test_other_types_and_strides(text: str, dtype: torch.dtype) -> None:
         payload = following
     out = torch.ones(N, dtype=dtype)
     codec.decode(payload, out, accumulate=True)
-    assert torch.allclose(out.double(), (plain + 1).to(dtype).double(), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert torch.allclose(out.double(), (plain.double() + 1).to(dtype).double(), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_what_no_codec_takes() -> None:
