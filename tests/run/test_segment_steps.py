@@ -19,6 +19,7 @@ from meshwright.drive_stage_steps import SegmentGraph, StageSteps, with_step
 from meshwright.errors import Unsupported
 from meshwright.job import Training
 from meshwright.plan import SegmentStep
+from meshwright.probe.step_costs import StepCosts
 from meshwright.run.segments import build_rank_module
 from meshwright.run.stage_steps import StageSource
 from meshwright.run.storage_peak import peak_of
@@ -89,7 +90,15 @@ def test_measured_stages_choose_their_workspaces(pool, schedule, costs):
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory):
-    return tmp_path_factory.mktemp("measured") / "costs.json"
+    """As measured here; what runs in pieces or with small places takes half as long, so that it is worth choosing on any processor at any moment."""
+    file = tmp_path_factory.mktemp("measured") / "costs.json"
+    plan_case("pictures", (1, 1, 2), microbatch=8, global_batch=16, models=PICTURES, recompute="steps", costs=file)
+    measured = StepCosts(file)
+    for key, cost in measured.costs.items():
+        if key.startswith(("images ", "channels ", "offsets|")):
+            measured.costs[key] = msgspec.structs.replace(cost, time_s=cost.time_s / 2)
+    measured.save()
+    return file
 
 
 def test_a_stage_fits_by_small_workspaces_alone_and_peaks_as_planned(costs):
@@ -107,7 +116,7 @@ def test_a_stage_fits_by_small_workspaces_alone_and_peaks_as_planned(costs):
     lean, full = stages.fastest(plain, None).peak_bytes, found.keep_peak_bytes()
     assert least.peak_bytes <= lean
     pairs = [(stages.fastest(found.graph, b).time_s, stages.fastest(plain, b).time_s) for b in (lean + k * (full - lean) // 4 for k in range(4))]
-    assert all(a <= b * 1.02 for a, b in pairs)  # by how much less depends on the processor
+    assert all(a <= b * 1.02 for a, b in pairs) and any(a < b * 0.99 for a, b in pairs)
     assert not check_segment_steps(stages.apply(chosen))
     for plan in (step.plan, least):
         made = msgspec.structs.replace(step, plan=plan)
