@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ....kernels.step_anneal import anneal
 from ....kernels.step_schedule import NEVER
 from ....kernels.step_search import SEED, Archive, archive_for, search
 from ....step_graph import StepGraph
@@ -29,6 +30,9 @@ BINS = 1024
 TARGETS = 40
 STEPS_DOWN = 16  # targets on the way to one budget
 KICKS = 40
+SMALL = 0.6  # of the effort for one budget: small changes, after the search
+THRESHOLD = 0.03  # of the time that the budget costs: by how much a small change may make a schedule slower, at first
+PRICE = 60  # of a byte above the budget, times what one costs from there to keeping everything
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +98,19 @@ def fastest_within(
     top = max(start.most_bytes, budget_bytes + 1)
     width = -(-(top - budget_bytes) // (BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
     low = budget_bytes + 1 - width
-    archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=effort, seed=seed)
+    archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=int(effort * (1 - SMALL)), seed=seed)
     targets = np.array([*(_falling(top, budget_bytes, STEPS_DOWN) if down else ()), budget_bytes], np.int64)
-    entries = [*start.published, *start.searched(archive, targets, 1, np.stack(seeds))]
+    found = start.searched(archive, targets, 1, np.stack(seeds))
+    if found:
+        archive.spent[1] = effort
+        found = start.annealed(archive, _first(found, budget_bytes), budget_bytes)
+    return start.lives, _first([*start.published, *found], budget_bytes)
+
+
+def _first(entries: Sequence[Entry], budget_bytes: int) -> Entry:
+    """The fastest within the budget, else the one of least peak."""
     within = [e for e in entries if e.peak_bytes <= budget_bytes]
-    best = min(within or entries, key=lambda e: (e.time_s, e.peak_bytes) if within else (e.peak_bytes, e.time_s))
-    return start.lives, best
+    return min(within or entries, key=lambda e: (e.time_s, e.peak_bytes) if within else (e.peak_bytes, e.time_s))
 
 
 def _falling(top: int, low: int, count: int) -> I64:
@@ -153,10 +164,25 @@ class _Start:
             lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), begin, targets, min(bettered, len(targets)), lives.movable, ptr,
             np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS,
         )  # fmt: skip
-        return [
-            Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())
-            for i in np.flatnonzero(np.isfinite(archive.time))
-        ]
+        return _entries(archive)
+
+    def annealed(self, archive: Archive, begin: Entry, budget_bytes: int) -> list[Entry]:
+        """The schedules of the archive after small changes of one of them, for the effort that is left."""
+        lives, costs_s = self.lives, max(begin.time_s - self.plain_s, 0.0)
+        price = PRICE * costs_s / max(self.most_bytes - budget_bytes, 1)
+        if costs_s > 0:
+            anneal(
+                lives.arrays, lives.scratch, archive, begin.hold_from.copy(), lives.to_the_end(), lives.lazy(), budget_bytes,
+                np.flatnonzero(lives.movable), THRESHOLD * costs_s, price,
+            )  # fmt: skip
+        return _entries(archive)
+
+
+def _entries(archive: Archive) -> list[Entry]:
+    return [
+        Entry(peak_bytes=int(archive.peak[i]), time_s=float(archive.time[i]), hold_from=archive.hold_from[i].copy())
+        for i in np.flatnonzero(np.isfinite(archive.time))
+    ]
 
 
 def _distinct(rows: list[I32]) -> list[I32]:
