@@ -19,7 +19,7 @@ from meshwright.decide.memory.auto import auto_plan
 from meshwright.decide.memory.fusionaware.frontier import frontier_of, least_bytes
 from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
-from meshwright.errors import Infeasible, UnknownName, UsageError
+from meshwright.errors import Infeasible, RunError, UnknownName, UsageError
 from meshwright.run.measured_step import MeasuredStep, measured_step
 from meshwright.run.module_checkpoints import checkpointed, measured_step_bytes, module_uses, plan_modules
 from meshwright.run.step_fit import budget_bytes, largest_batch, planned, refusal
@@ -50,6 +50,17 @@ class Branching(Net):
 
 def small():
     return Net(), (torch.randn(64, 16), torch.randint(0, 4, (64,)))
+
+class Overwritten(Net):
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.head(self.second(y.add_(1)) + y.mul_(2))
+
+def overwritten():
+    return Overwritten(), (torch.randn(8, 16), torch.randint(0, 4, (8,)))
+
+def misfit():
+    return Net(), (torch.randn(8, 15), torch.randint(0, 4, (8,)))
 
 def branching():
     return Branching(), (torch.randn(512, 16), torch.randint(0, 4, (512,)))
@@ -216,6 +227,16 @@ def test_what_cannot_be_captured_is_planned_by_modules(folder: Path, capsys: pyt
         pass
     with pytest.raises(Infeasible, match="with a checkpoint around every child"):
         plan_modules(odd, loss="cross-entropy", batch_size=None, budget="1kB", refusal="x", seed=0)
+
+
+def test_a_model_that_fails_by_itself_is_the_models_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in (("overwritten", "modified by an inplace operation"), ("misfit", "shapes cannot be multiplied")):
+        assert main(["memory", "plan", "--model", f"{folder / 'net.py'}:{name}", "--budget", "60%"]) == 1
+        told = capsys.readouterr().err
+        assert f"net.py:{name}: a training step of the model fails: RuntimeError: " in told and said in told and "bug in meshwright" not in told
+    objective, source, _ = build_objective(f"{folder / 'net.py'}:overwritten", loss="cross-entropy", batch_size=None, seed=0, device="cpu")
+    with pytest.raises(RunError, match="fails with checkpoints around head: RuntimeError"):
+        measured_step_bytes(objective, source.inputs, ["head"])
 
 
 def test_budgets_and_names() -> None:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ..capture.forward import build_objective
 from ..capture.torch_private import storage_key
 from ..capture.work import tensors_in
-from ..errors import Infeasible, UnknownName
+from ..errors import Infeasible, MeshwrightError, RunError, UnknownName
 from .step_optimizer import optimizer_named
 from .storage_peak import peak_of
 
@@ -67,8 +67,24 @@ class _Watch:
         self.uses[at].forward_s += time.thread_time() - start
 
 
-def module_uses(objective: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[list[ModuleUse], int]:
-    """(what each repeated child keeps, bytes kept outside of them): children of the model, a list's members each on its own."""
+@contextlib.contextmanager
+def _named(where: str, paths: Collection[str] = ()) -> Iterator[None]:
+    """Errors of the model's own code, of whatever type, as RunError."""
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        inside = f" with checkpoints around {', '.join(sorted(paths))[:200]}" if paths else ""
+        said = str(error).strip().partition("\n")[0][:300]
+        raise RunError(f"a training step of the model fails{inside}: {type(error).__name__}: {said}", where=where, hint="mend the model") from error
+
+
+def module_uses(objective: nn.Module, inputs: tuple[torch.Tensor, ...], *, where: str = "") -> tuple[list[ModuleUse], int]:
+    """(what each repeated child keeps, bytes kept outside of them): children of the model, a list's members each on its own.
+
+    Raises: RunError when the forward pass fails.
+    """
     model: nn.Module = objective.model
     paths: dict[nn.Module, str] = {}
     for name, child in model.named_children():
@@ -78,7 +94,7 @@ def module_uses(objective: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple
     watch = _Watch(paths, fixed)
     hooks = [h for m in paths for h in (m.register_forward_pre_hook(watch.before), m.register_forward_hook(watch.after))]
     try:
-        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(watch.pack, lambda x: x):
+        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(watch.pack, lambda x: x), _named(where):
             objective(*inputs)
     finally:
         for h in hooks:
@@ -108,14 +124,17 @@ def checkpointed(model: nn.Module, paths: Collection[str]) -> Iterator[None]:
                 modules[path].forward = own
 
 
-def measured_step_bytes(objective: nn.Module, inputs: tuple[torch.Tensor, ...], paths: Collection[str], optimizer: str = "none") -> int:
+def measured_step_bytes(
+    objective: nn.Module, inputs: tuple[torch.Tensor, ...], paths: Collection[str], optimizer: str = "none", *, where: str = ""
+) -> int:
     """The allocator's peak of a training step with checkpoints around `paths`, the second one, when the optimizer's state is there; parameters,
-    gradients, buffers, inputs and state included. Changes the parameters."""
+    gradients, buffers, inputs and state included. Changes the parameters. Raises: RunError when the step fails."""
     make = optimizer_named(optimizer).make
     update = make([p for p in objective.parameters() if p.requires_grad]) if make is not None else None
 
     def step() -> None:
-        objective(*inputs).backward()
+        with _named(where, paths):
+            objective(*inputs).backward()
         if update is not None:
             update.step()
 
@@ -133,16 +152,16 @@ def plan_modules(
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """(document, text). Children are added, those that give up most bytes per second first, until a real step is measured to fit.
 
-    Raises: Infeasible when not even a checkpoint around every child that keeps something fits.
+    Raises: Infeasible when not even a checkpoint around every child that keeps something fits; RunError when the model's step fails.
     """
     from .step_fit import budget_bytes
 
     objective, source, _ = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="cpu")
-    uses, outside = module_uses(objective, source.inputs)
+    uses, outside = module_uses(objective, source.inputs, where=model)
     fixed = sum(2 * p.untyped_storage().nbytes() for p in objective.parameters() if p.requires_grad)
     fixed += sum(t.untyped_storage().nbytes() for t in (*source.inputs, *objective.buffers()))
     kept = fixed + outside + sum(u.kept_bytes for u in uses)
-    plain = measured_step_bytes(objective, source.inputs, (), optimizer)
+    plain = measured_step_bytes(objective, source.inputs, (), optimizer, where=model)
     limit = plain if budget is None else budget_bytes(budget, plain)
     order = [u for u in sorted(uses, key=lambda u: -u.given_up_bytes / max(u.forward_s, 1e-9)) if u.given_up_bytes]
     count, peak, least = 0, plain, plain
@@ -150,7 +169,7 @@ def plan_modules(
         missing, count = peak - limit, count + 1
         while count < len(order) and (missing := missing - order[count - 1].given_up_bytes) > 0:
             count += 1
-        peak = measured_step_bytes(objective, source.inputs, [u.path for u in order[:count]], optimizer)
+        peak = measured_step_bytes(objective, source.inputs, [u.path for u in order[:count]], optimizer, where=model)
         least = min(least, peak)
     if peak > limit:
         raise Infeasible(
