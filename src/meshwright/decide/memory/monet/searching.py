@@ -2,8 +2,8 @@
 
 The knapsack (`closure`) says which implementations are worth their time at a budget, and bounds every schedule from below. With those
 implementations fixed (`fixed`), and with only those that cost nothing, with and without writing over in the forward pass, schedules are searched
-that may compute anything again any number of times (`fusionaware.frontier`), beginning at minimum cuts, at Chen's, Revolve's and Rotor's
-schedules, and at what the knapsack holds. The search first counts on small workspaces; of the schedule found, every run then gets the fastest
+that may compute anything again any number of times (`fusionaware.frontier`: large changes, then small ones), beginning at minimum cuts, at Chen's,
+Revolve's and Rotor's schedules, and at what the knapsack holds. The search first counts on small workspaces; of the schedule found, every run then gets the fastest
 implementation that fits (`slack`), and the search goes on from there, by these implementations' times. So every choice of implementations gets a
 glance, the best some rounds, and what is left goes to whichever is ahead; one that gains nothing in a round falls behind a little, and its next round
 is longer.
