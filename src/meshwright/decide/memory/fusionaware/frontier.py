@@ -31,6 +31,7 @@ TARGETS = 40
 STEPS_DOWN = 16  # targets on the way to one budget
 KICKS = 40
 SMALL = 0.6  # of the effort for one budget: small changes, after the search
+SMALL_OF_ALL = 0.4  # of that for all budgets
 THRESHOLD = 0.03  # of the time that the budget costs: by how much a small change may make a schedule slower, at first
 PRICE = 60  # of a byte above the budget, times what one costs from there to keeping everything
 
@@ -76,8 +77,13 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     """`effort`: runs of nodes simulated, at most (10^8 take some seconds). `once`: nothing runs more than twice."""
     start = _Start.of(graph, replay_random, once)
     low, top = start.least_bytes, start.most_bytes
-    archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=effort)
-    found = start.searched(archive, _falling(top, low, TARGETS), TARGETS)
+    archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=int(effort * (1 - SMALL_OF_ALL)))
+    targets = _falling(top, low, TARGETS)
+    found = start.searched(archive, targets, TARGETS)
+    for i, target in enumerate(targets[::-1].tolist()):
+        if not once and found and min(e.peak_bytes for e in found) <= target:  # small changes may run a thing more than twice
+            archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(targets) - i), 1)
+            found = start.annealed(archive, _first(found, target), target)
     entries = _best([*start.published, *found])
     return Frontier(
         lives=start.lives, entries=entries, hulls=start.hulls, plain_s=start.plain_s, least_bytes=low, published=start.published,
