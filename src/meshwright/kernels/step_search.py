@@ -237,9 +237,10 @@ def _best_within(archive, target, hold):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks):  # type: ignore[no-untyped-def]
+def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks, going_down):  # type: ignore[no-untyped-def]
     """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling, of which the last
-    `bettered` are gone back to. `once`: nothing runs more than twice (what is computed in backward is held to its last use)."""
+    `bettered` are gone back to. `once`: nothing runs more than twice (what is computed in backward is held to its last use). `going_down`: the share
+    of the effort for the way down."""
     storages = seeds.shape[1]
     for k in range(seeds.shape[0]):
         _measure(g, w, archive, seeds[k], to, ahead)
@@ -248,8 +249,8 @@ def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_p
     moves, values, gain = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)
     share = archive.spent[1]
     for i in range(len(targets)):
-        # the way down gets half of the effort, so that its last targets are reached; each target a part of what is left
-        archive.spent[1] = archive.spent[0] + max((share // 2 - archive.spent[0]) // (len(targets) - i), 1)
+        # the way down has effort of its own, so that its last targets are reached; each target a part of what is left
+        archive.spent[1] = archive.spent[0] + max((int(share * going_down) - archive.spent[0]) // (len(targets) - i), 1)
         if not _descend(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, moves, values, gain, once):
             if not _best_within(archive, targets[i], other):
                 continue

@@ -32,6 +32,7 @@ STEPS_DOWN = 16  # targets on the way to one budget
 KICKS = 40
 SMALL = 0.6  # of the effort for one budget: small changes, after the search
 SMALL_OF_ALL = 0.4  # of that for all budgets
+DOWN, DOWN_OF_ALL = 0.5, 0.5 / (1 - SMALL_OF_ALL)  # of what is left to the search: the way down
 THRESHOLD = 0.03  # of the time that the budget costs: by how much a small change may make a schedule slower, at first
 PRICE = 60  # of a byte above the budget, times what one costs from there to keeping everything
 
@@ -79,7 +80,7 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     low, top = start.least_bytes, start.most_bytes
     archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=int(effort * (1 - SMALL_OF_ALL)))
     targets = _falling(top, low, TARGETS)
-    found = start.searched(archive, targets, TARGETS)
+    found = start.searched(archive, targets, TARGETS, down=DOWN_OF_ALL)
     for i, target in enumerate(targets[::-1].tolist()):
         if not once and found and min(e.peak_bytes for e in found) <= target:  # small changes may run a thing more than twice
             archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(targets) - i), 1)
@@ -161,14 +162,17 @@ class _Start:
             groups=tuple(tuple(s for s in row if s not in crossing) for row in chain.inside), plain_s=plain_s, least_bytes=least_bytes(lives),
         )  # fmt: skip
 
-    def searched(self, archive: Archive, targets: I64, bettered: int, seeds: NDArray[np.int32] | None = None) -> list[Entry]:
-        """The schedules of the archive after a search over targets, of which the last `bettered` are gone back to. `seeds`: instead of its own."""
+    def searched(
+        self, archive: Archive, targets: I64, bettered: int, seeds: NDArray[np.int32] | None = None, *, down: float = DOWN
+    ) -> list[Entry]:
+        """The schedules of the archive after a search over targets, of which the last `bettered` are gone back to. `seeds`: instead of its own;
+        `down`: the share of the effort for the way down."""
         lives, begin = self.lives, self.seeds if seeds is None else seeds
         ptr = np.zeros(len(self.groups) + 1, np.int32)
         np.cumsum([len(x) for x in self.groups], out=ptr[1:])
         search(
             lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), begin, targets, min(bettered, len(targets)), lives.movable, ptr,
-            np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS,
+            np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS, down,
         )  # fmt: skip
         return _entries(archive)
 
