@@ -81,9 +81,10 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=int(effort * (1 - SMALL_OF_ALL)))
     targets = _falling(top, low, TARGETS)
     found = start.searched(archive, targets, TARGETS, down=DOWN_OF_ALL)
-    for i, target in enumerate(targets[::-1].tolist()):
-        if not once and found and min(e.peak_bytes for e in found) <= target:  # small changes may run a thing more than twice
-            archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(targets) - i), 1)
+    if not once and found:  # small changes may run a thing more than twice
+        reached = [t for t in targets[::-1].tolist() if t >= min(e.peak_bytes for e in found)]
+        for i, target in enumerate(reached):
+            archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(reached) - i), 1)
             found = start.annealed(archive, _first(found, target), target)
     entries = _best([*start.published, *found])
     return Frontier(
@@ -108,9 +109,11 @@ def fastest_within(
     archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=int(effort * (1 - SMALL)), seed=seed)
     targets = np.array([*(_falling(top, budget_bytes, STEPS_DOWN) if down else ()), budget_bytes], np.int64)
     found = start.searched(archive, targets, 1, np.stack(seeds))
-    if found:
-        archive.spent[1] = effort
+    archive.spent[1] = effort
+    if found and min(e.peak_bytes for e in found) <= budget_bytes:
         found = start.annealed(archive, _first(found, budget_bytes), budget_bytes)
+    else:  # small changes lead nowhere from above the budget: the way down once more, further
+        found = start.searched(archive, targets, 1, np.stack(seeds), down=1.0)
     return start.lives, _first([*start.published, *found], budget_bytes)
 
 
