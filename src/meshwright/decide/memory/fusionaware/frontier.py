@@ -32,7 +32,7 @@ STEPS_DOWN = 16  # targets on the way to one budget
 KICKS = 40
 SMALL = 0.6  # of the effort for one budget: small changes, after the search
 SMALL_OF_ALL = 0.4  # of that for all budgets
-DOWN, DOWN_OF_ALL = 0.5, 0.5 / (1 - SMALL_OF_ALL)  # of what is left to the search: the way down
+DOWN = 0.5  # of what is left to the search for one budget, of all the effort for all budgets: the way down
 THRESHOLD = 0.03  # of the time that the budget costs: by how much a small change may make a schedule slower, at first
 PRICE = 60  # of a byte above the budget, times what one costs from there to keeping everything
 
@@ -78,10 +78,11 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     """`effort`: runs of nodes simulated, at most (10^8 take some seconds). `once`: nothing runs more than twice."""
     start = _Start.of(graph, replay_random, once)
     low, top = start.least_bytes, start.most_bytes
-    archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=int(effort * (1 - SMALL_OF_ALL)))
+    large = 1.0 if once else 1 - SMALL_OF_ALL  # small changes may run a thing more than twice
+    archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=int(effort * large))
     targets = _falling(top, low, TARGETS)
-    found = start.searched(archive, targets, TARGETS, down=DOWN_OF_ALL)
-    if not once and found:  # small changes may run a thing more than twice
+    found = start.searched(archive, targets, TARGETS, down=DOWN / large)
+    if not once and found:
         reached = [t for t in targets[::-1].tolist() if t >= min(e.peak_bytes for e in found)]
         for i, target in enumerate(reached):
             archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(reached) - i), 1)
