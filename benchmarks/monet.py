@@ -117,7 +117,6 @@ class Network:
         loss = memory_nets.NETS.get(name, "cross-entropy")
         self.costs, self.step = costs, capture_step(module, inputs, loss=loss, name=name, channels_last=channels_last)
         self.plain, _ = priced_graphs(self.step, costs)
-        costs.save()
 
     def joint(self, *kinds: str) -> StepGraph:
         return priced_graphs(self.step, self.costs, kinds=kinds)[1]

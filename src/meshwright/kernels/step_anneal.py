@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from .step_schedule import NEVER
-from .step_search import _measure, _random
+from .step_search import measured, random_below
 
 __all__ = ["anneal"]
 
@@ -22,7 +22,7 @@ __all__ = ["anneal"]
 @njit(cache=True, nogil=True)
 def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
     """From which stage on a storage is held next. `held`: now; `beyond`: the stage after the peak's."""
-    draw = _random(archive, 100)
+    draw = random_below(archive, 100)
     if held != 0:
         if draw < 60:
             return 0
@@ -31,7 +31,7 @@ def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
         return beyond
     if draw < 75:
         return 1
-    return 2 + _random(archive, stages) if draw < 95 else NEVER
+    return 2 + random_below(archive, stages) if draw < 95 else NEVER
 
 
 @njit(cache=True, nogil=True)
@@ -40,7 +40,7 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
     worse at first; `price`: seconds per byte above the target."""
     if len(choice) == 0:
         return
-    peak, seconds = _measure(g, w, archive, hold, to, ahead)
+    peak, seconds = measured(g, w, archive, hold, to, ahead)
     cost = seconds + price * max(0, peak - target)
     beyond = w.stage[w.counts[3]] + 1
     stages = len(g.time) - g.boundary
@@ -48,18 +48,18 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
     moved, was = np.empty(3, np.int64), np.empty(3, np.int32)
     while archive.spent[0] < limit:
         threshold = threshold_s * (limit - archive.spent[0]) / (limit - begin)
-        draw = _random(archive, 100)
+        draw = random_below(archive, 100)
         count = 1 if draw < 60 else 2 if draw < 92 else 3
         changed = False
         for i in range(count):
-            s = choice[_random(archive, len(choice))]
+            s = choice[random_below(archive, len(choice))]
             moved[i], was[i] = s, hold[s]
             hold[s] = _value(archive, hold[s], beyond, stages)
             changed |= hold[s] != was[i]
         if not changed:
             archive.spent[0] += 1
             continue
-        peak, seconds = _measure(g, w, archive, hold, to, ahead)
+        peak, seconds = measured(g, w, archive, hold, to, ahead)
         found = seconds + price * max(0, peak - target)
         if found <= cost + threshold:
             cost, beyond = found, w.stage[w.counts[3]] + 1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .step_schedule import evaluate
 
-__all__ = ["Archive", "archive_for", "search"]
+__all__ = ["Archive", "archive_for", "measured", "random_below", "search"]
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -49,7 +49,8 @@ def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, s
 
 
 @njit(cache=True, nogil=True)
-def _measure(g, w, archive, hold, to, ahead):  # type: ignore[no-untyped-def]
+def measured(g, w, archive, hold, to, ahead):  # type: ignore[no-untyped-def]
+    """(peak, seconds) of a schedule, which is noted in the archive where it is the fastest of its bin."""
     peak, seconds = evaluate(g, w, hold, to, ahead)
     archive.spent[0] += w.counts[0] + 1
     if seconds < np.inf and peak <= archive.high:
@@ -115,7 +116,7 @@ def _apply(hold, move, value, groups_ptr, groups):  # type: ignore[no-untyped-de
 @njit(cache=True, nogil=True)
 def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):  # type: ignore[no-untyped-def]
     """Changes `hold` until its peak is within the target; False when nothing helps any more or the effort is spent."""
-    peak, seconds = _measure(g, w, archive, hold, to, ahead)
+    peak, seconds = measured(g, w, archive, hold, to, ahead)
     while peak > target:
         if archive.spent[0] > archive.spent[1] or seconds == np.inf:
             return False
@@ -125,7 +126,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
             trial[:] = hold
             gain[i] = np.inf
             if _apply(trial, moves[i], values[i], groups_ptr, groups):
-                _, s = _measure(g, w, archive, trial, to, ahead)
+                _, s = measured(g, w, archive, trial, to, ahead)
                 if s < np.inf:
                     a = _above(w, target)
                     if a < above:
@@ -140,7 +141,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                 break
             trial[:] = hold
             if _apply(trial, moves[best], values[best], groups_ptr, groups):
-                p, s = _measure(g, w, archive, trial, to, ahead)
+                p, s = measured(g, w, archive, trial, to, ahead)
                 if s < np.inf:
                     a = _above(w, target)
                     fair = gain[best] + 0.25 * abs(gain[best]) + 1e-18
@@ -153,7 +154,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                 return True
         if taken == 0:
             return False
-        peak, seconds = _measure(g, w, archive, hold, to, ahead)
+        peak, seconds = measured(g, w, archive, hold, to, ahead)
     return True
 
 
@@ -177,7 +178,7 @@ def _again(w, movable, hold, moves):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # type: ignore[no-untyped-def]
     """Keeps, one by one, what saves most time and stays within the target; returns the time."""
-    _, seconds = _measure(g, w, archive, hold, to, ahead)
+    _, seconds = measured(g, w, archive, hold, to, ahead)
     while archive.spent[0] <= archive.spent[1]:
         count = _again(w, movable, hold, moves)
         best, best_value, best_seconds, best_peak = -1, 0, seconds, 0
@@ -186,19 +187,20 @@ def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # 
             for value in (0, 1):
                 if value < was:
                     hold[moves[i]] = value
-                    p, s = _measure(g, w, archive, hold, to, ahead)
+                    p, s = measured(g, w, archive, hold, to, ahead)
                     if p <= target and (s < best_seconds or (best >= 0 and s == best_seconds and p < best_peak)):
                         best, best_value, best_seconds, best_peak = moves[i], value, s, p
             hold[moves[i]] = was
         if best < 0:
             return seconds
         hold[best] = best_value
-        _, seconds = _measure(g, w, archive, hold, to, ahead)
+        _, seconds = measured(g, w, archive, hold, to, ahead)
     return seconds
 
 
 @njit(cache=True, nogil=True)
-def _random(archive, below):  # type: ignore[no-untyped-def]
+def random_below(archive, below):  # type: ignore[no-untyped-def]
+    """The next number of the archive's sequence, 0 to `below` - 1."""
     archive.spent[2] = (archive.spent[2] * 1103515245 + 12345) % (1 << 31)
     return (archive.spent[2] >> 8) % below
 
@@ -206,7 +208,7 @@ def _random(archive, below):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks):  # type: ignore[no-untyped-def]
     """Tries to better `hold` (within the target) by keeping a few things more, going down again and improving."""
-    _, seconds = _measure(g, w, archive, hold, to, ahead)
+    _, seconds = measured(g, w, archive, hold, to, ahead)
     for _ in range(kicks):
         if archive.spent[0] > archive.spent[1]:
             return
@@ -215,8 +217,8 @@ def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, t
         if count == 0:
             return
         other[:] = hold
-        for _ in range(1 + _random(archive, 3)):
-            other[moves[_random(archive, count)]] = 0
+        for _ in range(1 + random_below(archive, 3)):
+            other[moves[random_below(archive, count)]] = 0
         if _descend(g, w, archive, other, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):
             s = _improve(g, w, archive, other, to, ahead, target, movable, trial, moves)
             if s < seconds:
@@ -243,7 +245,7 @@ def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_p
     of the effort for the way down."""
     storages = seeds.shape[1]
     for k in range(seeds.shape[0]):
-        _measure(g, w, archive, seeds[k], to, ahead)
+        measured(g, w, archive, seeds[k], to, ahead)
     hold, trial, other = seeds[0].copy(), np.empty(storages, np.int32), np.empty(storages, np.int32)
     most = storages + len(groups_ptr) + 64
     moves, values, gain = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)

@@ -113,8 +113,9 @@ def measured_step(
             source = build_model(source.name, device="cpu", seed=seed, batch_size=source.batch_size)
         return step_tensors(replace(step, source=source))
 
-    graphs = priced_graphs(step, known, kinds=kinds, device=kind, tensors=tensors)
-    plain, graph = (with_optimizer(step, g, optimizer, known) for g in graphs)
+    bare, joint = priced_graphs(step, known, kinds=kinds, device=kind, tensors=tensors)
+    plain = with_optimizer(step, bare, optimizer, known)
+    graph = plain if joint is bare else with_optimizer(step, joint, optimizer, known)
     return MeasuredStep(
         step=step, graph=graph, plain=plain, batch_size=step.source.batch_size, state_bytes=graph.resident_bytes, optimizer=optimizer,
         implementations=implementations,

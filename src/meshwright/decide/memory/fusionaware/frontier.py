@@ -83,7 +83,8 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     targets = _falling(top, low, TARGETS)
     found = start.searched(archive, targets, TARGETS, down=DOWN / large)
     if not once and found:
-        reached = [t for t in targets[::-1].tolist() if t >= min(e.peak_bytes for e in found)]
+        least = min(e.peak_bytes for e in found)
+        reached = [t for t in targets[::-1].tolist() if t >= least]
         for i, target in enumerate(reached):
             archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(reached) - i), 1)
             found = start.annealed(archive, _first(found, target), target)
