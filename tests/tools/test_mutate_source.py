@@ -1,0 +1,254 @@
+"""The tool that changes the source: what it offers, what it draws, and its verdicts on a toy package."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
+from mutation import operators, report, rooms, runs
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def changed(source: str) -> list[str]:
+    """The lines offered instead, stripped."""
+    return [made.after.strip() for made in operators.mutations("x.py", textwrap.dedent(source))]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("a = b < c", ["a = b <= c", "a = b >= c"]),
+        ("a = (b) == (c)", ["a = (b) != (c)"]),
+        ("a = b is not c", ["a = b is c"]),
+        ("a = b in c", ["a = b not in c"]),
+        ("a = b + c", ["a = b - c"]),
+        ("a = b * c", ["a = b // c"]),
+        ("a = b and c or d", ["a = b or c or d", "a = b and c and d"]),
+        ("a = not b", ["a = b"]),
+        ("a = 3", ["a = 2", "a = 4"]),
+        ("a = 4096", ["a = 2048", "a = 8192"]),
+        ("a = 0.5", ["a = -0.5", "a = 1.5"]),
+        ("a = True", ["a = False"]),
+        ("a = b[c:]", ["a = b[c + 1:]", "a = b[c - 1:]"]),
+        ("a = min(b, c)", ["a = max(b, c)"]),
+        ("a = np.maximum(b, c)", ["a = np.minimum(b, c)"]),
+        ("a = f(b, c)", ["a = f(c, b)"]),
+        ("a = zip(b, c, strict=True)", ["a = zip(c, b, strict=True)"]),
+        ("a.b(c)", ["pass"]),
+        ("a.b = c", ["pass"]),
+        ("a += c", ["a -= c", "pass"]),
+    ],
+)
+def test_what_a_line_can_become(line: str, offered: list[str]) -> None:
+    assert sorted(changed(line)) == sorted(offered)
+
+
+def test_statements_of_a_function() -> None:
+    source = """
+        def f(a: int) -> int:
+            if a:
+                raise ValueError("no")
+            for b in a:
+                continue
+            return a
+
+        def g(a):
+            return a.b
+
+        def h(a) -> bool:
+            return a.b
+    """
+    assert changed(source) == ["if not a:", "pass", "pass", "return 0", "return None", "return not (a.b)"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""A docstring of 3 lines."""',
+        "a: int | None",
+        "def f(a: int | None) -> int | None: ...",
+        "@dataclass(frozen=True)\nclass A: ...",
+        '__all__ = ["a" + "b"]',
+        "CITE = cited(1)",
+        "Alias = int | None",
+        "if TYPE_CHECKING:\n    a = 1",
+        "assert a == 1",
+        "log.debug('x', 1)",
+        "class A:\n    def __repr__(self):\n        return self.a + 1",
+        "a = f'{b + 1}'",
+        "a = 1  # pragma: no cover",
+        "raise ValueError(\n    f(a, 1)\n)",
+        "a = PlanError(f(b, 1))",
+        "a = b.reshape(-1)",
+        "a = (b\n     )",
+    ],
+)
+def test_what_is_left_alone(source: str) -> None:
+    assert changed(source) == []
+
+
+def test_a_change_is_one_line_and_other_letters_do_not_shift_it() -> None:
+    source = 'a = "é", b + c\nd = 1\n'
+    made = operators.mutations("x.py", source)
+    assert made[0].apply(source) == 'a = "é", b - c\nd = 1\n'
+    with pytest.raises(ValueError):
+        made[0].apply("another\n")
+
+
+def test_a_draw_is_by_lines_repeats_and_does_not_depend_on_the_place(tmp_path: Path) -> None:
+    body = "".join(f"def f{k}(a, b):\n    return a + b * {k}\n" for k in range(20))
+    (tmp_path / "one.py").write_text(body)
+    (tmp_path / "moved.py").write_text("import os\n\n\n" + body)
+    drawn = operators.draw(tmp_path, ["one.py"], 8, seed=1)
+    assert drawn == operators.draw(tmp_path, ["one.py"], 8, seed=1)
+    assert len({made.line for made in drawn}) == 8
+    moved = operators.draw(tmp_path, ["moved.py"], 8, seed=1)
+    assert [(made.scope, made.after) for made in moved] == [(made.scope, made.after) for made in drawn]
+    assert [made.line for made in moved] == [made.line + 3 for made in drawn]
+    other = operators.draw(tmp_path, ["one.py"], 8, seed=2)
+    assert {made.after for made in other} != {made.after for made in drawn}
+
+
+def test_kernels_are_known_as_compiled() -> None:
+    made = operators.mutations("x.py", "@njit(cache=True)\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n")
+    assert {(m.scope, m.compiled) for m in made} == {("f", True), ("g", False)}
+
+
+SOURCE = """
+    LIMIT = 7
+
+    def bigger(a, b):
+        if a > b:
+            return a
+        return b
+
+    def shifted(a):
+        return a + 1
+
+    def unseen(a):
+        return a + 2
+
+    def ending(n):
+        while n > 0:
+            n -= 1
+        return n
+
+    def started(a):
+        return a * 3
+
+    def limit():
+        return LIMIT
+"""
+TESTS = """
+    import subprocess
+    import sys
+
+    import pytest
+
+    from toy import part
+
+    @pytest.fixture(scope="module")
+    def kept():
+        return part.shifted(1)
+
+    def test_bigger():
+        assert part.bigger(1, 2) == part.bigger(2, 1) == 2
+
+    def test_first(kept):
+        assert kept
+
+    def test_second(kept):
+        assert kept == 2
+
+    def test_ending():
+        assert part.ending(3) == 0
+
+    def test_started():
+        done = subprocess.run([sys.executable, "-c", "from toy import part; print(part.started(2))"], capture_output=True, text=True)
+        assert done.stdout == "6\\n"
+
+    def test_limit():
+        assert part.limit() == 7
+
+    def test_wrong_anyway():
+        assert part.bigger(1, 2) == 1
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    for name, text in (("src/toy/__init__.py", ""), ("src/toy/part.py", SOURCE), ("tests/test_toy.py", TESTS), ("pyproject.toml", "[tool.pytest]\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
+    return tmp_path
+
+
+def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict) -> runs.Verdict:
+    source = (bench.root / "src/toy/part.py").read_text()
+    made = [m for m in operators.mutations("src/toy/part.py", source) if (m.before.strip(), m.after.strip()) == (before, after)]
+    return bench.judge(made[0], bench.record(made[:1], ["tests/test_toy.py"]), ledger)
+
+
+@pytest.mark.interpreter
+def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench, ledger = runs.Bench(toy), {}
+    before = {p: p.read_bytes() for p in toy.rglob("*.py") if ".mutation" not in p.parts}
+    try:
+        smaller = verdict_on(bench, "if a > b:", "if a <= b:", ledger)
+        assert (smaller.verdict, smaller.by, smaller.how) == ("caught", "tests/test_toy.py::test_bigger", "failed")
+        assert "fails on the sources as they are: tests/test_toy.py::test_wrong_anyway" in capsys.readouterr().out
+        equal = verdict_on(bench, "if a > b:", "if a >= b:", ledger)
+        assert equal.verdict == "survived" and equal.tests >= 1
+        assert verdict_on(bench, "return a + 2", "return a + 3", ledger).verdict == "untouched"
+        assert verdict_on(bench, "return a + 1", "return a - 1", ledger).verdict == "caught"  # a fixture's, by the second test that has it
+        assert verdict_on(bench, "return a * 3", "return None", ledger).by == "tests/test_toy.py::test_started"  # in a process of the test
+        assert verdict_on(bench, "LIMIT = 7", "LIMIT = 8", ledger).by == "tests/test_toy.py::test_limit"  # runs at import
+        again = verdict_on(bench, "if a > b:", "if a <= b:", ledger)
+        assert (again.verdict, again.seconds) == ("caught", 0.0)  # the ledger knows
+        assert {p: p.read_bytes() for p in toy.rglob("*.py") if ".mutation" not in p.parts} == before
+        assert bench.confirm([smaller], {"tests/test_toy.py::test_bigger": {"s": 0.1}}) == []
+        (toy / "tests/test_toy.py").write_text("from toy import part\n\ndef test_equal():\n    assert part.bigger(1, 1.0) is not 1\n")
+        assert verdict_on(bench, "if a > b:", "if a >= b:", ledger).verdict == "caught"  # a new test is asked
+    finally:
+        bench.close()
+
+
+@pytest.mark.interpreter
+def test_a_loop_without_end_is_caught(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "TEST_EXTRA_S", 1.0)
+    monkeypatch.setattr(runs, "STARTUP_S", 20.0)
+    bench = runs.Bench(toy)
+    try:
+        assert verdict_on(bench, "n -= 1", "pass", {}).by == "tests/test_toy.py::test_ending"
+    finally:
+        bench.close()
+
+
+def test_the_report_counts_and_gives_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = operators.mutations("x.py", "a = b < c\n")
+    found = {"check": [runs.Verdict(made[0], "caught", "tests/x.py::t"), runs.Verdict(made[1], "survived", tests=3)]}
+    (tmp_path / "e.toml").write_text('[[mutant]]\nscope = ""\nbefore = "a = b < c"\nafter = "a = b >= c"\nreason = "b is c"\n')
+    known = report.reasons(tmp_path / "e.toml")
+    assert report.reason_of(made[1], known) == "b is c" and not report.reason_of(made[0], known)
+    monkeypatch.setattr(report, "reasons", lambda: known)
+    assert report.rows(found)[0]["value"] == 0.5 and report.rows(found)[0]["at_least"] == 0.9
+    text = report.markdown(found, 1, "abc", ["Cut after 1 minute."])
+    assert "| check | 1 | 2 | 50% | 90% | 1 of 1 |" in text and "b is c" in text and "Cut after" in text and "+a = b >= c" in text
+
+
+@pytest.mark.parametrize("room", rooms.ROOMS.values(), ids=rooms.ROOMS)
+def test_every_room_has_sources_and_tests(room: rooms.Room) -> None:
+    assert len(room.files(ROOT)) >= 5
+    for path in room.files(ROOT):
+        assert room.tests_of(ROOT, path) or path.endswith("decide/__init__.py")
+
+
+def test_a_room_knows_the_tests_of_a_part() -> None:
+    found = rooms.ROOMS["decide"].tests_of(ROOT, "src/meshwright/decide/pipeline/some.py")
+    assert "tests/decide/pipeline" in found and "tests/contract/test_pipeline_contract.py" in found
+    assert not [path for path in found if "memory" in path]

@@ -1,0 +1,96 @@
+"""The pytest plugin: records which tests run which lines, or runs chosen tests in a chosen order. Configured by MUTATION_RUN, a JSON file.
+
+`{"journal": file, "chosen": [[nodeid, limit in s], ...] or null}`. The journal gets one JSON line per event: `["start", nodeid]` and
+`["passed" | "failed" | "skipped", nodeid, seconds]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+from mutation import lines
+
+OPTIONS = json.loads(Path(os.environ["MUTATION_RUN"]).read_text())
+JOURNAL = os.open(OPTIONS["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+RECORDER = lines.Recorder(os.environ[lines.ASKED]) if lines.ASKED in os.environ else None
+TAKEN: defaultdict[str, float] = defaultdict(float)
+BAD: set[str] = set()
+SKIPPED: set[str] = set()
+
+
+def note(*event: Any) -> None:
+    os.write(JOURNAL, (json.dumps(event) + "\n").encode())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if RECORDER is None:  # a found failure is enough, the smallest one is not looked for
+        settings.register_profile("mutation", phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False)
+        settings.load_profile("mutation")
+    else:
+        RECORDER.start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    if OPTIONS["chosen"] is None:
+        return
+    place = {nodeid: (k, limit) for k, (nodeid, limit) in enumerate(OPTIONS["chosen"])}
+    items[:] = sorted((item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid][0])
+    for item in items:
+        for mark in list(item.iter_markers("timeout")):
+            for node in item.listchain():
+                if mark in node.own_markers:
+                    node.own_markers.remove(mark)
+        item.add_marker(pytest.mark.timeout(place[item.nodeid][1]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    if RECORDER is not None:
+        RECORDER.under(f"{collector.nodeid.partition('::')[0]} (collection)")
+    return (yield)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        note("failed", report.nodeid, 0.0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    note("start", item.nodeid)
+    if RECORDER is not None:
+        RECORDER.under(item.nodeid)
+    result = yield
+    outcome = "failed" if item.nodeid in BAD else "skipped" if item.nodeid in SKIPPED else "passed"
+    note(outcome, item.nodeid, round(TAKEN[item.nodeid], 4))
+    return result
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    TAKEN[report.nodeid] += report.duration
+    if report.failed:
+        BAD.add(report.nodeid)
+    if report.skipped:
+        SKIPPED.add(report.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: Any) -> Iterator[Any]:
+    """What a shared fixture runs belongs to all tests of the file, not only to the first that asks."""
+    if RECORDER is None or fixturedef.scope == "function":
+        return (yield)
+    test = RECORDER.tag
+    RECORDER.under(f"{request.node.nodeid.partition('::')[0] or test.partition('::')[0]} (collection)")
+    try:
+        return (yield)
+    finally:
+        RECORDER.under(test)

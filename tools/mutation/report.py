@@ -1,0 +1,72 @@
+"""The report: per room how many mutants were caught, and every survivor, with the reason where one is written in `explained.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .operators import Mutation
+from .runs import Verdict
+
+EXPLAINED = Path(__file__).parent / "explained.toml"
+WANTED = {"check": 0.9, "lower": 0.9}
+WANTED_ELSEWHERE = 0.8
+
+
+def _key(scope: str, before: str, after: str) -> tuple[str, str, str]:
+    return scope, before.strip(), after.strip()
+
+
+def reasons(path: Path = EXPLAINED) -> dict[tuple[str, str, str], str]:
+    """(scope, line before, line after) -> why no test can or need notice the change."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []) if path.exists() else []
+    return {_key(e["scope"], e["before"], e["after"]): e["reason"] for e in entries}
+
+
+def reason_of(mutation: Mutation, known: dict[tuple[str, str, str], str]) -> str:
+    return known.get(_key(mutation.scope, mutation.before, mutation.after), "")
+
+
+def rows(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
+    """One row per room: share caught of all that were drawn and run, with the share that is asked."""
+    made = []
+    for room, found in verdicts.items():
+        caught = sum(v.verdict == "caught" for v in found)
+        wanted = WANTED.get(room, WANTED_ELSEWHERE)
+        share = round(caught / len(found), 4) if found else 0.0
+        what = f"{room}: mutants that its tests catch"
+        made.append({"what": what, "value": share, "unit": "share", "at_least": wanted, "caught": caught, "drawn": len(found)})
+    return made
+
+
+def survivors(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
+    known = reasons()
+    return [
+        {
+            "room": room, "place": f"{v.mutation.path}:{v.mutation.line}", "scope": v.mutation.scope, "operator": v.mutation.operator,
+            "before": v.mutation.before.strip(), "after": v.mutation.after.strip(), "verdict": v.verdict, "tests": v.tests,
+            "reason": reason_of(v.mutation, known),
+        }
+        for room, found in verdicts.items() for v in found if v.verdict != "caught"
+    ]  # fmt: skip
+
+
+def markdown(verdicts: dict[str, list[Verdict]], seed: int, commit: str, notes: Iterable[str] = ()) -> str:
+    lines = [
+        "# Mutants of the source", "",
+        f"`tools/mutate_source`, seed {seed}, commit {commit}. One line of a room's source is changed; the tests of that room notice, or do not.", "",
+        "| room | caught | drawn | share | asked | survivors explained |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    left = survivors(verdicts)
+    for room, row in zip(verdicts, rows(verdicts), strict=True):
+        here = [s for s in left if s["room"] == room]
+        explained = f"{sum(bool(s['reason']) for s in here)} of {len(here)}"
+        lines.append(f"| {room} | {row['caught']} | {row['drawn']} | {row['value']:.0%} | {row['at_least']:.0%} | {explained} |")
+    lines += ["", *notes]
+    for s in left:
+        what = "no test of the room runs the line" if s["verdict"] == "untouched" else f"survived {s['tests']} tests"
+        lines += ["", f"**{s['place']}** `{s['scope']}`, {s['operator']}, {what}", "", "```diff", f"-{s['before']}", f"+{s['after']}", "```"]
+        lines += ["", s["reason"]] if s["reason"] else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,52 @@
+"""Which source belongs to a room, and which tests are the room's: the one place that knows paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Room:
+    """Source globs below the package, and (part of the source's path, test paths): a source's tests are those of every part that it starts with.
+
+    Paths that do not exist are skipped; `{part}` in a test path is the source's folder below the room (`decide/memory/...`: `memory`), any for a
+    source at its top.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    package: str = "src/meshwright"
+
+    def files(self, root: Path) -> list[str]:
+        found = {p for glob in self.sources for p in (root / self.package).glob(glob) if p.suffix == ".py"}
+        return sorted(p.relative_to(root).as_posix() for p in found)
+
+    def tests_of(self, root: Path, source: str) -> list[str]:
+        below = source.removeprefix(f"{self.package}/").split("/")
+        part = below[1] if len(below) > 2 else "*"
+        paths = sorted({p for test in self.tests for p in root.glob(test.format(part=part))})
+        return [p.relative_to(root).as_posix() for p in paths if not any(other in p.parents for other in paths)]
+
+
+# Tests of a checker that stand beside what it checks.
+CHECKED_ELSEWHERE = (
+    "tests/lower/test_folded.py", "tests/io/test_msccl*", "tests/interop/test_msccl*", "tests/decide/memory/test_static.py",
+    "tests/decide/pipeline/test_fill.py", "tests/run/**/test_compressed_plans.py", "tests/run/**/test_segment_steps.py",
+)  # fmt: skip
+
+ROOMS = {
+    room.name: room
+    for room in (
+        Room("check", ("check/**/*",), ("tests/check", "tests/contract", *CHECKED_ELSEWHERE)),
+        Room("simulate", ("simulate/**/*",), ("tests/simulate",)),
+        Room(
+            "lower",
+            ("lower/**/*",),
+            ("tests/lower", "tests/run/train", "tests/run/test_*", "tests/check/test_training_schedules.py", "tests/check/test_check_folded.py"),
+        ),
+        Room("run", ("run/**/*",), ("tests/run",)),
+        Room("decide", ("decide/**/*",), ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search")),
+    )
+}

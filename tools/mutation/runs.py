@@ -1,0 +1,267 @@
+"""Runs tests against an overlay of the sources: once to see which test runs which line, then once per mutant with the tests that can notice.
+
+The working tree is read, never written: sources are copied to `<root>/.mutation/src`, which comes first on PYTHONPATH, and one file of the
+copy is changed at a time. What was found is kept there too: the map of lines by the content of sources and test files, the verdicts by
+mutant and by the content of the test files that gave them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .lines import ASKED, function_lines
+from .operators import Mutation
+
+TOOLS = Path(__file__).parent.parent
+STARTUP_S = 60.0  # of a run: imports and collection on a busy machine
+COMPILING_S = 180.0  # of a mutant that numba compiles again, with all that calls it
+TIMES_LIMIT = 3.0  # of a test's recorded time
+TEST_EXTRA_S = 10.0
+IMPORT = re.compile(r"^(?:from|import) .*$", re.MULTILINE)
+PHASE = re.compile(r"(.*) \((collection|setup|call|teardown)\)", re.DOTALL)
+
+
+def _hash(*parts: bytes | str) -> str:
+    made = hashlib.sha256()
+    for part in parts:
+        made.update(part.encode() if isinstance(part, str) else part)
+        made.update(b"\0")
+    return made.hexdigest()[:20]
+
+
+@dataclass
+class Verdict:
+    """`verdict` is caught, survived or untouched (no test of the room runs the line); `by` is the test that noticed, `how` what it did."""
+
+    mutation: Mutation
+    verdict: str
+    by: str = ""
+    how: str = ""
+    tests: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Bench:
+    """One overlay of the sources below `root` and the server that runs tests on it."""
+
+    root: Path
+    source: str = "src"
+    python: str = sys.executable
+    limit_s: float | None = None
+    server: subprocess.Popen[str] | None = None
+    unreliable: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.kept = self.root / ".mutation"
+        self.overlay = self.kept / self.source
+        self.kept.mkdir(exist_ok=True)
+        self.lock = (self.kept / "lock").open("w")
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one run at a time
+        self._copy_sources()
+        self.state = _hash(*(x for p in sorted(self.overlay.rglob("*.py")) for x in (p.relative_to(self.overlay).as_posix(), p.read_bytes())))
+        helpers = [p for p in sorted((self.root / "tests").rglob("*")) if p.is_file() and not p.match("test_*.py") and p.suffix != ".pyc"]
+        self.helpers = _hash(*(p.read_bytes() for p in helpers))
+
+    def _copy_sources(self) -> None:
+        wanted = {p.relative_to(self.root / self.source) for p in (self.root / self.source).rglob("*") if p.is_file() and p.suffix != ".pyc"}
+        for old in [p for p in self.overlay.rglob("*") if p.is_file()]:
+            plain = old.parent.parent / f"{old.name.partition('.')[0]}.py" if old.suffix == ".pyc" else old
+            if plain.relative_to(self.overlay) not in wanted:
+                old.unlink()
+        for name in wanted:
+            new, old = self.root / self.source / name, self.overlay / name
+            if not old.exists() or old.read_bytes() != new.read_bytes():
+                old.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(new, old)
+        for folder in sorted((p for p in self.overlay.rglob("*") if p.is_dir()), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        subprocess.run([self.python, "-m", "compileall", "-q", str(self.overlay)], check=True)
+
+    def test_hash(self, file: str) -> str:
+        path = self.root / file
+        return _hash(self.helpers, path.read_bytes()) if path.is_file() else ""
+
+    # Running tests
+
+    def run(
+        self, files: Iterable[str], chosen: list[tuple[str, float]] | None, limit_s: float, *options: str, **environment: str
+    ) -> tuple[int | None, list[Any]]:
+        """Exit status (None: out of time) and journal of a run of the chosen tests, all of `files` where None."""
+        journal, asked = self.kept / "journal.jsonl", self.kept / "run.json"
+        journal.unlink(missing_ok=True)
+        asked.write_text(json.dumps({"journal": str(journal), "chosen": chosen}))
+        arguments = ["-q", "-p", "no:randomly", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "mutation.plugin", f"--rootdir={self.root}"]
+        arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the server has imported plugins already
+        given = {
+            "NUMBA_CACHE_DIR": str(self.kept / "numba"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "MUTATION_RUN": str(asked),
+            "PYTHONPATH": f"{self.overlay}{os.pathsep}{TOOLS}", **environment,
+        }  # fmt: skip
+        if self.server is None or self.server.poll() is not None:
+            command = [self.python, "-m", "mutation.server"]
+            self.server = subprocess.Popen(command, cwd=self.root, env=os.environ | given, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.server.stdin is not None and self.server.stdout is not None
+        job = {"arguments": [*arguments, *options, *files], "environment": given, "log": str(self.kept / "log.txt"), "limit_s": limit_s}
+        self.server.stdin.write(json.dumps(job) + "\n")
+        self.server.stdin.flush()
+        answer = json.loads(self.server.stdout.readline())
+        events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+        return answer["status"], events
+
+    def close(self) -> None:
+        if self.server is not None and self.server.stdin is not None:
+            self.server.stdin.close()
+            self.server.wait()
+        self.lock.close()
+
+    # Which test runs which line
+
+    def record(self, drawn: Iterable[Mutation], files: Iterable[str]) -> dict[str, Any]:
+        """Test -> `{"s": seconds, "lines": {source: lines run, 0 for the file}}` of every test that passes on the sources as they are.
+
+        Kept by test file: what was recorded for the same sources, lines and test file is not run again.
+        """
+        asked: defaultdict[str, set[int]] = defaultdict(set)
+        for mutation in drawn:
+            asked[mutation.path.removeprefix(f"{self.source}/")].add(mutation.line)
+        wanted = {"root": str(self.overlay), "lines": {name: sorted(asked[name]) for name in sorted(asked)}}
+        store = self.kept / f"lines-{_hash(self.state, json.dumps(wanted['lines']))}.json"
+        known = json.loads(store.read_text()) if store.exists() else {}
+        missing = [file for file in files if known.get(file, {}).get("hash") != self.test_hash(file)]
+        if missing:
+            known |= self._record(wanted, missing)
+            store.write_text(json.dumps(known))
+        return {test: entry for file in files for test, entry in known[file]["tests"].items()}
+
+    def _record(self, wanted: dict[str, Any], files: list[str]) -> dict[str, Any]:
+        out = self.kept / "recorded"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        (self.kept / "asked.json").write_text(json.dumps(wanted | {"out": str(out)}))
+        path = os.pathsep.join(map(str, (self.overlay, TOOLS, TOOLS / "mutation" / "child")))
+        environment = {ASKED: str(self.kept / "asked.json"), "PYTHONPATH": path, "MESHWRIGHT_TEST_WARM": "0"}  # a fork reads no sitecustomize
+        status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **environment)
+        if status not in (0, 1):
+            raise RuntimeError(f"the tests cannot be recorded: status {status}, see {self.kept / 'log.txt'}")
+        taken = {event[1]: event[2] for event in events if event[0] == "passed"}
+        failed = [event[1] for event in events if event[0] == "failed"]
+        if failed:  # slower under the trace function: once more without
+            _, events = self.run(sorted({t.partition("::")[0] for t in failed}), [(t, 300.0) for t in failed], 4 * 3600)
+            taken |= {event[1]: event[2] for event in events if event[0] == "passed"}
+            for test in sorted(set(failed) - set(taken)):
+                print(f"left out, fails on the sources as they are: {test}", flush=True)
+        known: dict[str, Any] = {file: {"hash": self.test_hash(file), "tests": {}} for file in files}
+        for test, seconds in taken.items():
+            known[test.partition("::")[0]]["tests"][test] = {"s": seconds, "lines": {}}
+        for tag, name, line in (json.loads(row) for part in out.iterdir() for row in part.read_text().splitlines()):
+            match = PHASE.fullmatch(tag)
+            test, phase = (match[1], match[2]) if match else (tag, "call")
+            tests = known.get(test.partition("::")[0], {"tests": {}})["tests"]
+            for entry in tests.values() if phase in ("collection", "setup") else [tests[test]] if test in tests else []:
+                lines = entry["lines"].setdefault(f"{self.source}/{name}", [])
+                if line not in lines:
+                    lines.append(line)
+        return known
+
+    def tests_for(self, mutation: Mutation, touched: dict[str, Any]) -> list[str]:
+        """Tests that run the line, quickest first; then those of the same test files that call something else of the module.
+
+        The second kind is for results that an earlier test of the file has computed and kept. A line that runs at import, or that is
+        compiled, is not seen by the trace function: every test that calls something of the module counts, every test where none does.
+        """
+        lines = {test: entry["lines"].get(mutation.path, ()) for test, entry in touched.items()}
+        seen = function_lines(str(self.root / mutation.path), frozenset({mutation.line})) and not mutation.compiled
+        first = [test for test, ran in lines.items() if (mutation.line if seen else 0) in ran]
+        if not first and not seen:
+            first = list(touched)
+        files = {test.partition("::")[0] for test in first}
+        second = [test for test, ran in lines.items() if 0 in ran and test.partition("::")[0] in files and test not in set(first)]
+        return [t for part in (first, second) for t in sorted(part, key=lambda t: touched[t]["s"]) if t not in self.unreliable]
+
+    # Verdicts
+
+    def judge(self, mutation: Mutation, touched: dict[str, Any], ledger: dict[str, Any]) -> Verdict:
+        """Runs the mutant, or takes what the ledger knows from test files that have not changed since."""
+        tests = self.tests_for(mutation, touched)
+        if not tests:
+            return Verdict(mutation, "untouched")
+        hashes = {file: self.test_hash(file) for file in {test.partition("::")[0] for test in tests}}
+        entry = ledger.setdefault(_hash(self.state, mutation.path, str(mutation.line), mutation.after), {"passed": {}})
+        if (by := entry.get("by", "")) and by not in self.unreliable and entry["hash"] == hashes.get(by.partition("::")[0]):
+            return Verdict(mutation, "caught", by, entry["how"])
+        left = [test for test in tests if entry["passed"].get(test) != hashes[test.partition("::")[0]]]
+        start = time.monotonic()
+        by, how, passed = self._caught(mutation, left, touched) if left else ("", "", [])
+        entry["passed"] |= {test: hashes[test.partition("::")[0]] for test in passed}
+        if by:
+            entry |= {"by": by, "how": how, "hash": hashes.get(by.partition("::")[0])}
+        return Verdict(mutation, "caught" if by else "survived", by, how, len(tests), time.monotonic() - start)
+
+    def _caught(self, mutation: Mutation, tests: list[str], touched: dict[str, Any]) -> tuple[str, str, list[str]]:
+        """(test that noticed or nothing, how, tests that passed)."""
+        busy = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+        extra = COMPILING_S * busy if mutation.compiled else 0.0
+        chosen = [(test, TIMES_LIMIT * touched[test]["s"] + TEST_EXTRA_S * busy + extra) for test in tests]
+        limit_s = STARTUP_S * busy + extra + sum(TIMES_LIMIT * touched[test]["s"] + 0.1 for test in tests)
+        environment = {}
+        if mutation.compiled:
+            environment["NUMBA_CACHE_DIR"] = str(self._cache_without(Path(mutation.path).stem))
+        path = self.overlay / mutation.path.removeprefix(f"{self.source}/")
+        source, stat = path.read_text(encoding="utf-8"), path.stat()
+        path.write_text(mutation.apply(source), encoding="utf-8")
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9 * (1 + int(_hash(mutation.after)[:5], 16))))  # no kept bytecode fits
+        try:
+            status, events = self.run(dict.fromkeys(test.partition("::")[0] for test in tests), chosen, limit_s, "-x", **environment)
+        finally:
+            path.write_text(source, encoding="utf-8")
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        passed = [event[1] for event in events if event[0] == "passed"]
+        failed = [event[1] for event in events if event[0] == "failed"]
+        if status in (0, 5):
+            return "", "", passed
+        if failed:
+            return failed[0], "failed", passed
+        under_way = [event[1] for event in events if event[0] == "start"][-1:]
+        return (under_way or tests)[0], "time ran out" if status is None else f"ended with {status}", passed
+
+    def _cache_without(self, changed: str) -> Path:
+        """A copy of the cache of compiled kernels, without those of the changed module and of what imports it, at any distance.
+
+        numba looks only at the file that a kernel stands in; what is inlined into it from other files may be older.
+        """
+        imports = {p.stem: " ".join(IMPORT.findall(p.read_text(encoding="utf-8"))) for p in self.overlay.rglob("*.py")}
+        out, waiting = {changed}, [changed]
+        while waiting:
+            name = re.compile(rf"\b{re.escape(waiting.pop())}\b")
+            new = {stem for stem, text in imports.items() if stem not in out and name.search(text)}
+            out |= new
+            waiting += new
+        made = self.kept / "numba-mutant"
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.copytree(self.kept / "numba", made, ignore=lambda _, names: [n for n in names if n.partition(".")[0] in out])
+        return made
+
+    def confirm(self, verdicts: list[Verdict], touched: dict[str, Any]) -> list[Verdict]:
+        """Those caught by a test that now fails on the sources as they are: judged wrongly, and that test is not asked again."""
+        tests = sorted({v.by for v in verdicts if v.verdict == "caught" and v.by in touched})
+        if not tests:
+            return []
+        limit_s = STARTUP_S + sum(TIMES_LIMIT * touched[test]["s"] + TEST_EXTRA_S for test in tests)
+        chosen = [(test, TIMES_LIMIT * touched[test]["s"] + TEST_EXTRA_S) for test in tests]
+        _, events = self.run(dict.fromkeys(test.partition("::")[0] for test in tests), chosen, limit_s)
+        self.unreliable |= set(tests) - {event[1] for event in events if event[0] == "passed"}
+        return [v for v in verdicts if v.by in self.unreliable]
