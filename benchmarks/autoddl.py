@@ -90,7 +90,7 @@ def calibrate(nets: list[str]) -> None:
     import torch.distributed as dist
 
     from meshwright.capture.forward import trace_forward
-    from meshwright.run.dtensor_worker import mesh_place
+    from meshwright.run.dtensor.worker import mesh_place
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -206,13 +206,13 @@ def plans_of(net: str, fabric: Any, cost: Any) -> tuple[list[Any], list[Any]]:
 
 
 def measure(lab: Any, plans: list[Any], steps: int) -> list[Any]:
-    from meshwright.run.dtensor_run import prepare_folder, results
-    from meshwright.run.dtensor_worker import WorkRequest
+    from meshwright.run.dtensor.run import prepare_folder, results
+    from meshwright.run.dtensor.worker import WorkRequest
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare_folder(folder, plans, WorkRequest(plans=[], steps=steps, warmup=WARM, timeout_s=300))
-        lab.run([sys.executable, "-W", "ignore", "-m", "meshwright.run.dtensor_worker", str(folder)], timeout_s=900)
+        lab.run([sys.executable, "-W", "ignore", "-m", "meshwright.run.dtensor.worker", str(folder)], timeout_s=900)
         return results(folder, plans)
 
 

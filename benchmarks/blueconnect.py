@@ -18,9 +18,9 @@ from meshwright.decide.collective import CollectivePlan, CollectiveProblem, Fore
 from meshwright.decide.collective.blueconnect.cost import Level
 from meshwright.decide.collective.blueconnect.strategy import BlueConnect
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program import Part
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.program import Part
 
 GB = 10**9
 

@@ -32,8 +32,9 @@ LIMIT = 1.3  # exposed reductions over one stage's
 
 
 def plans() -> dict[str, Any]:
-    from meshwright.decide.pipeline import BreadthFirst, PipelineProblem
-    from meshwright.drive_pipelines import plan_schedule
+    from meshwright.decide.pipeline import PipelineProblem
+    from meshwright.decide.pipeline.breadthfirst import BreadthFirst
+    from meshwright.drive.pipeline.pipelines import plan_schedule
 
     backward_s = COVER * REDUCTION_S / MICROBATCHES * STAGES  # of one micro-batch, whole device
     problem = PipelineProblem.of(

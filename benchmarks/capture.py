@@ -33,7 +33,7 @@ LIMITS = {"cpu_s": 30.0, "rss_peak_bytes": 1 << 30, "parameters": 174_604_259_32
 def one(model: str, loss: str, scalable: bool) -> dict[str, Any]:
     """In a fresh process: capture and say what it took."""
     from meshwright.capture.graph import capture
-    from meshwright.graph_liveness import peak_bytes
+    from meshwright.graph.liveness import peak_bytes
 
     graph = capture(f"{EXAMPLES}/{model}", loss=loss, scalable=scalable)
     cpu, high = time.process_time(), machine.memory_high_water_bytes()

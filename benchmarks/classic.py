@@ -15,8 +15,8 @@ from meshwright.decide.collective.classic.strategy import ALGORITHMS, classic_ca
 from meshwright.decide.collective.nccl.model import predict, topology_of
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 ALPHA_S, RATE_Bps = 1e-5, 10**9
 

@@ -5,13 +5,13 @@ few steps; `--model`, `--codec` for one of them).
 
 Digits: scikit-learn's 1,797 images, all of them; network 64-128-128-10 with tanh, cross-entropy with labels smoothed by 0.1 (its least
 value is 0.500 nats, so that the ratio is not one of two numbers near 0). Language model: bytes of Python's own standard library
-(`run/data.py`), windows of 16 bytes; embedding, one hidden layer, next byte. SGD with momentum 0.9, cosine decay of the learning rate to 0,
+(`run/train/data.py`), windows of 16 bytes; embedding, one hidden layer, next byte. SGD with momentum 0.9, cosine decay of the learning rate to 0,
 the same steps, samples and starts for every codec. DGC's momentum is its own, its optimizer has none and twice the learning rate, its warm-up
 of densities (a tenth of the steps) counts. The gradients of all layers are one group. The final loss is taken over a fixed set (digits: all
 images; text: 4,096 windows that training does not visit).
 The learning rates are moderate: a gradient that waits about 1/density steps in the residual must still be of use. At ten times the rate of the
 text trial the dense loss is lower and sparse codecs at density 0.01 end 2 to 5 % above it (`--rate`).
-The workers live in one process (`run/codecs/together.py`), which computes what processes compute; tests hold the two equal bit for bit for two.
+The workers live in one process (`testing/codecs_together.py`), which computes what processes compute; tests hold the two equal bit for bit for two.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import torch
 from kfac import digits
 from torch import nn
 
-from meshwright.codec import CodecSpec, parse_codec
-from meshwright.codec_kinds import CODECS
+from meshwright.codec.codec import CodecSpec, parse_codec
+from meshwright.codec.kinds import CODECS
 from meshwright.run.codecs import make_codec
-from meshwright.run.codecs.together import mean_together
-from meshwright.run.data import ByteWindows, python_source
+from meshwright.run.train.data import ByteWindows, python_source
+from meshwright.testing.codecs_together import mean_together
 
 WORKERS = 4
 SEEDS = (0, 1, 2, 3, 4)

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from meshwright.codec import parse_codec
-from meshwright.codec_kinds import CODECS
+from meshwright.codec.codec import parse_codec
+from meshwright.codec.kinds import CODECS
 from meshwright.run.codecs import At, make_codec
 
 SIZES = [1 << p for p in (10, 13, 16, 18, 20, 22, 23)]

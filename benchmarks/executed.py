@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import machine
 from lab_worker import measure
 
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 MIB = 1 << 20
 ITERATIONS = 5

@@ -169,7 +169,7 @@ class Campaign:
 
 def real_rows(plans: dict[str, Path], most: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Loopback and lab side by side: most of a case is waiting."""
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.io.fabric.name import load_fabric
     from meshwright.lab import Lab
 
     campaign = Campaign()

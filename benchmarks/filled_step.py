@@ -22,10 +22,10 @@ import machine
 
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.decide.pipeline.fill_work import KFACCosts, kfac_work
-from meshwright.drive_fill import Filled, fill_plan
-from meshwright.drive_pipelines import plan_pipeline
-from meshwright.plan import Plan
-from meshwright.run.pipeline.rehearse import Rehearsal, rehearse
+from meshwright.drive.pipeline.fill import Filled, fill_plan
+from meshwright.drive.pipeline.pipelines import plan_pipeline
+from meshwright.plan.plan import Plan
+from meshwright.run.launch.rehearse import Rehearsal, rehearse
 
 LIMIT = 1.03  # of the step without the work
 COSTS = KFACCosts(curvature_s=0.02, inverse_s=0.08, layers=8, sync_s=0.004)

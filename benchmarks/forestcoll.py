@@ -17,9 +17,10 @@ import networkx as nx
 import numpy as np
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl, collective_bound
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.forest import build_forest
-from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
-from meshwright.io.fabric_name import load_fabric
+from meshwright.decide.collective.rates import RateGraph, rate_graph
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.maxflow import FlowNetwork
 
 REPEATS = 3

@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
 
-from meshwright.check.certificate import check_bound
+from meshwright.check.bounds.certificate import check_bound
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.bounds.delay import delay_bound
@@ -36,9 +36,9 @@ from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
-from meshwright.presets import PRESETS
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.fabric.presets import PRESETS
+from meshwright.io.fabric.name import load_fabric
 
 GIB = 1 << 30
 ENOUGH = 0.99

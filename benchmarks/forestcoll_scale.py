@@ -28,9 +28,9 @@ from meshwright.decide.collective import CollectiveProblem, ForestColl, collecti
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.program_json import program_bytes
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.plan.program import program_bytes
 
 GIB, MB = 1 << 30, 10**6
 MISSING = {
@@ -88,7 +88,7 @@ def plan_case(name: str, missing: str, op: str) -> dict[str, Any]:
 
     def work() -> Any:
         fabric = without(load_fabric(name), MISSING[missing]) if missing else load_fabric(name)
-        problem = CollectiveProblem.on(fabric, op, GIB, time_limit_s=600)
+        problem = CollectiveProblem.on(fabric, op, GIB, effort_s=600)
         return problem, ForestColl().plan(problem, rng=np.random.default_rng(0))
 
     cpu_s, (problem, plan) = clock(work)

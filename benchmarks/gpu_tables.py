@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_tables.py [--systems h100_sxm,a100_sxm,h200_sxm]
 
-Needs the extra `tables` (only its Parquet files are read; no data is copied). Protocol and models: `meshwright.probe.gpu_tables_models`. Per table
+Needs the extra `tables` (only its Parquet files are read; no data is copied). Protocol and models: `meshwright.probe.costs.gpu_tables_models`. Per
+table
 version: every second size held back, interpolating model and compact model (eight numbers) beside one alpha-beta line per curve; for NCCL also the
 largest quarter of the sizes held back. Rows per kernel are listed too, and what the noise of a table alone is where two more tables of the same
 calls show it. A row that misses its limit has ratio above 1 and is printed with `MISS`.
@@ -36,8 +37,8 @@ def rows_of(table: str, what: str, errors: Any, limits: tuple[float | None, floa
 
 
 def nccl(system: str, rows: list[dict[str, Any]], tables: list[dict[str, Any]]) -> None:
-    from meshwright.io.perf_tables import nccl_versions, read_nccl, read_system
-    from meshwright.probe.gpu_tables_models import nccl_table_errors
+    from meshwright.io.costs.perf_tables import nccl_versions, read_nccl, read_system
+    from meshwright.probe.costs.gpu_tables_models import nccl_table_errors
 
     for version in nccl_versions(system):
         curves, rejected, _ = read_nccl(system, version)
@@ -51,8 +52,8 @@ def nccl(system: str, rows: list[dict[str, Any]], tables: list[dict[str, Any]]) 
 
 
 def gemm(system: str, rows: list[dict[str, Any]], kernels: list[dict[str, Any]], tables: list[dict[str, Any]]) -> None:
-    from meshwright.io.perf_tables import gemm_versions, read_gemm, read_system
-    from meshwright.probe.gpu_tables_models import TableErrors, gemm_table_errors
+    from meshwright.io.costs.perf_tables import gemm_versions, read_gemm, read_system
+    from meshwright.probe.costs.gpu_tables_models import TableErrors, gemm_table_errors
 
     for framework, version in gemm_versions(system):
         curves, rejected, _ = read_gemm(system, framework, version)
@@ -77,7 +78,7 @@ def noise(system: str) -> list[dict[str, Any]]:
     """
     import numpy as np
 
-    from meshwright.io.perf_tables import gemm_versions, read_gemm
+    from meshwright.io.costs.perf_tables import gemm_versions, read_gemm
 
     newest = dict(reversed(gemm_versions(system)))
     tables = {}
@@ -104,7 +105,7 @@ def noise(system: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    from meshwright.io.perf_tables import package_version
+    from meshwright.io.costs.perf_tables import package_version
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated (default: %(default)s)")

@@ -16,14 +16,14 @@ import machine
 import numpy as np
 
 from meshwright.check import check_program
-from meshwright.check.certificate import check_bound
-from meshwright.decide.collective import CollectiveProblem, ForestColl, auto
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.decide.collective import STRATEGIES, CollectiveProblem, ForestColl, auto
 from meshwright.decide.collective.groups.problem import GroupsProblem
 from meshwright.decide.collective.groups.strategy import Groups, independent
+from meshwright.decide.collective.problem import Use
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.drive_groups import EXPLICIT, REPEATED
 from meshwright.errors import Unsupported
-from meshwright.io.fabric_name import load_fabric
+from meshwright.io.fabric.name import load_fabric
 
 MIB = 1 << 20
 
@@ -44,7 +44,8 @@ def tensor_and_data(name: str, tensor: int, op: str, tensor_bytes: int, data_byt
 
 def independent_times(problem: GroupsProblem) -> dict[str, float]:
     found: dict[str, float] = {}
-    ways: dict[str, list[Any]] = {"unrolled": list(EXPLICIT), "in iterations": list(REPEATED)}
+    uses: dict[str, Use] = {"unrolled": "beside", "in iterations": "beside, in iterations"}
+    ways: dict[str, list[Any]] = {way: [v for kind in STRATEGIES for v in kind.variants(problem.groups[0], use)] for way, use in uses.items()}
     ways["relays"] = [ForestColl(unroll=False, pieces=128, fold=False, relay=True)]
     for way, candidates in ways.items():
         try:

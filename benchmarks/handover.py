@@ -4,7 +4,7 @@ Run: `python benchmarks/handover.py` (prints a summary; raw output goes to bench
 
 - `replay`: schedules of all strategies on several fabrics, written as MSCCL XML and run on integers by `tests/io/msccl_executor_twin.py`, which
   shares no code with the reader, the writer or the checker. Refusals are listed with the limit they name.
-- `mutants`: 20 schedules, all operators of `meshwright.mutate_msccl`, `PER_OPERATOR` of each. A mutant that the checker accepts is replayed
+- `mutants`: 20 schedules, all operators of `meshwright.testing.mutate_msccl`, `PER_OPERATOR` of each. A mutant that the checker accepts is replayed
   `SEEDS` times: if every replay is right it counts as equivalent, else as missed. A diagnostic is all messages about a mutant; two
   different mutants of one schedule with the same diagnostic are counted as not distinct, and listed.
 Times are processor seconds of this process.
@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.check.msccl import check_msccl
 from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem
-from meshwright.drive_handover import export_msccl
+from meshwright.drive.handover.msccl import export_msccl
+from meshwright.drive.handover.verdicts import check_msccl
 from meshwright.errors import MeshwrightError
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.msccl_xml import msccl_text, parse_msccl
-from meshwright.msccl import MscclAlgo
-from meshwright.mutate_msccl import MSCCL_OPERATORS, msccl_mutants
+from meshwright.interop.msccl import MscclAlgo
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.msccl.xml import msccl_text, parse_msccl
+from meshwright.testing.mutate_msccl import MSCCL_OPERATORS, msccl_mutants
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "io"))
@@ -57,7 +57,7 @@ SCHEDULES = [
 
 def exported(fabric: str, op: str, name: str, size: int = SIZE) -> tuple[MscclAlgo, float]:
     f = load_fabric(fabric)
-    program = NAMES[name]().plan(CollectiveProblem.on(f, op, size, time_limit_s=20), rng=np.random.default_rng(0)).program
+    program = NAMES[name]().plan(CollectiveProblem.on(f, op, size, effort_s=20), rng=np.random.default_rng(0)).program
     start = time.process_time()
     return export_msccl(program).algo, time.process_time() - start
 

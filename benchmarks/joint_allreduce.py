@@ -16,17 +16,19 @@ import machine
 import networkx as nx
 import numpy as np
 
-from meshwright.check.certificate import check_bound
-from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, collective_bound
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.decide.collective import CollectiveProblem, ForestColl, collective_bound
 from meshwright.decide.collective.bounds.allreduce import all_reduce_dual_bound
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.joint.exact import exact_demand, packing_time
-from meshwright.decide.collective.joint.lp import Demand, PackingProblem, solve_packing
+from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.joint.trees import trees_of
-from meshwright.decide.collective.rates import rate_graph, worst_cut
+from meshwright.decide.collective.rates import rate_graph
+from meshwright.decide.collective.trees.lp import Demand, PackingProblem, solve_packing
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 
 GIB = 1 << 30
 EIGHT_AND_EIGHT = [*range(8), *range(16, 24)]

@@ -65,7 +65,7 @@ def carried() -> dict[str, Any]:
     with Lab.up("star:2?link=20GB/s", verify=False, force=True) as lab:
         rates = [float(lab.run([sys.executable, "-c", code]).outputs[0]) for _ in range(ROUNDS)]
     from meshwright.lab.scaling import CARRY_Bps_PER_CORE
-    from meshwright.run.pacing import machine_facts
+    from meshwright.run.machine.pacing import machine_facts
 
     limit = CARRY_Bps_PER_CORE * machine_facts().cores
     return {"what": "limit of all rates together against one unshaped stream", "value": limit, "unit": "B/s", "peer": max(rates), "rates": rates}
@@ -74,7 +74,7 @@ def carried() -> dict[str, Any]:
 def relayed(mbit: int) -> dict[str, Any]:
     """Eight directions with 1 ms of delay, four at the same moment, through one relay."""
     from meshwright.errors import RunError
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.io.fabric.name import load_fabric
     from meshwright.lab import Lab, calibrate, impair
 
     impair.MAX_RELAY_Bps = impair.MAX_RELAY_SUM_Bps = 10**12  # what is beyond the limit is what is looked for
@@ -117,7 +117,7 @@ for _ in range(int(sys.argv[2]) + 1):
 
 def duplex(acks_first: bool) -> dict[str, Any]:
     """8 MiB each way at once between devices at 400 and 100 Mbit/s."""
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.io.fabric.name import load_fabric
     from meshwright.lab import Lab, planning
 
     fabric = load_fabric("star:2?link=50MB/s")
@@ -150,7 +150,7 @@ def gloo(what: str, fabric: Any, size_bytes: int, ring_link_Bps: float, order: l
 
 
 def build_time(name: str, devices: str | None, scale: int, verify: bool) -> dict[str, Any]:
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.io.fabric.name import load_fabric
     from meshwright.lab import Lab
 
     times = []
@@ -162,7 +162,7 @@ def build_time(name: str, devices: str | None, scale: int, verify: bool) -> dict
 
 
 def main() -> None:
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.io.fabric.name import load_fabric
 
     star = load_fabric("star:4?link=50MB/s")
     slow = replace(star, links=tuple(replace(x, rate_Bps=12_500_000) if "d3" in (x.src, x.dst) else x for x in star.links))

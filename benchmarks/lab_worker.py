@@ -20,7 +20,7 @@ GROUPS, WARM = 4, 10  # of each kind, and rounds that do not count, in `paired`
 def measure(lab: Any, jobs: Sequence[dict[str, Any]], *, order: Sequence[int] | None = None, timeout_s: float = 3600.0) -> list[dict[str, Any]]:
     """Rows of all jobs on a lab whose fabric is what was measured of it. A job: op, sizes, and optionally strategies, backend, tune, iterations,
     warmup, plan."""
-    from meshwright.io.fabric_toml import fabric_toml
+    from meshwright.io.fabric.toml import fabric_toml
 
     lines: list[dict[str, Any]] = []
 
@@ -41,7 +41,7 @@ def measure(lab: Any, jobs: Sequence[dict[str, Any]], *, order: Sequence[int] | 
 
 def keep(group: Any, op: str, size_bytes: int, folder: str) -> str:
     """Write the program that ran; its file's name."""
-    from meshwright.io.plan_file import write_program
+    from meshwright.io.plan.plan import write_program
 
     chosen = group.engine.plans.choose(op, 0, size_bytes)
     if isinstance(chosen, str):
@@ -68,7 +68,7 @@ def paired() -> None:
     import torch.distributed as dist
 
     import meshwright.torch
-    from meshwright.run.bench.operations import make_case
+    from meshwright.bench.operations import make_case
 
     del meshwright
     torch.set_num_threads(1)
@@ -124,9 +124,9 @@ def main() -> None:
     import torch.distributed as dist
 
     import meshwright.torch
-    from meshwright.run.bench.data import DTYPES
-    from meshwright.run.bench.measure import Request, bench
-    from meshwright.run.bench.worker import Described
+    from meshwright.bench.data import DTYPES
+    from meshwright.bench.measure import Request, bench
+    from meshwright.bench.worker import Described
     from meshwright.run.group.trials import most_calls
 
     torch.set_num_threads(1)

@@ -20,11 +20,11 @@ from machine import fresh, memory_high_water_bytes, record
 from meshwright.capture.graph import capture
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import MIXED
-from meshwright.drive_layout_search import find_layouts
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.graph_scale import at_batch
-from meshwright.io.fabric_name import load_fabric
-from meshwright.preset_boxes import GPUS
+from meshwright.drive.layout.search import find_layouts
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.fabric.preset_boxes import GPUS
+from meshwright.graph.scale import at_batch
+from meshwright.io.fabric.name import load_fabric
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # model, fabric, global batch, sharding levels, limits: seconds, universal gap, family gap

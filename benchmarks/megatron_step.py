@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.decide.pipeline import one_f_one_b_order
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.program import Fold, FoldAxis, Program, Unit
-from meshwright.program_builder import LaneBuilder, ProgramBuilder, StepRef
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.program.builder import LaneBuilder, ProgramBuilder, StepRef
+from meshwright.program.program import Fold, FoldAxis, Program, Unit
 
 
 @dataclass(frozen=True, kw_only=True)

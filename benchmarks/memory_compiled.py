@@ -29,7 +29,7 @@ NETS = {"swiglu": memory_nets.swiglu, "gpt, 2 layers": lambda: (memory_nets.GPT(
 
 def one(net: str, share: float) -> dict[str, Any]:
     import meshwright.torch
-    from meshwright.run.storage_peak import peak_of
+    from meshwright.run.steps.storage_peak import peak_of
 
     torch.manual_seed(0)
     model, (x, target) = NETS[net]()

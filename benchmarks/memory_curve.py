@@ -29,14 +29,14 @@ from meshwright.decide.memory.baselines import Chen, Rotor
 from meshwright.decide.memory.fusionaware import FusionAware, frontier_of
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import Infeasible
-from meshwright.probe.step_costs import StepCosts, costs_file
+from meshwright.graph.step_graph import StepGraph, StepPlan
+from meshwright.probe.steps.compare import budgets_of, compare_step
+from meshwright.probe.steps.costs import StepCosts, costs_file
+from meshwright.probe.steps.priced import priced_graphs
+from meshwright.probe.steps.sac_plans import sac_installed, sac_plans
+from meshwright.probe.steps.torch_partitions import torch_plans
 from meshwright.report.memory_curve import curve_svg, curve_text
-from meshwright.run.priced_step import priced_graphs
-from meshwright.run.sac_plans import sac_installed, sac_plans
-from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
-from meshwright.run.step_compare import budgets_of, compare_step
-from meshwright.run.torch_partitions import torch_plans
-from meshwright.step_graph import StepGraph, StepPlan
+from meshwright.run.steps.step import measured_peak_bytes, runner_of, step_tensors
 
 BUDGETS = 21
 TIMED_EVERY = 5

@@ -30,7 +30,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 def captured(net: str) -> tuple[Any, Any]:
     """(real step, its measured graph)."""
     from meshwright.capture.step import capture_step_of
-    from meshwright.probe.step_costs import StepCosts, costs_file, measure_step
+    from meshwright.probe.steps.costs import StepCosts, costs_file, measure_step
 
     step = capture_step_of(f"{HERE / 'memory_nets.py'}:{net}", loss=memory_nets.NETS[net], device="cpu")
     return step, measure_step(step.graph_module, step.step_graph, costs=StepCosts(costs_file()))
@@ -39,7 +39,7 @@ def captured(net: str) -> tuple[Any, Any]:
 def bit_equal(step: Any, graph: Any, plan: Any, reference: list[Any]) -> bool:
     import torch
 
-    from meshwright.run.step import runner_of, step_tensors
+    from meshwright.run.steps.step import runner_of, step_tensors
 
     torch.manual_seed(7)
     found = runner_of(step, plan, graph=graph).run(step_tensors(step))
@@ -75,10 +75,11 @@ def fill(net: str, strategies: list[str], budgets: int, pieces: Pieces) -> bool:
     import numpy as np
     import torch
 
-    from meshwright.check.step_memory import check_step_plan
-    from meshwright.decide.memory.step import STEP_NAMES, keep_everything
+    from meshwright.check.training.step_memory import check_step_plan
+    from meshwright.decide.memory import strategy as named
+    from meshwright.decide.memory.step import keep_everything
     from meshwright.errors import MeshwrightError
-    from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
+    from meshwright.run.steps.step import measured_peak_bytes, runner_of, step_tensors
 
     missing = [(share, s) for share in shares_of(budgets) for s in strategies if (net, s, share) not in pieces.rows]
     if not missing:
@@ -93,7 +94,7 @@ def fill(net: str, strategies: list[str], budgets: int, pieces: Pieces) -> bool:
         row: dict[str, Any] = {"net": net, "strategy": strategy, "share": share, "budget_bytes": int(share * full.peak_bytes)}
         try:
             start = time.process_time()
-            plan = STEP_NAMES[strategy]().plan(graph, row["budget_bytes"], rng=np.random.default_rng(0))
+            plan = named(strategy, "step")().plan(graph, row["budget_bytes"], rng=np.random.default_rng(0))
             row["plan_s"] = round(time.process_time() - start, 2)
         except MeshwrightError as error:
             pieces.add(row | {"refused": error.message})
@@ -123,8 +124,8 @@ def resident(net: str) -> None:
     libc.mallopt(M_MMAP_THRESHOLD, 64 * 1024)
     libc.mallopt(M_TRIM_THRESHOLD, 0)
     from meshwright.decide.memory.step import keep_everything
-    from meshwright.run.step import measured_peak_bytes, runner_of, step_tensors
-    from meshwright.run.storage_peak import storage_bytes
+    from meshwright.run.steps.step import measured_peak_bytes, runner_of, step_tensors
+    from meshwright.run.steps.storage_peak import storage_bytes
     from meshwright.simulate.step_memory import alive_at
 
     step, graph = captured(net)
@@ -158,10 +159,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.resident:
         return resident(args.resident)
-    from meshwright.decide.memory.step import STEP_NAMES
+    from meshwright.decide.memory import strategies as listed
 
     nets = ["swiglu", "unet"] if args.quick else args.nets.split(",")
-    strategies = args.strategies.split(",") if args.strategies else list(STEP_NAMES)
+    strategies = args.strategies.split(",") if args.strategies else [kind.name for kind in listed("step")]
     pieces, growth = Pieces(args.pieces, args.minutes), {}
     budgets = 3 if args.quick else args.budgets
     for net in nets:

@@ -30,17 +30,17 @@ import machine
 import memory_nets
 
 from meshwright.capture.step import capture_step
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.fusionaware import FusionAware
 from meshwright.decide.memory.monet import Monet
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import Infeasible
-from meshwright.probe.kept_memory import kept_memory
-from meshwright.probe.measure import quiet_single_thread
-from meshwright.probe.step_costs import StepCosts, costs_file
-from meshwright.run.priced_step import priced_graphs
-from meshwright.run.step import StepRunner, measured_peak_bytes, runner_of, step_tensors
-from meshwright.step_graph import StepGraph, StepNode, StepStorage
+from meshwright.graph.step_graph import StepGraph, StepNode, StepStorage
+from meshwright.probe.costs.kept_memory import kept_memory
+from meshwright.probe.steps.costs import StepCosts, costs_file
+from meshwright.probe.steps.priced import priced_graphs
+from meshwright.run.calibrate.operators import quiet_single_thread
+from meshwright.run.steps.step import StepRunner, measured_peak_bytes, runner_of, step_tensors
 
 Row = dict[str, Any]
 # from the paper's repository (16 GB GPU), in GiB: the plain peak, parameters with their gradients, images, and (peak, overhead)

@@ -15,7 +15,7 @@ import machine
 import numpy as np
 
 from meshwright.decide.collective import CollectiveProblem, auto
-from meshwright.io.fabric_name import load_fabric
+from meshwright.io.fabric.name import load_fabric
 
 FABRICS = ("dgx1-v100:1", "dgx1-v100:2", "mi250:1", "mi250:2", "mi300x:1", "dgx-a100:2", "dragonfly:4")
 SIZES = (1 << 20, 1 << 26, 1 << 30)

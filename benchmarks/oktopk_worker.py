@@ -61,7 +61,7 @@ def payload_words(size_bytes: int, packets: int) -> float:
 
 def costs(reducer: Any, group: Any) -> dict[str, Any]:
     """Seconds of this rank's kernels, by key of the programs' ops, and of a round of small messages, all ranks at once: what predictions use."""
-    from meshwright.probe.sparse_prices import sparse_prices
+    from meshwright.probe.traffic.sparse_prices import sparse_prices
     from meshwright.run.sparse.protocol import AllGather, Protocol
 
     state = reducer.state

@@ -1,6 +1,7 @@
 """Do measured operator costs add up to a step? Sums of operators timed in place, and timed alone and hot, against eager execution.
 
-CPU time of one thread, one forward and backward pass. In place: `meshwright.probe.measure`. Alone and hot: every distinct call repeated by itself
+CPU time of one thread, one forward and backward pass. In place: `meshwright.run.calibrate.operators`. Alone and hot: every distinct call repeated by
+itself
 on its own operands, as kernel micro-benchmarks do. Rounds of the three alternate, so that a slow minute of the machine hits all alike.
 """
 
@@ -28,7 +29,7 @@ def eager(traced: Any) -> tuple[float, float]:
     """CPU seconds of one forward and one backward pass of the module itself."""
     import torch
 
-    from meshwright.probe.measure import quiet_single_thread
+    from meshwright.run.calibrate.operators import quiet_single_thread
 
     leaves = [p for p in traced.parameters.values() if p.requires_grad]
     forward, backward = [], []
@@ -51,8 +52,8 @@ def hot(traced: Any) -> tuple[float, float]:
     import torch
     from torch import fx
 
-    from meshwright.probe.measure import quiet_single_thread
-    from meshwright.probe.operator_times import call_key
+    from meshwright.run.calibrate.operator_times import call_key
+    from meshwright.run.calibrate.operators import quiet_single_thread
 
     known: dict[str, tuple[float, float]] = {}
     total_forward = total_backward = 0.0
@@ -103,7 +104,7 @@ def alone(target: Callable[..., Any], args: Any, kwargs: Any, torch: Any) -> tup
 
 def measure(model: str, loss: str, batch: int) -> dict[str, Any]:
     from meshwright.capture.forward import trace_forward
-    from meshwright.probe.measure import measure_graph, measured_total_s
+    from meshwright.run.calibrate.operators import measure_graph, measured_total_s
 
     traced = trace_forward(str(ROOT / "examples" / model), batch_size=batch, device="cpu", loss=loss)
     samples: dict[str, list[tuple[float, float]]] = {"eager": [], "place": [], "hot": []}
@@ -121,8 +122,8 @@ def measure(model: str, loss: str, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    from meshwright.probe.measure import dispatch_overhead
-    from meshwright.run.machine_use import MachineUseRecorder
+    from meshwright.run.calibrate.operators import dispatch_overhead
+    from meshwright.run.machine.use import MachineUseRecorder
 
     with MachineUseRecorder() as recorder:
         rows = [measure(*model) for model in MODELS]

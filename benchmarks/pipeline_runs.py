@@ -8,10 +8,8 @@ in the same processes and start together; figures are medians. Raw: benchmarks/r
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,22 +35,15 @@ CASES: dict[str, tuple[str, dict[str, Any], str, int, float]] = {
 
 
 # ---- one rank ----------------------------------------------------------------------------------------------------------
-def rank_main() -> None:
-    import torch
-    import torch.distributed as dist
-
+def ranked(seat: Any) -> list[dict[str, Any]]:
+    """A rank's runs, as `meshwright.run.ranks.worker` calls it."""
     from meshwright.run.pipeline.stages import precise_sleep
 
-    case = json.loads(os.environ["PIPELINE_CASE"])
-    torch.set_num_threads(1)
+    case = seat.options
     precise_sleep()
-    dist.init_process_group("gloo")
+    seat.join("cpu", 60.0).go()
     body = {"paced": paced, "chimera": chimera, "unpaced": unpaced}[case["kind"]]
-    found = [body({**case, **one}, dist.get_rank()) for one in case["runs"]]
-    if dist.get_rank() == 0:
-        print(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return [body({**case, **one}, seat.rank) for one in case["runs"]]
 
 
 def timed(bodies: dict[str, Any], steps: int) -> dict[str, list[float]]:
@@ -80,10 +71,10 @@ def our_walk(plan: Any, rank: int, given: Any = None) -> Any:
     import torch
     import torch.distributed as dist
 
-    from meshwright.drive_pipelines import problem_of_plan, schedule_of_plan
-    from meshwright.run.pipeline.rank import make_walk
-    from meshwright.run.pipeline.rehearse import pipeline_orders
-    from meshwright.run.transport import TaggedTransport
+    from meshwright.drive.pipeline.pipelines import problem_of_plan, schedule_of_plan
+    from meshwright.run.executor.transport import TaggedTransport
+    from meshwright.run.launch.pipeline_rank import make_walk
+    from meshwright.run.launch.rehearse import pipeline_orders
 
     orders, _ = pipeline_orders(plan, problem_of_plan(plan), schedule_of_plan(plan))
     return make_walk(plan, orders, rank, given, TaggedTransport(dist.group.WORLD), torch.device("cpu"))
@@ -95,9 +86,9 @@ def simulated(plan: Any, walk: Any, message_s: float) -> float:
 
     import torch.distributed as dist
 
-    from meshwright.drive_pipelines import problem_of_plan, schedule_of_plan
-    from meshwright.run.pipeline.rank import RankResult
-    from meshwright.run.pipeline.rehearse import measured_cost, pipeline_orders
+    from meshwright.drive.pipeline.pipelines import problem_of_plan, schedule_of_plan
+    from meshwright.run.launch.pipeline_rank import RankResult
+    from meshwright.run.launch.rehearse import measured_cost, pipeline_orders
 
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, walk.stages.measured())
@@ -119,7 +110,7 @@ def torch_order_plan(schedule: Any, problem: Any) -> Any:
     """PyTorch's own order of actions as a plan of ours: what differs is only how it is walked."""
     from meshwright.decide.pipeline import Action, Schedule
     from meshwright.decide.pipeline.orders import looped
-    from meshwright.drive_pipelines import plan_schedule
+    from meshwright.drive.pipeline.pipelines import plan_schedule
 
     def action(text: str) -> Action:
         at = next(i for i, c in enumerate(text) if c in "FIW")
@@ -168,9 +159,9 @@ def paced(case: dict[str, Any], rank: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from meshwright.drive_pipelines import plan_pipeline
-    from meshwright.run.pipeline.rank import message_time
-    from meshwright.run.transport import TaggedTransport
+    from meshwright.drive.pipeline.pipelines import plan_pipeline
+    from meshwright.run.executor.transport import TaggedTransport
+    from meshwright.run.launch.pipeline_rank import message_time
 
     ours, options, theirs, v, _ = CASES[case["case"]]
     n = case["microbatches"]
@@ -191,9 +182,9 @@ def chimera(case: dict[str, Any], rank: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from meshwright.drive_pipelines import plan_pipeline
-    from meshwright.run.pipeline.rank import message_time
-    from meshwright.run.transport import TaggedTransport
+    from meshwright.drive.pipeline.pipelines import plan_pipeline
+    from meshwright.run.executor.transport import TaggedTransport
+    from meshwright.run.launch.pipeline_rank import message_time
 
     shared = torch.tensor(message_time(TaggedTransport(dist.group.WORLD), rank, 1, torch.empty(1, WIDTH)), dtype=torch.float64)
     dist.all_reduce(shared, dist.ReduceOp.MAX)
@@ -211,8 +202,8 @@ def unpaced(case: dict[str, Any], rank: int) -> dict[str, Any]:
     import torch
 
     from meshwright.decide.pipeline import PipelineProblem
-    from meshwright.drive_pipelines import plan_pipeline
-    from meshwright.run.pipeline.rehearse import with_real_sizes
+    from meshwright.drive.pipeline.pipelines import plan_pipeline
+    from meshwright.run.launch.rehearse import with_real_sizes
     from meshwright.run.pipeline.stages import Given
 
     torch.manual_seed(1)
@@ -246,23 +237,14 @@ def unpaced(case: dict[str, Any], rank: int) -> dict[str, Any]:
 
 # ---- the whole run -----------------------------------------------------------------------------------------------------
 def launch(ranks: int, case: dict[str, Any]) -> list[dict[str, Any]]:
-    from meshwright.run.rendezvous import hosted_rendezvous
+    from meshwright.run.ranks.launcher import LocalRanks, scratch_folder
 
-    with hosted_rendezvous(ranks) as rendezvous:
-        env = {**os.environ, **rendezvous, "PIPELINE_CASE": json.dumps(case), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--rank"]
-        each = [{**env, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)]
-        started = [subprocess.Popen(command, env=mine, stdout=subprocess.PIPE, text=True) for mine in each]
-        try:
-            said = [p.communicate(timeout=600)[0] for p in started]
-        finally:
-            for p in started:
-                p.kill()
-                p.wait()
-    if any(p.returncode for p in started):
-        raise SystemExit(f"a rank failed in {case}")
-    found: list[dict[str, Any]] = json.loads(said[0].strip().splitlines()[-1])
-    return found
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with scratch_folder("pipeline-runs") as folder:
+        started = LocalRanks(ranks, folder, "pipeline_runs:ranked", case, limit_s=600, environment={"PYTHONPATH": path})
+        started.run()
+        found: list[dict[str, Any]] = started.results(list[dict[str, Any]])[0]
+        return found
 
 
 def compared(name: str, microbatches: int, raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -321,7 +303,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank_main()
-    else:
-        sys.exit(main())
+    sys.exit(main())

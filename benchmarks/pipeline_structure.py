@@ -13,13 +13,16 @@ from typing import Any
 import machine
 
 from meshwright.check import check_program
-from meshwright.check.certificate import check_bound
-from meshwright.decide.pipeline import ZB1P, ZB2P, ZBV, Chimera, OneFOneB, PipelineProblem, Search, VHalf, VMin
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.decide.pipeline import Chimera, OneFOneB, PipelineProblem
 from meshwright.decide.pipeline.bound import schedule_bound
 from meshwright.decide.pipeline.exact import counts_bound, exact_search
 from meshwright.decide.pipeline.judge import judge
 from meshwright.decide.pipeline.lower import fabric_of
 from meshwright.decide.pipeline.orders import in_flight_peaks, times
+from meshwright.decide.pipeline.search import Search
+from meshwright.decide.pipeline.vschedules import ZBV, VHalf, VMin
+from meshwright.decide.pipeline.zerobubble import ZB1P, ZB2P
 
 # (devices, micro-batches) -> cap in half-stage activations -> optimal slots, proved by constraint programming for F = I = W = 1 per half stage
 OPTIMA = {(4, 8): {8: 51, 6: 53, 5: 56, 4: 59, 3: 86}, (3, 6): {6: 38, 4: 41, 3: 52}, (4, 4): {8: 27, 5: 32, 4: 35}, (2, 4): {4: 25, 3: 27, 2: 33}}
@@ -55,14 +58,14 @@ def chimera_row(devices: int, pipes: int, mode: str, split: bool) -> dict[str, A
     }  # fmt: skip
 
 
-def v_rows(seconds: float) -> list[dict[str, Any]]:
+def v_rows(effort: int) -> list[dict[str, Any]]:
     """Every cap of the card's table: `zbv` with it, searched orders, the bound that is checked again, and what exact search proves."""
     rows = []
     for (p, n), caps in OPTIMA.items():
         problem = PipelineProblem.of(p, n, forward_s=2, activation_bytes=2, message_bytes=0)
         for cap, best in caps.items():
             listed = ZBV(cap=cap).plan(problem)
-            found = Search(placement="vee", cap=cap, seconds=seconds).plan(problem)
+            found = Search(placement="vee", cap=cap, effort=effort).plan(problem)
             bound = counts_bound(problem, found, cap_bytes=(cap,) * p) or schedule_bound(problem, found, cap_bytes=(cap,) * p)
             assert not check_bound(bound, fabric_of(problem)) and max(in_flight_peaks(found)) <= cap
             rows.append({
@@ -76,7 +79,7 @@ def v_rows(seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def proofs(seconds: float) -> list[dict[str, Any]]:
+def proofs(effort: int) -> list[dict[str, Any]]:
     """Exact search on placements of Chimera and 1F1B: (devices, micro-batches, backward, cap in activations)."""
     rows = []
     for strategy, d, n, backward, cap in (
@@ -85,7 +88,7 @@ def proofs(seconds: float) -> list[dict[str, Any]]:
     ):  # fmt: skip
         problem = PipelineProblem.of(d, n, forward_s=1, backward_s=backward, activation_bytes=1, message_bytes=0)
         published = strategy.plan(problem)
-        proof = exact_search(problem, published, cap_bytes=(cap,) * d, time_limit_s=seconds)
+        proof = exact_search(problem, published, cap_bytes=(cap,) * d, effort=effort)
         rows.append({
             "what": f"{published.name} D={d} N={n} B={backward}F cap={cap}", "value": times(problem, proof.schedule).makespan_s, "unit": "slots",
             "published": times(problem, published).makespan_s, "least": float(proof.least_s), "proved_optimal": proof.optimal,
@@ -96,15 +99,15 @@ def proofs(seconds: float) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most-depth", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of exact search per row")
+    parser.add_argument("--effort", type=int, default=300, help="of exact search per row, some 0.1 s each")
     args = parser.parse_args()
     most = args.most_depth
-    rows = v_rows(args.seconds) + proofs(args.seconds)
+    rows = v_rows(args.effort) + proofs(args.effort)
     for devices in range(2, most + 1, 2):
         for pipes in [f for f in range(1, devices // 2 + 1) if devices // 2 % f == 0]:
             for mode, split in (("concatenate", False), ("concatenate", True), ("double", False), ("halve", False)):
                 rows.append(chimera_row(devices, pipes, mode, split))
-    command = f"python benchmarks/pipeline_structure.py --most-depth {most} --seconds {args.seconds:g}"
+    command = f"python benchmarks/pipeline_structure.py --most-depth {most} --effort {args.effort}"
     print(json.dumps(machine.record("pipeline_structure", rows, command=command), indent=1, ensure_ascii=False))
 
 

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 def ring(ranks: int) -> Any:
     """All-reduce over `ranks` ranks: a sending and a receiving lane each, 2 (ranks - 1) steps per lane."""
-    from meshwright.program_builder import ProgramBuilder
+    from meshwright.program.builder import ProgramBuilder
 
     b = ProgramBuilder(ranks=ranks, name="ring all-reduce")
     data = [b.buffer(r, chunks=ranks, chunk_bytes=1 << 16, role="input") for r in range(ranks)]
@@ -39,8 +39,8 @@ def ring(ranks: int) -> Any:
 
 def pipeline(stages: int, microbatches: int) -> Any:
     """Forward and backward of every micro-batch on every stage, with buffers for activations and gradients."""
-    from meshwright.program import Role, Unit
-    from meshwright.program_builder import ProgramBuilder
+    from meshwright.program.builder import ProgramBuilder
+    from meshwright.program.program import Role, Unit
 
     b = ProgramBuilder(ranks=stages, name="pipeline")
     forward = [b.channel(s, s + 1, depth=4) for s in range(stages - 1)]
@@ -68,7 +68,7 @@ def noise(steps: int) -> Any:
     """Copies between random places of 500,000 buffers of random sizes, with random `after` edges."""
     import numpy as np
 
-    from meshwright.program import Buffers, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
+    from meshwright.program.program import Buffers, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
 
     rng = np.random.default_rng(0)
     buffers, n = steps // 2, steps
@@ -113,8 +113,8 @@ PROGRAMS = {"ring": lambda: ring(501), "pipeline": lambda: pipeline(64, 2630), "
 
 def write(name: str, folder: str) -> dict[str, Any]:
     """Build and write one plan, plain and gzipped."""
-    from meshwright.io.plan_file import program_hash, write_plan
-    from meshwright.plan import CycleEntry, Plan
+    from meshwright.io.plan.plan import program_hash, write_plan
+    from meshwright.plan.plan import CycleEntry, Plan
 
     program = PROGRAMS[name]()
     key = program_hash(program)
@@ -131,7 +131,7 @@ def write(name: str, folder: str) -> dict[str, Any]:
 
 def load(path: str) -> dict[str, Any]:
     """Load and validate in this process."""
-    from meshwright.io.plan_file import read_plan
+    from meshwright.io.plan.plan import read_plan
 
     before = time.process_time()
     steps = len(read_plan(path).main.steps)

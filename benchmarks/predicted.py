@@ -29,7 +29,7 @@ from executed import islands, links, star
 from lab_worker import measure
 
 from meshwright.cost import Cost, Transport
-from meshwright.fabric import Device, Fabric, Switch
+from meshwright.fabric.fabric import Device, Fabric, Switch
 
 KIB, MIB = 1 << 10, 1 << 20
 STRATEGIES = (
@@ -102,7 +102,7 @@ class Sweep:
 
     def run(self) -> bool:
         """Measure what is missing; False if time is up before all is there."""
-        from meshwright.io.fabric_document import fabric_document
+        from meshwright.io.fabric.document import fabric_document
         from meshwright.lab import Lab
 
         for name, strategies, path in self.batches():
@@ -132,8 +132,8 @@ class Predictor:
         self.walks: dict[tuple[str, str, int], Any] = {}
 
     def time_s(self, row: dict[str, Any], transport: Transport, loss: float) -> float:
-        from meshwright.io.fabric_document import fabric_from_document
-        from meshwright.io.plan_file import read_program
+        from meshwright.io.fabric.document import fabric_from_document
+        from meshwright.io.plan.plan import read_program
         from meshwright.run.group import predict
         from meshwright.simulate import simulate_program
 

@@ -23,10 +23,10 @@ import numpy as np
 from machine import record
 
 from meshwright.decide.collective.cloudcollectives.cost import CostMatrix, model_of
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_toml import read_fabric_toml
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.toml import read_fabric_toml
 from meshwright.lab import Lab
-from meshwright.run.machine_use import MachineUseRecorder
+from meshwright.run.machine.use import MachineUseRecorder
 
 HOSTS, PORT_Bps, TRUNK_Bps = 8, 50_000_000, 12_500_000  # 400 and 100 Mbit/s
 SIZE, ROUNDS, RANDOM = 6 << 20, 5, 10
@@ -92,7 +92,8 @@ def probe(lab: Lab, folder: Path) -> tuple[CostMatrix, list[int], dict[str, Any]
     token.chmod(0o600)
     agents = []
     for k in range(HOSTS):
-        command = [sys.executable, "-m", "meshwright.probe.rank_order_agent", "--host", lab.address(k), "--port", "7000", "--token-file", str(token)]
+        where = ["--host", lab.address(k), "--port", "7000", "--token-file", str(token)]
+        command = [sys.executable, "-m", "meshwright.probe.fabric.rank_order_agent", *where]
         agents.append(lab.popen(k, command, stdout=-1))
     for agent in agents:
         assert agent.stdout is not None and agent.stdout.readline()

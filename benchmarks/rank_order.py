@@ -16,8 +16,8 @@ from meshwright.decide.collective.classic.ring import Ring
 from meshwright.decide.collective.cloudcollectives.cost import CostMatrix, model_of
 from meshwright.decide.collective.cloudcollectives.strategy import CloudCollectives, order_ranks
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.io.fabric_name import load_fabric
-from meshwright.probe.rank_order import local_agents, probe
+from meshwright.io.fabric.name import load_fabric
+from meshwright.probe.fabric.rank_order import local_agents, probe
 
 SIZE = 64 << 20
 

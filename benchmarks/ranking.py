@@ -51,10 +51,11 @@ def tau_b(predicted: Sequence[float], measured: Sequence[float], tie: float) -> 
 def plans(lab: Any) -> list[tuple[str, Any]]:
     """Predicted before anything runs, by the way of `train plan --cost measured`."""
     from meshwright.capture.graph import capture
-    from meshwright.drive import plan_training
+    from meshwright.drive.training.training import plan_training
+    from meshwright.drive.training.wishes import LayoutWanted, StepPrices
     from meshwright.job import Training
-    from meshwright.probe.cost_name import load_cost
-    from meshwright.probe.node_prices import as_measured, measured_prices
+    from meshwright.probe.costs.name import load_cost
+    from meshwright.probe.costs.node_prices import as_measured, measured_prices
 
     job = Training(model=f"{ROOT / 'examples' / MODEL}", global_batch=BATCH)
     graph = capture(job.model, loss=job.loss, seed=job.seed)
@@ -63,7 +64,9 @@ def plans(lab: Any) -> list[tuple[str, Any]]:
     cost = load_cost("roofline", fabric)
     found = []
     for data, tensor, pipeline, micro in LAYOUTS:
-        plan = plan_training(job, fabric, cost, graph=graph, prices=prices, data=data, tensor=tensor, pipeline=pipeline, microbatch=micro)
+        plan = plan_training(
+            job, fabric, cost, graph=graph, wishes=(LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=micro), StepPrices(prices)),
+        )  # fmt: skip
         found.append((f"data {data} x tensor {tensor} x pipeline {pipeline}, micro-batch {micro}", plan))
     return found
 
@@ -77,9 +80,9 @@ def steps_of(lab: Any, plan: Path, out: Path, steps: int) -> list[float]:
 
 
 def main() -> None:
-    from meshwright.drive import write_plan
-    from meshwright.fabric import Device
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.drive.plans import write_plan
+    from meshwright.fabric.fabric import Device
+    from meshwright.io.fabric.name import load_fabric
     from meshwright.lab import Lab
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -24,16 +24,20 @@ POLICIES = ("none", "selective", "full")
 
 
 def one(model: str, policy: str, degrees: tuple[int, int, int], micro: int, batch: int, steps: int, pacing: str) -> dict[str, Any]:
-    from meshwright.compare_run import compare_run
-    from meshwright.drive import plan_training, read_fabric
+    from meshwright.compare.run import compare_run
+    from meshwright.drive.plans import read_fabric
+    from meshwright.drive.training.recompute import RecomputeWanted
+    from meshwright.drive.training.training import plan_training
+    from meshwright.drive.training.wishes import LayoutWanted
     from meshwright.job import Training
     from meshwright.report.compare import compare_document
-    from meshwright.run.train import RunRequest, train_run
+    from meshwright.run.launch.request import RunRequest
+    from meshwright.run.launch.train_run import train_run
 
     data, tensor, pipeline = degrees
     fabric = read_fabric(f"laptop:{data * tensor * pipeline}")
     job = Training(model=f"{ROOT / 'examples' / 'gpt.py'}:{model}", global_batch=batch)
-    plan = plan_training(job, fabric, data=data, tensor=tensor, pipeline=pipeline, microbatch=micro, recompute=policy)
+    plan = plan_training(job, fabric, wishes=(LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=micro), RecomputeWanted(policy)))
     assert plan.layout is not None
     with tempfile.TemporaryDirectory() as folder:
         train_run(plan, RunRequest(out=Path(folder) / "run", steps=steps, data="python-source", pacing=pacing))

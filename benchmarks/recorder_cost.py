@@ -17,8 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from meshwright.io.plan_file import read_plan
-from meshwright.run.train import RunRequest, train_run
+from meshwright.io.plan.plan import read_plan
+from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.train_run import train_run
 
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
@@ -36,7 +37,7 @@ def make_plan(folder: Path, model: str, batch: int) -> Any:
 
 def one_run(plan: Any, steps: int, *, spans: bool, profile: bool = False) -> dict[str, float]:
     """Medians over the run's steps; with `profile`, over the profiled ones."""
-    from meshwright.run.record import read_run
+    from meshwright.run.launch.reading import read_run
 
     with tempfile.TemporaryDirectory() as folder:
         request = RunRequest(

@@ -21,9 +21,9 @@ from typing import Any
 from machine import fresh, memory_high_water_bytes, record
 
 from meshwright.decide.collective import CollectiveProblem, collective_bound
-from meshwright.drive_replan import replan
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.drive.collective.replan import replan
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 
 GIB = 1 << 30
 # fabric, parts down, parts slow, limit of processor seconds, least share of the damaged fabric's bound that the plan reaches
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, list[str], dict[str, str], float, float]] = {
 
 
 def damaged_by_hand(fabric: Fabric, down: list[str], slow: dict[str, str]) -> Fabric:
-    """Written apart from `meshwright.fabric_edit`, to compare with."""
+    """Written apart from `meshwright.fabric.edit`, to compare with."""
     gone = set(down)
     links = [x for x in fabric.links if x.src not in gone and x.dst not in gone]
     for name, factor in slow.items():
@@ -53,7 +53,7 @@ def measure(case: str) -> dict[str, Any]:
     for parts in (["box1/nic2"], ["box1/gpu2", "box1/nic2"]):
         replan(CollectiveProblem.on(load_fabric("dgx-h100:3"), "all-gather", GIB), parts, {})
     start = time.process_time()
-    problem = CollectiveProblem.on(load_fabric(spec), "all-gather", GIB, time_limit_s=900)
+    problem = CollectiveProblem.on(load_fabric(spec), "all-gather", GIB, effort_s=900)
     found = replan(problem, down, {name: Fraction(x) for name, x in slow.items()})
     cpu_s = time.process_time() - start
     exact = collective_bound(CollectiveProblem.on(damaged_by_hand(problem.fabric, down, slow), "all-gather", GIB)).exact

@@ -35,10 +35,10 @@ def content(stages: int, microbatches: int, name: str = "") -> Any:
     import msgspec
 
     from meshwright.cost import Cost, Priced, Transport
-    from meshwright.fabric import Device, Fabric, Link
-    from meshwright.io.fabric_document import fabric_document
-    from meshwright.plan import CycleEntry, Plan
-    from meshwright.program_hash import program_hash
+    from meshwright.fabric.fabric import Device, Fabric, Link
+    from meshwright.io.fabric.document import fabric_document
+    from meshwright.plan.plan import CycleEntry, Plan
+    from meshwright.program.hash import program_hash
     from meshwright.report.page.gather import gather
 
     program = pipeline(stages, microbatches)

@@ -21,14 +21,14 @@ import megatron_step
 import numpy as np
 
 from meshwright.cost import Cost, Priced
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder
-from meshwright.program_fold import expand
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.fold import expand
+from meshwright.program.program import Program
 from meshwright.simulate import compile_network, simulate_folded, simulate_program
 from meshwright.simulate.engine import run
 from meshwright.simulate.tables import link_tables, make_state, program_tables
-from meshwright.simulate.twin import simulate_twin
+from meshwright.testing.engine_twin import simulate_twin
 
 MESSAGE_BYTES = (100_000, 200_000, 300_000, 400_000, 500_000)
 

@@ -24,7 +24,7 @@ from meshwright.arena import ArenaProblem, intervals_problem, rows
 from meshwright.check.arena import check_arena
 from meshwright.decide.memory.static import FirstFit, StaticMemory, conflicts, heaviest_antichain, lifetimes
 from meshwright.errors import Infeasible
-from meshwright.io.minimalloc_csv import read_buffers_csv
+from meshwright.io.plan.minimalloc_csv import read_buffers_csv
 
 CAPACITY = 1_048_576
 
@@ -97,7 +97,7 @@ def run_rows(runs: int) -> list[dict[str, object]]:
     from torch import nn
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from meshwright.run.arena import arena_graph
+    from meshwright.run.executor.arena import arena_graph
 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10))
@@ -124,8 +124,8 @@ def step_rows(net: str, loss: str) -> Iterator[dict[str, object]]:
     import torch
 
     from meshwright.capture.step import capture_step
-    from meshwright.run.arena import arena_graph
-    from meshwright.run.step import step_tensors
+    from meshwright.run.executor.arena import arena_graph
+    from meshwright.run.steps.step import step_tensors
 
     torch.manual_seed(0)
     module, inputs = getattr(memory_nets, net)()

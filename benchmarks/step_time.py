@@ -38,15 +38,18 @@ PAIRS = (
 
 
 def one(model: str, loss: str, ranks: int, data: int, tensor: int, pipeline: int, micro: int, batch: int, steps: int, pacing: str) -> dict[str, Any]:
-    from meshwright.compare_run import compare_run
-    from meshwright.drive import plan_training, read_fabric
+    from meshwright.compare.run import compare_run
+    from meshwright.drive.plans import read_fabric
+    from meshwright.drive.training.training import plan_training
+    from meshwright.drive.training.wishes import LayoutWanted
     from meshwright.job import Training
     from meshwright.report.compare import compare_document
-    from meshwright.run.train import RunRequest, train_run
+    from meshwright.run.launch.request import RunRequest
+    from meshwright.run.launch.train_run import train_run
 
     fabric = read_fabric(f"laptop:{ranks}")
     job = Training(model=str(ROOT / "examples" / model), loss=loss, global_batch=batch)
-    plan = plan_training(job, fabric, data=data, tensor=tensor, pipeline=pipeline, microbatch=micro)
+    plan = plan_training(job, fabric, wishes=(LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=micro),))
     with tempfile.TemporaryDirectory() as folder:
         source = "python-source" if model.startswith("gpt") else "synthetic"
         train_run(plan, RunRequest(out=Path(folder) / "run", steps=steps, data=source, pacing=pacing))

@@ -23,13 +23,13 @@ import machine
 import numpy as np
 
 from meshwright.check import check_program
-from meshwright.decide.collective import CollectiveProblem, collective_bound, default_candidates, name_of
+from meshwright.decide.collective import CollectiveProblem, collective_bound, default_candidates
 from meshwright.decide.collective.taccl.classes import Limits, routed
 from meshwright.decide.collective.taccl.strategy import Taccl, _Planner
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import worked_s
 from meshwright.sketch import sketch_of
 
@@ -69,7 +69,7 @@ def fifteen(fabric: Fabric) -> Fabric:
 
 def routing_row(boxes: int, op: str, chunkup: int, size_bytes: int, limit_s: float) -> dict[str, Any]:
     """Stage 1 alone: greedy routes, then the integer program until it is proven."""
-    problem = CollectiveProblem.on(load_fabric(f"ndv2:{boxes}?sketch=1"), op, size_bytes, time_limit_s=300)
+    problem = CollectiveProblem.on(load_fabric(f"ndv2:{boxes}?sketch=1"), op, size_bytes, effort_s=300)
     sketch = sketch_of(f"ndv2-sk-1:{boxes}")
     start = time.process_time()
     planner = _Planner(problem, Taccl(sketch=sketch, chunkup=chunkup))
@@ -116,7 +116,7 @@ def sweep_rows(op: str) -> list[dict[str, Any]]:
     first, again = [], []
     seen = set()
     for exponent in range(10, 31):
-        problem = CollectiveProblem.on(fabric, op, 1 << exponent, time_limit_s=5.0)
+        problem = CollectiveProblem.on(fabric, op, 1 << exponent, effort_s=5.0)
         start = time.process_time()
         Taccl().plan(problem, rng=np.random.default_rng(0))
         spent_s = time.process_time() - start
@@ -136,12 +136,12 @@ def published_rows(fabric: Fabric, op: str, place: int, peer: str) -> list[dict[
     ranks = len(fabric.devices)
     size_bytes = SIZES[place] // 16 * ranks  # the published blocks are sixteenths; they need not be whole words
     element = 1 if SIZES[place] // 16 % 4 or (op == "all-to-all" and size_bytes // ranks % 4) else 4
-    problem = CollectiveProblem.on(fabric, op, size_bytes, time_limit_s=60, element_bytes=element)
+    problem = CollectiveProblem.on(fabric, op, size_bytes, effort_s=60, element_bytes=element)
     times: dict[str, float] = {}
     refused: dict[str, str] = {}
     bound_us = float(collective_bound(problem)) * 1e6
-    for strategy in default_candidates():
-        name = name_of(strategy)
+    for strategy in default_candidates(problem):
+        name = strategy.label
         try:
             plan = strategy.plan(problem, rng=np.random.default_rng(0))
             assert check_program(plan.program).ok

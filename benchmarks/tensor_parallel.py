@@ -32,7 +32,7 @@ def measure(pool: Any, name: str, degrees: tuple[int, int, int], *, sequence: bo
     from tensor_rig import plan_case, predicted_sends, run_case, serial_step
 
     from meshwright.decide.layout.tensor_shares import TensorOptions
-    from meshwright.run.sharding import take_part
+    from meshwright.run.tensor.sharding import take_part
 
     case = plan_case(name, degrees, options=TensorOptions(sequence=sequence))
     lay = case.layout
@@ -64,8 +64,8 @@ def kept(pool: Any, name: str, tensor: int) -> dict[str, Any]:
     from tensor_rig import plan_case
 
     from meshwright.decide.layout.tensor_shares import TensorOptions
-    from meshwright.lowering_kept import kept_values
-    from meshwright.plan_shards import local_values
+    from meshwright.lower.kept import kept_values
+    from meshwright.plan.shards import local_values
 
     row: dict[str, Any] = {"model": name, "tensor": tensor}
     for wanted in (False, True):

@@ -27,8 +27,8 @@ CASES = ("chrome", "perfetto", "chrome with links", "perfetto with links", "chak
 
 def exchange(steps: int) -> tuple[Any, Any, np.ndarray]:
     """Every rank sends to the next and receives from the one before, over and over: (program, fabric, durations)."""
-    from meshwright.io.fabric_name import load_fabric
-    from meshwright.program_builder import ProgramBuilder
+    from meshwright.io.fabric.name import load_fabric
+    from meshwright.program.builder import ProgramBuilder
 
     b = ProgramBuilder(ranks=RANKS, name="exchange")
     buffers = [b.buffer(rank, chunks=2, chunk_bytes=4096) for rank in range(RANKS)]
@@ -54,7 +54,7 @@ def measure(case: str, steps: int) -> dict[str, Any]:
         return chakra(program, durations_s)
     devices = [d.name for d in fabric.devices]
     timeline = simulate_program(program, fabric, devices, durations_s=durations_s, transfers="links" in case)
-    from meshwright.io.trace import trace_bytes
+    from meshwright.io.trace.write import trace_bytes
 
     before = peak_bytes()
     start = time.process_time()
@@ -76,9 +76,9 @@ def measure(case: str, steps: int) -> dict[str, Any]:
 
 
 def chakra(program: Any, durations_s: np.ndarray) -> dict[str, Any]:
-    from meshwright.from_chakra import from_chakra
-    from meshwright.io.chakra_et import chakra_bytes, parse_chakra
-    from meshwright.to_chakra import to_chakra
+    from meshwright.interop.from_chakra import from_chakra
+    from meshwright.interop.to_chakra import to_chakra
+    from meshwright.io.chakra.et import chakra_bytes, parse_chakra
 
     start = time.process_time()
     traces = to_chakra(program, durations_s)

@@ -103,7 +103,7 @@ def worker(case: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from meshwright.capture.modules import capture_modules
-    from meshwright.io.module_tree_file import write_module_tree
+    from meshwright.io.trace.module_tree import write_module_tree
 
     rank, world, folder = int(os.environ["RANK"]), case["world"], Path(case["folder"])
     torch.set_num_threads(1)
@@ -186,7 +186,7 @@ def worker(case: dict[str, Any]) -> None:
 def profiled_case(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     import socket
 
-    from meshwright.breakdown_run import breakdown_of
+    from meshwright.compare.breakdown import breakdown_of
 
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -236,8 +236,8 @@ def plan_for_mesh(folder: Path, seed: int) -> Path:
 
 def run_in_lab(plan_path: Path, out: Path, slow: tuple[int, int] | None) -> Any:
     """The breakdown of a run on the mesh with one slow direction, or none."""
-    from meshwright.breakdown_run import breakdown_of
-    from meshwright.io.fabric_toml import parse_fabric_toml
+    from meshwright.compare.breakdown import breakdown_of
+    from meshwright.io.fabric.toml import parse_fabric_toml
     from meshwright.lab import Lab
 
     with Lab.up(parse_fabric_toml(mesh(slow, "200Mbit/s", "20Mbit/s"))) as lab:
@@ -247,8 +247,8 @@ def run_in_lab(plan_path: Path, out: Path, slow: tuple[int, int] | None) -> Any:
 
 
 def link_case(case: dict[str, Any], folder: Path, plan_path: Path, plain_s: float) -> dict[str, Any]:
-    from meshwright.io.plan_file import read_plan
-    from meshwright.program_calls import inline
+    from meshwright.io.plan.plan import read_plan
+    from meshwright.program.calls import inline
 
     plan = read_plan(plan_path)
     program = inline(plan.main, plan.programs).program

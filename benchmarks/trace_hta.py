@@ -64,7 +64,7 @@ def theirs(python: str, files: list[Path], last: bool, repeat: int, *, exact: bo
 def ours(files: list[Path], last: bool, repeat: int) -> dict[str, Any]:
     from meshwright.bottleneck.device import DeviceTimes, device_times
     from meshwright.io.each_file import each_file
-    from meshwright.io.trace_read import read_trace
+    from meshwright.io.trace.read import read_trace
 
     def times(_: int, path: Path) -> DeviceTimes | None:
         return device_times(read_trace(path), last_step=last)
@@ -80,7 +80,7 @@ def ours(files: list[Path], last: bool, repeat: int) -> dict[str, Any]:
 
 def whole(files: list[Path]) -> float:
     """Seconds of the whole breakdown, critical path and causes included."""
-    from meshwright.breakdown_run import breakdown_of
+    from meshwright.compare.breakdown import breakdown_of
 
     start = time.perf_counter()
     breakdown_of(files)

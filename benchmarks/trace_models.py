@@ -172,7 +172,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def train(name: str, folder: Path, rank: int, world: int) -> None:
     from meshwright.capture.modules import capture_modules
-    from meshwright.io.module_tree_file import write_module_tree
+    from meshwright.io.trace.module_tree import write_module_tree
 
     torch.set_num_threads(1)
     model, inputs, target = build(name)

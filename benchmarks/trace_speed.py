@@ -30,7 +30,7 @@ def make(folder: Path, events: int) -> int:
     from trace_models import build
 
     from meshwright.capture.modules import capture_modules
-    from meshwright.io.module_tree_file import write_module_tree
+    from meshwright.io.trace.module_tree import write_module_tree
 
     torch.set_num_threads(1)
     model, inputs, target = build("cnn")
@@ -75,9 +75,9 @@ def measured(step: str, folder: Path) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     if step == "annotate":
         from meshwright.annotate import annotate
-        from meshwright.io.module_tree_file import read_module_tree
-        from meshwright.io.trace_annotated import write_annotated
-        from meshwright.io.trace_read import read_trace
+        from meshwright.io.trace.annotated import write_annotated
+        from meshwright.io.trace.module_tree import read_module_tree
+        from meshwright.io.trace.read import read_trace
 
         trace = read_trace(folder / "trace.json")
         read_s = time.perf_counter() - start

@@ -28,10 +28,10 @@ from trace_models import BACKWARD, FORWARD, NAMES, OWNER, run
 from meshwright.annotate import Annotation, Evidence, Stage, annotate
 from meshwright.annotate.segments import segments
 from meshwright.annotate.slices import around
-from meshwright.io.module_tree_file import read_module_tree
-from meshwright.io.trace_read import read_trace
-from meshwright.module_tree import MODULE_SPAN, ModuleTree
-from meshwright.trace import Trace
+from meshwright.io.trace.module_tree import read_module_tree
+from meshwright.io.trace.read import read_trace
+from meshwright.trace.module_tree import MODULE_SPAN, ModuleTree
+from meshwright.trace.trace import Trace
 
 LIMITS = {"spans": 0.995, "captured": 0.98, "tree": 0.90}
 CNN_TREE_LIMIT = 0.95

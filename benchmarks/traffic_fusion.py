@@ -20,8 +20,8 @@ import numpy as np
 
 from meshwright.check.traffic import check_traffic, replayed_ns
 from meshwright.decide.traffic import NAMES, Cupcake, TrafficProblem
-from meshwright.drive_traffic import plan_traffic
-from meshwright.testing_traffic import traffic_profile
+from meshwright.drive.traffic import plan_traffic
+from meshwright.testing.traffic import traffic_profile
 from meshwright.traffic import TrafficProfile
 
 LIMIT_S = 5.0

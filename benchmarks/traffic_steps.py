@@ -7,7 +7,7 @@ rounds, nothing recorded.
 Eight gloo ranks on two cores, one shaped link each; 88 tensors of 1.06 million parameters in all, in some settings of 2.1 or 4.2 million, where fixed
 costs of messages weigh less. The backward is paced (real operators, then a sleep per
 layer) not at all, and so that it is as long as the exchange of all gradients by TopK 1 %. Of every rate and pace there are two parts. The first fits
-the cost model to steps of this model (`probe/traffic_steps.py`), plans, runs every plan, and fits again with its steps; both predictions are kept.
+the cost model to steps of this model (`probe/traffic/steps.py`), plans, runs every plan, and fits again with its steps; both predictions are kept.
 The second has all rivals in turn, in the same processes, several rounds of five steps of which the first two are not counted (they find the caches
 full of the others' models); a step lasts as long as at its slowest rank. Torch's PowerSGD compresses from its third step on, in one bucket: it waits
 for collectives in callbacks of gloo's two threads, so two buckets at once block each other for ever.
@@ -44,7 +44,7 @@ BEGAN = time.monotonic()
 
 
 def star(rate_Mbit: int) -> Any:
-    from meshwright.fabric import Device, Fabric, Link, Switch
+    from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 
     rate_Bps = (rate_Mbit or FAST_MBIT) * 125_000
     devices = tuple(Device(name=f"n{i}", kind="cpu") for i in range(RANKS))
@@ -105,9 +105,9 @@ def fitted(paced: bool) -> dict[str, Any]:
     import msgspec
 
     from meshwright.decide.traffic import TrafficProblem, timeline
-    from meshwright.drive_traffic import plan_traffic
-    from meshwright.probe.traffic_settled import settled_plan
-    from meshwright.probe.traffic_steps import measure_traffic
+    from meshwright.drive.traffic import plan_traffic
+    from meshwright.probe.traffic.settled import settled_plan
+    from meshwright.probe.traffic.steps import measure_traffic
 
     pace_s = 0.0
     if paced:
@@ -150,7 +150,7 @@ def fitted(paced: bool) -> dict[str, Any]:
 
 def others(planned: Any) -> dict[str, Any]:
     """No codec, and TopK in fixed groups, by the profile of the planned TopK."""
-    from meshwright.drive_traffic import plan_traffic
+    from meshwright.drive.traffic import plan_traffic
 
     profile, known = planned.profile, (planned.bound, planned.uncompressed)
     fixed = {f"{TOPK} {way}": plan_traffic(profile, strategy=way, codecs=[TOPK], bounds=known) for way in ("ddp-buckets", "layer-wise")}
@@ -169,7 +169,7 @@ def from_first(make: Any) -> Any:
 def pace() -> float:
     """Seconds per layer with which the backward lasts as long as the exchange of all gradients by TopK."""
     from meshwright.decide.traffic import groups_of
-    from meshwright.probe.traffic_steps import StepProbe
+    from meshwright.probe.traffic.steps import StepProbe
 
     probe = StepProbe(*step_of(0.0), [TOPK], repeats=1, deadline_s=300.0, nonfinite="refuse")
     probe.run(groups_of([len(probe.tensors)], TOPK), 5)

@@ -20,7 +20,7 @@ EXCUSED = ("no elements", "operator and type", "one rank", "below", "the built-i
 
 
 def main() -> None:
-    from meshwright.io.fabric_toml import fabric_toml
+    from meshwright.io.fabric.toml import fabric_toml
     from meshwright.lab import Lab
 
     found: list[dict[str, Any]] = []

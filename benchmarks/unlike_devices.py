@@ -28,10 +28,12 @@ SHARES, PORT_MBIT = (0.5, 0.5, 0.25, 0.25), 500
 
 def plans(lab: Any, degrees: Sequence[tuple[int | None, ...]]) -> list[tuple[str, dict[bool, Any]]]:
     from meshwright.capture.graph import capture
-    from meshwright.drive import plan_training
+    from meshwright.drive.training.division import DivisionWanted
+    from meshwright.drive.training.training import plan_training
+    from meshwright.drive.training.wishes import LayoutWanted, StepPrices
     from meshwright.job import Training
-    from meshwright.probe.cost_name import load_cost
-    from meshwright.probe.node_prices import as_measured, measured_prices
+    from meshwright.probe.costs.name import load_cost
+    from meshwright.probe.costs.node_prices import as_measured, measured_prices
 
     job = Training(model=f"{ROOT / 'examples' / MODEL}", global_batch=BATCH)
     graph = capture(job.model, loss=job.loss, seed=job.seed)
@@ -42,14 +44,16 @@ def plans(lab: Any, degrees: Sequence[tuple[int | None, ...]]) -> list[tuple[str
     for data, tensor, pipeline in degrees:
         what = f"data {data} x tensor {tensor} x pipeline {pipeline}" if data else "degrees left open"
         fixed = {"data": data, "tensor": tensor, "pipeline": pipeline}
-        pair = {by_speed: plan_training(job, fabric, cost, graph=graph, prices=prices, divide=by_speed, **fixed) for by_speed in (True, False)}
+        pair = {by_speed: plan_training(
+            job, fabric, cost, graph=graph, wishes=(LayoutWanted(**fixed), StepPrices(prices), DivisionWanted(by_speed)),
+        ) for by_speed in (True, False)}  # fmt: skip
         found.append((what, pair))
     return found
 
 
 def main() -> None:
-    from meshwright.drive import write_plan
-    from meshwright.io.fabric_name import load_fabric
+    from meshwright.drive.plans import write_plan
+    from meshwright.io.fabric.name import load_fabric
     from meshwright.lab import Lab
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -7,10 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+import compiled_once
+import warm_interpreters
 
 # "ci": the same examples in every run, no time limit per example (two cores, other load). "soak": fresh ones, many.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -23,6 +27,23 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
 # No test reads what an earlier run kept, nor leaves anything where users keep caches.
 os.environ["MESHWRIGHT_CACHE"] = "0"
 faulthandler.enable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    warm_interpreters.install()
+    if hasattr(config, "workerinput"):  # one of several
+        compiled_once.install()
+
+
+def pytest_unconfigure() -> None:
+    warm_interpreters.remove()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one."""
+    with warm_interpreters.real_interpreters() if item.get_closest_marker("interpreter") else nullcontext():
+        return (yield)
 
 
 def children() -> dict[int, str]:
@@ -46,13 +67,14 @@ def children() -> dict[int, str]:
 def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves child processes; they get two seconds to end by themselves and are ended then.
 
-    multiprocessing's resource tracker lives as long as the interpreter and is not the test's.
+    multiprocessing's resource tracker and the server of warm interpreters live as long as the interpreter and are not the test's.
     """
     before = children()
     yield
     deadline = time.monotonic() + 2
     while True:
-        left = {pid: command for pid, command in children().items() if pid not in before and "resource_tracker" not in command}
+        ours = {*before, warm_interpreters.server_pid()}
+        left = {pid: command for pid, command in children().items() if pid not in ours and "resource_tracker" not in command}
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.02)

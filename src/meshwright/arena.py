@@ -122,7 +122,8 @@ def intervals_problem(
 @dataclass(frozen=True, kw_only=True)
 class ArenaPlan:
     """`offset_bytes[t]` in an arena of `arena_bytes`. `clique`: storages that are in use together in some interleaving, or of which no two may ever
-    share a byte: no arena is smaller than their aligned sizes, `bound_bytes`. `tried`: height reached by each way."""
+    share a byte: no arena is smaller than their aligned sizes, `bound_bytes`. `tried`: height reached by each way.
+    `cut`: the clock ended the search after so many ways of so many."""
 
     strategy: str
     offset_bytes: I64
@@ -132,3 +133,4 @@ class ArenaPlan:
     tried: tuple[tuple[str, int], ...] = ()
     optimal: bool = False
     notes: tuple[str, ...] = field(default=())
+    cut: tuple[int, int] | None = None

@@ -1,6 +1,6 @@
 """A lower bound and the certificate that lets anyone check it again.
 
-Certificates are data. `meshwright.check.certificate` re-verifies each kind from the definition, in exact rationals, without
+Certificates are data. `meshwright.check.bounds.certificate` re-verifies each kind from the definition, in exact rationals, without
 the code that produced it.
 """
 

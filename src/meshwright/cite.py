@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Cite"]
+__all__ = ["FOLKLORE", "Cite"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,5 +19,8 @@ class Cite:
 
     def line(self) -> str:
         """One readable line: `Authors. Title. Venue, year. doi`."""
-        parts = [self.authors, self.title, f"{self.venue}, {self.year}", self.doi or self.url]
+        parts = [self.authors, self.title, f"{self.venue}, {self.year}" if self.year else "", self.doi or self.url]
         return ". ".join(p for p in parts if p)
+
+
+FOLKLORE = Cite(key="folklore", title="common practice, no publication that we know", year=0, venue="")

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from .fabric import Device, Fabric
-from .graph import Work
+from .fabric.fabric import Device, Fabric
+from .graph.graph import Work
 
 __all__ = ["Cost", "Evidence", "Priced", "Transport", "assumed_cost"]
 

@@ -1,4 +1,4 @@
-"""Work that may wait for a pipeline's idle time: items of a cycle of steps. Read from files by `io.fill_file`, made by `decide.pipeline.fill_work`.
+"""Work that may wait for a pipeline's idle time: items of a cycle of steps. Read from files by `io.plan.fill`, made by `decide.pipeline.fill_work`.
 
 Times are seconds on the rank that does the work. Items of one cycle come from its first step (step 0), or are there from `ready_step` on; the next
 cycle brings the same items again.

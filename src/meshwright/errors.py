@@ -3,7 +3,8 @@
 MeshwrightError
 ├── UsageError            exit 2   a wrong flag, name, size; nothing was tried
 │   ├── UnknownName                a preset, model, strategy, dtype that does not exist
-│   └── MissingExtra               an optional package (torch, pyarrow, ...) is not installed
+│   ├── MissingExtra               an optional package (torch, pyarrow, ...) is not installed
+│   └── StrategyNotLoaded          an installed package brings a strategy that cannot be loaded, or a name that is taken
 ├── FormatError           exit 1   a file from outside does not say what its schema demands
 ├── CaptureError          exit 1   a module cannot be captured; names the operator and where
 ├── Unsupported           exit 2   a strategy refuses a problem rather than answer it wrongly
@@ -67,6 +68,10 @@ class MissingExtra(UsageError):
             hint=f"pip install 'meshwright[{extra}]'",
             data={"package": package, "extra": extra},
         )
+
+
+class StrategyNotLoaded(UsageError):
+    code = "strategy-not-loaded"
 
 
 class FormatError(MeshwrightError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .cost import Cost, Evidence
 from .errors import UsageError
-from .program import Kind, Program
+from .program.program import Kind, Program
 from .timeline import Timeline
 
 __all__ = ["EVIDENCE_CODES", "evidence_of_timeline", "evidence_shares", "step_evidence", "weakest"]

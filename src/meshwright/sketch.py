@@ -1,6 +1,6 @@
 """A communication sketch: what a designer tells a planner about a cluster of alike boxes before it searches.
 
-The fields are those of TACCL's public sketch files (Shah et al., NSDI 2023, section 3); files are read by `meshwright.io.taccl_sketch`.
+The fields are those of TACCL's public sketch files (Shah et al., NSDI 2023, section 3); files are read by `meshwright.io.msccl.taccl_sketch`.
 GPU numbers are local to a box; rank `box · gpus_per_box + local` where symmetry offsets speak of ranks.
 """
 

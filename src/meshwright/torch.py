@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import MeshwrightError, PlanMismatch, RunError, UsageError
-from .fabric import Fabric
+from .fabric.fabric import Fabric
 from .run.group.engine import Engine
 from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
@@ -82,7 +82,7 @@ def _fabric(settings: Settings) -> Fabric | None:
         return None
     if settings.fabric == PROBE:
         return _probed
-    from .drive import read_fabric
+    from .drive.plans import read_fabric
 
     return read_fabric(settings.fabric)
 
@@ -116,10 +116,10 @@ def probe(*, budget_s: float | None = None, tolerance: float | None = None, save
     Raises: CheckFailed when no fabric explains what was measured (names the transfer), RunError, what `probe_group` raises.
     """
     global _probed
-    from .io.fabric_toml import fabric_toml
-    from .probe.fabric_campaign import BUDGET_S
-    from .probe.fabric_infer import TOLERANCE
-    from .probe.fabric_job import probe_group
+    from .io.fabric.toml import fabric_toml
+    from .probe.fabric.campaign import BUDGET_S
+    from .probe.fabric.infer import TOLERANCE
+    from .probe.fabric.job import probe_group
 
     plain = dist.new_group(backend="gloo")
     try:
@@ -146,10 +146,10 @@ def _probe_for(ranks: tuple[int, ...]) -> None:
 def memory_budget(*, budget_bytes: int | None = None, share: float | None = None) -> contextlib.AbstractContextManager[Any]:
     """While it lasts, what `torch.compile` compiles keeps within the budget: bytes of one compiled graph, or a share (0 to 1) of its plain peak.
 
-    Yields the partitioner; its `made` lists what was cut, with the predicted peak (see `meshwright.run.partitioner`).
+    Yields the partitioner; its `made` lists what was cut, with the predicted peak (see `meshwright.run.steps.partitioner`).
     Raises: UsageError for a wrong budget; while compiling, Infeasible below the least peak found.
     """
-    from .run.partitioner import memory_budget as budget  # imports Inductor
+    from .run.steps.partitioner import memory_budget as budget  # imports Inductor
 
     return budget(budget_bytes=budget_bytes, share=share)
 
@@ -160,7 +160,7 @@ def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, no
     `state.state_dict()` and `load_state_dict` belong into checkpoints: they hold what was not sent yet. See `meshwright.run.traffic.ddp`.
     Raises: UsageError (no such file), FormatError, CheckFailed (a changed file), PlanMismatch (other model, ranks, or plans differ), Unsupported.
     """
-    from .drive_traffic import load_traffic_plan
+    from .drive.traffic import load_traffic_plan
     from .run.traffic import PlannedTraffic
 
     return PlannedTraffic(ddp, load_traffic_plan(plan), deadline_s=deadline_s, nonfinite=nonfinite)
@@ -175,12 +175,12 @@ def measured_traffic(
     `step` runs forward and backward once, without the optimizer; it is called some dozens of times on all ranks. The plan is run, too, and the costs
     fitted again with its steps, before it is taken. Gradients are left to DDP where no plan is at least 5 % faster than what it takes by itself.
     `save`: rank 0 writes the plan there, for `planned_traffic`.
-    Raises: what `probe.traffic_steps.measure_traffic` and `drive_traffic.plan_traffic` raise, RunError on the other ranks when rank 0 could not plan.
+    Raises: what `probe.traffic.steps.measure_traffic` and `drive.traffic.plan_traffic` raise, RunError on the other ranks when rank 0 could not plan.
     """
-    from .io.traffic_file import write_traffic_plan
-    from .probe.first_rank import first_rank_bytes
-    from .probe.traffic_settled import settled_plan
-    from .probe.traffic_steps import measure_traffic
+    from .io.plan.traffic import write_traffic_plan
+    from .probe.fabric.first_rank import first_rank_bytes
+    from .probe.traffic.settled import settled_plan
+    from .probe.traffic.steps import measure_traffic
 
     found, plan = settled_plan(measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite))
     failed: MeshwrightError | None = None

@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass, field
 
-from meshwright.io.trace_read import read_trace
-from meshwright.module_tree import CapturedOperator, ModuleNode, ModuleTree
+from meshwright.io.trace.read import read_trace
+from meshwright.trace.module_tree import CapturedOperator, ModuleNode, ModuleTree
 
 
 def tree(*modules, operators=()):

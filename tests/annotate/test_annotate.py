@@ -10,7 +10,7 @@ from made_traces import Made, found, tree
 
 from meshwright.annotate import Evidence, Stage, annotate
 from meshwright.annotate.ranges import ranges
-from meshwright.io.trace_read import read_trace
+from meshwright.io.trace.read import read_trace
 
 MODULES = [("", "Net"), ("conv", "Conv2d"), ("norm", "BatchNorm2d"), ("relu", "ReLU"), ("head", "Linear")]
 FORWARD = ["aten::conv2d", "aten::batch_norm", "aten::relu", "aten::add", "aten::linear"]

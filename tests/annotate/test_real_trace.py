@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.annotate import Evidence, Stage, annotate
 from meshwright.capture.modules import capture_modules, module_spans
-from meshwright.io.trace_read import read_trace
-from meshwright.module_tree import MODULE_SPAN, ModuleTree
+from meshwright.io.trace.read import read_trace
+from meshwright.trace.module_tree import MODULE_SPAN, ModuleTree
 
 
 class Net(nn.Module):
@@ -132,6 +132,7 @@ def test_modules_that_are_called_again_with_the_tree_alone(tmp_path, frozen):
         assert wrong == []
 
 
+@pytest.mark.interpreter
 def test_annotating_with_a_model_prints_nothing_of_torchs_own(recorded, tmp_path):
     """The profiler that captures the model's operators announces itself, unless it is told not to before torch is loaded."""
     path, _ = recorded

@@ -15,7 +15,7 @@ from meshwright.bottleneck.lanes import Kind
 from meshwright.bottleneck.table import COLUMNS
 from meshwright.cli.frame import main
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.trace_read import read_trace
+from meshwright.io.trace.read import read_trace
 
 
 def broken_down(folder, settings):

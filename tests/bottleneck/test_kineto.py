@@ -9,8 +9,8 @@ from kineto_format import as_kineto
 
 from meshwright.annotate import Evidence, Stage, annotate
 from meshwright.bottleneck.device import device_times
-from meshwright.breakdown_run import breakdown_of
-from meshwright.io.trace_read import read_trace
+from meshwright.compare.breakdown import breakdown_of
+from meshwright.io.trace.read import read_trace
 
 SETTINGS = Settings(ranks=2, steps=3, layers=4, slow_rank=(1, 1.8), seed=3)
 

@@ -13,15 +13,16 @@ import pytest
 
 from meshwright.bottleneck.breakdown import break_down
 from meshwright.bottleneck.lanes import Kind
-from meshwright.breakdown_run import plain_steps, run_views
 from meshwright.cli.frame import main
-from meshwright.compare_run import compare_run
+from meshwright.compare.breakdown import plain_steps, run_views
+from meshwright.compare.run import compare_run
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.plan_file import write_plan
-from meshwright.plan import Prediction
-from meshwright.run.record import read_run, run_plan
-from meshwright.run.recording import RankRecording, plan_identity
-from meshwright.run.train import RunRequest, train_run
+from meshwright.io.plan.plan import write_plan
+from meshwright.plan.plan import Prediction
+from meshwright.run.launch.reading import read_run, run_plan
+from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.train_run import train_run
+from meshwright.run.recording.recording import RankRecording, plan_identity
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "run"))
 from rig import make_plan

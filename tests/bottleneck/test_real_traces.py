@@ -12,10 +12,10 @@ from torch import nn
 from meshwright.bottleneck.breakdown import break_down
 from meshwright.bottleneck.from_trace import rank_view
 from meshwright.bottleneck.lanes import Kind, Stage
-from meshwright.breakdown_run import breakdown_of
 from meshwright.capture.modules import capture_modules
-from meshwright.io.module_tree_file import write_module_tree
-from meshwright.io.trace_read import read_trace
+from meshwright.compare.breakdown import breakdown_of
+from meshwright.io.trace.module_tree import write_module_tree
+from meshwright.io.trace.read import read_trace
 
 
 class Layer(nn.Module):

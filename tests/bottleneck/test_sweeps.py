@@ -15,7 +15,7 @@ from meshwright.bottleneck.device import device_times
 from meshwright.bottleneck.from_trace import rank_view
 from meshwright.bottleneck.lanes import Kind
 from meshwright.bottleneck.tiles import flattened, overlap_ns, tiles, union_ns
-from meshwright.io.trace_read import read_trace
+from meshwright.io.trace.read import read_trace
 
 NAMES = {GEMM: "kernel", COPY: "kernel", ALL_REDUCE: "kernel", "Memcpy HtoD (Pageable -> Device)": "gpu_memcpy", "Memset (Device)": "gpu_memset"}
 slices = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 90)), max_size=25)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.capture.forward import TracedForward, trace_forward
 from meshwright.capture.graph import capture
-from meshwright.graph import OpGraph
+from meshwright.graph.graph import OpGraph
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ODD = Path(__file__).with_name("odd_models.py")

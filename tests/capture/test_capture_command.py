@@ -9,7 +9,7 @@ import pytest
 from capture_nets import EXAMPLES, ODD, graph_of
 
 from meshwright.cli.frame import main
-from meshwright.io.graph_file import read_graph
+from meshwright.io.model.graph import read_graph
 
 
 def test_a_graph_is_written_and_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from capture_nets import EXAMPLES, ODD, real_flops, real_saved_bytes
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
 from meshwright.errors import CaptureError, UnknownName, Unsupported, UsageError
-from meshwright.graph import OpGraph, Work
-from meshwright.graph_liveness import peak_bytes, segment_workspace
-from meshwright.graph_scale import at_batch
+from meshwright.graph.graph import OpGraph, Work
+from meshwright.graph.liveness import peak_bytes, segment_workspace
+from meshwright.graph.scale import at_batch
 
 
 def total(graph: OpGraph) -> Work:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from meshwright.capture.flops import attention_backward_flops, attention_flops, flops_of, is_causal, lacks_formula
 from meshwright.capture.torch_private import DispatchRecorder
 from meshwright.capture.work import work_of
-from meshwright.graph import Work
+from meshwright.graph.graph import Work
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from capture_nets import EXAMPLES, NETS, ODD, graph_of, real, real_flops, real_p
 
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
-from meshwright.graph import Work
-from meshwright.graph_liveness import Liveness, peak_bytes
-from meshwright.graph_scale import at_batch
+from meshwright.graph.graph import Work
+from meshwright.graph.liveness import Liveness, peak_bytes
+from meshwright.graph.scale import at_batch
 
 every_net = pytest.mark.parametrize("net", NETS)
 
@@ -176,6 +176,7 @@ def test_one_capture_at_two_places_gives_equal_graphs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.interpreter
 def test_gpt3_175b_is_captured_in_a_gigabyte() -> None:
     code = (
         "from meshwright.capture.graph import capture\n"

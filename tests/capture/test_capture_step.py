@@ -11,7 +11,7 @@ from torch import fx, nn
 from meshwright.capture.step import CapturedStep, capture_step, step_graph_of
 from meshwright.capture.torch_private import storage_key
 from meshwright.capture.work import tensors_in
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import CaptureError, Unsupported
 

@@ -152,6 +152,7 @@ def test_losses_that_are_no_loss(function: str, loss: str, says: str) -> None:
         Objective(source.module, loss)(*inputs)
 
 
+@pytest.mark.interpreter
 def test_without_torch_the_error_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -8,7 +8,7 @@ from torch import nn
 
 from meshwright.capture.step import CapturedStep, capture_step
 from meshwright.decide.memory.step import keep_everything
-from meshwright.run.step import runner_of, step_tensors
+from meshwright.run.steps.step import runner_of, step_tensors
 
 CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "plain": (nn.Conv2d(4, 6, 3, padding=1), (2, 4, 9, 9)),

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from meshwright.program import Contract, Kind, Part, Program, Step
+from meshwright.program.program import Contract, Kind, Part, Program, Step
 
 PRIME = (1 << 61) - 1
 

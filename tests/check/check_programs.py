@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.plan import Segment, Stage, TrainingLayout, ValueInfo
-from meshwright.program import Contract, Program, Role, Unit
-from meshwright.program_builder import LaneBuilder, ProgramBuilder, StepRef
+from meshwright.plan.plan import Segment, Stage, TrainingLayout, ValueInfo
+from meshwright.program.builder import LaneBuilder, ProgramBuilder, StepRef
+from meshwright.program.program import Contract, Program, Role, Unit
 
 
 def ring_all_reduce(n: int, *, repeat: int = 1, depth: int = 2, chunk_bytes: int = 4) -> Program:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder, StepRef
+from meshwright.program.builder import ProgramBuilder, StepRef
+from meshwright.program.program import Program
 
 
 def random_program(seed: int, *, max_repeat: int = 4, max_messages: int = 7, windows: bool = False, persistent: bool = False) -> Program:

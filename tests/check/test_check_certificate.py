@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.bound import Bound, Certificate
-from meshwright.check.certificate import check_bound
+from meshwright.check.bounds.certificate import check_bound
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, collective_bound
 from meshwright.decide.collective.problem import SHARDED
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.testing import fabrics
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.testing.fabrics import fabrics
 
 
 def island(n: int = 4, **switch: bool) -> Fabric:
@@ -179,6 +179,73 @@ def test_a_lie_in_lengths_is_named(changes: dict[str, Any], words: str) -> None:
     assert check_bound(msgspec.structs.replace(bound(METRIC), value="3"), island()) == []  # 6 pairs of 100 bytes over 2 links of 100 B/s
     found = check_bound(bound(METRIC | changes), island())
     assert len(found) == 1 and found[0].status == "wrong" and words in found[0].message, found
+
+
+LENGTHS = [["d0", "s", 3], *([f"d{i}", "s", 1] for i in (1, 2, 3)), *(["s", f"d{i}", 1] for i in range(4))]  # offer 1000 a second
+PACKED = {"devices": ["d0", "d1", "d2", "d3"], "demand": "all-reduce", "size_bytes": 400}
+
+
+def packed(value: str, lengths: list[list[Any]] = LENGTHS, **group: Any) -> Bound:
+    data = {"lengths": lengths, "groups": [PACKED | group]}
+    return Bound(quantity="time", value=value, unit="s", certificate=Certificate(kind="packing", data=data))
+
+
+@pytest.mark.parametrize(
+    ("group", "seconds"),
+    [
+        ({}, "24/5"),  # two trees of three edges, each the cheaper way round: 2
+        ({"demand": "all-gather"}, "13/5"),  # to leave d0 costs 4, then 2 per further rank: 8 for its part, 6 for each other
+        ({"demand": "reduce-scatter"}, "3"),  # to reach d0: 6, any other: 8
+        ({"demand": "broadcast", "root": "d0"}, "16/5"),
+        ({"demand": "reduce", "root": "d0"}, "12/5"),
+        ({"demand": "scatter", "root": "d0"}, "6/5"),
+        ({"demand": "gather", "root": "d0"}, "3/5"),
+        ({"demand": "scatter", "root": "d0", "shard_bytes": [400, 0, 0, 0]}, "0"),
+        ({"demand": "all-to-all"}, "3"),
+        ({"demand": "permute", "peers": ["d1", "d0", "", ""]}, "12/5"),
+    ],
+)
+def test_what_a_packing_proves(group: dict[str, Any], seconds: str) -> None:
+    """By hand: d0's link into the switch is three long, all others one."""
+    assert check_bound(packed(seconds, **group), island()) == []
+    assert check_bound(packed("7", **group), island())[0].status == "wrong"
+
+
+def test_a_packing_merges_switches_that_copy() -> None:
+    assert check_bound(packed("6/5", demand="broadcast", root="d1", hosts={"s": "d1"}), island(multicast=True)) == []  # three edges of 1
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"demand": "gossip"}, "no rule for 'gossip'"),
+        ({"demand": "permute", "peers": ["d1", "d0"]}, "a permutation needs a peer for every rank"),
+        ({"devices": ["d0"]}, "two or more different devices"),
+        ({"devices": ["d0", "d0"]}, "two or more different devices"),
+        ({"devices": ["d0", "s"]}, "two or more different devices"),
+        ({"size_bytes": -1}, "a negative size"),
+        ({"shard_bytes": [100, 100, 100]}, "the shards do not add up"),
+        ({"shard_bytes": [100, 100, 100, 101]}, "the shards do not add up"),
+        ({"shard_bytes": [-100, 200, 200, 100]}, "the shards do not add up"),
+        ({"hosts": {"x": "d0"}}, "hosts must merge switches with ranks"),
+        ({"hosts": {"s": "d9"}}, "hosts must merge switches with ranks"),
+    ],
+)
+def test_a_lie_in_a_packing_is_named(group: dict[str, Any], words: str) -> None:
+    found = check_bound(packed("1", **group), island())
+    assert len(found) == 1 and found[0].status == "wrong" and words in found[0].message, found
+
+
+def test_other_lies_in_a_packing() -> None:
+    assert "is merged with no rank" in check_bound(packed("1"), island(aggregate=True))[0].message
+    assert "no link has a length" in check_bound(packed("1", lengths=[]), island())[0].message
+    assert "stated twice" in check_bound(packed("1", lengths=[*LENGTHS, LENGTHS[0]]), island())[0].message
+    assert "has no link d0 -> d1" in check_bound(packed("1", lengths=[["d0", "d1", 1]]), island())[0].message
+    none = Bound(quantity="time", value="1", unit="s", certificate=Certificate(kind="packing", data={"lengths": LENGTHS, "groups": []}))
+    assert "no collective is named" in check_bound(none, island())[0].message
+    plain = island()
+    one_way = replace(plain, links=tuple(x for x in plain.links if x.dst != "d2"))
+    assert "no path from d0 to d2" in check_bound(packed("1", lengths=LENGTHS[:4]), one_way)[0].message
 
 
 LATENCY = {"from": "d0", "to": "d2", "latency_s": "5/2000", "demand": "all-gather", "ranks": 4, "devices": ["d0", "d1", "d2", "d3"], "root": ""}

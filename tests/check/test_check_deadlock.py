@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program, smallest_depth
-from meshwright.check.deadlock import find_cycle
-from meshwright.check.order import topological
-from meshwright.check.wellformed import check_wellformed
+from meshwright.check.program.deadlock import find_cycle
+from meshwright.check.program.order import topological
+from meshwright.check.program.wellformed import check_wellformed
 from meshwright.errors import Deadlock
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder, StepRef
+from meshwright.program.builder import ProgramBuilder, StepRef
+from meshwright.program.program import Program
 
 
 def finishes(p: Program, seed: int) -> bool:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program, whole
-from meshwright.check.folded import check_folded
+from meshwright.check.folded.program import check_folded
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.errors import FormatError, Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program import Part, Program
-from meshwright.program_fold import expand
-from meshwright.program_fold_find import fold
-from meshwright.program_fold_part import Lifted, part
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.fold import expand
+from meshwright.program.fold_find import fold
+from meshwright.program.fold_part import Lifted, part
+from meshwright.program.program import Part, Program
 
 OPS = ("all-gather", "reduce-scatter", "all-reduce")
 

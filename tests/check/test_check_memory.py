@@ -10,11 +10,11 @@ from check_interpreter import Machine
 from check_programs import Training, training_layout
 
 from meshwright.check import worst_order_memory
-from meshwright.check.memory import _Flow, check_memory, order_peak, worst_order_peaks
-from meshwright.fabric import Device, Fabric
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder, StepRef
-from meshwright.program_calls import inline
+from meshwright.check.program.memory import _Flow, check_memory, order_peak, worst_order_peaks
+from meshwright.fabric.fabric import Device, Fabric
+from meshwright.program.builder import ProgramBuilder, StepRef
+from meshwright.program.calls import inline
+from meshwright.program.program import Program
 
 
 def random_lives(seed: int) -> Program:
@@ -244,5 +244,6 @@ def test_too_little_memory_names_rank_device_and_what_is_largest() -> None:
     found = check_memory(p, worst_order_memory(p), fabric, ("d0", "d1"))
     assert [(f.witness["rank"], f.witness["limit_bytes"], f.witness["need_bytes"]) for f in found] == [(0, 50, 60), (1, 100, 200)]
     assert found[1].witness["largest"] == ["weights1"] and found[0].status == "wrong"
+    assert check_memory(p, worst_order_memory(p), fabric, ("d0", "d1", "a device without a rank")) == found
     roomy = Fabric(name="unknown", devices=tuple(Device(name=f"d{k}") for k in range(2)))
     assert check_memory(p, worst_order_memory(p), roomy, ("d0", "d1")) == []

@@ -22,10 +22,10 @@ from check_programs import (
 )
 
 from meshwright.check import Verdict, check_program
-from meshwright.mutate import OPERATORS, mutants, mutate
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder
-from meshwright.program_calls import inline
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.calls import inline
+from meshwright.program.program import Program
+from meshwright.testing.mutate import OPERATORS, mutants, mutate
 
 REPLAYS = 25
 COLLECTIVES: dict[str, Callable[[], Program]] = {

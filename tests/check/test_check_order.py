@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from check_random_programs import random_program
 
-from meshwright.check import order as order_module
-from meshwright.check.deadlock import find_cycle
-from meshwright.check.order import Addresses, Order, messages
+from meshwright.check.program import order as order_module
+from meshwright.check.program.deadlock import find_cycle
+from meshwright.check.program.order import Addresses, Order, messages
 from meshwright.errors import TimeLimit
-from meshwright.program_builder import ProgramBuilder
+from meshwright.program.builder import ProgramBuilder
 
 
 def pairs_and_truth(order: Order) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,14 +12,14 @@ from check_programs import Training, ring_all_reduce, training_layout, windowed_
 
 from meshwright.bound import Bound, Certificate
 from meshwright.check import check_plan, check_program, whole
-from meshwright.check.links import channel_links, check_links, link_time
+from meshwright.check.program.links import channel_links, check_links, link_time
 from meshwright.check.whole import check_layout
 from meshwright.errors import CheckFailed
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_document import fabric_document
-from meshwright.plan import CycleEntry, Plan, Prediction, Segment, TrainingLayout
-from meshwright.program import Fold, FoldAxis, Program
-from meshwright.program_builder import ProgramBuilder
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.document import fabric_document
+from meshwright.plan.plan import CycleEntry, Plan, Prediction, Segment, TrainingLayout
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Fold, FoldAxis, Program
 
 replace_struct = msgspec.structs.replace
 
@@ -108,6 +108,16 @@ def test_calls_from_two_lanes_of_a_rank_need_an_order() -> None:
         assert verdict.ok is ordered
         if not ordered:
             assert "call on one communicator in no defined order" in verdict.findings[0].message
+
+
+def test_of_many_calls_without_an_order_eight_are_named() -> None:
+    b = ProgramBuilder(ranks=2)
+    comm = b.comm("dp", [0, 1])
+    for _ in range(10):
+        for r in range(2):
+            b.lane(r).call(b.call(comm, "ring2", [(0, b.buffer(r, chunks=2, chunk_bytes=4), 0)]))
+    found = check_program(b.build(), programs={"ring2": ring_all_reduce(2)}).findings
+    assert len([f for f in found if "in no defined order" in f.message]) == 8
 
 
 def test_a_plan_without_values_to_prove_says_so() -> None:

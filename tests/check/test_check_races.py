@@ -10,11 +10,11 @@ from check_programs import windowed_reduce
 from check_random_programs import random_program
 
 from meshwright.check import check_program
-from meshwright.check.deadlock import find_cycle
-from meshwright.check.order import Order
-from meshwright.check.races import check_races, turns_needed
-from meshwright.program import Part, Program
-from meshwright.program_builder import ProgramBuilder
+from meshwright.check.program.deadlock import find_cycle
+from meshwright.check.program.order import Order
+from meshwright.check.program.races import check_races, turns_needed
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Part, Program
 
 
 def explored_races(p: Program, turns: int) -> set[tuple[int, int]]:

@@ -8,14 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright import drive
 from meshwright.capture.graph import capture
 from meshwright.check import check_plan
-from meshwright.check.recompute import check_recompute, operands_of
-from meshwright.check.training import check_training
+from meshwright.check.training.recompute import check_recompute, operands_of
+from meshwright.check.training.step import check_training
+from meshwright.drive import plans as drive
+from meshwright.drive.training.recompute import RecomputeWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.job import Training
-from meshwright.plan import Plan, Recompute, TrainingLayout
-from meshwright.program_calls import inline
+from meshwright.plan.plan import Plan, Recompute, TrainingLayout
+from meshwright.program.calls import inline
 
 MODEL = str(Path(__file__).parent.parent.parent / "examples" / "gpt.py:tiny")
 replace = msgspec.structs.replace
@@ -25,7 +28,7 @@ replace = msgspec.structs.replace
 def plan(tensor: int = 1) -> Plan:
     job = Training(model=MODEL, global_batch=8)
     degrees = {"data": 1, "tensor": tensor, "pipeline": 2 // tensor, "microbatch": 2}
-    return drive.plan_training(job, drive.read_fabric("laptop:2"), graph=capture(MODEL), recompute="full", **degrees)
+    return plan_training(job, drive.read_fabric("laptop:2"), graph=capture(MODEL), wishes=(LayoutWanted(**degrees), RecomputeWanted("full")))
 
 
 def layout_of(tensor: int = 1) -> TrainingLayout:

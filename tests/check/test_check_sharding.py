@@ -9,15 +9,18 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from meshwright import drive
 from meshwright.capture.graph import capture
-from meshwright.check.training import check_training
+from meshwright.check.training.step import check_training
 from meshwright.check.whole import check_layout
-from meshwright.drive_sharding import ShardingWanted
+from meshwright.drive import plans as drive
+from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.sharding import ShardingWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.job import Training
-from meshwright.plan import GradientBucket, TrainingLayout
-from meshwright.program import Csr, Program
-from meshwright.program_calls import inline
+from meshwright.plan.plan import GradientBucket, TrainingLayout
+from meshwright.program.calls import inline
+from meshwright.program.program import Csr, Program
 
 MODEL = "tests/run/tensor_models.py:even"
 LEVELS = (1, 2, 3)
@@ -26,9 +29,9 @@ replace = msgspec.structs.replace
 
 @functools.cache
 def step(level: int) -> tuple[TrainingLayout, Program]:
-    plan = drive.plan_training(
-        Training(model=MODEL, global_batch=4), drive.read_fabric("laptop:2"), graph=capture(MODEL), collective="ring", data=2, microbatch=1,
-        sharding=ShardingWanted(level=level, overlap=True, bucket_bytes=1500), unchecked=True,
+    plan = plan_training(
+        Training(model=MODEL, global_batch=4), drive.read_fabric("laptop:2"), graph=capture(MODEL),
+        wishes=(LayoutWanted(data=2, microbatch=1), CollectivesWanted("ring"), ShardingWanted(level=level, overlap=True, bucket_bytes=1500)),
     )  # fmt: skip
     assert plan.layout is not None
     return plan.layout, inline(plan.main, plan.programs).program

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.check import staging
-from meshwright.check.order import Order
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder
+from meshwright.check.program import staging
+from meshwright.check.program.order import Order
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Program
 
 
 def by_definition(p: Program, order: Order) -> list[int]:

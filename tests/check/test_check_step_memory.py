@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.step import dropped_at_last_use, finished, keep_everything
 from meshwright.errors import CheckFailed, UsageError
+from meshwright.graph.step_graph import Alternative, StepAction, StepGraph, StepNode, StepPlan, StepStorage
 from meshwright.simulate.step_memory import simulate_step
-from meshwright.step_graph import Alternative, StepAction, StepGraph, StepNode, StepPlan, StepStorage
-from meshwright.testing_steps import random_runs, random_step_graph
+from meshwright.testing.steps import random_runs, random_step_graph
 
 replace = msgspec.structs.replace
 

@@ -10,15 +10,15 @@ from check_interpreter import collective_is_right
 from check_programs import Training, direct_exchange, ring_all_gather, ring_all_reduce, training_layout, tree_all_reduce, two_groups
 
 from meshwright.check import check_program
-from meshwright.check import values as values_module
-from meshwright.check.training import check_training
-from meshwright.check.values import check_collective
+from meshwright.check.program import values as values_module
+from meshwright.check.program.values import check_collective
+from meshwright.check.training.step import check_training
 from meshwright.errors import Unsupported
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.mutate import _edge_list, _edges, _rearranged
-from meshwright.program import Contract, Program
-from meshwright.program_builder import ProgramBuilder
-from meshwright.program_calls import inline
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.calls import inline
+from meshwright.program.program import Contract, Program
+from meshwright.testing.mutate import _edge_list, _edges, _rearranged
 
 
 def claim(p: Program, **changes: object) -> Program:
@@ -282,6 +282,30 @@ def sparse_exchange(*, forget: bool = False, name: str = "accumulate", reads: in
 def test_contributions_are_followed_whatever_their_size() -> None:
     assert check_program(sparse_exchange().build()).ok
     found = check_collective(sparse_exchange(forget=True).build())
+    assert {tuple(f.witness["missing_ranks"]) for f in found} == {(0,), (1,)}
+
+
+def added_in_place(accumulate: bool) -> ProgramBuilder:
+    """Two ranks copy their input to their output and add the other's input to it with an op that adds to what it writes."""
+    b = ProgramBuilder(ranks=2, name="in place")
+    channels, ends = [b.channel(0, 1), b.channel(1, 0)], []
+    for r in range(2):
+        x = b.buffer(r, chunks=2, chunk_bytes=4, role="input", name=f"x{r}")
+        y = b.buffer(r, chunks=2, chunk_bytes=4, role="output", name=f"y{r}")
+        came = b.buffer(r, chunks=2, chunk_bytes=4, name=f"came{r}")
+        work, out, into = b.lane(r, unit=0), b.lane(r), b.lane(r)
+        work.compute(b.op("encode", reads=[(x, 0, 2)], writes=[(y, 0, 2)]))
+        out.transfer(send=channels[r], src=(x, 0), count=2)
+        got = into.transfer(recv=channels[1 - r], dst=(came, 0), count=2, store=True)
+        work.compute(b.op("decode", reads=[(came, 0, 2)], writes=[(y, 0, 2)], accumulate=accumulate), after=[got])
+        ends.append(((x, 0, 2), (y, 0, 2)))
+    b.contract = Contract(op="all-reduce", inputs=tuple(x for x, _ in ends), outputs=tuple(y for _, y in ends))
+    return b
+
+
+def test_an_op_that_accumulates_adds_to_what_it_writes() -> None:
+    assert check_collective(added_in_place(True).build()) == []
+    found = check_collective(added_in_place(False).build())
     assert {tuple(f.witness["missing_ranks"]) for f in found} == {(0,), (1,)}
 
 

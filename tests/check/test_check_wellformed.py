@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program
+from meshwright.check.program.wellformed import check_wellformed
 from meshwright.check.verdict import Verdict
-from meshwright.check.wellformed import check_wellformed
 from meshwright.errors import CheckFailed
-from meshwright.program import Contract, Part, Program
-from meshwright.program_builder import ProgramBuilder
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Contract, Part, Program
 
 
 def base() -> tuple[ProgramBuilder, list[int], int]:

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from meshwright.bound import Bound, Certificate
-from meshwright.check.certificate import check_bound
-from meshwright.check.pipeline import pipeline_time
-from meshwright.decide.pipeline import ZBV, Chimera, OneFOneB, PipelineProblem
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.check.bounds.pipeline import pipeline_time
+from meshwright.decide.pipeline import Chimera, OneFOneB, PipelineProblem
 from meshwright.decide.pipeline.bound import any_bound, schedule_bound
 from meshwright.decide.pipeline.lower import fabric_of
+from meshwright.decide.pipeline.vschedules import ZBV
 
 of = PipelineProblem.of
 

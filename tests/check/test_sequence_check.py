@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from rig import graph_of
 from tensor_rig import MODELS, lowered_step, recomputed
 
-from meshwright.check.training import check_training
+from meshwright.check.training.step import check_training
 from meshwright.check.whole import check_layout
 from meshwright.decide.layout.tensor_shares import TensorOptions
-from meshwright.lowering_sequence import SequenceParts
-from meshwright.program import Csr, Kind, Part
+from meshwright.lower.sequence import SequenceParts
+from meshwright.program.program import Csr, Kind, Part
 
 change = msgspec.structs.replace
 NAME, DEGREES = "pooled", (1, 3, 1)

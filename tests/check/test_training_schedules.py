@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.capture.graph import capture
 from meshwright.check import check_program
-from meshwright.check.training import check_training
+from meshwright.check.training.step import check_training
 from meshwright.check.whole import check_layout
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, Ring
@@ -24,20 +24,20 @@ from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive_collectives import bindable
-from meshwright.drive_pipelines import make_strategy
-from meshwright.drive_schedules import actions_of, scheduled
+from meshwright.drive.collective.callee import bindable
+from meshwright.drive.pipeline.pipelines import make_strategy
+from meshwright.drive.training.schedules import actions_of, scheduled
 from meshwright.errors import Unsupported
-from meshwright.layout_pipeline import on_schedule
-from meshwright.layout_recompute import LayoutRegions
-from meshwright.lowering import lower_training
-from meshwright.lowering_compressed import unsupported_layout
-from meshwright.plan import SegmentStep
-from meshwright.probe.transport import laptop_shape
-from meshwright.program import Kind
-from meshwright.program_calls import inline
-from meshwright.program_hash import program_hash
-from meshwright.step_graph import StepGraph, StepPlan
+from meshwright.graph.step_graph import StepGraph, StepPlan
+from meshwright.lower.compressed import unsupported_layout
+from meshwright.lower.training import lower_training
+from meshwright.plan.on_schedule import on_schedule
+from meshwright.plan.plan import SegmentStep
+from meshwright.plan.recompute import LayoutRegions
+from meshwright.program.calls import inline
+from meshwright.program.hash import program_hash
+from meshwright.program.program import Kind
+from meshwright.run.calibrate.transport import laptop_shape
 
 MODEL = "tests/run/schedule_models.py:net"
 QUICK = {"tries": 20}
@@ -177,7 +177,7 @@ def test_copies_must_sum_their_gradients():
 
 def lower_without_sums(layout, orders):
     """The step with every copy keeping its own gradients."""
-    from meshwright import lowering_data
+    from meshwright.lower import data as lowering_data
 
     sums = lowering_data.DataParallel._reduce
     lowering_data.DataParallel._reduce = lambda *_: None

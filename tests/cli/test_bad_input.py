@@ -8,12 +8,12 @@ import pytest
 
 from meshwright.check import check_program
 from meshwright.cli import main
-from meshwright.decide.collective import OPERATIONS, STRATEGIES, CollectiveProblem, collective_bound, name_of
+from meshwright.decide.collective import OPERATIONS, STRATEGIES, CollectiveProblem, collective_bound
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric, select_devices
-from meshwright.io.fabric_toml import fabric_toml
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric, select_devices
+from meshwright.io.fabric.toml import fabric_toml
 
 MB = 10**6
 JUNK = bytes(range(128, 256)) * 20
@@ -172,7 +172,7 @@ def test_problems_that_are_none(capsys, words, code, part):
     [
         ("plan all-gather --seed -1", "2^63 - 1"), (f"plan all-gather --seed {2**70}", "2^63 - 1"), ("plan all-gather --time-limit nan", "above 0"),
         ("plan all-gather --time-limit 0", "above 0"), ("plan all-gather --pieces 0", ">= 1"), ("plan all-gather --pieces 1000000000", "at most"),
-        ("plan all-gather --trees x", ">= 1"), ("plan all-gather --strategy nope", "strategies: ring"),
+        ("plan all-gather --trees x", ">= 1"), ("plan all-gather --strategy nope", "there are: ring"),
         ("plan all-gather --out nowhere/p.json", "nowhere"),
         ("plan nothing", "no collective 'nothing'"), ("replan all-gather", "nothing is down"), ("replan all-gather --without 0 --seed -1", "2^63"),
         ("replan broadcast --without 0", "the root island0/cpu0 is gone"), ("replan all-gather --without 0,1,2", "1 device is left"),
@@ -266,7 +266,7 @@ def test_every_strategy_is_right_or_refuses(name):
             problem = CollectiveProblem.on(fabric, op, size, time_limit_s=5, **more)
             bound_s = float(collective_bound(problem).exact)
             for kind in STRATEGIES:
-                if name_of(kind()) == "taccl" and (n > 5 or size > 4):
+                if kind.name == "taccl" and (n > 5 or size > 4):
                     continue  # minutes in all; tests/decide/collective/test_taccl.py has them
                 try:
                     plan = kind().plan(problem, rng=np.random.default_rng(0))

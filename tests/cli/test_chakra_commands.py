@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.frame import main
-from meshwright.io.chakra_et import read_chakra_set
-from meshwright.io.plan_file import read_plan
+from meshwright.io.chakra.et import read_chakra_set
+from meshwright.io.plan.plan import read_plan
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.io.fabric_name import load_fabric
+from meshwright.io.fabric.name import load_fabric
 
 DATA = Path(__file__).parents[1] / "data" / "topology"
 FILES = {  # file -> devices of one server

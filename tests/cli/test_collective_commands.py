@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.frame import main
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.io.fabric_toml import fabric_toml
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.io.fabric.toml import fabric_toml
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -62,7 +62,7 @@ def test_plan_names_the_winner_the_bound_and_the_rest(capsys: pytest.CaptureFixt
     code, again, _ = run(capsys, *words)
     assert code == 0 and "forestcoll" in again and "above)" in again and "ring" in again
 
-    from meshwright.drive import check, read_plan
+    from meshwright.drive.plans import check, read_plan
 
     plan = read_plan(out_file)
     check(plan)

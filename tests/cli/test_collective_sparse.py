@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cli.frame import main
 from meshwright.cost import Cost, Priced
-from meshwright.io.cost_file import write_cost
+from meshwright.io.costs.table import write_cost
 
 FABRIC = ["collective", "sparse", "--fabric", "star:4?link=12.5MB/s"]
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cli import main
-from meshwright.io.fabric_name import load_fabric
-from meshwright.presets import PRESETS
+from meshwright.fabric.presets import PRESETS
+from meshwright.io.fabric.name import load_fabric
 
 
 def run(capsys, *argv, code=0):

@@ -13,6 +13,7 @@ from meshwright import __version__, errors
 from meshwright.cli import frame, main
 from meshwright.cli.commands import COMMANDS, NOUNS
 from meshwright.cli.frame import Result
+from meshwright.kernels.effort import Cut
 
 
 @pytest.fixture
@@ -109,6 +110,18 @@ def test_text_or_document(capsys, command):
         assert json.loads(captured.out) == DOCUMENT and captured.err == ""
 
 
+def test_a_search_that_the_clock_cut_says_so_everywhere(capsys, command):
+    command(lambda args: Result(DOCUMENT, "text", cut=Cut(3, 25)))
+    assert main(["fabric", "tryout"]) == 5
+    captured = capsys.readouterr()
+    assert captured.out == "text\ntime limit: looked at 3 of 25\n"
+    assert captured.err == "error: time limit: looked at 3 of 25; this is the best so far\nhint: raise the time limit\n"
+    assert main(["fabric", "tryout", "--json"]) == 5
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {**DOCUMENT, "cut": {"looked": 3, "of": 25}}
+    assert json.loads(captured.err)["exit_code"] == 5
+
+
 @pytest.mark.parametrize("document", [{"version": 1}, {"schema": "x"}, DOCUMENT | {"time_s": float("nan")}])
 def test_a_document_that_breaks_the_contract_is_a_bug_not_output(capsys, command, document):
     command(lambda args: Result(document, ""))
@@ -199,12 +212,14 @@ def run_process(*argv, **options):
     return subprocess.run([sys.executable, "-m", "meshwright", *argv], capture_output=True, timeout=60, **options)
 
 
+@pytest.mark.interpreter
 def test_python_m_meshwright():
     done = run_process("fabric", "show", "two-islands")
     assert done.returncode == 0 and b"two-islands:2" in done.stdout and done.stderr == b""
     assert run_process("fabric", "shw").returncode == 2
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("argv", [["fabric", "list"], ["--help"], ["fabric", "--help"], ["fabric", "show", "--help"]])
 def test_a_reader_that_leaves_is_no_error(argv):
     reader, writer = os.pipe()

@@ -85,7 +85,7 @@ def test_unreadable_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], da
 
 def test_import_and_export_of_an_unchanged_plan(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Equal up to formatting: here the file has another layout, comments and an attribute of its own."""
-    from meshwright.io.msccl_xml import parse_msccl
+    from meshwright.io.msccl.xml import parse_msccl
 
     text = ring.read_text().replace("<gpu ", "<!-- one -->\n\n<gpu ").replace("<algo ", '<algo redop="sum" ').replace("><", ">\n<")
     foreign = ring.with_name("foreign.xml")
@@ -125,7 +125,7 @@ def test_wrong_uses(ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_tuner_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from meshwright.io.nccl_tuner import first_match, read_tuner
+    from meshwright.io.nccl.tuner import first_match, read_tuner
 
     conf = tmp_path / "nccl_tuner.conf"
     code, out, _ = run(capsys, "collective", "export", "all-reduce", "--format", "nccl-tuner", "--fabric", "dgx-h100:2", "--out", conf)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.interpreter
 HEAVY = {"torch", "numpy", "numba", "highspy", "scipy", "pandas", "pyarrow", "networkx", "hypothesis", "safetensors"}
 
 IMPORT = "import meshwright"

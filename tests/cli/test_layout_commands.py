@@ -76,7 +76,7 @@ def test_run_verifies_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 def test_a_run_that_sends_other_bytes_or_differs_fails() -> None:
     from meshwright.cli.layout_run import good
-    from meshwright.run.dtensor_run import LayoutResult
+    from meshwright.run.dtensor.run import LayoutResult
 
     def result(**facts: object) -> LayoutResult:
         given = {"bytes_equal": True, "loss_apart": 1e-12, "gradients_apart": 1e-12} | facts

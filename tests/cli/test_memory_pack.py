@@ -6,7 +6,7 @@ import random
 import pytest
 
 from meshwright.cli import main
-from meshwright.io.minimalloc_csv import read_buffers_csv
+from meshwright.io.plan.minimalloc_csv import read_buffers_csv
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from meshwright.capture.graph import capture
 from meshwright.cli import main
-from meshwright.graph import OpGraph
-from meshwright.io.graph_file import write_graph
+from meshwright.graph.graph import OpGraph
+from meshwright.io.model.graph import write_graph
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from meshwright.capture.forward import build_objective
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.cli import main
-from meshwright.decide.memory.auto import auto_plan
+from meshwright.decide.memory.auto import auto_plan, best_plan
 from meshwright.decide.memory.fusionaware.frontier import frontier_of, least_bytes
 from meshwright.decide.memory.lifetimes import lifetimes_of
-from meshwright.decide.memory.step import best_plan, keep_everything, least_bound_bytes
+from meshwright.decide.memory.step import keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible, RunError, UnknownName, UsageError
-from meshwright.run.measured_step import MeasuredStep, measured_step
-from meshwright.run.module_checkpoints import checkpointed, measured_step_bytes, module_uses, plan_modules
-from meshwright.run.step_fit import budget_bytes, largest_batch, planned, refusal
-from meshwright.step_graph import StepGraph, StepPlan
+from meshwright.graph.step_graph import StepGraph, StepPlan
+from meshwright.probe.steps.fit import budget_bytes, largest_batch, planned, refusal
+from meshwright.probe.steps.measured import MeasuredStep, measured_step
+from meshwright.probe.steps.module_checkpoints import checkpointed, measured_step_bytes, module_uses, plan_modules
 
 MODEL = '''
 import torch
@@ -156,7 +156,7 @@ def test_the_largest_batch_by_all_strategies_together(folder: Path, model: str, 
         asked_of.append(by[id(graph)])
         return auto_plan(graph, budget, rng=rng)
 
-    monkeypatch.setattr("meshwright.run.step_fit.auto_plan", counted)
+    monkeypatch.setattr("meshwright.probe.steps.fit.auto_plan", counted)
     budget = (keep_everything(at(7).plain).peak_bytes + keep_everything(at(8).plain).peak_bytes) // 2
     found = largest_batch(lambda rows: (at(rows),), budget)
     assert found.batch_size >= 7 and found.plan.peak_bytes <= budget

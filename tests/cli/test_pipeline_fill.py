@@ -9,9 +9,9 @@ import pytest
 
 from meshwright.check import check_plan
 from meshwright.cli.frame import main
-from meshwright.drive import read_plan
+from meshwright.drive.plans import read_plan
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.fill_file import read_fill_work
+from meshwright.io.plan.fill import read_fill_work
 
 KFAC = ["--work", "kfac", "--curvature-s", "0.5", "--inverse-s", "1.5", "--layers", "6"]
 

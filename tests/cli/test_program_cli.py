@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from meshwright.cli.frame import main
-from meshwright.io.plan_file import program_hash, write_plan, write_program
-from meshwright.mutate import mutate
-from meshwright.plan import CycleEntry, Plan
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder, StepRef
+from meshwright.io.plan.plan import program_hash, write_plan, write_program
+from meshwright.plan.plan import CycleEntry, Plan
+from meshwright.program.builder import ProgramBuilder, StepRef
+from meshwright.program.program import Program
+from meshwright.testing.mutate import mutate
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "check"))
 from check_programs import chain_broadcast, ring_all_reduce
@@ -177,7 +177,7 @@ def test_diff_names_the_step_that_changed(ring: Path, tmp_path: Path, capsys: py
 
 def test_every_kind_of_mutation_shows_in_the_diff(tmp_path: Path, ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from meshwright.cli.program_diff import differences
-    from meshwright.mutate import OPERATORS
+    from meshwright.testing.mutate import OPERATORS
 
     program = ring_all_reduce(3, repeat=2)
     for operator in OPERATORS:

@@ -11,10 +11,10 @@ import pytest
 
 from meshwright.cli.frame import main
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive_pipelines import plan_pipeline
-from meshwright.io.plan_file import write_plan
-from meshwright.plan import CycleEntry, Plan
-from meshwright.program_hash import program_hash
+from meshwright.drive.pipeline.pipelines import plan_pipeline
+from meshwright.io.plan.plan import write_plan
+from meshwright.plan.plan import CycleEntry, Plan
+from meshwright.program.hash import program_hash
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from meshwright.cli.frame import main
 from meshwright.cli.traffic_plan import codec_names
-from meshwright.io.traffic_file import read_traffic_plan, write_traffic_profile
-from meshwright.testing_traffic import traffic_profile
+from meshwright.io.plan.traffic import read_traffic_plan, write_traffic_profile
+from meshwright.testing.traffic import traffic_profile
 
 
 @pytest.fixture

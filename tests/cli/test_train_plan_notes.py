@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from meshwright.cli import main
-from meshwright.io.plan_file import read_plan
+from meshwright.io.plan.plan import read_plan
 
 MODELS = "tests/run/tensor_models.py"
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from meshwright.cli import main
-from meshwright.drive import cost_of
+from meshwright.drive.plans import cost_of
 from meshwright.errors import FormatError
-from meshwright.fabric import Device, Fabric
-from meshwright.io import perf_tables
-from meshwright.io.plan_file import read_plan
-from meshwright.probe.cost_name import load_cost, load_prices
+from meshwright.fabric.fabric import Device, Fabric
+from meshwright.io.costs import perf_tables
+from meshwright.io.plan.plan import read_plan
+from meshwright.probe.costs.name import load_cost, load_prices
 
 TEXT = "gpu:\n  mem_bw: 3350000000000\n  mem_capacity: 80000000000\n  bfloat16_tc_flops: 989000000000000\nnode:\n  intra_node_bw: 450000000000\n"
 WORDS = [
@@ -59,7 +59,7 @@ def package(tmp_path, monkeypatch):
     (systems / "h100_sxm.yaml").write_text(TEXT)
     chosen = {"gemm": products()}
     monkeypatch.setattr(perf_tables, "_root", lambda: systems)
-    monkeypatch.setattr("meshwright.probe.gpu_tables.package_version", lambda: "0.12")
+    monkeypatch.setattr("meshwright.probe.costs.gpu_tables.package_version", lambda: "0.12")
     monkeypatch.setattr(perf_tables, "_columns", lambda path, names: chosen["gemm"] if path.name.startswith("gemm") else collectives())
     return chosen
 

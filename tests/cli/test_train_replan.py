@@ -10,8 +10,11 @@ import pytest
 
 from meshwright.capture.graph import capture
 from meshwright.cli import main
-from meshwright.drive import plan_training, read_fabric, read_plan, write_plan
-from meshwright.io.graph_file import write_graph
+from meshwright.drive.plans import read_fabric, read_plan, write_plan
+from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.io.model.graph import write_graph
 from meshwright.job import Training
 
 MODEL = "examples/gpt.py:tiny"
@@ -25,13 +28,13 @@ def graph():
 @cache
 def stages():
     job = Training(model=MODEL, global_batch=8)
-    return plan_training(job, read_fabric("laptop:2"), graph=graph(), data=1, tensor=1, pipeline=2, collective="ring")
+    return plan_training(job, read_fabric("laptop:2"), graph=graph(), wishes=(LayoutWanted(data=1, tensor=1, pipeline=2), CollectivesWanted("ring")))
 
 
 @cache
 def replicas():
     job = Training(model=MODEL, global_batch=8)
-    return plan_training(job, read_fabric("laptop:2"), graph=graph(), data=2, tensor=1, pipeline=1, collective="ring")
+    return plan_training(job, read_fabric("laptop:2"), graph=graph(), wishes=(LayoutWanted(data=2, tensor=1, pipeline=1), CollectivesWanted("ring")))
 
 
 @pytest.fixture

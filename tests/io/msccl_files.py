@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.msccl import MscclAlgo, MscclBlock, MscclGpu, MscclStep
+from meshwright.interop.msccl import MscclAlgo, MscclBlock, MscclGpu, MscclStep
 
 
 def steps(*rows: tuple) -> tuple[MscclStep, ...]:

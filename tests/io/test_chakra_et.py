@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.chakra import Attribute, ChakraNode, ChakraSet, ChakraTrace, IoInfo, NodeType
 from meshwright.errors import FormatError, UsageError
-from meshwright.io import chakra_et
-from meshwright.io.chakra_et import chakra_bytes, parse_chakra, read_chakra_set, write_chakra_set
+from meshwright.interop.chakra import Attribute, ChakraNode, ChakraSet, ChakraTrace, IoInfo, NodeType
+from meshwright.io.chakra import et as chakra_et
+from meshwright.io.chakra.et import chakra_bytes, parse_chakra, read_chakra_set, write_chakra_set
 from meshwright.io.protobuf import block, number, read_varint, text, varint
 
 KINDS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.errors import FormatError, UsageError
-from meshwright.io import cost_file
-from meshwright.io.cost_file import cost_document, cost_of_document, read_cost, write_cost
+from meshwright.io.costs import table as cost_file
+from meshwright.io.costs.table import cost_document, cost_of_document, read_cost, write_cost
 
 positive = st.floats(1e-12, 1e15)
 seconds = st.floats(0, 1e6)

@@ -16,8 +16,8 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from meshwright.cli.frame import main
 from meshwright.errors import FormatError, MeshwrightError
-from meshwright.execution_trace import ExecutionTrace, OperatorUse, operator_uses
-from meshwright.io.execution_trace_file import read_execution_trace
+from meshwright.io.chakra.execution_trace import read_execution_trace
+from meshwright.trace.execution_trace import ExecutionTrace, OperatorUse, operator_uses
 
 NOTHING: dict[str, list[Any]] = {"values": [], "shapes": []}
 

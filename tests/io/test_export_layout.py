@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.errors import Unsupported, UsageError
-from meshwright.io.export_layout import TARGETS, export_layout, layer_split
-from meshwright.plan import ParamShard, Plan, Stage, TrainingLayout
+from meshwright.io.export.exported import TARGETS
+from meshwright.io.export.layout import export_layout, layer_split
+from meshwright.plan.plan import ParamShard, Plan, Stage, TrainingLayout
 
 
 def layout_of(counts=(2, 1), data=2, tensor=2, microbatches=4, torn=False, **more):
@@ -158,7 +159,7 @@ def test_refusals():
 
 
 def test_command(tmp_path, capsys, monkeypatch):
-    from meshwright import drive
+    from meshwright.drive import plans as drive
 
     monkeypatch.setattr(drive, "read_plan", lambda path: plan_of(layout_of()))
     out = tmp_path / "layout.toml"

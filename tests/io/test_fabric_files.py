@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.fabric import Device, Fabric, Link, Provenance, Switch
-from meshwright.io.fabric_document import DTYPES, fabric_document, fabric_from_document
-from meshwright.io.fabric_toml import fabric_toml, parse_fabric_toml, read_fabric_json, read_fabric_toml
-from meshwright.testing import fabrics
+from meshwright.fabric.fabric import Device, Fabric, Link, Provenance, Switch
+from meshwright.io.fabric.document import DTYPES, fabric_document, fabric_from_document
+from meshwright.io.fabric.toml import fabric_toml, parse_fabric_toml, read_fabric_json, read_fabric_toml
+from meshwright.testing.fabrics import fabrics
 
 HEAD = 'schema = "meshwright.fabric"\nversion = 1\nname = "f"\n'
 TWO = HEAD + '[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
@@ -244,7 +244,7 @@ def test_a_typing_error_gets_a_suggestion():
 
 @pytest.mark.parametrize("count", ["links", "switches", "provenance"])
 def test_too_many_entries(count, monkeypatch):
-    import meshwright.io.fabric_document as module
+    import meshwright.io.fabric.document as module
 
     monkeypatch.setattr(module, "MAX_LINKS", 3)
     monkeypatch.setattr(module, "MAX_SWITCHES", 3)
@@ -255,7 +255,7 @@ def test_too_many_entries(count, monkeypatch):
 
 
 def test_links_multiply_only_up_to_the_cap(monkeypatch):
-    import meshwright.io.fabric_document as module
+    import meshwright.io.fabric.document as module
 
     monkeypatch.setattr(module, "MAX_LINKS", 5)
     content = HEAD + '[[devices]]\nname="d"\ncount=4\n[[switches]]\nname="s"\n[[links]]\nsrc="d[0-3]"\ndst="s"\nrate_Bps=1\nboth_ways=true\n'

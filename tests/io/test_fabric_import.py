@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.errors import FormatError, UsageError
-from meshwright.fabric import Fabric
-from meshwright.io.adjacency import edges_text, matrix_text_of, parse_edges, parse_matrix
-from meshwright.io.dcgm_topo import parse_dcgm_topo
-from meshwright.io.fabric_document import fabric_document, fabric_from_document
-from meshwright.io.fabric_import import Source, format_of, import_fabric, read_source
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.nccl_fabric import Join, nccl_fabric, nvlink_rate_Bps
-from meshwright.io.nccl_graph import graph_lines, parse_nccl_graph
-from meshwright.io.nccl_topology import parse_nccl_topology, read_nccl_topology
-from meshwright.io.nccl_write import nccl_topology_text
-from meshwright.io.nvidia_topo import parse_nvidia_topo
-from meshwright.io.topo_matrix import Assumed, TopoMatrix, matrix_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.adjacency import edges_text, matrix_text_of, parse_edges, parse_matrix
+from meshwright.io.fabric.dcgm_topo import parse_dcgm_topo
+from meshwright.io.fabric.document import fabric_document, fabric_from_document
+from meshwright.io.fabric.imported import Source, format_of, import_fabric, read_source
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.fabric.nvidia_topo import parse_nvidia_topo
+from meshwright.io.fabric.topo_matrix import Assumed, TopoMatrix, matrix_fabric
+from meshwright.io.nccl.fabric import Join, nccl_fabric, nvlink_rate_Bps
+from meshwright.io.nccl.graph import graph_lines, parse_nccl_graph
+from meshwright.io.nccl.topology import parse_nccl_topology, read_nccl_topology
+from meshwright.io.nccl.write import nccl_topology_text
 from meshwright.report.fabric_matrix import cells
-from meshwright.testing import fabrics
+from meshwright.testing.fabrics import fabrics
 
 DATA = Path(__file__).parent.parent / "data" / "topology"
 GB = 10**9

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 
 from meshwright.cost import Cost, Priced, Transport
-from meshwright.fabric import Device, Link, Switch
-from meshwright.io.cost_file import cost_of_document
-from meshwright.io.fabric_document import DTYPES, fabric_from_document
-from meshwright.io.fabric_toml import parse_fabric_toml
-from meshwright.probe.operator_times import OperatorTime, OperatorTimes, environment
+from meshwright.fabric.fabric import Device, Link, Switch
+from meshwright.io.costs.table import cost_of_document
+from meshwright.io.fabric.document import DTYPES, fabric_from_document
+from meshwright.io.fabric.toml import parse_fabric_toml
+from meshwright.run.calibrate.operator_times import OperatorTime, OperatorTimes, environment
 
 PAGE = Path("docs/formats.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("## Fabrics") :].partition("\n## ")[0]
@@ -78,12 +78,14 @@ PRINTED = {
     "report", "memory.step", "memory.modules", "memory.explain", "train.ledger", "layout-search",
     "trace-annotation", "traffic.plan", "traffic.compare",
 }  # fmt: skip
-MODULES = {"testing", "run.worker", "lab.holder", "lab.relay", "run.bench.worker"}  # names of modules and loggers in the same form
+SRC = Path("src/meshwright")
+DOTTED = {".".join(p.relative_to(SRC).with_suffix("").parts) for p in SRC.rglob("*.py") if p.parent != SRC}
+MODULES = DOTTED | {"testing"}  # names of modules and loggers in the same form
 
 
 def test_every_schema_that_the_code_writes_is_on_the_page():
     written = set()
-    for path in Path("src/meshwright").rglob("*.py"):
+    for path in SRC.rglob("*.py"):
         written |= set(re.findall(r"""["']meshwright\.([a-z.-]+[a-z])["']""", path.read_text(encoding="utf-8")))
     assert {"cost", "operator-times", "plan", "recording"} <= written
     for name in sorted(written - PRINTED - MODULES):

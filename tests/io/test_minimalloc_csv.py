@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.io import minimalloc_csv
-from meshwright.io.minimalloc_csv import BufferTable, buffers_csv, parse_buffers_csv, read_buffers_csv
+from meshwright.io.plan import minimalloc_csv
+from meshwright.io.plan.minimalloc_csv import BufferTable, buffers_csv, parse_buffers_csv, read_buffers_csv
 
 NUMBER = st.integers(-(2**59), 2**59)
 

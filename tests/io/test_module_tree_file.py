@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import FormatError
-from meshwright.io import module_tree_file
-from meshwright.io.module_tree_file import read_module_tree, write_module_tree
-from meshwright.module_tree import CapturedOperator, ModuleNode, ModuleTree
+from meshwright.io.trace import module_tree as module_tree_file
+from meshwright.io.trace.module_tree import read_module_tree, write_module_tree
+from meshwright.trace.module_tree import CapturedOperator, ModuleNode, ModuleTree
 
 TREE = ModuleTree(
     model="m", modules=(

@@ -10,11 +10,12 @@ from msccl_executor_twin import Hang, Machine, replays
 from msccl_files import FILES, all_pairs_all_reduce, chain_broadcast, direct, relay_all_gather, ring_all_reduce, steps, with_block, with_step
 
 from meshwright.check import Verdict
-from meshwright.check.msccl import check_msccl, smallest_fifo
+from meshwright.check.foreign.msccl import smallest_fifo
+from meshwright.drive.handover.verdicts import check_msccl
 from meshwright.errors import CheckFailed, Deadlock
-from meshwright.from_msccl import import_msccl
-from meshwright.io.msccl_xml import msccl_text
-from meshwright.msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu
+from meshwright.interop.from_msccl import import_msccl
+from meshwright.interop.msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu
+from meshwright.io.msccl.xml import msccl_text
 
 RING = ring_all_reduce(3)
 PAIRS = all_pairs_all_reduce(3)

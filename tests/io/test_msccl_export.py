@@ -13,19 +13,19 @@ from msccl_executor_twin import replays
 from msccl_files import FILES, ring_all_reduce
 
 from meshwright.check import check_program
-from meshwright.check.msccl import check_msccl
 from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem, ForestColl, Ring
-from meshwright.drive_handover import export_msccl, original_msccl, plan_of_msccl
+from meshwright.drive.handover.msccl import export_msccl, original_msccl, plan_of_msccl
+from meshwright.drive.handover.verdicts import check_msccl
 from meshwright.errors import CheckFailed, FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported
-from meshwright.from_msccl import import_msccl
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.msccl_xml import msccl_text, parse_msccl
-from meshwright.io.plan_file import plan_bytes, plan_from_bytes
-from meshwright.msccl import ExecutorLimits, MscclAlgo
-from meshwright.program import Contract, Csr, Program
-from meshwright.program_builder import ProgramBuilder
-from meshwright.testing import fabrics
-from meshwright.to_msccl import MscclOptions, lower_to_msccl
+from meshwright.interop.from_msccl import import_msccl
+from meshwright.interop.msccl import ExecutorLimits, MscclAlgo
+from meshwright.interop.to_msccl import MscclOptions, lower_to_msccl
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.msccl.xml import msccl_text, parse_msccl
+from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Contract, Csr, Program
+from meshwright.testing.fabrics import fabrics
 
 
 def program_of(strategy: Any, op: str, fabric: str = "two-islands", size: int = 1 << 14, **more: Any) -> Program:
@@ -234,7 +234,7 @@ def test_an_unchanged_import_is_written_as_it_was() -> None:
     assert original_msccl(plan) == algo
     assert plan.bound is not None and plan.prediction is not None and plan.prediction.time_s >= float(plan.bound)
     other = program_of(Ring(), "all-gather")
-    from meshwright.program_hash import program_hash
+    from meshwright.program.hash import program_hash
 
     changed = replace(plan, programs={program_hash(other): other}, cycle=(replace_program(plan.cycle[0], program_hash(other)),))
     assert original_msccl(changed) is None
@@ -264,7 +264,7 @@ def test_wrong_files_make_no_plan() -> None:
 
 def test_no_error_is_untyped() -> None:
     """Whatever the program, the answer is a file that is right or a typed error."""
-    from meshwright.mutate import mutants
+    from meshwright.testing.mutate import mutants
 
     program = program_of(Ring(), "all-gather")
     for m in mutants(program, np.random.default_rng(0), per_operator=2):

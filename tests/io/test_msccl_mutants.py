@@ -12,10 +12,12 @@ import pytest
 from msccl_executor_twin import Hang, replays
 from msccl_files import FILES
 
-from meshwright.check.msccl import check_msccl
-from meshwright.io.msccl_xml import msccl_text, parse_msccl
-from meshwright.msccl import MscclAlgo
-from meshwright.mutate_msccl import MSCCL_OPERATORS, msccl_mutants, mutate_msccl
+from meshwright.check.foreign.executor import _waiting
+from meshwright.drive.handover.verdicts import check_msccl
+from meshwright.interop.from_msccl import waits_of
+from meshwright.interop.msccl import MscclAlgo
+from meshwright.io.msccl.xml import msccl_text, parse_msccl
+from meshwright.testing.mutate_msccl import MSCCL_OPERATORS, msccl_mutants, mutate_msccl
 
 SMALL = (
     "ring all-reduce 3", "three rings all-reduce 4, two chunks a step", "all pairs all-reduce 3", "relay all-gather 4", "direct alltoall 3",
@@ -79,3 +81,20 @@ def test_mutants_are_reproducible_and_unknown_operators_an_error() -> None:
     assert once == twice
     with pytest.raises(KeyError):
         mutate_msccl(algo, "rewrite in another language", np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_the_checker_counts_waits_as_the_reader_does(name: str) -> None:
+    """Two derivations of the executor's numbers, on files and on their mutants."""
+    algo = FILES[name]()
+    for one in (algo, *(m.algo for m in msccl_mutants(algo, np.random.default_rng(3), per_operator=2))):
+        for g in one.gpus:
+            if len({b.id for b in g.blocks}) < len(g.blocks):
+                continue  # refused before
+            read = waits_of(g)
+            for b in g.blocks:
+                seen = _waiting(b)
+                rows = read[b.id]
+                assert seen.goes_on == [row.fused for row in rows]
+                assert seen.flags == [row.number for row, s in zip(rows, b.steps, strict=True) if s.hasdep and s.type != "nop"]
+                assert {w for row in rows for w in row.missing} <= seen.waits

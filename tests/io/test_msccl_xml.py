@@ -12,10 +12,10 @@ from msccl_executor_twin import replays
 from msccl_files import FILES, relay_all_gather, ring_all_reduce
 
 from meshwright.errors import FormatError, Unsupported, UsageError
-from meshwright.from_msccl import import_msccl, root_of, waits_of
-from meshwright.io.msccl_xml import msccl_text, parse_msccl, read_msccl, write_msccl
-from meshwright.msccl import ExecutorLimits, MscclBlock, MscclGpu, MscclStep
-from meshwright.program import Kind, Part
+from meshwright.interop.from_msccl import import_msccl, root_of, waits_of
+from meshwright.interop.msccl import ExecutorLimits, MscclBlock, MscclGpu, MscclStep
+from meshwright.io.msccl.xml import msccl_text, parse_msccl, read_msccl, write_msccl
+from meshwright.program.program import Kind, Part
 
 # Other formatting: a declaration, comments, single quotes, another order of attributes, attributes nobody reads.
 FORMATTED = b"""<?xml version="1.0"?>

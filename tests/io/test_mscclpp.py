@@ -14,15 +14,15 @@ from msccl_files import FILES
 from mscclpp_executor_twin import Hang, replays
 
 from meshwright.check import Verdict
-from meshwright.check.mscclpp import check_mscclpp
 from meshwright.decide.collective import NAMES, CollectiveProblem
-from meshwright.drive_handover import export_mscclpp
+from meshwright.drive.handover.msccl import export_mscclpp
+from meshwright.drive.handover.verdicts import check_mscclpp
 from meshwright.errors import FormatError, TimeLimit, Unsupported
-from meshwright.from_mscclpp import import_mscclpp
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.mscclpp_json import mscclpp_bytes, parse_mscclpp, read_mscclpp, write_mscclpp
-from meshwright.mscclpp import MscclppPlan
-from meshwright.to_mscclpp import COLLECTIVES, to_mscclpp
+from meshwright.interop.from_mscclpp import import_mscclpp
+from meshwright.interop.mscclpp import MscclppPlan
+from meshwright.interop.to_mscclpp import COLLECTIVES, to_mscclpp
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.msccl.mscclpp_json import mscclpp_bytes, parse_mscclpp, read_mscclpp, write_mscclpp
 
 
 def program_of(name: str, op: str) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.nccl_tuner import (
+from meshwright.io.nccl.tuner import (
     ALGORITHMS,
     NO_LIMIT,
     PROTOCOLS,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshwright.bound import Bound, Certificate
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.columns import Budget, decode_column, encode_column
-from meshwright.io.plan_file import (
+from meshwright.io.plan.plan import (  # fmt: skip
     plan_bytes,
     plan_from_bytes,
     program_bytes,
@@ -26,12 +26,12 @@ from meshwright.io.plan_file import (
     read_program,
     write_plan,
     write_program,
-)  # fmt: skip
-from meshwright.plan import Alternative, CycleEntry, Plan, Prediction, Segment, Stage, TrainingLayout, ValueInfo
-from meshwright.program import Csr, Program
-from meshwright.program_builder import ProgramBuilder
-from meshwright.program_hash import TABLES, column_forms
-from meshwright.testing_programs import programs
+)
+from meshwright.plan.plan import Alternative, CycleEntry, Plan, Prediction, Segment, Stage, TrainingLayout, ValueInfo
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.hash import TABLES, column_forms
+from meshwright.program.program import Csr, Program
+from meshwright.testing.programs import programs
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -22,13 +22,13 @@ from test_plan_file import full_plan, swap
 from meshwright.errors import FormatError, MeshwrightError
 from meshwright.io import strict_json
 from meshwright.io.columns import Budget, decode_column
-from meshwright.io.plan_file import plan_bytes, plan_from_bytes, program_bytes, program_from_bytes, read_plan
-from meshwright.plan import CycleEntry
-from meshwright.program import MAX_EXECUTED_STEPS, MAX_STEPS, Fold, FoldAxis, Program, Steps
-from meshwright.program_builder import ProgramBuilder
-from meshwright.program_calls import inline, refuse_too_many_steps
-from meshwright.program_fold import expand
-from meshwright.program_hash import program_hash
+from meshwright.io.plan.plan import plan_bytes, plan_from_bytes, program_bytes, program_from_bytes, read_plan
+from meshwright.plan.plan import CycleEntry
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.calls import inline, refuse_too_many_steps
+from meshwright.program.fold import expand
+from meshwright.program.hash import program_hash
+from meshwright.program.program import MAX_EXECUTED_STEPS, MAX_STEPS, Fold, FoldAxis, Program, Steps
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import megatron_step
@@ -146,9 +146,9 @@ def test_refusals_point(path: str, value: Any, message: str) -> None:
 
 
 def test_a_call_of_a_program_that_is_not_there() -> None:
-    from meshwright.io.program_json import program_json
-    from meshwright.program_builder import ProgramBuilder
-    from meshwright.program_hash import program_hash
+    from meshwright.io.plan.program import program_json
+    from meshwright.program.builder import ProgramBuilder
+    from meshwright.program.hash import program_hash
 
     b = ProgramBuilder(ranks=2)
     comm = b.comm("dp", [0, 1])

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UnknownName, UsageError
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.taccl_sketch import profile_fabric, read_profile, read_sketch, sketch_from_json
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.msccl.taccl_sketch import profile_fabric, read_profile, read_sketch, sketch_from_json
 from meshwright.sketch import PUBLISHED_SKETCHES, Sketch, sketch_of
 
 

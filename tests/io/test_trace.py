@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.trace import trace_bytes, write_trace
-from meshwright.io.trace_read import read_trace
-from meshwright.program import Program, Role, Unit
-from meshwright.program_builder import ProgramBuilder
+from meshwright.io.trace.read import read_trace
+from meshwright.io.trace.write import trace_bytes, write_trace
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Program, Role, Unit
 from meshwright.timeline import Spans, Timeline
 
 

@@ -10,8 +10,8 @@ import pytest
 from meshwright.annotate import annotate
 from meshwright.cli import main
 from meshwright.errors import UsageError
-from meshwright.io.trace_annotated import write_annotated
-from meshwright.io.trace_read import read_trace
+from meshwright.io.trace.annotated import write_annotated
+from meshwright.io.trace.read import read_trace
 
 EVENTS = [
     {"ph": "M", "name": "thread_name", "pid": 7, "tid": 1, "args": {"name": "main <b>thread</b>"}},

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.trace import trace_bytes
-from meshwright.program import Program
-from meshwright.program_builder import ProgramBuilder
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.trace.write import trace_bytes
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Program
 from meshwright.simulate import simulate_program
 from meshwright.timeline import Timeline
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.io import trace_rows, trace_scan
-from meshwright.io.trace_read import read_trace
+from meshwright.io.trace import rows as trace_rows
+from meshwright.io.trace import scan as trace_scan
+from meshwright.io.trace.read import read_trace
 from meshwright.kernels.nesting import exclusive_segments
 
 

@@ -8,10 +8,10 @@ import random
 import msgspec
 import pytest
 
-from meshwright.drive_traffic import load_traffic_plan, plan_traffic
+from meshwright.drive.traffic import load_traffic_plan, plan_traffic
 from meshwright.errors import CheckFailed, FormatError, UsageError
-from meshwright.io.traffic_file import read_tensors, read_traffic_plan, read_traffic_profile, write_traffic_plan, write_traffic_profile
-from meshwright.testing_traffic import traffic_profile
+from meshwright.io.plan.traffic import read_tensors, read_traffic_plan, read_traffic_profile, write_traffic_plan, write_traffic_profile
+from meshwright.testing.traffic import traffic_profile
 
 PROFILE = traffic_profile(random.Random(14), 9, 2)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.transformer_toml import MAX_BYTES, parse_transformer_toml, read_transformer_toml
+from meshwright.io.model.transformer_toml import MAX_BYTES, parse_transformer_toml, read_transformer_toml
 
 GOOD = b"""[transformer]
 layers = 2

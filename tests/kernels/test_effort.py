@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from meshwright.errors import TimeLimit
 from meshwright.kernels import effort
-from meshwright.kernels.effort import NEVER, Deadline, count_work, remembered, worked_s
+from meshwright.kernels.effort import NEVER, Budget, Cut, Deadline, count_work, cut_of, cuts, look, remembered, worked_s
 
 
 def test_a_deadline_is_past_when_the_work_is_done_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,18 +24,12 @@ def test_it_is_past_by_the_clock_too_if_there_is_a_limit(monkeypatch: pytest.Mon
     now = [100.0]
     monkeypatch.setattr(effort, "monotonic", lambda: now[0])
     deadline = Deadline.after(5.0, 2.0)
-    assert deadline.clock_left_s == 2.0 and deadline.solver_s == 102.0
+    assert deadline.clock_left_s == 2.0
     now[0] = 101.0
     assert not deadline.past
     now[0] = 102.5
     assert deadline.past and deadline.clock_left_s == -0.5
 
-
-def test_a_solver_gets_what_is_left_of_the_work_as_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effort, "monotonic", lambda: 10.0)
-    deadline = Deadline.after(3.0)
-    count_work(1.0)
-    assert deadline.solver_s == pytest.approx(12.0, abs=1e-6) and NEVER.solver_s == float("inf")
 
 
 def test_equal_work_ends_at_the_same_step_whatever_was_counted_before() -> None:
@@ -74,3 +69,81 @@ def test_threads_count_for_themselves() -> None:
     thread.start()
     thread.join()
     assert found[0] == pytest.approx(7.0, abs=1e-6) and worked_s() == before
+
+
+class Hand:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(effort, "monotonic", lambda: self.now_s)
+
+
+def test_a_budget_counts_evaluations_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, budget = Hand(monkeypatch), Budget(3)
+    begun = 0
+    while budget.spend():
+        begun, hand.now_s = begun + 1, hand.now_s * 1000
+        with budget.net():
+            look()
+    assert begun == budget.looked == 3 and budget.cut is None
+
+
+def test_the_net_ends_a_budget_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, budget = Hand(monkeypatch), Budget(5, time_limit_s=10.0)
+    before = cuts()
+    while budget.spend():
+        with budget.net():
+            look()
+        hand.now_s += 4.0
+    assert budget.looked == 3 and budget.cut == Cut(3, 5) and str(budget.cut) == "time limit: looked at 3 of 5"
+    assert cuts() > before and budget.cut.to_json() == {"looked": 3, "of": 5}
+    assert cut_of({"a": {"why": ""}, "b": {"cut": budget.cut.to_json()}}) == budget.cut and cut_of({"a": {}}) is None
+    error = budget.cut.error("no layout fits so far")
+    assert error.exit_code == 5 and error.data == {"looked": 3, "of": 5}
+
+
+def test_an_evaluation_that_is_cut_short_is_not_looked_at_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, budget = Hand(monkeypatch), Budget(5, time_limit_s=10.0)
+    assert budget.spend()
+    with pytest.raises(TimeLimit, match="time is up"), budget.net():
+        hand.now_s += 11.0
+        look()
+    assert budget.cut == Cut(0, 5) and not budget.spend() and budget.late
+    look()  # the net is gone with its block
+
+
+def test_nets_lie_in_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, outer = Hand(monkeypatch), Budget(2, time_limit_s=10.0)
+    assert outer.spend()
+    with outer.net():
+        inner = Budget(2, time_limit_s=100.0)
+        assert inner.spend() and not NEVER.past and NEVER.clock_left_s == 10.0
+        with inner.net():
+            hand.now_s += 11.0
+            assert Deadline.after(1.0).past and NEVER.past  # returns the best it has: cut as well
+        assert not inner.spend() and inner.cut == Cut(0, 2)
+    assert outer.cut == Cut(0, 2) and not NEVER.past
+
+
+def test_a_last_evaluation_that_is_late_but_whole_is_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, budget = Hand(monkeypatch), Budget(1, time_limit_s=10.0)
+    while budget.spend():
+        with budget.net():
+            hand.now_s += 11.0
+    assert budget.cut is None
+
+
+def test_what_the_clock_cut_short_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+
+    @remembered
+    def far(steps: int) -> int:
+        deadline = Deadline.after()
+        return next((i for i in range(steps) if deadline.past), steps)
+
+    budget = Budget(1, time_limit_s=10.0)
+    with budget.net():
+        hand.now_s += 11.0
+        assert far(7) == 0
+    assert far(7) == 7

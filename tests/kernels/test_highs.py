@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
-from time import monotonic
 
 import highspy
 import numpy as np
@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError
-from meshwright.kernels.highs import require_optimal, row_duals, solve, solver, values
+from meshwright.kernels.effort import Deadline, cuts
+from meshwright.kernels.highs import PIVOT_S, require_optimal, row_duals, solve, solver, values
 
 INF = highspy.kHighsInf
 
@@ -57,7 +58,7 @@ def test_integer_optimum_equals_brute_force(cost: list[int], data: st.DataObject
         with pytest.raises(Infeasible, match="toy has no solution"):
             solve(model, what="toy")
     else:
-        require_optimal(model, what="toy", deadline=monotonic() + 60)
+        require_optimal(model, what="toy", deadline=Deadline.after(clock_s=60))
         assert round(model.getInfo().objective_function_value) == best
 
 
@@ -93,10 +94,12 @@ def packing(**options: object):
 
 
 def test_limits_end_in_time_limit_or_a_feasible_solution() -> None:
+    before = cuts()
     with pytest.raises(TimeLimit, match="time is up before toy"):
-        solve(program([1], [(1, INF, [1])]), what="toy", deadline=monotonic() - 1)
+        solve(program([1], [(1, INF, [1])]), what="toy", deadline=Deadline.after(clock_s=-1))
     with pytest.raises(TimeLimit, match="stopped without a solution"):
-        solve(hard(), what="toy", deadline=monotonic() + 0.3)
+        solve(hard(), what="toy", deadline=Deadline.after(clock_s=0.3))
+    assert cuts() > before, "the clock ended it, which is told"
     assert solve(packing(mip_max_improving_sols=1), what="toy") == "feasible"
     with pytest.raises(TimeLimit, match="before the optimum was proven"):
         require_optimal(packing(mip_max_improving_sols=1), what="toy")
@@ -116,6 +119,27 @@ def test_looks_end_a_search_at_the_same_place_every_time() -> None:
     assert few[2] < more[2] and few[0] != "optimal"  # type: ignore[operator]
     with pytest.raises(TimeLimit):
         solve(hard(), what="toy", looks=1)
+
+
+def test_work_ends_a_program_at_the_same_place_every_time() -> None:
+    def ended(work_s: float, make: Callable[[], highspy.Highs]) -> tuple[object, ...]:
+        model = make()
+        try:
+            said: object = solve(model, what="toy", deadline=Deadline.after(work_s))
+        except TimeLimit as error:
+            said = error.data["solver"]
+        return said, model.getInfo().simplex_iteration_count
+
+    def linear() -> highspy.Highs:
+        rng = np.random.default_rng(0)
+        rows = [(-INF, 5.0, rng.random(60).tolist()) for _ in range(60)]
+        return program((-rng.random(60)).tolist(), rows)
+
+    before = cuts()
+    few = ended(10.5 * PIVOT_S * 120, linear)
+    assert few == ended(10.5 * PIVOT_S * 120, linear) == ("Iteration limit reached", 10) and ended(1.0, linear)[0] == "optimal"
+    least = ended(1e-9, hard)
+    assert least == ended(1e-9, hard) and least[0] in ("Interrupted by user", "feasible") and cuts() == before
 
 
 class Contradicting:
@@ -154,10 +178,11 @@ def test_an_empty_program_is_optimal() -> None:
 def test_the_clock_is_per_run_not_per_model() -> None:
     model = program([1, 1], [(3, INF, [1, 2])])
     for _ in range(3):
-        assert solve(model, what="toy", deadline=monotonic() + 30) == "optimal"
+        assert solve(model, what="toy", deadline=Deadline.after(30, 30)) == "optimal"
         model.addRow(1.0, INF, 1, np.array([0], np.int32), np.array([1.0]))
 
 
+@pytest.mark.interpreter
 def test_the_package_imports_without_the_solver() -> None:
     code = "import sys, meshwright.kernels.highs as h; assert 'highspy' not in sys.modules; h.solver(); assert 'highspy' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

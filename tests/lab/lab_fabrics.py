@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 # (name, devices or None for all, scale): stars, trees of switches, direct links, several networks, cycles
 PRESETS: list[tuple[str, str | None, int]] = [

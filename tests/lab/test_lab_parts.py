@@ -25,8 +25,8 @@ from meshwright.lab.control import Control
 from meshwright.lab.ranks import RunResult, places, require_success
 from meshwright.lab.relay import Direction
 from meshwright.lab.state import LabState, claim, folder_of, known_labs, read_state, remove, write_state
-from meshwright.run.cpu_quota import process_start_ticks
-from meshwright.run.pacing import declared_pacing
+from meshwright.run.machine.cpu_quota import process_start_ticks
+from meshwright.run.machine.pacing import declared_pacing
 
 
 @pytest.fixture(autouse=True)

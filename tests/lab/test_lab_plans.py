@@ -14,7 +14,7 @@ from lab_fabrics import PRESETS, SCALES, both, devices, fabrics, one_way_ring, p
 from lab_network import Network
 
 from meshwright.errors import Disconnected, Infeasible, UnknownName, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link
+from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.lab import impair
 from meshwright.lab.commands import batches, build, relays, shell_text
 from meshwright.lab.impair import Impairment, impairments, method_for
@@ -231,7 +231,7 @@ def test_what_the_processors_cannot_carry_is_refused_with_a_scale_that_helps(cor
 def test_heavy_fabrics_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from meshwright.run import pacing
+    from meshwright.run.machine import pacing
 
     two = replace(pacing.machine_facts(), cores=2.0)
     monkeypatch.setattr("meshwright.lab.planning.machine_facts", lambda: two)

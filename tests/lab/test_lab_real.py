@@ -19,13 +19,13 @@ from lab_fabrics import both, devices, one_way_ring, parting_routes, preset
 
 from meshwright.cli.frame import main
 from meshwright.errors import Interrupted, RankFailed, RunError, RunTimeout, UnknownName, Unsupported, UsageError
-from meshwright.fabric import Fabric
+from meshwright.fabric.fabric import Fabric
 from meshwright.lab import Lab, build
 from meshwright.lab.calibrate import calibrate
 from meshwright.lab.impair import has_netem
 from meshwright.lab.planning import Options, plan_lab
 from meshwright.lab.state import claim, known_labs, read_state, remove
-from meshwright.run.cpu_quota import quota_place
+from meshwright.run.machine.cpu_quota import quota_place
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
 

@@ -14,7 +14,7 @@ from meshwright.ledger.captured import captured_flops, saved_by_module, saved_by
 from meshwright.ledger.flops import step_flops
 from meshwright.ledger.layer import embedding_ledger, head_ledger, layer_ledger, total_bytes
 from meshwright.ledger.transformer import SplitLayout, Transformer
-from meshwright.probe.saved_bytes import saved_bytes
+from meshwright.probe.costs.saved_bytes import saved_bytes
 
 BLOCKS = Path(__file__).with_name("ledger_blocks.py")
 

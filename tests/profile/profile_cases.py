@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.layer_profile import Entry, LayerProfile, LayerSize, LayerTime
-from meshwright.profile_layout import NetworkProfile, RateCurve
+from meshwright.profile.layer_profile import Entry, LayerProfile, LayerSize, LayerTime
+from meshwright.profile.network import NetworkProfile, RateCurve
 
 LAYERS = 6
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from profile_cases import LAYERS, profile
 
 from meshwright.errors import UnknownName, UsageError
-from meshwright.layer_profile import Entry, LayerProfile, LayerTime, ProfileEntryMissing
-from meshwright.profile_layout import MeasuredRun, NetworkProfile, ProfiledLayout, ProfiledStage, RateCurve, Replica, TrainingRuntime
+from meshwright.profile.layer_profile import Entry, LayerProfile, LayerTime, ProfileEntryMissing
+from meshwright.profile.network import MeasuredRun, NetworkProfile, ProfiledLayout, ProfiledStage, RateCurve, Replica, TrainingRuntime
 
 
 def test_look_ups():

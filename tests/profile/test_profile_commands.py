@@ -6,7 +6,7 @@ import pytest
 from profile_cases import metis, network_between, network_inside, sailor_memory, sailor_times
 
 from meshwright.cli import main
-from meshwright.io.profile_documents import read_runtime
+from meshwright.io.costs.profile_documents import read_runtime
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from profile_cases import LAYERS, metis, network_between, network_inside, sailor_memory, sailor_times
 
 from meshwright.errors import FormatError, MeshwrightError, UnknownName, UsageError
-from meshwright.io.profile_documents import read_layout, read_measured_runs, read_runtime, write_runtime
-from meshwright.io.profile_layers import ProfileFiles, parse_profile_file, read_profile_files
-from meshwright.layer_profile import Entry
-from meshwright.profile_layout import TrainingRuntime
+from meshwright.io.costs.profile_documents import read_layout, read_measured_runs, read_runtime, write_runtime
+from meshwright.io.costs.profile_layers import ProfileFiles, parse_profile_file, read_profile_files
+from meshwright.profile.layer_profile import Entry
+from meshwright.profile.network import TrainingRuntime
 
 
 def write(folder, name, document):
@@ -177,7 +177,7 @@ def test_nameless_files_need_names():
 
 
 def test_too_many_layers(monkeypatch):
-    from meshwright.io import profile_layers
+    from meshwright.io.costs import profile_layers
 
     monkeypatch.setattr(profile_layers, "MAX_LAYERS", 3)
     with pytest.raises(FormatError, match="at most 3"):

@@ -9,8 +9,8 @@ from profile_cases import network, profile
 from meshwright.decide.layout.profiled.fit import fit_runtime, suspicious_runs
 from meshwright.decide.layout.profiled.predict import compute_bound_s, in_flight_bytes, predict
 from meshwright.errors import Infeasible, UnknownName, UsageError
-from meshwright.layer_profile import Entry, LayerProfile, LayerSize, ProfileEntryMissing
-from meshwright.profile_layout import MeasuredRun, NetworkProfile, ProfiledLayout, ProfiledStage, Replica, TrainingRuntime
+from meshwright.profile.layer_profile import Entry, LayerProfile, LayerSize, ProfileEntryMissing
+from meshwright.profile.network import MeasuredRun, NetworkProfile, ProfiledLayout, ProfiledStage, Replica, TrainingRuntime
 
 SERVERS = {"A100": 4, "V100": 4}
 FREE = network(1e15, 1e15)
@@ -99,7 +99,7 @@ def test_blocking_sends_cost_and_overlapped_ones_hide():
 
 
 def test_rates_depend_on_the_message():
-    from meshwright.profile_layout import RateCurve
+    from meshwright.profile.network import RateCurve
 
     p = profile(layers=1)
     layout = ProfiledLayout.uniform((1,), device="A100", data=2, tensor=4)

@@ -12,8 +12,8 @@ from meshwright.cli import main
 from meshwright.decide.layout.profiled.predict import in_flight_bytes, predict
 from meshwright.decide.layout.profiled.search import balanced_stages, search_layouts
 from meshwright.errors import Infeasible, UnknownName, UsageError
-from meshwright.layer_profile import Entry, LayerProfile, LayerTime, ProfileEntryMissing
-from meshwright.profile_layout import ProfiledLayout, TrainingRuntime
+from meshwright.profile.layer_profile import Entry, LayerProfile, LayerTime, ProfileEntryMissing
+from meshwright.profile.network import ProfiledLayout, TrainingRuntime
 
 RUNTIME = TrainingRuntime(gpus_per_server={"A100": 4})
 

@@ -17,21 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from meshwright import drive
 from meshwright.decide.collective import strategy
 from meshwright.decide.collective.problem import CollectiveProblem
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive_collective_job import plan_collective
-from meshwright.drive_pipelines import plan_pipeline
-from meshwright.io.fabric_document import fabric_document
+from meshwright.drive import plans as drive
+from meshwright.drive.collective.job import plan_collective
+from meshwright.drive.pipeline.pipelines import plan_pipeline
+from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.io.fabric.document import fabric_document
 from meshwright.job import Training
-from meshwright.measured import Measured
-from meshwright.plan import Plan
+from meshwright.plan.plan import Plan
 from meshwright.report.compare import compare
 from meshwright.report.page.content import PageContent, RunFacts
 from meshwright.report.page.gather import gather
-from meshwright.run.link_times import with_link_times
+from meshwright.run.recording.link_times import with_link_times
 from meshwright.timeline import Timeline
+from meshwright.trace.measured import Measured
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \"q\" 'a' <!-- \u202eevil\x07 ]]>"
 
@@ -53,7 +56,9 @@ def collective_plan(op: str = "all-gather", spec: str = "dgx-a100:1", by: str = 
 def training_plan() -> Plan:
     model = str(Path(__file__).parents[2] / "examples" / "gpt.py:tiny")
     job = Training(model=model, global_batch=16)
-    return drive.plan_training(job, drive.read_fabric("two-islands"), data=2, tensor=1, pipeline=2, microbatch=4, collective="ring")
+    return plan_training(
+        job, drive.read_fabric("two-islands"), wishes=(LayoutWanted(data=2, tensor=1, pipeline=2, microbatch=4), CollectivesWanted("ring")),
+    )  # fmt: skip
 
 
 @functools.cache

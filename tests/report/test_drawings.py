@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from meshwright.cli.pictures import write_plan_svg
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive import simulate
-from meshwright.drive_pipelines import plan_pipeline
-from meshwright.plan import Plan
-from meshwright.program_flat import flatten
+from meshwright.drive.pipeline.pipelines import plan_pipeline
+from meshwright.drive.plans import simulate
+from meshwright.plan.plan import Plan
+from meshwright.program.flat import flatten
 from meshwright.report import schedule_svg as module
 from meshwright.report.memory_svg import memory_curves, memory_svg
 from meshwright.report.schedule_svg import LEFT, RIGHT, WIDTH, schedule_svg

@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 from meshwright.report.fabric_matrix import cells, matrix_text, rates, summary_text
 from meshwright.report.fabric_svg import MOST_DEVICES, NODE_H, NODE_W, fabric_svg
-from meshwright.testing import fabrics
+from meshwright.testing.fabrics import fabrics
 
 NS = "{http://www.w3.org/2000/svg}"
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from meshwright.bound import Bound, Certificate
-from meshwright.chakra import ChakraSet, ChakraTrace
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive import simulate
-from meshwright.drive_pipelines import plan_pipeline
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.graph import OpGraph, Parameter
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.trace_read import read_trace
-from meshwright.plan import Plan
+from meshwright.drive.pipeline.pipelines import plan_pipeline
+from meshwright.drive.plans import simulate
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.graph.graph import OpGraph, Parameter
+from meshwright.interop.chakra import ChakraSet, ChakraTrace
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.trace.read import read_trace
+from meshwright.plan.plan import Plan
 from meshwright.report.notebook import html_of
 
 EVIL = '</td><script>alert("x")</script>\'"&<img src=x onerror=y>'
@@ -108,6 +108,7 @@ def test_long_lists_and_names_are_cut(plan: Plan) -> None:
     assert "more" in shown and "x" * 121 not in shown and "…" in shown
 
 
+@pytest.mark.interpreter
 def test_nothing_is_drawn_before_it_is_asked_for() -> None:
     code = "import sys; from meshwright.fabric import Fabric; assert hasattr(Fabric, '_repr_html_'); print(any('report' in m for m in sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -10,7 +10,7 @@ import pytest
 from page_plans import HOSTILE, Elements, content, training_plan
 
 from meshwright.explain.explanation import explain_plan
-from meshwright.report.numbers import seconds_text
+from meshwright.explain.numbers import seconds_text
 from meshwright.report.page.document import report_page
 
 CAPTION = "What the predicted step rests on, with error bars"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from page_plans import HOSTILE, Elements, content, expected_spans, spans_of, unpacked
 
 from meshwright.errors import UsageError
-from meshwright.io.trace_events import build_trace
-from meshwright.program import Kind, Part
+from meshwright.io.trace.events import build_trace
+from meshwright.program.program import Kind, Part
 from meshwright.report.page.curves import thinned
 from meshwright.report.page.document import report_page
 from meshwright.report.page.packed import LONGEST_TEXT, clean, pack

@@ -12,9 +12,9 @@ import pytest
 from page_plans import HOSTILE, Elements, collective_plan, content, pipeline_plan, renamed, run_of, unpacked
 
 from meshwright.errors import Unsupported
-from meshwright.plan import Alternative, CycleEntry, Plan
-from meshwright.program_fold_find import fold
-from meshwright.program_hash import program_hash
+from meshwright.plan.plan import Alternative, CycleEntry, Plan
+from meshwright.program.fold_find import fold
+from meshwright.program.hash import program_hash
 from meshwright.report.page import document
 from meshwright.report.page.document import MOST_BYTES, report_page
 from meshwright.report.page.gather import gather

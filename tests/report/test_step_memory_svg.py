@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.step import finished
 from meshwright.errors import UsageError
+from meshwright.graph.step_graph import StepGraph, StepPlan
 from meshwright.report.memory_svg import LEFT, RIGHT
 from meshwright.report.step_memory_svg import WIDTH, step_memory_svg
-from meshwright.step_graph import StepGraph, StepPlan
-from meshwright.testing_steps import random_runs, random_step_graph
+from meshwright.testing.steps import random_runs, random_step_graph
 
 NS = "{http://www.w3.org/2000/svg}"
 

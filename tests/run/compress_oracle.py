@@ -9,9 +9,9 @@ import torch
 from compress_rig import Rank, initial, model_of, rows
 from rig import whole_model
 
-from meshwright.codec import parse_codec
-from meshwright.plan import Plan
-from meshwright.plan_shards import part_ranges
+from meshwright.codec.codec import parse_codec
+from meshwright.plan.plan import Plan
+from meshwright.plan.shards import part_ranges
 from meshwright.run.codecs import At, make_codec
 
 Mean = Callable[[list[torch.Tensor], tuple[int, str, int], int], torch.Tensor]

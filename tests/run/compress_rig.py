@@ -13,25 +13,28 @@ from tensor_rig import _Counting
 
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.decide.layout.tensor_shares import TensorOptions
-from meshwright.drive import plan_training, read_fabric
-from meshwright.drive_compress import CompressWanted
-from meshwright.drive_pipeline_choice import PipelineWanted
-from meshwright.drive_sharding import ShardingWanted
-from meshwright.fabric import Fabric
-from meshwright.graph import OpGraph
+from meshwright.drive.plans import read_fabric
+from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.compress import CompressWanted
+from meshwright.drive.training.pipeline import PipelineWanted
+from meshwright.drive.training.sharding import ShardingWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.fabric.fabric import Fabric
+from meshwright.graph.graph import OpGraph
 from meshwright.job import Training
-from meshwright.plan import Plan
-from meshwright.plan_shards import local_values
-from meshwright.program_calls import inline
-from meshwright.run.executor import Executor
-from meshwright.run.forward_graph import from_traced
-from meshwright.run.memory import RankMemory
-from meshwright.run.optimizers import make_optimizer
-from meshwright.run.segments import build_rank_module
-from meshwright.run.train import walk_orders
-from meshwright.run.work import TrainingWork, gradient_bytes
+from meshwright.plan.plan import Plan
+from meshwright.plan.shards import local_values
+from meshwright.program.calls import inline
+from meshwright.run.executor.executor import Executor
+from meshwright.run.executor.memory import RankMemory
+from meshwright.run.launch.outcome import walk_orders
+from meshwright.run.steps.forward_graph import from_traced
+from meshwright.run.train.optimizers import make_optimizer
+from meshwright.run.train.segments import build_rank_module
+from meshwright.run.train.work import TrainingWork, gradient_bytes
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficProfile
 
 MODEL = "tests/run/compress_model.py:regression"
@@ -67,9 +70,12 @@ def planned(
     job = Training(model=model, global_batch=batch, loss="output", optimizer="sgd", learning_rate=0.05)
     wanted = None if codec is None else CompressWanted(codec=codec, profile=profile)
     return plan_training(
-        job, read_fabric(f"star:{ranks * tensor * pipeline}?link={link}"), graph=graph_of(model), collective="ring", data=ranks, tensor=tensor,
-        pipeline=pipeline, microbatch=2, sharding=ShardingWanted(level=zero, overlap=overlap, bucket_bytes=4096), compress=wanted,
-        schedule=PipelineWanted(name=schedule[0], options=dict(schedule[1])), tensor_options=TensorOptions(sequence=sequence),
+        job, read_fabric(f"star:{ranks * tensor * pipeline}?link={link}"), graph=graph_of(model),
+        wishes=(
+            LayoutWanted(data=ranks, tensor=tensor, pipeline=pipeline, microbatch=2, tensor_options=TensorOptions(sequence=sequence)),
+            CollectivesWanted("ring"), ShardingWanted(level=zero, overlap=overlap, bucket_bytes=4096), wanted,
+            PipelineWanted(name=schedule[0], options=dict(schedule[1])),
+        ),
     )  # fmt: skip
 
 

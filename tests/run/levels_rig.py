@@ -10,16 +10,16 @@ import torch
 from tensor_rig import SEED, Case, _Counting, _Fixed, comm_of, whole_case
 
 from meshwright.capture.losses import Objective
-from meshwright.plan_shards import local_values
-from meshwright.run.dropout import Draws, SerialDraws, random_places
-from meshwright.run.executor import Executor
-from meshwright.run.forward_graph import ForwardGraph
-from meshwright.run.memory import RankMemory
-from meshwright.run.optimizers import make_optimizer
-from meshwright.run.segments import RankModule, build_rank_module
-from meshwright.run.sharding import take_part
-from meshwright.run.storage_peak import peak_of
-from meshwright.run.work import TrainingWork, gradient_bytes
+from meshwright.plan.shards import local_values
+from meshwright.run.executor.executor import Executor
+from meshwright.run.executor.memory import RankMemory
+from meshwright.run.steps.forward_graph import ForwardGraph
+from meshwright.run.steps.storage_peak import peak_of
+from meshwright.run.tensor.sharding import take_part
+from meshwright.run.train.dropout import Draws, SerialDraws, random_places
+from meshwright.run.train.optimizers import make_optimizer
+from meshwright.run.train.segments import RankModule, build_rank_module
+from meshwright.run.train.work import TrainingWork, gradient_bytes
 
 CPU = torch.device("cpu")
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +20,19 @@ __all__ = ["RankPool"]
 class RankPool:
     """`run(function, *args)`: `function(rank, group, *args)` in `ranks` processes; function and arguments must be importable or plain data."""
 
-    alive = 0  # pools: the last one to close ends the fork server, which waits for the processes of all
-
     def __init__(self, most: int, *, timeout_s: float = 60.0) -> None:
-        RankPool.alive += 1
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "meshwright.run.rank"])
         self.folder = tempfile.TemporaryDirectory()
         self.timeout_s, self.runs = timeout_s, 0
-        self.pipes: list[Any] = []
-        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(most):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, str(Path(__file__).resolve()), str(rank), str(theirs.fileno())]
+                self.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]))
+            self.pipes.append(Connection(ours.detach()))
+            # where the functions are, and what lets processes hand tensors to each other
+            self.pipes[-1].send((sys.path, bytes(multiprocessing.current_process().authkey)))
 
     def run(self, function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         self.runs += 1
@@ -53,21 +53,16 @@ class RankPool:
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
-            process.join(5)
-            if process.is_alive():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
                 process.kill()
-                process.join()
+                process.wait()
         self.folder.cleanup()
-        RankPool.alive -= 1
-        if RankPool.alive:
-            return
-        from multiprocessing import forkserver, resource_tracker
-
-        forkserver._forkserver._stop()
-        resource_tracker._resource_tracker._stop()
 
 
-def _serve(rank: int, pipe: Any) -> None:
+def _serve(rank: int, pipe: Connection) -> None:
+    sys.path[:], multiprocessing.current_process().authkey = pipe.recv()
     import torch
     import torch.distributed as dist
 
@@ -82,3 +77,7 @@ def _serve(rank: int, pipe: Any) -> None:
             pipe.send((True, function(rank, group, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), Connection(int(sys.argv[2])))

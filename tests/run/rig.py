@@ -22,17 +22,17 @@ from meshwright.decide.layout.build import build_layout
 from meshwright.decide.layout.megatron import find_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.pipeline import one_f_one_b_order
-from meshwright.drive_collectives import bindable
-from meshwright.fabric import Fabric
-from meshwright.graph import OpGraph
-from meshwright.io.fabric_document import fabric_document
+from meshwright.drive.collective.callee import bindable
+from meshwright.fabric.fabric import Fabric
+from meshwright.graph.graph import OpGraph
+from meshwright.io.fabric.document import fabric_document
 from meshwright.job import Training
-from meshwright.lowering import lower_training, training_works
-from meshwright.plan import CycleEntry, Plan, TrainingLayout
-from meshwright.probe.transport import laptop_shape
-from meshwright.program import Program
-from meshwright.program_hash import program_hash
-from meshwright.run.forward_graph import ForwardGraph, from_traced
+from meshwright.lower.training import lower_training, training_works
+from meshwright.plan.plan import CycleEntry, Plan, TrainingLayout
+from meshwright.program.hash import program_hash
+from meshwright.program.program import Program
+from meshwright.run.calibrate.transport import laptop_shape
+from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
 
 TINY = "examples/gpt.py:tiny"
 

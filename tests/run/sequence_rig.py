@@ -8,8 +8,8 @@ import torch
 from rig import graph_of
 from tensor_rig import Case, Outcome, run_case
 
-from meshwright.lowering_kept import kept_values
-from meshwright.plan_shards import local_values
+from meshwright.lower.kept import kept_values
+from meshwright.plan.shards import local_values
 
 
 def run_counting(rank: int, group: Any, case: Case) -> tuple[Outcome, int]:

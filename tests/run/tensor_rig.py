@@ -16,7 +16,7 @@ from rig import fabric_of, forward_of, graph_of
 
 from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import build_model
-from meshwright.check.training import check_training
+from meshwright.check.training.step import check_training
 from meshwright.check.whole import check_layout
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
@@ -28,29 +28,29 @@ from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.layout.unlike import EVEN, Division
 from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import PipelineProblem, one_f_one_b_order
-from meshwright.drive_collectives import bindable
-from meshwright.drive_pipelines import make_strategy
-from meshwright.drive_schedules import actions_of, scheduled
-from meshwright.drive_stage_steps import StageSteps
-from meshwright.graph_liveness import segment_workspace
+from meshwright.drive.collective.callee import bindable
+from meshwright.drive.pipeline.pipelines import make_strategy
+from meshwright.drive.training.schedules import actions_of, scheduled
+from meshwright.drive.training.stage_steps import StageSteps
+from meshwright.graph.liveness import segment_workspace
 from meshwright.job import Training
-from meshwright.layout_recompute import LayoutRegions
-from meshwright.lowering import lower_training
-from meshwright.plan import TrainingLayout
-from meshwright.plan_shards import local_values
-from meshwright.program import Part, Program
-from meshwright.program_calls import inline
-from meshwright.program_hash import program_hash
-from meshwright.run.dropout import Draws, SerialDraws, random_places
-from meshwright.run.executor import Executor
-from meshwright.run.forward_graph import ForwardGraph
-from meshwright.run.lanes import fuse_lanes
-from meshwright.run.memory import RankMemory
-from meshwright.run.segments import build_rank_module
-from meshwright.run.sharding import take_part
-from meshwright.run.stage_steps import StageSource
-from meshwright.run.transport import TAG_WINDOW, TaggedTransport
-from meshwright.run.work import TrainingWork, gradient_bytes
+from meshwright.lower.training import lower_training
+from meshwright.plan.plan import TrainingLayout
+from meshwright.plan.recompute import LayoutRegions
+from meshwright.plan.shards import local_values
+from meshwright.probe.steps.stages import StageSource
+from meshwright.program.calls import inline
+from meshwright.program.hash import program_hash
+from meshwright.program.program import Part, Program
+from meshwright.run.executor.executor import Executor
+from meshwright.run.executor.lanes import fuse_lanes
+from meshwright.run.executor.memory import RankMemory
+from meshwright.run.executor.transport import TAG_WINDOW, TaggedTransport
+from meshwright.run.steps.forward_graph import ForwardGraph
+from meshwright.run.tensor.sharding import take_part
+from meshwright.run.train.dropout import Draws, SerialDraws, random_places
+from meshwright.run.train.segments import build_rank_module
+from meshwright.run.train.work import TrainingWork, gradient_bytes
 
 MODELS = "tests/run/tensor_models.py:"
 SEED = 3

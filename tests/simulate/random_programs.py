@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.program import Program, Unit
-from meshwright.program_builder import LaneBuilder, ProgramBuilder, StepRef
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.program.builder import LaneBuilder, ProgramBuilder, StepRef
+from meshwright.program.program import Program, Unit
 
 
 @dataclass

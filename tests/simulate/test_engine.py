@@ -10,15 +10,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_programs import random_case
 
-from meshwright.check.memory import order_peak, worst_order_memory
-from meshwright.check.races import check_races
+from meshwright.check.program.memory import order_peak, worst_order_memory
+from meshwright.check.program.races import check_races
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.errors import CheckFailed, Deadlock, Disconnected, MeshwrightError, UnknownName, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.graph import Work
-from meshwright.program import Program, Unit
-from meshwright.program_builder import ProgramBuilder, StepRef
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.graph.graph import Work
+from meshwright.program.builder import ProgramBuilder, StepRef
+from meshwright.program.program import Program, Unit
 from meshwright.simulate import simulate_program
 from meshwright.timeline import Timeline
 
@@ -394,7 +394,7 @@ def test_refuses_placements(placement: list[str], kind: type[MeshwrightError]) -
 
 
 def test_folded_program_is_sent_elsewhere() -> None:
-    from meshwright.program import Fold, FoldAxis
+    from meshwright.program.program import Fold, FoldAxis
 
     p = replace(one_way([(0, 1)], 2, 1), fold=Fold((FoldAxis("x", 2, 1, "plain"),), np.zeros((0, 2), np.int32)))
     with pytest.raises(Unsupported, match="folded"):

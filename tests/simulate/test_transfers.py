@@ -12,7 +12,7 @@ from random_programs import Case, random_case
 from meshwright.errors import Deadlock
 from meshwright.simulate import compile_network, simulate_program
 from meshwright.simulate.tables import link_tables, program_tables
-from meshwright.simulate.twin import Twin
+from meshwright.testing.engine_twin import Twin
 from meshwright.timeline import Timeline
 
 

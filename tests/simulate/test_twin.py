@@ -11,7 +11,7 @@ from random_programs import Case, random_case
 from meshwright.simulate import compile_network
 from meshwright.simulate.engine import run
 from meshwright.simulate.tables import link_tables, make_state, program_tables
-from meshwright.simulate.twin import simulate_twin
+from meshwright.testing.engine_twin import simulate_twin
 
 
 def both(case: Case, mode: str, segment_bytes: int | None) -> tuple[bool, int]:

@@ -14,8 +14,8 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from ..module_tree import ModuleTree
-from ..trace import Trace
+from ..trace.module_tree import ModuleTree
+from ..trace.trace import Trace
 from .captured import CapturedSequence, owners_of
 from .compiled import CompiledSequence
 from .labels import Evidence, Labels, Stage

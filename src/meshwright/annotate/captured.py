@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.align import common_subsequence
-from ..module_tree import ModuleTree
-from ..program import I32
+from ..program.program import I32
+from ..trace.module_tree import ModuleTree
 
 __all__ = ["Aligned", "CapturedSequence", "between", "owners_of"]
 

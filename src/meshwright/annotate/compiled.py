@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.align import common_subsequence
-from ..module_tree import ModuleTree
-from ..trace import Trace
+from ..trace.module_tree import ModuleTree
+from ..trace.trace import Trace
 from .captured import between
 from .labels import Evidence, Labels, Stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..trace import I64, Trace
+from ..trace.trace import I64, Trace
 from .labels import Evidence, Labels
 from .slices import Units
 from .spans import ModuleSpans

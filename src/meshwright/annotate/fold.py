@@ -9,8 +9,8 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from ..module_tree import ModuleTree
-from ..trace import I64, Trace
+from ..trace.module_tree import ModuleTree
+from ..trace.trace import I64, Trace
 from .labels import Evidence, Labels, Stage
 from .result import Node
 from .segments import Segments

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..module_tree import ModuleTree
-from ..trace import Trace
+from ..trace.module_tree import ModuleTree
+from ..trace.trace import Trace
 from .captured import Aligned, CapturedSequence
 from .compiled import CompiledSequence
 from .labels import Evidence, Labels, Stage

@@ -8,8 +8,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import I32
-from ..trace import Trace
+from ..program.program import I32
+from ..trace.trace import Trace
 
 __all__ = ["Evidence", "Labels", "Stage"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..trace import Trace
+from ..trace.trace import Trace
 from .backward import ACCUMULATES, forward_of
 from .slices import Units
 

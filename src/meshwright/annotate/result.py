@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..module_tree import ModuleTree
-from ..trace import Trace
+from ..trace.module_tree import ModuleTree
+from ..trace.trace import Trace
 from .labels import Labels
 from .slices import Units
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.nesting import exclusive_segments
-from ..trace import I64, Trace
+from ..trace.trace import I64, Trace
 
 __all__ = ["Segments", "segments"]
 

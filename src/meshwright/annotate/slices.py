@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.nesting import nearest_ancestors
-from ..program import I32
-from ..trace import Trace
+from ..program.program import I32
+from ..trace.trace import Trace
 
 __all__ = ["ANNOTATION_CATEGORY", "EVALUATE", "NODE", "Units", "around", "names_like", "units"]
 

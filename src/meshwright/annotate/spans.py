@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..module_tree import MODULE_SPAN, ModuleNode, ModuleTree
-from ..program import I32
-from ..trace import Trace
+from ..program.program import I32
+from ..trace.module_tree import MODULE_SPAN, ModuleNode, ModuleTree
+from ..trace.trace import Trace
 from .slices import around
 
 __all__ = ["ModuleSpans", "module_spans"]

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..trace import Trace
+from ..trace.trace import Trace
 from .labels import Evidence, Labels, Stage
 from .slices import Units, around
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.split import best_split
-from ..module_tree import ModuleTree
+from ..trace.module_tree import ModuleTree
 from .captured import Aligned, between
 from .repeated import ACCUMULATED, UNACCUMULATED, sources_of
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..trace import ABSENT, Trace
+from ..trace.trace import ABSENT, Trace
 from .classify import DEVICE, RUNTIME, STEP
 from .tiles import union_ns
 

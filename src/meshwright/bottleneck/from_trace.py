@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..kernels.pieces import inherit
-from ..trace import ABSENT, Trace
+from ..trace.trace import ABSENT, Trace
 from .classify import COLLECTIVE_KERNEL, COPY_OPERATOR, DEVICE, HOST, MEETING_RANGE, ONE_WAY, RUNTIME, STEP, SYNC, TRANSFER
 from .labels import Labels, own_labels
 from .lanes import Activities, Device, Kind, Meetings, RankView, Stage, Step

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.pieces import inherit
-from ..trace import ABSENT, Trace
+from ..trace.trace import ABSENT, Trace
 from .classify import DATA_RANGE, MODULE_RANGE, MODULE_SLICE, OPTIMIZER_RANGE
 from .lanes import Stage
 

@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
-from meshwright.graph import JointNode, OpGraph, OpNode, Parameter, Work
-from meshwright.graph_scale import scaling_between
+from meshwright.graph.graph import JointNode, OpGraph, OpNode, Parameter, Work
+from meshwright.graph.scale import scaling_between
 
 from .diagnose import module_in
 from .forward import TracedForward, build_objective, trace_forward, trace_objective
@@ -47,7 +47,7 @@ def capture(
     """Captures the model named `model` (`FILE.py:function` or `module:function`) with its loss at `batch_size` rows.
 
     `batch_size` defaults to that of the example inputs. `methods` are tried in the order of METHODS. With `scalable`, the model is
-    captured a second time at twice the batch, so that `graph_scale.at_batch` can give other batch sizes. Raises UsageError,
+    captured a second time at twice the batch, so that `graph.scale.at_batch` can give other batch sizes. Raises UsageError,
     UnknownName (names, contract) and CaptureError (no method works: names the operator, the file and line, the module).
     """
     for method in methods:

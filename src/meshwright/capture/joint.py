@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from meshwright.graph import JointNode, Storage
+from meshwright.graph.graph import JointNode, Storage
 
 from .diagnose import quiet
 from .flops import is_causal, lacks_formula

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from meshwright.errors import CaptureError
-from meshwright.module_tree import MODULE_SPAN, CapturedOperator, ModuleNode, ModuleTree
+from meshwright.trace.module_tree import MODULE_SPAN, CapturedOperator, ModuleNode, ModuleTree
 
 from .resolve import build_model, user_code
 

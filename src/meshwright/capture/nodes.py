@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from meshwright.errors import CaptureError, MeshwrightError
-from meshwright.graph import GraphValue, OpNode, Storage
+from meshwright.graph.graph import GraphValue, OpNode, Storage
 
 from .diagnose import quiet
 from .forward import TracedForward

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from meshwright.graph import Work
+from meshwright.graph.graph import Work
 
 from .diagnose import quiet
 from .flops import lacks_formula

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from meshwright.errors import CaptureError, MeshwrightError, Unsupported
-from meshwright.step_graph import Kind, StepGraph, StepNode, StepStorage
+from meshwright.graph.step_graph import Kind, StepGraph, StepNode, StepStorage
 
 from .diagnose import quiet
 from .forward import TracedForward, build_objective, module_path, trace_objective

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from meshwright.graph import Work
+from meshwright.graph.graph import Work
 
 from .flops import flops_of
 from .torch_private import storage_key

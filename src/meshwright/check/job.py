@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plan import Plan
-from ..program import Contract, Program
+from ..plan.plan import Plan
+from ..program.program import Contract, Program
 from .verdict import Finding
 
 __all__ = ["check_job"]

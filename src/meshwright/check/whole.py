@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from importlib import import_module
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..errors import FormatError, TimeLimit, Unsupported
-from ..fabric import Device, Fabric, Link, Provenance, Switch
-from ..plan import Plan, Segment, TrainingLayout
-from ..program import Kind, Program
-from ..program_calls import inline
-from .certificate import check_bound
-from .deadlock import check_deadlock, find_cycle
-from .folded import check_folded
-from .folded_fabric import folded_link_time, folded_memory
-from .folded_training import check_folded_training
+from ..fabric.fabric import Device, Fabric, Link, Provenance, Switch
+from ..plan.plan import Plan, Segment, TrainingLayout
+from ..program.calls import inline
+from ..program.fold import expand
+from ..program.program import Kind, Program
+from .bounds.certificate import check_bound
+from .folded.fabric import folded_link_time, folded_memory
+from .folded.program import check_folded
+from .folded.shadow import shadow
+from .folded.training import check_folded_training
 from .job import check_job
-from .links import busiest_link, check_links, link_time
-from .memory import check_memory, worst_order_memory
-from .order import Order
-from .placement import placement_faults
-from .races import check_races, turns_needed
-from .recompute import check_recompute, operands_of
-from .segment_step import check_segment_steps
-from .shadow import shadow
-from .training import check_training
-from .values import check_collective
+from .program.deadlock import check_deadlock, find_cycle
+from .program.links import busiest_link, check_links, link_time
+from .program.memory import check_memory, worst_order_memory
+from .program.order import Order
+from .program.races import check_races, turns_needed
+from .program.values import check_collective
+from .program.wellformed import check_wellformed, witness
+from .training.placement import placement_faults
+from .training.recompute import check_recompute, operands_of
+from .training.segment_step import check_segment_steps
+from .training.step import check_training
 from .verdict import Finding, Verdict, guarded
-from .wellformed import check_wellformed, witness
 
 __all__ = ["check_layout", "check_plan", "check_program"]
 
@@ -142,7 +142,7 @@ def _proved(program: Program, table: Mapping[str, Program], layout: TrainingLayo
 
 def _expand(program: Program, out: list[Program], notes: list[str]) -> list[Finding]:
     """The expanded form of a folded program."""
-    out.append(import_module("meshwright.program_fold").expand(program))
+    out.append(expand(program))
     notes.append("folded: checked in its expanded form")
     return []
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..graph import OpGraph
+    from ..graph.graph import OpGraph
 
+TIME_LIMIT = "most seconds, by the clock; where it cuts, the best so far is given and the exit code is 5 (default {})"
 LOSSES = "cross-entropy (default), mse, output, or module:function"
 
 
@@ -47,7 +48,7 @@ def graph_given(args: argparse.Namespace) -> OpGraph | None:
         raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
     if args.graph is None:
         return None
-    from ..io.graph_file import read_graph
+    from ..io.model.graph import read_graph
 
     return read_graph(args.graph)
 

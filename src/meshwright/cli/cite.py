@@ -15,11 +15,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import citations, read_plan
-    from ..io.traffic_file import is_traffic_plan
+    from ..drive.citations import citations
+    from ..drive.plans import read_plan
+    from ..io.plan.traffic import is_traffic_plan
 
     if is_traffic_plan(args.plan):
-        from ..drive_traffic import load_traffic_plan, traffic_citations
+        from ..drive.traffic import load_traffic_plan, traffic_citations
 
         cites = traffic_citations(load_traffic_plan(args.plan))
     else:

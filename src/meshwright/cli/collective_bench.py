@@ -10,7 +10,7 @@ from .collective_bound import size_bytes
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..run.bench.measure import BenchRow, Request
+    from ..bench.measure import BenchRow, Request
 
 HELP = "measure collectives on real processes: nccl-tests' flags and columns, simulated and bound beside them"
 EPILOG = """\
@@ -47,10 +47,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> Request:
     """Raises: UsageError."""
+    from ..bench.data import DTYPES, REDUCTIONS
+    from ..bench.measure import Request
+    from ..bench.operations import OPERATIONS
     from ..errors import UsageError
-    from ..run.bench.data import DTYPES, REDUCTIONS
-    from ..run.bench.measure import Request
-    from ..run.bench.operations import OPERATIONS
 
     for what, value, known in (("operation", args.op, OPERATIONS), ("type", args.datatype, tuple(DTYPES)), ("reduction", args.redop, REDUCTIONS)):
         if value not in known:
@@ -91,8 +91,8 @@ def environment(args: argparse.Namespace, request: Request) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from ..bench.start import in_job, on_lab, on_this_machine
     from ..errors import UsageError
-    from ..run.bench.start import in_job, on_lab, on_this_machine
 
     request = request_of(args)
     unknown = [b for b in args.backends.split(",") if b not in ("meshwright", "gloo", "nccl")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .arguments import fabric_arguments
+from .arguments import TIME_LIMIT, fabric_arguments
 from .fabric_subset import edit_arguments
 from .frame import Result
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HELP = "the least time a collective can take on a fabric, with its proof"
 
 MOST_PIECES = 4096  # more take minutes to simulate and gain nothing
-TIME_LIMIT = "seconds for planning, by the clock (default: as much work as {} s on a quiet machine)"
+EFFORT = "counted work of the search, in seconds of a quiet machine: the same plan however busy this one is (default {})"
 SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
 
 
@@ -41,7 +41,7 @@ def seed(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time limit, for `type=`: above 0; `inf` is none."""
+    """A time limit or counted work, for `type=`: above 0; `inf` is none."""
     try:
         value = float(text)
     except ValueError:
@@ -51,9 +51,14 @@ def seconds(text: str) -> float:
     return value
 
 
-def limits(time_limit_s: float | None, effort_s: float) -> dict[str, float]:
-    """A problem's limits: `--time-limit`, by the clock too; without it so much counted work, the same however busy the machine is."""
-    return {"effort_s": effort_s} if time_limit_s is None else {"time_limit_s": time_limit_s, "effort_s": time_limit_s}
+def limit_arguments(parser: argparse.ArgumentParser, effort_s: float, effort: str = EFFORT) -> None:
+    parser.add_argument("--effort", type=seconds, default=effort_s, metavar="S", help=effort.format(f"{effort_s:g}"))
+    parser.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="S", help=TIME_LIMIT.format("none"))
+
+
+def limits(args: argparse.Namespace) -> dict[str, float]:
+    """A problem's limits: so much counted work, and the clock as a net under it."""
+    return {"effort_s": args.effort, "time_limit_s": args.time_limit}
 
 
 def count(text: str) -> int:
@@ -66,9 +71,9 @@ def count(text: str) -> int:
 def problem_of(args: argparse.Namespace, **more: object) -> CollectiveProblem:
     """The problem that the arguments name. Raises UsageError and what the fabric's reader raises."""
     from ..decide.collective import CollectiveProblem
-    from ..drive import read_fabric
-    from ..fabric_edit import edited, forwarding_only
-    from ..io.fabric_name import parts_down, parts_slow
+    from ..drive.plans import read_fabric
+    from ..fabric.edit import edited, forwarding_only
+    from ..io.fabric.name import parts_down, parts_slow
 
     fabric = edited(read_fabric(args.fabric, args.devices), parts_down(args.without), parts_slow(args.degrade))
     if not args.in_network:

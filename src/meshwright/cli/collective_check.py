@@ -58,9 +58,9 @@ def kind_of(data: bytes, where: str) -> str:
 
 
 def _msccl(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
-    from ..check.msccl import check_msccl
-    from ..io.msccl_xml import parse_msccl
-    from ..msccl import ExecutorLimits, collective_of
+    from ..drive.handover.verdicts import check_msccl
+    from ..interop.msccl import ExecutorLimits, collective_of
+    from ..io.msccl.xml import parse_msccl
 
     algo = parse_msccl(data, where)
     if args.root is not None:
@@ -70,8 +70,8 @@ def _msccl(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict, 
 
 
 def _mscclpp(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
-    from ..check.mscclpp import check_mscclpp
-    from ..io.mscclpp_json import parse_mscclpp
+    from ..drive.handover.verdicts import check_mscclpp
+    from ..io.msccl.mscclpp_json import parse_mscclpp
 
     plan = parse_mscclpp(data, where)
     return check_mscclpp(plan, root=args.root), {"op": plan.collective, "ranks": len(plan.gpus), "protocol": plan.protocol}
@@ -79,7 +79,7 @@ def _mscclpp(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict
 
 def _plan(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
     from ..check import check_plan, check_program
-    from ..io.plan_file import plan_from_bytes, program_from_bytes
+    from ..io.plan.plan import plan_from_bytes, program_from_bytes
 
     if b'"meshwright.program"' in data[:256]:
         program = program_from_bytes(data, where=where)

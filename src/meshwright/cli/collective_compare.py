@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .collective_bound import SIZE_HELP, limits, problem_arguments, problem_of, seconds, seed, size_bytes
+from .collective_bound import EFFORT, SIZE_HELP, limit_arguments, problem_arguments, problem_of, seed, size_bytes
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
     parser.add_argument("--strategies", help="names separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
-    parser.add_argument("--time-limit", type=seconds, metavar="S",
-                        help="seconds for one strategy per size class, by the clock (default: as much work as 5 s on a quiet machine)")  # fmt: skip
+    limit_arguments(parser, EACH_S, f"of one strategy per size class, {EFFORT}")
     parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
     parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
     parser.add_argument("--seed", type=seed, default=0)
@@ -52,15 +51,17 @@ def sizes_of(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.collective import default_candidates, name_of, strategy
+    from ..decide.collective import default_candidates, strategy
     from ..decide.collective.sweep import sweep
+    from ..kernels.effort import Budget
     from ..report.collective_sweep import sweep_document, sweep_text
 
     sizes = sizes_of(args.sizes)
     args.size = str(sizes[0])
-    problem = problem_of(args, seed=args.seed, **limits(args.time_limit, EACH_S))
-    listed: list[CollectiveStrategy] = list(default_candidates(in_network=args.in_network))
+    problem = problem_of(args, seed=args.seed)
+    listed: list[CollectiveStrategy] = list(default_candidates(problem, in_network=args.in_network))
     if args.strategies:
-        listed = [strategy(name)() for name in args.strategies.split(",")]
-    rows = list(sweep(problem, sizes, listed, name_of, search=not args.no_search, each_s=problem.budget_s, every=args.every_size))
-    return Result(sweep_document(rows), sweep_text(rows, winners=args.winners))
+        listed = [strategy(name, where="--strategies")() for name in args.strategies.split(",")]
+    budget = Budget(len(set(sizes)), time_limit_s=args.time_limit)
+    rows = list(sweep(problem, sizes, listed, search=not args.no_search, each_s=args.effort, every=args.every_size, budget=budget))
+    return Result(sweep_document(rows), sweep_text(rows, winners=args.winners), cut=budget.cut)

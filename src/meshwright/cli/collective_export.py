@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..plan import Plan
-    from ..program import Program
+    from ..plan.plan import Plan
+    from ..program.program import Program
 
 HELP = "hand a schedule to MSCCL, MSCCL++ or NCCL"
 EPILOG = """Formats: msccl-xml, an XML file for MSCCL's executor (RCCL, or NCCL with the executor); mscclpp-json, an execution plan of MSCCL++;
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> Result:
 
 def _read(path: str) -> tuple[Plan | None, Program]:
     from ..errors import FormatError
-    from ..io.plan_file import read_plan_or_program
-    from ..plan import Plan
+    from ..io.plan.plan import read_plan_or_program
+    from ..plan.plan import Plan
 
     try:
         found = read_plan_or_program(path)
@@ -82,11 +82,11 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _msccl(plan: Plan | None, program: Program, args: argparse.Namespace) -> Result:
-    from ..check.msccl import check_msccl
-    from ..drive_handover import Handover, export_msccl, original_msccl
-    from ..io.msccl_xml import write_msccl
-    from ..msccl import ExecutorLimits
-    from ..to_msccl import MscclOptions
+    from ..drive.handover.msccl import Handover, export_msccl, original_msccl
+    from ..drive.handover.verdicts import check_msccl
+    from ..interop.msccl import ExecutorLimits
+    from ..interop.to_msccl import MscclOptions
+    from ..io.msccl.xml import write_msccl
 
     least, most = _sizes(args)
     limits = ExecutorLimits(steps=args.steps)
@@ -116,8 +116,8 @@ def _msccl(plan: Plan | None, program: Program, args: argparse.Namespace) -> Res
 
 
 def _mscclpp(plan: Plan | None, program: Program, args: argparse.Namespace) -> Result:
-    from ..drive_handover import export_mscclpp
-    from ..io.mscclpp_json import write_mscclpp
+    from ..drive.handover.msccl import export_mscclpp
+    from ..io.msccl.mscclpp_json import write_mscclpp
 
     server = None
     if plan is not None:  # servers as the plan's fabric groups its devices: within one, memory channels; between, port channels

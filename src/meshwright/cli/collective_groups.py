@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import require_directory
-from .collective_bound import TIME_LIMIT, count, limits, seconds, seed
+from .collective_bound import count, limit_arguments, limits, seed
 from .collective_bound import size_bytes as parse_size
 from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.collective import CollectiveProblem
-    from ..drive_groups import RankedGroups
-    from ..plan import Plan
+    from ..drive.collective.groups import RankedGroups
+    from ..plan.plan import Plan
 
 EFFORT_S = 60
 HELP = "several collectives at once on one fabric, planned together"
@@ -31,31 +31,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trees", type=count, help="most trees per group and direction (default 256)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces, the same for all groups (default: chosen)")
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--time-limit", type=seconds, metavar="S", help=TIME_LIMIT.format(EFFORT_S))
+    limit_arguments(parser, EFFORT_S)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.groups.strategy import Groups
-    from ..drive import write_plan
-    from ..drive_groups import plan_groups
+    from ..drive.collective.groups import plan_groups
+    from ..drive.plans import write_plan
+    from ..kernels.effort import cut_of
 
     if args.out is not None:
         require_directory(args.out)
     groups = _groups(args)
     options = {name: value for name, value in (("max_trees", args.trees), ("pieces", args.pieces)) if value is not None}
-    plan, ranked = plan_groups(groups, joint=Groups(**options), **limits(args.time_limit, EFFORT_S), seed=args.seed)
+    plan, ranked = plan_groups(groups, joint=Groups(**options), **limits(args), seed=args.seed)
     document, text = _document(args.fabric, groups, plan, ranked)
     if args.out is not None:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)
         text += f"\nwritten: {args.out}"
-    return Result(document, text)
+    return Result(document, text, cut=cut_of(plan.decisions))
 
 
 def _groups(args: argparse.Namespace) -> list[CollectiveProblem]:
     from ..decide.collective import CollectiveProblem
-    from ..drive import read_fabric
+    from ..drive.plans import read_fabric
     from ..errors import UsageError
 
     whole = read_fabric(args.fabric, None)

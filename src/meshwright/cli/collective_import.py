@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _msccl(data: bytes, where: str, args: argparse.Namespace) -> Result:
-    from ..check.msccl import check_msccl
-    from ..from_msccl import import_msccl, root_of
-    from ..io.msccl_xml import msccl_text, parse_msccl
-    from ..io.plan_file import write_program
-    from ..msccl import collective_of
+    from ..drive.handover.verdicts import check_msccl
+    from ..interop.from_msccl import import_msccl, root_of
+    from ..interop.msccl import collective_of
+    from ..io.msccl.xml import msccl_text, parse_msccl
+    from ..io.plan.plan import write_program
 
     algo = parse_msccl(data, where)
     if args.root is not None:
@@ -63,8 +63,8 @@ def _msccl(data: bytes, where: str, args: argparse.Namespace) -> Result:
         steps = len(program.steps)
         return Result(document | {"steps": steps}, f"{where}: {op} among {algo.ranks} ranks, {steps} steps\nwritten: {args.out}")
     from ..decide.collective.problem import CollectiveProblem
-    from ..drive import read_fabric, write_plan
-    from ..drive_handover import plan_of_msccl
+    from ..drive.handover.msccl import plan_of_msccl
+    from ..drive.plans import read_fabric, write_plan
     from ..io.quantity import show_time
     from .collective_export import size_bytes
 
@@ -81,11 +81,11 @@ def _msccl(data: bytes, where: str, args: argparse.Namespace) -> Result:
 
 
 def _mscclpp(data: bytes, where: str, args: argparse.Namespace) -> Result:
-    from ..check.mscclpp import check_mscclpp
+    from ..drive.handover.verdicts import check_mscclpp
     from ..errors import UsageError
-    from ..from_mscclpp import import_mscclpp
-    from ..io.mscclpp_json import parse_mscclpp
-    from ..io.plan_file import write_program
+    from ..interop.from_mscclpp import import_mscclpp
+    from ..io.msccl.mscclpp_json import parse_mscclpp
+    from ..io.plan.plan import write_program
 
     if args.fabric is not None:
         raise UsageError("a plan on a fabric is made from MSCCL XML only", hint="leave --fabric and --size away for the bare program")

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.nccl.model import changes, parse_list, predict, topology_of
     from ..decide.collective.nccl.tables import ALGORITHMS, PROTOCOLS, SOURCE
     from ..decide.collective.problem import OPERATIONS, busbw_factor
-    from ..drive import read_fabric
+    from ..drive.plans import read_fabric
     from ..errors import UnknownName, UsageError
 
     if args.op not in OPERATIONS:

@@ -14,8 +14,8 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..decide.collective.cloudcollectives.cost import CostMatrix
     from ..decide.collective.cloudcollectives.strategy import RankOrder
-    from ..probe.rank_order import Endpoint
-    from ..run.ordered import LaunchOrder
+    from ..probe.fabric.rank_order import Endpoint
+    from ..run.executor.ordered import LaunchOrder
 
 HELP = "which host should play which rank, from probed or stated costs"
 
@@ -25,7 +25,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("where the costs come from (one of these)")
     source.add_argument("--fabric", help="FILE.toml or PRESET:n; with --devices in the order in which the ranks are now")
     source.add_argument("--matrix", type=Path, help="a file written by --save-matrix")
-    source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help="an agent (`python -m meshwright.probe.rank_order_agent`); repeat")
+    agent = "an agent (`python -m meshwright.probe.fabric.rank_order_agent`); repeat"
+    source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help=agent)
     source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
     parser.add_argument("--devices", help="with --fabric: ranks in order, e.g. 0,4,1,5")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.problem import OPERATIONS
     from ..errors import UnknownName
     from ..io.atomic import write_bytes
-    from ..run.ordered import write_order
+    from ..run.executor.ordered import write_order
     from .collective_nccl import sizes_of
 
     if args.op not in OPERATIONS:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> Result:
 def launch_order(matrix: CostMatrix, found: RankOrder) -> LaunchOrder:
     """The order with what is needed to start programs in it."""
     from ..io.quantity import show_size
-    from ..run.ordered import LaunchOrder
+    from ..run.executor.ordered import LaunchOrder
 
     note = f"{found.op} {show_size(found.size_bytes)} {found.algorithm}: {found.gain:.2f}x by the model; {matrix.source}"
     address = matrix.address or ("",) * len(matrix)
@@ -115,7 +116,7 @@ def _matrix(args: argparse.Namespace) -> CostMatrix:
         return _probed(args)
     from dataclasses import replace
 
-    from ..drive import read_fabric
+    from ..drive.plans import read_fabric
 
     fabric = read_fabric(args.fabric, None)
     chosen = range(len(fabric.devices)) if args.devices is None else _numbers(args.devices, len(fabric.devices))
@@ -164,7 +165,7 @@ def _read(path: Path) -> CostMatrix:
 
 
 def _probed(args: argparse.Namespace) -> CostMatrix:
-    from ..probe.rank_order import probe
+    from ..probe.fabric.rank_order import probe
 
     with probed_agents(args) as (endpoints, token):
         return probe(endpoints, token, echoes=args.echoes).matrix
@@ -174,7 +175,7 @@ def _probed(args: argparse.Namespace) -> CostMatrix:
 def probed_agents(args: argparse.Namespace) -> Iterator[tuple[list[Endpoint], str]]:
     """Endpoints and secret that `--probe-local`, or `--probe` and `--token-file`, name. Raises: UsageError."""
     from ..errors import UsageError
-    from ..probe.rank_order import local_agents, parse_endpoint
+    from ..probe.fabric.rank_order import local_agents, parse_endpoint
 
     if args.probe_local is not None:
         if not 2 <= args.probe_local <= 64:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import require_directory
-from .collective_bound import TIME_LIMIT, count, limits, problem_arguments, problem_of, seconds, seed
+from .collective_bound import count, limit_arguments, limits, problem_arguments, problem_of, seed
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
@@ -30,25 +30,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of the strategy, its value as JSON or plain text, e.g. form=trees; may be repeated")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--time-limit", type=seconds, metavar="S", help=TIME_LIMIT.format(EFFORT_S))
+    limit_arguments(parser, EFFORT_S)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
     picture_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import default_candidates, strategy
-    from ..drive import write_plan
-    from ..drive_collective_job import plan_collective
+    from ..drive.collective.job import plan_collective
+    from ..drive.plans import write_plan
     from ..errors import UsageError
+    from ..kernels.effort import cut_of
     from ..report.collective_text import plan_document, plan_line
 
-    problem = problem_of(args, seed=args.seed, **limits(args.time_limit, EFFORT_S))
+    problem = problem_of(args, seed=args.seed, **limits(args))
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
         raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None:
         require_directory(args.out)
     check_pictures(args)
-    listed: Sequence[CollectiveStrategy] = default_candidates(in_network=args.in_network) if args.strategy == "auto" else [strategy(args.strategy)()]
+    listed: Sequence[CollectiveStrategy]
+    if args.strategy == "auto":
+        listed = default_candidates(problem, in_network=args.in_network)
+    else:
+        listed = [strategy(args.strategy, where="--strategy")()]
     candidates = [_with_options(x, slices=args.pieces, pieces=args.pieces, trees=args.trees) for x in listed]
     if args.sketch is not None:
         candidates = [_with_options(x, sketch=_sketch(args.sketch, args.strategy)) for x in candidates]
@@ -63,13 +68,13 @@ def run(args: argparse.Namespace) -> Result:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)
         text += f"\nwritten: {args.out}"
-    return with_pictures(Result(document, text), args, plan)
+    return with_pictures(Result(document, text, cut=cut_of(plan.decisions)), args, plan)
 
 
 def _sketch(text: str, name: str) -> Sketch | str:
     """The sketch in a file, or the name of a published one. Raises: UsageError, FormatError, UnknownName."""
     from ..errors import UsageError
-    from ..io.taccl_sketch import read_sketch
+    from ..io.msccl.taccl_sketch import read_sketch
     from ..sketch import PUBLISHED_SKETCHES, sketch_of
 
     if name not in ("auto", "taccl"):

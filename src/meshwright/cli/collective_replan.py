@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import require_directory
-from .collective_bound import TIME_LIMIT, limits, problem_arguments, problem_of, seconds, seed
+from .collective_bound import limit_arguments, limits, problem_arguments, problem_of, seed
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -26,16 +26,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default: forestcoll, on alike servers where that is as good) or a strategy's name")
     parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--time-limit", type=seconds, metavar="S", help=TIME_LIMIT.format(EFFORT_S))
+    limit_arguments(parser, EFFORT_S)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import strategy
-    from ..drive import write_plan
-    from ..drive_replan import replan
-    from ..io.fabric_name import parts_down, parts_slow
+    from ..drive.collective.replan import replan
+    from ..drive.plans import write_plan
+    from ..io.fabric.name import parts_down, parts_slow
     from ..io.quantity import show_rate
+    from ..kernels.effort import cut_of
     from ..report.bottleneck_text import explain_bottleneck
     from ..report.collective_text import bound_document, plan_document, plan_line
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.out is not None:
         require_directory(args.out)
     args.without = args.degrade = None
-    whole = problem_of(args, seed=args.seed, **limits(args.time_limit, EFFORT_S))
+    whole = problem_of(args, seed=args.seed, **limits(args))
     given: Sequence[CollectiveStrategy] = () if args.strategy == "auto" else [strategy(args.strategy)()]
     found = replan(whole, down, slow, candidates=given)
     lines, bottleneck = explain_bottleneck(found.now, found.now_bound)
@@ -58,4 +59,4 @@ def run(args: argparse.Namespace) -> Result:
         write_plan(args.out, found.plan)
         document["plan"] = str(args.out)
         lines.append(f"written: {args.out}")
-    return Result(document, "\n".join([text, *lines]))
+    return Result(document, "\n".join([text, *lines]), cut=cut_of(found.plan.decisions))

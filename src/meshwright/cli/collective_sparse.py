@@ -45,11 +45,11 @@ def _cost(name: str, problem: SparseProblem) -> Cost | None:
     if name == "roofline":
         return None
     if name != "measured":
-        from ..io.cost_file import read_cost
+        from ..io.costs.table import read_cost
 
         return read_cost(name)
     from ..cost import assumed_cost
-    from ..probe.sparse_prices import priced_here
+    from ..probe.traffic.sparse_prices import priced_here
 
     share = min(d.cpu_share or 1.0 for d in problem.fabric.devices)
     return priced_here(assumed_cost(problem.fabric), problem.elements, problem.k, len(problem.ranks), share=share)
@@ -58,8 +58,8 @@ def _cost(name: str, problem: SparseProblem) -> Cost | None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective.sparse import SparseProblem
     from ..decide.collective.sparse.choice import receive_bound_s
-    from ..drive import read_fabric, write_plan
-    from ..drive_sparse import plan_sparse
+    from ..drive.collective.sparse import plan_sparse
+    from ..drive.plans import read_fabric, write_plan
     from ..errors import UsageError
     from ..report.sparse_text import sparse_document, sparse_text
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..fabric import Fabric
-    from ..io.nccl_tuner import TunerRow
+    from ..fabric.fabric import Fabric
+    from ..io.nccl.tuner import TunerRow
 
 __all__ = ["export_tuner", "import_tuner"]
 
@@ -28,9 +28,9 @@ def export_tuner(args: argparse.Namespace) -> Result:
     fastest on our simulator, which sees the fabric's links; the protocol is the model's best for it.
     """
     from ..decide.collective.nccl.model import choices, predict, topology_of
-    from ..drive import read_fabric
+    from ..drive.plans import read_fabric
     from ..errors import UsageError
-    from ..io.nccl_tuner import COLLECTIVES, rows_of_choices, write_tuner
+    from ..io.nccl.tuner import COLLECTIVES, rows_of_choices, write_tuner
     from .collective_nccl import sizes_of
 
     if args.fabric is None:
@@ -74,7 +74,7 @@ def _fastest(fabric: Fabric, op: str, size_bytes: int) -> str:
 
 def import_tuner(path: str, where: str) -> Result:
     """What a configuration says, in order."""
-    from ..io.nccl_tuner import read_tuner
+    from ..io.nccl.tuner import read_tuner
 
     rows = read_tuner(path)
     return Result(_document(where, rows), "\n".join([f"{where}: {len(rows)} rows, the first that matches holds", *_lines(rows)]))
@@ -87,7 +87,7 @@ def _document(where: str, rows: Sequence[TunerRow]) -> dict[str, Any]:
 
 
 def _lines(rows: Sequence[TunerRow]) -> list[str]:
-    from ..io.nccl_tuner import NO_LIMIT
+    from ..io.nccl.tuner import NO_LIMIT
     from ..io.quantity import show_size
 
     lines = []

@@ -10,8 +10,8 @@ from ..errors import UsageError
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..fabric import Fabric
-    from ..io.fabric_import import Source
+    from ..fabric.fabric import Fabric
+    from ..io.fabric.imported import Source
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -50,8 +50,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..io.atomic import write_text
-    from ..io.fabric_document import fabric_document
-    from ..io.fabric_import import FORMATS, format_of, read_source
+    from ..io.fabric.document import fabric_document
+    from ..io.fabric.imported import FORMATS, format_of, read_source
 
     if args.format not in ("auto", *FORMATS):
         raise UsageError(f"no format {args.format!r}", where="--format", hint=f"auto, {', '.join(FORMATS)}")
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _fabric(args: argparse.Namespace, sources: list[Source]) -> Fabric:
-    from ..io.fabric_import import import_fabric
-    from ..io.nccl_fabric import Join
-    from ..io.topo_matrix import Assumed
-    from ..preset_parts import NET
+    from ..fabric.preset_parts import NET
+    from ..io.fabric.imported import import_fabric
+    from ..io.fabric.topo_matrix import Assumed
+    from ..io.nccl.fabric import Join
 
     if args.net not in NET.choices:
         raise UsageError(f"no network {args.net!r}", where="--net", hint=f"one of: {', '.join(NET.choices)}")
@@ -106,10 +106,10 @@ def _rate(args: argparse.Namespace, name: str) -> int | None:
 
 
 def _text(fabric: Fabric, form: str) -> str:
-    from ..io.adjacency import edges_text, matrix_text_of
-    from ..io.fabric_document import fabric_document
-    from ..io.fabric_toml import fabric_toml
-    from ..io.nccl_write import nccl_topology_text
+    from ..io.fabric.adjacency import edges_text, matrix_text_of
+    from ..io.fabric.document import fabric_document
+    from ..io.fabric.toml import fabric_toml
+    from ..io.nccl.write import nccl_topology_text
 
     if form == "json":
         return json.dumps(fabric_document(fabric), ensure_ascii=False) + "\n"
@@ -119,7 +119,7 @@ def _text(fabric: Fabric, form: str) -> str:
 def _graphs(sources: list[Source]) -> Result:
     from dataclasses import asdict
 
-    from ..io.nccl_graph import graph_lines, parse_nccl_graph
+    from ..io.nccl.graph import graph_lines, parse_nccl_graph
 
     found = [(source.where, parse_nccl_graph(source.data, source.where)) for source in sources]
     lines = [line for where, graphs in found for line in ([f"{where}:"] if len(found) > 1 else []) + graph_lines(graphs)]

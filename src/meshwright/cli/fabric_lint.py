@@ -9,7 +9,7 @@ from ..errors import FormatError
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..drive_lint import Lint
+    from ..drive.lint import Lint
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -31,8 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive_lint import Lint
-    from ..fabric_lint import Finding
+    from ..drive.lint import Lint
+    from ..fabric.lint import Finding
 
     try:
         lint = _lint(args)
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _lint(args: argparse.Namespace) -> Lint:
-    from ..drive_lint import lint_known_fabric, lint_source
-    from ..io.fabric_import import read_source
-    from ..io.fabric_name import load_fabric
+    from ..drive.lint import lint_known_fabric, lint_source
+    from ..io.fabric.imported import read_source
+    from ..io.fabric.name import load_fabric
 
     if args.format == "auto" and args.fabric != "-" and not args.fabric.lower().endswith(ENDINGS) and not _foreign_json(args.fabric):
         return lint_known_fabric(load_fabric(args.fabric, args.devices))
@@ -60,6 +60,6 @@ def _lint(args: argparse.Namespace) -> Lint:
 
 def _foreign_json(path: str) -> bool:
     """A JSON file that is no document of ours: DCGM's."""
-    from ..io.fabric_import import read_source
+    from ..io.fabric.imported import read_source
 
     return path.lower().endswith(".json") and b'"schema"' not in read_source(path).data[:4096]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..presets import PRESETS, Option, Preset
+from ..fabric.presets import PRESETS, Option, Preset
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]

@@ -7,25 +7,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..probe.fabric_options import check_arguments, outcome, probe_arguments
+from ..probe.fabric.options import check_arguments, outcome, probe_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..probe.fabric_infer import Inferred
-    from ..probe.fabric_measurements import Measurements
+    from ..probe.fabric.infer import Inferred
+    from ..probe.fabric.measurements import Measurements
 
 HELP = "measure latencies, ports and shared trunks between hosts, and write the fabric"
 EPILOG = """\
 examples:
-  python -m meshwright.probe.rank_order_agent --host 10.0.0.3 --port 7000 --token-file secret      # on every host
+  python -m meshwright.probe.fabric.rank_order_agent --host 10.0.0.3 --port 7000 --token-file secret      # on every host
   meshwright fabric probe --probe n0=10.0.0.3:7000 --probe n1=10.0.0.4:7000 ... --token-file secret -o cluster.toml --save measured.json
   meshwright fabric probe --from measured.json -o cluster.toml
-  torchrun ... -m meshwright.probe.fabric_worker -o cluster.toml                                    # in a job, without agents"""
+  torchrun ... -m meshwright.probe.fabric.worker -o cluster.toml                                    # in a job, without agents"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("what is measured (one of these)")
-    source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help="an agent (`python -m meshwright.probe.rank_order_agent`); repeat")
+    agent = "an agent (`python -m meshwright.probe.fabric.rank_order_agent`); repeat"
+    source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help=agent)
     source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
     source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="what --save wrote, or costs of `collective order --save-matrix`")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
@@ -34,8 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
-    from ..probe.fabric_infer import infer_fabric
-    from ..probe.fabric_measurements import read_measurements
+    from ..probe.fabric.infer import infer_fabric
+    from ..probe.fabric.measurements import read_measurements
 
     check_arguments(args)
     given = [name for name in ("probe", "probe_local", "saved") if getattr(args, name) is not None]
@@ -48,8 +49,8 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _measured(args: argparse.Namespace) -> tuple[Measurements, Inferred]:
-    from ..probe.fabric_campaign import probe_fabric
-    from ..probe.fabric_network import AgentNetwork
+    from ..probe.fabric.campaign import probe_fabric
+    from ..probe.fabric.network import AgentNetwork
     from .collective_order import probed_agents
 
     more = {"name": args.name, "budget_s": args.budget, "tolerance": args.tolerance, "seed": args.seed, "say": _say}

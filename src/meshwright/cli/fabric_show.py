@@ -6,8 +6,8 @@ import argparse
 
 from ..errors import Disconnected, UsageError
 from ..io.atomic import write_text
-from ..io.fabric_document import fabric_document
-from ..io.fabric_name import load_fabric
+from ..io.fabric.document import fabric_document
+from ..io.fabric.name import load_fabric
 from ..report.fabric_matrix import cells, matrix_text, rates, summary_text
 from .frame import Result
 

@@ -6,10 +6,10 @@ import argparse
 import json
 
 from ..errors import UsageError
-from ..fabric_edit import edited
+from ..fabric.edit import edited
 from ..io.atomic import write_text
-from ..io.fabric_name import load_fabric, parts_down, parts_slow
-from ..io.fabric_toml import fabric_document, fabric_toml
+from ..io.fabric.name import load_fabric, parts_down, parts_slow
+from ..io.fabric.toml import fabric_document, fabric_toml
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "edit_arguments", "run"]

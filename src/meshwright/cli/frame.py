@@ -10,13 +10,16 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
 from .. import __version__
-from ..errors import Interrupted, MeshwrightError, MissingExtra, Unsupported, UsageError
+from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
 from .commands import COMMANDS, NOUNS
+
+if TYPE_CHECKING:
+    from ..kernels.effort import Cut
 
 __all__ = ["Result", "main", "suggest", "use_color"]
 
@@ -42,11 +45,13 @@ exit codes: 0 ok, 1 failure, 2 usage, 3 infeasible, 4 check failed, 5 time limit
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found: `document` (with `schema` and `version`) for `--json`, `text` for people."""
+    """What a command found: `document` (with `schema` and `version`) for `--json`, `text` for people. `cut`: the time limit ended the search, what
+    is written is the best so far; the text, the document and stderr say so, and the exit code is that of a time limit."""
 
     document: dict[str, Any]
     text: str
     exit_code: int = 0
+    cut: Cut | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,10 +122,22 @@ def _find(words: list[str]) -> tuple[tuple[str, ...] | None, list[str]]:
     return (first, words[1]), words[2:]
 
 
-def _load(command: tuple[str, ...]) -> Any:
+class CommandModule(Protocol):
+    """What a command's module has; see `commands`."""
+
+    HELP: str
+
+    @staticmethod
+    def arguments(parser: argparse.ArgumentParser) -> None: ...
+    @staticmethod
+    def run(args: argparse.Namespace) -> Result: ...
+
+
+def _load(command: tuple[str, ...]) -> CommandModule:
+    """The only import by a name that is not written as one: 80 commands, each loaded when it is used. `cli` imports all of `meshwright` anyhow."""
     name = f"{__package__}.{COMMANDS[command][0]}"
     try:
-        return import_module(name)
+        return cast("CommandModule", import_module(name))
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
@@ -173,6 +190,10 @@ def suggest(word: str, known: Iterable[str], *, before: str = "") -> str:
 
 # ---- output ------------------------------------------------------------------------------------------------------------
 def _print(result: Result, as_json: bool) -> int:
+    if (cut := result.cut) is not None:
+        said = {**result.document, "cut": cut.to_json()}
+        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or TimeLimit.exit_code)
+        _report(cut.error("this is the best so far"), as_json=as_json)
     if as_json:
         import json
 

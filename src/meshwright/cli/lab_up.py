@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ..errors import UsageError
-from ..io.fabric_name import load_fabric
+from ..io.fabric.name import load_fabric
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]

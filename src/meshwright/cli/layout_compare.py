@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from .arguments import TIME_LIMIT
 from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.layout.autoddl import ShardingPlan
+    from ..kernels.effort import Cut
 
 HELP = "AutoDDL beside data parallelism, Megatron pairs and convolution-DP + FC-TP: predicted, and measured with --run"
 
@@ -20,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", action="store_true", help="measure too: processes on this machine, the plans taking turns")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of every plan (default 5)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
+    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     parser.set_defaults(search="auto", mesh=None, restarts=20)
 
 
@@ -29,10 +31,10 @@ def run(args: argparse.Namespace) -> Result:
     from .layout_plan import mean_bytes, problem_of
 
     problem = problem_of(args)
-    plans = candidates(args, problem)
+    plans, cut = candidates(args, problem)
     measured: dict[str, float] = {}
     if args.run:
-        from ..run.dtensor_run import run_layout
+        from ..run.dtensor.run import run_layout
 
         measured = {p.strategy: r.time_s for p, r in zip(plans, run_layout(plans, steps=args.steps, dtype=args.dtype), strict=True)}
     rows: list[dict[str, Any]] = []
@@ -57,19 +59,27 @@ def run(args: argparse.Namespace) -> Result:
         "bound": {"time_s": best.bound_time_s, "received_bytes": best.bound_bytes},
         "ratio": best.time_s / best.bound_time_s if best.bound_time_s else None, "notes": list(best.notes),
     }  # fmt: skip
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=cut)
 
 
-def candidates(args: argparse.Namespace, problem: Any) -> list[ShardingPlan]:
-    """AutoDDL's plan first, then every template that this model and number of devices have."""
-    from ..decide.layout.autoddl.templates import TEMPLATES
-    from ..errors import Infeasible, Unsupported
+def candidates(args: argparse.Namespace, problem: Any) -> tuple[list[ShardingPlan], Cut | None]:
+    """AutoDDL's plan first, then that of every other strategy for operators that this model and number of devices have."""
+    from ..decide.layout import strategies
+    from ..decide.layout.autoddl import AutoDDL
+    from ..errors import Infeasible, TimeLimit, Unsupported
+    from ..kernels.effort import Budget
     from .layout_plan import make_plan
 
-    found = [make_plan(args, problem, "autoddl")]
-    for name in TEMPLATES:
+    found: list[ShardingPlan] = []
+    names = [AutoDDL.name, *(x.name for x in strategies("operators") if x is not AutoDDL)]
+    budget = Budget(len(names), time_limit_s=args.time_limit)
+    for name in names:
+        if not budget.spend():
+            break
         try:
-            found.append(make_plan(args, problem, name))
-        except (Unsupported, Infeasible):
-            continue
-    return found
+            with budget.net():
+                found.append(make_plan(args, problem, name))
+        except (Unsupported, Infeasible, TimeLimit):
+            if not found:
+                raise
+    return found, budget.cut

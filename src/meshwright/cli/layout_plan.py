@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import LOSSES, fabric_arguments, require_directory
+from .arguments import LOSSES, TIME_LIMIT, fabric_arguments, require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ HELP = "split every operator of a model over devices, and say how far that is fr
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
-    parser.add_argument("--strategy", default="autoddl", help="autoddl (default), or a template: data, megatron, conv-dp+fc-tp, data+megatron")
+    parser.add_argument("--strategy", default="autoddl", help="autoddl (default), or another of `strategies list layout` for operators")
     parser.add_argument("--search", default="auto", help="of autoddl: auto (default), exact, ilp, descent")
     parser.add_argument("--mesh", help="only this mesh, e.g. 2x4 (default: every factorisation of the devices)")
     parser.add_argument("--restarts", type=int, default=20, help="random starts of coordinate descent (default 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
+    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     parser.add_argument("--out", "-o", type=Path, default=Path("layout.json"), help="where to write the plan (default layout.json)")
 
 
@@ -42,24 +42,24 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..run.dtensor_run import write_layout
+    from ..kernels.effort import cut_of
+    from ..run.dtensor.run import write_layout
 
     require_directory(args.out)
     plan = make_plan(args, problem_of(args), args.strategy)
     write_layout(args.out, plan)
-    return Result(document_of(plan, path=str(args.out)), text_of(plan, written=str(args.out)))
+    return Result(document_of(plan, path=str(args.out)), text_of(plan, written=str(args.out)), cut=cut_of({"layout": plan.options}))
 
 
 def make_plan(args: argparse.Namespace, problem: ShardingProblem, strategy: str) -> ShardingPlan:
-    from ..decide.layout.autoddl import AutoDDL
-    from ..decide.layout.autoddl.templates import TEMPLATES
-    from ..errors import UnknownName
+    from dataclasses import fields
 
-    if strategy not in ("autoddl", *TEMPLATES):
-        raise UnknownName(f"there is no strategy {strategy!r}", where="--strategy", hint=f"there are: autoddl, {', '.join(TEMPLATES)}")
-    search = args.search if strategy == "autoddl" else strategy
-    mesh = parse_mesh(args.mesh) if args.mesh else None
-    return AutoDDL(search=search, restarts=args.restarts, mesh=mesh, time_limit_s=args.time_limit).plan(problem, seed=args.seed)
+    from ..decide.layout import strategy as named
+
+    kind = named(strategy, "operators", where="--strategy")
+    given = {"search": args.search, "restarts": args.restarts, "mesh": parse_mesh(args.mesh) if args.mesh else None, "time_limit_s": args.time_limit}
+    plan: ShardingPlan = kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given}).plan(problem, seed=args.seed)
+    return plan
 
 
 def parse_mesh(text: str) -> tuple[int, ...]:
@@ -75,10 +75,10 @@ def problem_of(args: argparse.Namespace) -> ShardingProblem:
     from ..capture.graph import capture
     from ..decide.layout.autoddl import ShardingProblem
     from ..decide.layout.autoddl.network import build_network
-    from ..drive import read_fabric
+    from ..drive.plans import read_fabric
     from ..errors import UsageError
     from ..io.quantity import parse_rate_Bps, parse_size_bytes
-    from ..probe.cost_name import load_cost
+    from ..probe.costs.name import load_cost
 
     fabric = read_fabric(args.fabric, args.devices)
     try:
@@ -96,7 +96,7 @@ def problem_of(args: argparse.Namespace) -> ShardingProblem:
     from dataclasses import replace
 
     from ..capture.forward import trace_forward
-    from ..run.dtensor_placements import derived_signatures
+    from ..run.dtensor.placements import derived_signatures
 
     unknown = [w.partition(" ")[0] for w in build_network(problem).whole]
     if not unknown:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..run.dtensor_run import LayoutResult
+    from ..run.dtensor.run import LayoutResult
 
 HELP = "train as a layout plan says, compare with the serial run, count every byte"
 
@@ -30,7 +30,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..run.dtensor_run import read_layout, run_layout
+    from ..run.dtensor.run import read_layout, run_layout
 
     plans = [read_layout(p) for p in args.plan]
     found = run_layout(

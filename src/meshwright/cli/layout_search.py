@@ -12,9 +12,9 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..cost import Cost
     from ..decide.layout.mixed.search import Judged
-    from ..drive_layout_search import LayoutFindings
-    from ..fabric import Fabric
-    from ..graph import OpGraph
+    from ..drive.layout.search import LayoutFindings
+    from ..fabric.fabric import Fabric
+    from ..graph.graph import OpGraph
 
 HELP = "find stages, degrees, recomputation and sharding for a model on a fabric of any size and mix, and say how far from a bound"
 
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--power", action="append", default=[], metavar="KIND=W", help="watts of one device, by kind; may be repeated")
     parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price (default 0: anything)")
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="the least samples per second")
-    parser.add_argument("--methods", default="", help="of grid, inter-operator, per-layer, mixed (default: all)")
+    parser.add_argument("--methods", default="", help="names by commas, of `strategies list layout` (default: all)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
     parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
     parser.add_argument("--out", "-o", type=Path, help="write the fastest layout that `train run` can execute as a training plan")
@@ -46,11 +46,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.layer_costs import FULL, MIXED
-    from ..decide.layout.mixed.search import METHODS, Demands
-    from ..drive import read_fabric
-    from ..drive_layout_search import find_layouts
-    from ..graph_scale import at_batch
-    from ..probe.cost_name import load_cost
+    from ..decide.layout.mixed.search import Demands
+    from ..drive.layout.search import find_layouts
+    from ..drive.plans import read_fabric
+    from ..graph.scale import at_batch
+    from ..probe.costs.name import load_cost
     from .collective_export import size_bytes
     from .profile_predict import with_settings
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Result:
         lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=MIXED if args.precision == "mixed" else FULL,
         microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"), sequence=not args.no_sequence_parallel,
         memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
-        methods=args.methods.split(",") if args.methods else METHODS, adjust=lambda runtime: with_settings(runtime, args.set),
+        methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
         levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
         recompute=[x for x in args.recompute.split(",") if x],
     )  # fmt: skip
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> Result:
 
 def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph, fabric: Fabric, cost: Cost) -> tuple[dict[str, Any], str]:
     """The plan of the fastest layout that can be run; what keeps faster ones from it."""
-    from ..drive import write_plan
-    from ..drive_layout_plan import best_runnable, not_runnable, plan_found
+    from ..drive.plans import write_plan
+    from ..drive.training.found_layout import best_runnable, not_runnable, plan_found
     from ..job import Training
 
     chosen = best_runnable(found)
@@ -133,7 +133,7 @@ def _whole(text: str, where: str) -> tuple[int, ...]:
 def document_of(found: LayoutFindings, show: int) -> dict[str, Any]:
     import msgspec
 
-    from ..decide.layout.mixed.search import CITES
+    from ..decide.layout import strategies
 
     f, best = found.found, found.found.best
     universal, family = f.bounds.gaps(best.time_s)
@@ -151,7 +151,7 @@ def document_of(found: LayoutFindings, show: int) -> dict[str, Any]:
         },
         "runners_up": [_row(found, j) for j in f.ranked[1 : show + 1]],
         "refused": [{"layout": j.candidate.layout.name, "why": j.why} for j in f.others[:show]],
-        "cites": [cite.key for method, cite in CITES.items() if f.counts.get(method)],
+        "cites": [kind.cite.key for kind in strategies("layers") if f.counts.get(kind.name)],
         "assumptions": list(assumptions(found)), "notes": list(found.problem.table.notes), "runtime": msgspec.to_builtins(found.problem.runtime),
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
     parser.add_argument("--batch", type=int, help="rows of the batch (default: as the example inputs)")
     parser.add_argument("--budgets", type=int, default=11, help="how many budgets, evenly from keeping everything to the least peak (default 11)")
-    parser.add_argument("--strategies", default="fusionaware,rotor,revolve,chen", help="by commas (this is the default), or all (monet takes long)")
+    parser.add_argument("--strategies", default="", help="names by commas, or all (monet takes long); default: those of one frontier")
     parser.add_argument("--effort", type=int, default=100, help="of the search, in millions of simulated operator runs (default 100)")
     parser.add_argument(
         "--implementations", default="plain", metavar="KINDS",
@@ -28,17 +28,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     import msgspec
 
-    from ..decide.memory.step import STEP_NAMES
     from ..errors import UsageError
     from ..io.atomic import write_text
+    from ..probe.steps.compare import budgeted, compare_step
+    from ..probe.steps.measured import implementations_named, measured_steps
     from ..report.memory_curve import curve_svg, curve_text
-    from ..run.measured_step import implementations_named, measured_steps
-    from ..run.step_compare import compare_step
 
     if args.budgets < 2 or args.effort < 1:
         raise UsageError("at least 2 budgets and an effort of 1", where="--budgets" if args.budgets < 2 else "--effort")
     kinds = implementations_named(args.implementations)
-    names = [n for n in STEP_NAMES if n not in ("keep", "mincut")] if args.strategies == "all" else args.strategies.split(",")
+    names = args.strategies.split(",") if args.strategies not in ("", "all") else budgeted(all_of_them=args.strategies == "all")
     steps = measured_steps(args.model, loss=args.loss, batch_size=args.batch, implementations=args.implementations)
     given = next(m for m in steps if not m.step.channels_last)
     joint = {} if "plain" in kinds else {",".join(kinds) + (" channels last" if m is not given else ""): m.graph for m in steps}

@@ -9,8 +9,8 @@ from . import step_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..graph.step_graph import StepGraph, StepPlan
     from ..simulate.step_memory import AliveStorage
-    from ..step_graph import StepGraph, StepPlan
 
 HELP = "the tensors alive at the peak of a training step"
 SHOWN = 10
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.memory.step import keep_everything
     from ..errors import UsageError
     from ..io.quantity import show_size
-    from ..run.step_fit import budget_bytes, planned_in_any
+    from ..probe.steps.fit import budget_bytes, planned_in_any
     from ..simulate.step_memory import alive_at
 
     if not args.model:

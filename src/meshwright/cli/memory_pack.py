@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import TIME_LIMIT
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity", help="the arena's size, e.g. 1048576 or 4GiB; exit code 3 if none is found (default: as small as can be)")
     parser.add_argument("--alignment", type=int, default=1, help="offsets are multiples of so many bytes (default 1)")
     parser.add_argument("--effort", type=int, default=1, help="how long to search, in units of some ten seconds (default 1; 0: placements only)")
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop by the clock (default: never; the result then is the same on every machine)")
+    parser.add_argument("--time-limit", "--seconds", type=float, default=0.0, metavar="S", dest="seconds",
+                        help=TIME_LIMIT.format("none"))  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
 
 
@@ -31,8 +33,9 @@ def run(args: argparse.Namespace) -> Result:
     from ..check.arena import check_arena
     from ..decide.memory.static import CITE, MINIMALLOC, StaticMemory
     from ..errors import CheckFailed, UsageError
-    from ..io.minimalloc_csv import buffers_csv, read_buffers_csv
+    from ..io.plan.minimalloc_csv import buffers_csv, read_buffers_csv
     from ..io.quantity import parse_size_bytes
+    from ..kernels.effort import Cut
 
     try:
         capacity = 0 if not args.capacity else int(args.capacity) if args.capacity.isdecimal() else parse_size_bytes(args.capacity)
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> Result:
         "offset_bytes": dict(zip(table.names, plan.offset_bytes.tolist(), strict=True)), "check": verdict.to_json(),
         "cites": [CITE.key, MINIMALLOC.key],
     }  # fmt: skip
-    return Result(document, "\n".join(_lines(problem, plan, args.output)))
+    return Result(document, "\n".join(_lines(problem, plan, args.output)), cut=Cut(*plan.cut) if plan.cut else None)
 
 
 def _lines(problem: ArenaProblem, plan: ArenaPlan, output: Path | None) -> list[str]:

@@ -12,6 +12,7 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.memory import RecomputePlan, RecomputeProblem
+    from ..decide.memory.problem import RecomputeStrategy
     from ..errors import Infeasible
 
 HELP = "choose what a training step keeps for its backward pass and what it computes again"
@@ -25,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", help="layers of every stage, by commas (default: all that repeat, spread evenly)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default 1)")
     parser.add_argument("--microbatches", type=int, default=1, help="micro-batches per step (default 1); stage i of p keeps min(N, p - i)")
-    parser.add_argument("--strategy", help="optimal (default), none, selective, uniform, block, or all: a table; with --model see there")
+    parser.add_argument("--strategy", help="optimal (default), another of `strategies list memory`, or all: a table; with --model see there")
     parser.add_argument("--every", type=int, default=1, help="uniform: layers per checkpoint; block: layers computed again")
     parser.add_argument("--device", default="a100", help="the GPU whose roofline prices operators (default a100)")
     step_arguments.arguments(parser)
@@ -39,8 +40,8 @@ def run(args: argparse.Namespace) -> Result:
     import msgspec
     import numpy as np
 
-    from ..decide.memory import CITES, NAMES
-    from ..errors import Infeasible, UnknownName, Unsupported, UsageError
+    from ..decide.memory import CITES, strategies, strategy
+    from ..errors import Infeasible, Unsupported, UsageError
 
     pictures.check_pictures(args)
     if args.model:
@@ -54,21 +55,19 @@ def run(args: argparse.Namespace) -> Result:
     args.strategy = args.strategy or "optimal"
     from ..report.recompute_text import plan_lines, table_lines
 
-    if args.strategy != "all" and args.strategy not in NAMES:
-        raise UnknownName(f"there is no strategy {args.strategy[:64]!r}", where="--strategy", hint=f"there are: {', '.join(NAMES)}, all")
+    kinds = strategies("regions") if args.strategy == "all" else (strategy(args.strategy, "regions", where="--strategy", also=("all",)),)
     name, problem = _problem(args)
-    options: dict[str, dict[str, Any]] = {"uniform": {"every": args.every}, "block": {"layers": args.every}}
     plans: dict[str, RecomputePlan] = {}
     refused: dict[str, str] = {}
-    for strategy in NAMES if args.strategy == "all" else (args.strategy,):
+    for made in [variant for kind in kinds for variant in kind.variants(problem, every=args.every)]:
         try:
-            plans[strategy] = NAMES[strategy](**options.get(strategy, {})).plan(problem, rng=np.random.default_rng(0))
+            plans[made.name] = made.plan(problem, rng=np.random.default_rng(0))
         except (Infeasible, Unsupported) as error:
             if args.strategy != "all":
                 if isinstance(error, Infeasible):
-                    raise _nearest(error, args, problem, strategy, options) from None
+                    raise _nearest(error, args, problem, made) from None
                 raise
-            refused[strategy] = str(error)
+            refused[made.name] = str(error)
     document = {
         "schema": "meshwright.memory.plan", "version": 1, "layer": name, "operators": [o.name for o in problem.layer.operators],
         "stages": msgspec.to_builtins(problem.stages), "plans": msgspec.to_builtins(plans), "refused": refused,
@@ -79,14 +78,12 @@ def run(args: argparse.Namespace) -> Result:
     return Result(document, "\n".join(plan_lines(name, problem, plans[args.strategy])))
 
 
-def _nearest(
-    error: Infeasible, args: argparse.Namespace, problem: RecomputeProblem, strategy: str, options: dict[str, dict[str, Any]]
-) -> Infeasible:
+def _nearest(error: Infeasible, args: argparse.Namespace, problem: RecomputeProblem, strategy: RecomputeStrategy) -> Infeasible:
     """What would make it fit, found by planning with it; smaller micro-batches where the graph scales."""
-    from ..decide.memory import NAMES
+    from ..decide.memory import strategies
     from ..decide.memory.nearest import nearest_feasible
     from ..errors import MeshwrightError
-    from ..io.graph_file import read_graph
+    from ..io.model.graph import read_graph
 
     def smaller() -> Iterator[tuple[int, RecomputeProblem]]:
         batch = args.batch or read_graph(args.graph).batch_size
@@ -97,8 +94,8 @@ def _nearest(
             except MeshwrightError:
                 return  # the graph does not say how its sizes change with the batch
 
-    others = {name: made(**options.get(name, {})) for name, made in NAMES.items() if name != strategy}
-    return nearest_feasible(error, problem, NAMES[strategy](**options.get(strategy, {})), others, smaller=smaller())
+    others = {v.name: v for kind in strategies("regions") if kind.name != strategy.name for v in kind.variants(problem, every=args.every)}
+    return nearest_feasible(error, problem, strategy, others, smaller=smaller())
 
 
 def _problem(args: argparse.Namespace) -> tuple[str, RecomputeProblem]:
@@ -108,10 +105,10 @@ def _problem(args: argparse.Namespace) -> tuple[str, RecomputeProblem]:
     from ..decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
     from ..decide.pipeline import peak_in_flight
     from ..errors import UnknownName, UsageError
-    from ..fabric import Device
-    from ..graph_scale import at_batch
-    from ..io.graph_file import read_graph
-    from ..preset_boxes import GPUS
+    from ..fabric.fabric import Device
+    from ..fabric.preset_boxes import GPUS
+    from ..graph.scale import at_batch
+    from ..io.model.graph import read_graph
 
     gpu = GPUS.get(args.device.lower())
     if gpu is None:

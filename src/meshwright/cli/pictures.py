@@ -12,7 +12,7 @@ from .arguments import require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..plan.plan import Plan
 
 __all__ = ["check_pictures", "drawn", "picture_arguments", "svg_argument", "with_pictures", "write_plan_svg", "write_plan_trace"]
 
@@ -26,7 +26,7 @@ def picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_pictures(args: argparse.Namespace) -> None:
     """Raises: UsageError, before any work is done, for files that could not be written."""
-    from ..io.trace import require_ending
+    from ..io.trace.write import require_ending
 
     if getattr(args, "trace", None) is not None:  # not every command that draws can trace
         require_ending(str(args.trace))
@@ -62,9 +62,9 @@ def _with(result: Result, name: str, line: str, path: Path) -> Result:
 
 def write_plan_trace(path: Path, plan: Plan, *, title: str = "") -> None:
     """Simulate the plan's main program on its fabric and write ranks, lanes, links and memory."""
-    from ..drive import simulate
-    from ..io.trace import write_trace
-    from ..program_flat import flatten
+    from ..drive.plans import simulate
+    from ..io.trace.write import write_trace
+    from ..program.flat import flatten
 
     timeline = simulate(plan, transfers=True)
     write_trace(path, flatten(plan.main, plan.programs).program, [timeline], title=title or f"{plan.kind} plan, simulated")
@@ -72,9 +72,9 @@ def write_plan_trace(path: Path, plan: Plan, *, title: str = "") -> None:
 
 def write_plan_svg(path: Path, plan: Plan, *, title: str = "") -> None:
     """Simulate the plan's main program on its fabric and draw its schedule."""
-    from ..drive import simulate
+    from ..drive.plans import simulate
     from ..io.atomic import write_text
-    from ..program_flat import flatten
+    from ..program.flat import flatten
     from ..report.schedule_svg import schedule_svg
 
     program = flatten(plan.main, plan.programs).program

@@ -9,7 +9,7 @@ from .frame import Result
 from .pipeline_problem import problem_arguments, problem_of
 
 if TYPE_CHECKING:
-    from ..drive_pipelines import Comparison, Row
+    from ..drive.pipeline.pipelines import Comparison, Row
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -27,26 +27,27 @@ there    with --search: no order on that placement which keeps no more activatio
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument(
-        "--search", type=float, default=0.0, metavar="SECONDS",
-        help="also search for orders, so long for the optimum, and for a tighter bound of every row at the memory it keeps (default: no)",
+        "--search", type=int, default=0, metavar="EFFORT",
+        help="also search for orders, with so much effort for the optimum, and for a tighter bound of every row at the memory it keeps; "
+        "100 are about 10 s each (default: no)",
     )  # fmt: skip
     parser.add_argument("--chunks", default="2", help="stages per device of interleaved and breadth-first, e.g. 2,4 (default 2)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive_pipelines import compare_pipelines, default_candidates
+    from ..drive.pipeline.pipelines import compare_pipelines
     from ..errors import UsageError
 
     parts = args.chunks.split(",")
     if not all(p.isdecimal() and int(p) > 1 for p in parts):
         raise UsageError(f"{args.chunks!r} is not a list of whole numbers above 1", where="--chunks", hint="e.g. 2,4")
     problem = problem_of(args)
-    if not 0 <= args.search < float("inf"):
-        raise UsageError(f"must be >= 0 seconds, got {args.search}", where="--search")
-    candidates = default_candidates(problem, chunks=[int(p) for p in parts])
-    found = compare_pipelines(problem, candidates, seed=args.seed, time_limit_s=args.time_limit, search_s=args.search)
-    code = 0 if found.fitting else 3
-    return Result(document_of(found), text_of(found), code)
+    if args.search < 0:
+        raise UsageError(f"must be >= 0, got {args.search}", where="--search")
+    chunks = [int(p) for p in parts]
+    found = compare_pipelines(problem, chunks=chunks, seed=args.seed, time_limit_s=args.time_limit, effort=args.search)
+    code = 0 if found.fitting or found.cut else 3
+    return Result(document_of(found), text_of(found), code, found.cut)
 
 
 def document_of(found: Comparison) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def document_of(found: Comparison) -> dict[str, Any]:
 
     import msgspec
 
-    from ..drive_pipelines import frontier
+    from ..drive.pipeline.pipelines import frontier
 
     best = {id(r) for r in frontier(found.rows)}
     return {
@@ -90,7 +91,7 @@ def _kept(row: Row) -> str:
 
 
 def text_of(found: Comparison) -> str:
-    from ..drive_pipelines import frontier
+    from ..drive.pipeline.pipelines import frontier
     from ..io.quantity import show_size, show_time
 
     p = found.problem

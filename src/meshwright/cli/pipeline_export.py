@@ -23,11 +23,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import read_plan
-    from ..drive_pipelines import schedule_of_plan
+    from ..drive.pipeline.pipelines import schedule_of_plan
+    from ..drive.plans import read_plan
     from ..errors import UsageError
     from ..io.atomic import write_bytes
-    from ..io.pipeline_csv import pipeline_csv
+    from ..io.plan.pipeline_csv import pipeline_csv
 
     out = args.out or Path("schedule.csv" if args.format == "csv" else "trace.json")
     require_directory(out)

@@ -14,7 +14,7 @@ from .pipeline_problem import EACH, numbers
 if TYPE_CHECKING:
     from ..decide.pipeline import PipelineProblem, Schedule
     from ..deferrable import FillWork
-    from ..drive_fill import Filled
+    from ..drive.pipeline.fill import Filled
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -59,9 +59,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import read_plan
-    from ..drive_fill import fill_plan
-    from ..io.plan_file import write_plan
+    from ..drive.pipeline.fill import fill_plan
+    from ..drive.plans import read_plan
+    from ..io.plan.plan import write_plan
 
     require_directory(args.out)
     plan = read_plan(args.plan)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> Result:
 def _work(args: argparse.Namespace, problem: PipelineProblem, schedule: Schedule) -> FillWork:
     from ..decide.pipeline.fill_work import joined
     from ..errors import UsageError
-    from ..io.fill_file import read_fill_work
+    from ..io.plan.fill import read_fill_work
 
     parts = []
     for kind in args.work:

@@ -12,12 +12,12 @@ from .pipeline_problem import problem_arguments, problem_of
 
 __all__ = ["HELP", "arguments", "run"]
 
-SEARCH_S = 20.0  # of exact search, for the optimum or the gap to be printed
+SEARCH_EFFORT = 200  # of exact search, for the optimum or the gap to be printed: some 20 s
 
 HELP = "one schedule, or the fastest that fits in memory, as a checked plan"
 
 
-OPTION_HELP = f"of the schedule, e.g. chunks=4, pipes=2, mode=double; search proves for seconds={SEARCH_S:g} unless told otherwise (0: not at all)"
+OPTION_HELP = f"of the schedule, e.g. chunks=4, pipes=2, mode=double; search proves with effort={SEARCH_EFFORT} (20 s or so) unless told otherwise"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,15 +29,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive_pipelines import plan_pipeline
-    from ..io.plan_file import write_plan
+    from ..drive.pipeline.pipelines import plan_pipeline
+    from ..io.plan.plan import write_plan
     from ..io.quantity import show_time
+    from ..kernels.effort import cut_of
 
     require_directory(args.out)
     check_pictures(args)
     options = named_options(args.option, where="--option")
     if args.strategy == "search":
-        options.setdefault("seconds", f"{min(SEARCH_S, args.time_limit / 2):g}")
+        options.setdefault("effort", str(SEARCH_EFFORT))
     plan = plan_pipeline(problem_of(args), args.strategy, options, seed=args.seed, time_limit_s=args.time_limit)
     write_plan(args.out, plan)
     chosen, bound, prediction = plan.decisions["pipeline"], plan.bound, plan.prediction
@@ -58,4 +59,4 @@ def run(args: argparse.Namespace) -> Result:
     ]
     shown = 160
     lines += [f"  device {d}: {row if len(row) <= shown else row[:shown] + ' ...'}" for d, row in enumerate(plan.job["schedule"]["orders"])]
-    return with_pictures(Result(document, "\n".join([*lines, f"written: {args.out}"])), args, plan)
+    return with_pictures(Result(document, "\n".join([*lines, f"written: {args.out}"]), cut=cut_of(plan.decisions)), args, plan)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from .arguments import TIME_LIMIT
+
 if TYPE_CHECKING:
     from ..decide.pipeline import PipelineProblem
 
@@ -31,7 +33,7 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add("--speeds", default="1", metavar="X", help="speed of the devices, 1 = the times as given: one number, or one per device (default 1)")
     add("--data", type=int, default=1, help="replicas of the whole pipeline (default 1)")
     add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")
-    add("--time-limit", type=float, default=120.0, metavar="S", help="seconds for all candidates (default 120)")
+    add("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     add("--seed", type=int, default=0)
 
 

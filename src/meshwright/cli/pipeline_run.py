@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     import msgspec
 
-    from ..drive import read_plan
+    from ..drive.plans import read_plan
     from ..errors import MissingExtra
     from ..io.quantity import show_time
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtra("torch", extra="torch", needed_for="running a pipeline") from None
-    from ..run.pipeline.rehearse import rehearse
+    from ..run.launch.rehearse import rehearse
 
     found = rehearse(read_plan(args.plan), stages=args.stages, steps=args.steps, device=args.device, timeout_s=args.timeout, port=args.port)
     said = "".join(f" {k}={v}" for k, v in found.options.items() if v)

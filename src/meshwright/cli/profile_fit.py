@@ -21,8 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.profiled.fit import OVERHEADS, fit_runtime
-    from ..io.profile_documents import read_measured_runs, runtime_document, write_runtime
-    from ..io.profile_layers import read_profile_files
+    from ..io.costs.profile_documents import read_measured_runs, runtime_document, write_runtime
+    from ..io.costs.profile_layers import read_profile_files
     from .profile_predict import runtime_of
 
     found = read_profile_files(args.files, model=args.model, device=args.device)

@@ -28,19 +28,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.layout.profiled.search import search_layouts
+    from ..decide.layout.profiled.search import ProfiledGrid, ProfileProblem
     from ..errors import UsageError
-    from ..io.profile_layers import read_profile_files
+    from ..io.costs.profile_layers import read_profile_files
     from .collective_export import size_bytes
 
     if min(args.gpus, args.global_batch, args.limit, args.show) < 1:
         raise UsageError("--gpus, --global-batch, --limit and --show must be >= 1")
     found = read_profile_files(args.files, model=args.model, device=args.device)
     profile = found.profile(args.model if args.model in found.times else None)
-    judged = search_layouts(
-        profile, found.network(), runtime_of(args, {args.gpu}), device=args.gpu, gpus=args.gpus, global_batch=args.global_batch, zone=args.zone,
-        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, limit=args.limit,
+    problem = ProfileProblem(
+        profile=profile, network=found.network(), runtime=runtime_of(args, {args.gpu}), device=args.gpu, gpus=args.gpus,
+        global_batch=args.global_batch, zone=args.zone, memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0,
     )  # fmt: skip
+    judged = ProfiledGrid(limit=args.limit).plan(problem)
     document: dict[str, Any] = {
         "schema": "meshwright.profile-plan", "version": 1, "model": profile.model, "gpus": args.gpus, "global_batch": args.global_batch,
         "layouts": [_row(j) for j in judged],

@@ -10,8 +10,8 @@ from .frame import Result
 from .profile_show import file_arguments
 
 if TYPE_CHECKING:
-    from ..layer_profile import LayerProfile
-    from ..profile_layout import ProfiledLayout, TrainingRuntime
+    from ..profile.layer_profile import LayerProfile
+    from ..profile.network import ProfiledLayout, TrainingRuntime
 
 HELP = "iteration time and memory of a layout from a layer profile"
 EPILOG = """The layout is a file (--layout; mixed devices, zones) or the same everywhere: --gpu A100 --stages 12,11,11 --dp 2 --tp 4 --microbatch 1
@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.profiled.predict import predict
-    from ..io.profile_layers import read_profile_files
+    from ..io.costs.profile_layers import read_profile_files
 
     found = read_profile_files(args.files, model=args.model, device=args.device)
     profile = found.profile(args.model if args.model in found.times else None)
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> Result:
 
 def layout_of(args: argparse.Namespace, profile: LayerProfile) -> ProfiledLayout:
     from ..errors import UsageError
-    from ..profile_layout import ProfiledLayout
+    from ..profile.network import ProfiledLayout
 
     if args.layout is not None:
-        from ..io.profile_documents import read_layout
+        from ..io.costs.profile_documents import read_layout
 
         return read_layout(args.layout)
     if args.gpu is None or args.stages is None or args.global_batch is None:
@@ -95,7 +95,7 @@ def layout_of(args: argparse.Namespace, profile: LayerProfile) -> ProfiledLayout
 def _stages(args: argparse.Namespace, profile: LayerProfile) -> tuple[int, ...]:
     from ..decide.layout.profiled.search import balanced_stages
     from ..errors import UsageError
-    from ..layer_profile import Entry
+    from ..profile.layer_profile import Entry
 
     text: str = args.stages
     words = text.split(",")
@@ -114,11 +114,11 @@ def runtime_of(args: argparse.Namespace, devices: set[str]) -> TrainingRuntime:
     """The file's, with what the options say instead."""
     import msgspec
 
-    from ..profile_layout import TrainingRuntime
+    from ..profile.network import TrainingRuntime
 
     runtime = TrainingRuntime()
     if args.runtime is not None:
-        from ..io.profile_documents import read_runtime
+        from ..io.costs.profile_documents import read_runtime
 
         runtime = read_runtime(args.runtime)
     changes: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def with_settings(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime
     import msgspec
 
     from ..errors import UsageError
-    from ..profile_layout import TrainingRuntime
+    from ..profile.network import TrainingRuntime
 
     fields = msgspec.to_builtins(runtime)
     for word in words:

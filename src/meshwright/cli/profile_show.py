@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..layer_profile import LayerProfile
+    from ..profile.layer_profile import LayerProfile
 
 HELP = "what a layer profile holds, lacks, and what in it looks wrong"
 EPILOG = """Files: Metis (DeviceType.<device>_tp<n>_bs<n>.json), Sailor (times, memory table), network coefficients; told by their content."""
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..io.profile_layers import read_profile_files
+    from ..io.costs.profile_layers import read_profile_files
 
     found = read_profile_files(args.files, model=args.model, device=args.device)
     profile = found.profile(args.model if args.model in found.times else None)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Result:
 
 def _grid(profile: LayerProfile) -> list[str]:
     """Milliseconds of forward and backward of all layers, per device; `-` where nothing was measured."""
-    from ..layer_profile import Entry
+    from ..profile.layer_profile import Entry
 
     lines = []
     for device in profile.devices:

@@ -12,7 +12,7 @@ from .frame import Result
 from .program_show import choose
 
 if TYPE_CHECKING:
-    from ..program import Program
+    from ..program.program import Program
 
 HELP = "compare two programs step by step"
 EPILOG = "Exit code 1 if they differ. Steps are compared by what they do, not by their numbers."

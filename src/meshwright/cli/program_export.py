@@ -22,11 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..chakra import NodeType
-    from ..drive import read_plan
-    from ..drive_chakra import chakra_of_plan
+    from ..drive.handover.chakra import chakra_of_plan
+    from ..drive.plans import read_plan
     from ..errors import UsageError
-    from ..io.chakra_et import write_chakra_set
+    from ..interop.chakra import NodeType
+    from ..io.chakra.et import write_chakra_set
 
     name = args.name or Path(args.plan).name.partition(".")[0] or "trace"
     if Path(name).name != name:

@@ -11,7 +11,7 @@ from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
-    from ..chakra_graph import RankSummary
+    from ..interop.chakra_graph import RankSummary
 
 HELP = "read execution traces (Chakra, PyTorch): a summary, and of Chakra's with --fabric a checked, simulated plan"
 EPILOG = """PREFIX stands before `.0.et`, `.1.et`, ...; or name a folder with one such set in it. Rank i is placed on device i.
@@ -34,13 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     if args.prefix.endswith((".json", ".json.gz")):
         return _of_pytorch(args)
-    from ..chakra_graph import summarise
-    from ..drive import read_fabric
-    from ..drive_chakra import plan_of_chakra
+    from ..drive.handover.chakra import plan_of_chakra
+    from ..drive.plans import read_fabric
     from ..errors import UsageError
-    from ..io.chakra_et import read_chakra_set
-    from ..io.plan_file import write_plan
-    from ..report.numbers import seconds_text
+    from ..explain.numbers import seconds_text
+    from ..interop.chakra_graph import summarise
+    from ..io.chakra.et import read_chakra_set
+    from ..io.plan.plan import write_plan
 
     if args.fabric is None and (args.out or args.trace or args.svg):
         raise UsageError("a plan needs a fabric", where="--fabric", hint="e.g. --fabric dgx-h100:1")
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> Result:
 
 def _of_pytorch(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
-    from ..io.execution_trace_file import read_execution_trace
+    from ..io.chakra.execution_trace import read_execution_trace
     from ..report.execution_trace_text import execution_trace_document, execution_trace_text
 
     if args.fabric or args.out or args.trace or args.svg or args.groups:
@@ -87,7 +87,7 @@ def _of_pytorch(args: argparse.Namespace) -> Result:
 
 
 def _lines(rows: list[RankSummary]) -> list[str]:
-    from ..report.numbers import bytes_text, seconds_text
+    from ..explain.numbers import bytes_text, seconds_text
 
     kinds: dict[str, int] = {}
     collectives: dict[str, int] = {}

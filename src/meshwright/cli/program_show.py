@@ -10,8 +10,8 @@ from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
-    from ..plan import Plan
-    from ..program import Program
+    from ..plan.plan import Plan
+    from ..program.program import Program
 
 HELP = "print the lanes and steps of a program"
 EPILOG = "FILE is a plan or a program, plain or .gz; `-` is standard input."
@@ -28,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def read(path: str) -> tuple[Plan | None, Program]:
     """The plan in the file, if it is one, and its main program."""
-    from ..io.plan_file import read_plan_or_program
-    from ..plan import Plan
+    from ..io.plan.plan import read_plan_or_program
+    from ..plan.plan import Plan
 
     found = read_plan_or_program(path)
     return (found, found.main) if isinstance(found, Plan) else (None, found)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _role(role: int) -> str:
-    from ..program import Role
+    from ..program.program import Role
 
     return Role(role).name.lower()
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .frame import Result
 from .program_show import choose
 
 if TYPE_CHECKING:
-    from ..plan import Plan
-    from ..program import Program
+    from ..plan.plan import Plan
+    from ..program.program import Program
 
 HELP = "critical path, smallest channel depth, worst-order memory of a program"
 EPILOG = "Calls are written out first. The critical path counts every step as 1; for a plan the simulated one is shown too."
@@ -32,8 +31,8 @@ def run(args: argparse.Namespace) -> Result:
     text = [_counts_text(stored, flat)]
     if flat is None:
         return Result(document, "\n".join([*text, "folded and too large to expand: only what is stored is shown"]))
-    from ..check.deadlock import find_cycle, smallest_depth
-    from ..check.wellformed import check_wellformed
+    from ..check.program.deadlock import find_cycle, smallest_depth
+    from ..check.program.wellformed import check_wellformed
 
     wrong = check_wellformed(flat)
     cycle = [] if wrong else find_cycle(flat)
@@ -61,12 +60,13 @@ def run(args: argparse.Namespace) -> Result:
 
 def _flat(plan: Plan | None, p: Program) -> Program | None:
     from ..errors import Unsupported
-    from ..program_calls import inline
+    from ..program.calls import inline
+    from ..program.fold import expand
 
     if p.fold is not None:
         if p.executed_steps > 400_000:
             return None
-        p = import_module("meshwright.program_fold").expand(p)
+        p = expand(p)
     if len(p.calls) and plan is None:
         raise Unsupported(f"program {p.name!r} calls others, which a program file does not hold", hint="give the plan file")
     return inline(p, plan.programs if plan is not None else {}).program
@@ -88,7 +88,7 @@ def _sizes(p: Program) -> dict[str, int]:
 def _kinds(p: Program) -> dict[str, int]:
     import numpy as np
 
-    from ..program import Kind
+    from ..program.program import Kind
 
     return {k.name.lower(): int(np.count_nonzero(p.steps.kind == k)) for k in Kind}
 
@@ -104,7 +104,7 @@ def _counts_text(stored: Program, flat: Program | None) -> str:
 def _channel_bytes(p: Program) -> Any:
     import numpy as np
 
-    from ..check.order import messages
+    from ..check.program.order import messages
 
     m = messages(p)
     out = np.zeros(len(p.channels), np.int64)
@@ -113,7 +113,7 @@ def _channel_bytes(p: Program) -> Any:
 
 
 def _memory(p: Program, document: dict[str, Any]) -> list[str]:
-    from ..check.memory import worst_order_memory
+    from ..check.program.memory import worst_order_memory
     from ..errors import TimeLimit
 
     try:
@@ -136,7 +136,7 @@ def _path(p: Program, document: dict[str, Any]) -> list[str]:
     """The longest chain of steps that wait for each other, channels unbounded, repeats unrolled while that stays small."""
     import numpy as np
 
-    from ..check.order import Order
+    from ..check.program.order import Order
 
     turns = int(p.lanes.repeat.max(initial=1))
     if p.executed_steps > 2_000_000:
@@ -168,8 +168,8 @@ def _simulated(plan: Plan | None, stored: Program, document: dict[str, Any]) -> 
     """The critical path in seconds, where the file says what the steps cost."""
     if plan is None or stored is not plan.main or "cost" not in plan.job:
         return []
-    from ..drive import simulate
-    from ..program_calls import inline
+    from ..drive.plans import simulate
+    from ..program.calls import inline
 
     timeline = simulate(plan)
     path = list(timeline.critical_path)

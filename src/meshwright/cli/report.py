@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..plan.plan import Plan
     from ..report.page.content import RunFacts
 
 HELP = "explain a plan, and its run, on one self-contained page (HTML)"
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import check, read_plan
+    from ..drive.plans import check, read_plan
     from ..errors import UsageError
     from ..io.atomic import write_text
     from ..report.page.document import report_page
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> Result:
     if plan_file.is_dir():
         if folder is not None:
             raise UsageError("is a folder, not a plan", where=str(plan_file), hint="meshwright report RUN, or meshwright report plan.json RUN")
-        from ..io.run_names import PLAN
-        from ..run.record import run_plan
+        from ..io.plan.run_names import PLAN
+        from ..run.launch.reading import run_plan
 
         folder, plan_file = plan_file, plan_file / PLAN
         plan = run_plan(folder)
@@ -69,11 +69,11 @@ def _ran(plan: Plan, folder: Path) -> RunFacts:
     import msgspec
 
     from ..bottleneck.breakdown import break_down
-    from ..breakdown_run import run_views
-    from ..compare_run import compare_run
+    from ..compare.breakdown import run_views
+    from ..compare.run import compare_run
     from ..errors import UsageError
     from ..report.page.content import RunFacts
-    from ..run.record import read_run
+    from ..run.launch.reading import read_run
 
     comparison, inlined = compare_run(plan, folder)
     document = msgspec.to_builtins(read_run(folder, plan).document)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..run.doctor import Diagnosis
+    from ..run.group.doctor import Diagnosis
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..run.doctor import diagnose, dump, find_records
+    from ..run.group.doctor import diagnose, dump, find_records
     from ..run.group.recorder import private_folder
 
     paths = args.paths or [os.environ.get("MESHWRIGHT_RECORD_DIR") or private_folder()]

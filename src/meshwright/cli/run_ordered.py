@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
-    from ..run.ordered import ordered, read_order
+    from ..run.executor.ordered import ordered, read_order
 
     order = read_order(args.order)
     command, environment = ordered(order, args.after_dashes, os.environ, me=args.me)

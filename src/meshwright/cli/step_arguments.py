@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..run.measured_step import MeasuredStep
-
-JOINT = ("auto", "monet")  # strategies that choose implementations; the others run operators as they are
+    from ..probe.steps.measured import MeasuredStep
 
 __all__ = ["arguments", "measured", "strategy"]
 
@@ -37,11 +35,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def measured(args: argparse.Namespace, *, batch: int | None = None, device: str = "fake") -> tuple[MeasuredStep, ...]:
     """In the layouts that it may have, the faster one first."""
-    from ..run.measured_step import measured_steps
+    from ..decide.memory import strategy as named
+    from ..probe.steps.measured import measured_steps
 
+    wanted = strategy(args)
+    chooses = wanted == "auto" or named(wanted, "step", where="--strategy", also=("auto",)).chooses_ways
     return measured_steps(
         args.model, loss=args.loss, batch_size=batch or args.batch, optimizer=args.optimizer, costs=args.costs, seed=args.seed, device=device,
-        implementations=args.implementations if strategy(args) in JOINT else "plain", layout=args.layout,
+        implementations=args.implementations if chooses else "plain", layout=args.layout,
     )
 
 

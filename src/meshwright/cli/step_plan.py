@@ -11,18 +11,18 @@ from .pictures import drawn
 from .step_arguments import measured, strategy
 
 if TYPE_CHECKING:
-    from ..run.measured_step import MeasuredStep
-    from ..step_graph import StepGraph, StepPlan
+    from ..graph.step_graph import StepGraph, StepPlan
+    from ..probe.steps.measured import MeasuredStep
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..check.step_memory import check_step_plan
+    from ..check.training.step_memory import check_step_plan
     from ..decide.memory.step import keep_everything
     from ..errors import CaptureError, UsageError
     from ..io.atomic import write_bytes
-    from ..run.step_fit import budget_bytes, largest_batch, planned_in_any
+    from ..probe.steps.fit import budget_bytes, largest_batch, planned_in_any
 
     if args.max_batch:
         if args.budget is None:
@@ -99,8 +99,8 @@ def _again(plan: StepPlan) -> list[int]:
 
 def _implementations(graph: StepGraph, plan: StepPlan) -> dict[str, int]:
     """How often an operator runs by something other than its plain implementation, by kind, most often first."""
-    from ..run.norms_apart import APART
-    from ..step_graph import replacement
+    from ..graph.step_graph import replacement
+    from ..run.steps.norms_apart import APART
 
     found: dict[str, int] = {}
     for a in plan.actions:
@@ -157,8 +157,8 @@ def _offered(side: str, found: list[dict[str, Any]], full: StepPlan) -> list[str
 def _measure(args: argparse.Namespace, step: MeasuredStep, plan: StepPlan) -> int:
     """Built and run for real, once to warm up and once watched."""
     from ..capture.step import capture_step_of
-    from ..run.step import measured_peak_bytes, runner_of, step_tensors
-    from ..run.step_optimizer import updating
+    from ..probe.steps.optimizer import updating
+    from ..run.steps.step import measured_peak_bytes, runner_of, step_tensors
 
     real = capture_step_of(args.model, loss=args.loss, batch_size=step.batch_size, seed=args.seed, device="cpu",
                            channels_last=step.step.channels_last)  # fmt: skip
@@ -169,7 +169,7 @@ def _measure(args: argparse.Namespace, step: MeasuredStep, plan: StepPlan) -> in
 
 def _whole_modules(args: argparse.Namespace, error: Any) -> Result:
     """What export refuses is planned by whole modules: which of them to run under a checkpoint."""
-    from ..run.module_checkpoints import plan_modules
+    from ..probe.steps.module_checkpoints import plan_modules
 
     options: dict[str, Any] = {"loss": args.loss, "batch_size": args.batch, "budget": args.budget, "seed": args.seed, "optimizer": args.optimizer}
     document, said = plan_modules(args.model, refusal=error.message, **options)

@@ -25,9 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..annotate import annotate
     from ..errors import UsageError
-    from ..io.module_tree_file import read_module_tree, write_module_tree
-    from ..io.trace_annotated import write_annotated
-    from ..io.trace_read import read_trace
+    from ..io.trace.annotated import write_annotated
+    from ..io.trace.module_tree import read_module_tree, write_module_tree
+    from ..io.trace.read import read_trace
     from ..report.annotation import annotation_document, annotation_text
 
     if args.depth < 1 or not 0 <= args.least <= 100:

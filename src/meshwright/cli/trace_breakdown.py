@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..breakdown_run import breakdown_of
+    from ..compare.breakdown import breakdown_of
     from ..errors import UsageError
     from ..report.trace_breakdown import breakdown_document, breakdown_text
 

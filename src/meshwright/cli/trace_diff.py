@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..breakdown_diff import diff_of
+    from ..compare.diff import diff_of
     from ..errors import UsageError
     from ..report.trace_diff import diff_document, diff_text
 

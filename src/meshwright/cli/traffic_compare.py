@@ -15,8 +15,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive_traffic import compare_traffic
+    from ..drive.traffic import compare_traffic
     from ..report.traffic_text import compare_text, row_document
 
-    rows = compare_traffic(profile_given(args))
-    return Result({"schema": "meshwright.traffic.compare", "version": 1, "rows": [row_document(r) for r in rows]}, compare_text(rows))
+    rows, cut = compare_traffic(profile_given(args), time_limit_s=args.time_limit)
+    return Result({"schema": "meshwright.traffic.compare", "version": 1, "rows": [row_document(r) for r in rows]}, compare_text(rows), cut=cut)

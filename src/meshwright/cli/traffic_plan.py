@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import TIME_LIMIT
+from .collective_bound import seconds
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -24,13 +26,14 @@ def traffic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, one rank per device")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument("--codecs", default="fp16,topk:density=0.01,powersgd:rank=2", help="to choose from, by semicolons or commas; none always is")
+    parser.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="S", help=TIME_LIMIT.format("none"))
     parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs while messages go, in percent (default 0)")
 
 
 def profile_given(args: argparse.Namespace) -> TrafficProfile:
     """Of the model, tensors or profile that the arguments name; codecs are timed here. Raises: UsageError, what the readers raise."""
     from ..errors import UsageError
-    from ..io.traffic_file import read_tensors, read_traffic_profile
+    from ..io.plan.traffic import read_tensors, read_traffic_profile
 
     if sum(x is not None for x in (args.model, args.tensors, args.profile)) != 1:
         raise UsageError("give one of --model, --tensors and --profile", hint="e.g. --model examples/gpt.py:small --fabric laptop:4")
@@ -40,8 +43,8 @@ def profile_given(args: argparse.Namespace) -> TrafficProfile:
         raise UsageError("on which fabric?", where="--fabric", hint="e.g. --fabric laptop:4; see `meshwright fabric list`")
     if not 0 <= args.interference <= 10000:
         raise UsageError(f"must be 0 to 10000 percent, got {args.interference:g}", where="--interference")
-    from ..drive import read_fabric
-    from ..probe.traffic_profile import model_tensors, profile_tensors
+    from ..drive.plans import read_fabric
+    from ..probe.traffic.profile import model_tensors, profile_tensors
 
     fabric = read_fabric(args.fabric, args.devices)
     tensors, backward_ns = (read_tensors(args.tensors), 0) if args.tensors is not None else model_tensors(args.model, args.loss, args.batch)
@@ -62,24 +65,25 @@ def codec_names(text: str) -> list[str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     traffic_arguments(parser)
-    parser.add_argument("--strategy", default="cupcake", help="cupcake (default), mergecomp, ddp-buckets, one-group, layer-wise")
+    parser.add_argument("--strategy", default="cupcake", help="cupcake (default), or another of `strategies list traffic`")
     parser.add_argument("--only", help="use this codec for every group, whatever it costs")
     parser.add_argument("--out", type=Path, help="write the plan here, for `meshwright.torch.planned_traffic`")
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive_traffic import codecs_alone, plan_traffic
-    from ..io.traffic_file import write_traffic_plan
+    from ..drive.traffic import codecs_alone, cut_of_traffic, plan_traffic
+    from ..io.plan.traffic import write_traffic_plan
     from ..report.traffic_text import candidates_text, plan_summary, plan_text, row_document
     from .arguments import require_directory
 
     if args.out:
         require_directory(args.out)
     profile = profile_given(args)
-    plan = plan_traffic(profile, strategy=args.strategy, codecs=[args.only] if args.only else None)
+    plan = plan_traffic(profile, strategy=args.strategy, codecs=[args.only] if args.only else None, time_limit_s=args.time_limit)
     rows = [] if args.only else codecs_alone(profile)
     text = plan_text(plan) + (f"\n{candidates_text(rows)}" if rows else "")
     if args.out:
         write_traffic_plan(args.out, plan)
         text += f"\nwrote {args.out}"
-    return Result({"schema": "meshwright.traffic.plan", "version": 1, **plan_summary(plan), "candidates": [row_document(r) for r in rows]}, text)
+    document = {"schema": "meshwright.traffic.plan", "version": 1, **plan_summary(plan), "candidates": [row_document(r) for r in rows]}
+    return Result(document, text, cut=cut_of_traffic(plan))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..graph import OpGraph
+    from ..graph.graph import OpGraph
 
 HELP = "capture a PyTorch model as an operator graph"
 EPILOG = """\
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
     if not args.out.resolve().parent.is_dir():
         raise UsageError(f"the folder {str(args.out.parent)!r} does not exist", where="--out", hint="make it first")
     from ..capture.graph import METHODS, capture
-    from ..io.graph_file import write_graph
+    from ..io.model.graph import write_graph
 
     methods = METHODS[:1] if args.strict else METHODS
     graph = capture(args.model, loss=args.loss, batch_size=args.batch, seed=args.seed, methods=methods)
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> Result:
 
 def summary(graph: OpGraph, *, top: int) -> dict[str, Any]:
     """The figures of a graph: parameters, flops, saved and peak bytes, path coverage, the operators with most flops."""
-    from ..graph import Work
-    from ..graph_liveness import peak_bytes
+    from ..graph.graph import Work
+    from ..graph.liveness import peak_bytes
 
     totals = {"forward": Work(), "backward": Work()}
     for n in graph.nodes:
@@ -82,7 +82,7 @@ def summary(graph: OpGraph, *, top: int) -> dict[str, Any]:
 
 
 def _text(d: dict[str, Any]) -> str:
-    from ..report.numbers import bytes_text
+    from ..explain.numbers import bytes_text
     from ..report.plan_text import columns
 
     flops = d["forward_flops"] + d["backward_flops"]

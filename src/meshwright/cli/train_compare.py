@@ -18,9 +18,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..compare_run import compare_run
-    from ..drive import read_plan
-    from ..io.trace import write_trace
+    from ..compare.run import compare_run
+    from ..drive.plans import read_plan
+    from ..io.trace.write import write_trace
     from ..report.compare import compare_document, compare_text
 
     plan = read_plan(args.plan)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import pictures
+from .arguments import TIME_LIMIT
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", type=Path, help="the plan's captured graph (default: capture its model again)")
     parser.add_argument("--quick", action="store_true", help="nothing that needs the model: no other layouts, no what-if")
     parser.add_argument("--error", metavar="KIND=E,..", help="relative error of measured, interpolated, assumed costs, e.g. assumed=0.5")
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for other layouts and what-if (default 60)")
+    parser.add_argument("--time-limit", type=float, default=300.0, metavar="S", help=TIME_LIMIT.format(300))
     pictures.svg_argument(parser, "simulate the plan and draw its schedule and memory over time")
     described = parser.add_argument_group("a described transformer instead of a plan")
     described.add_argument("--transformer", metavar="SPEC", help="layers=48,hidden=6144,heads=64,sequence=2048,vocabulary=51200,... or FILE.toml")
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _plan(args: argparse.Namespace) -> Result:
-    from ..drive import read_plan
+    from ..drive.plans import read_plan
     from ..explain.explanation import Explanation, explain_plan
     from ..report.explain_text import explain_document, explain_text
 
@@ -67,7 +68,7 @@ def _plan(args: argparse.Namespace) -> Result:
         plan, graph_path=args.graph, quick=args.quick, errors=_errors(args.error), step_time_s=args.step_time, causal=args.causal,
         time_limit_s=args.time_limit,
     )  # fmt: skip
-    result = Result(explain_document(plan, found, path=str(args.plan), limit=args.limit), explain_text(plan, found, limit=args.limit))
+    result = Result(explain_document(plan, found, path=str(args.plan), limit=args.limit), explain_text(plan, found, limit=args.limit), cut=found.cut)
     return pictures.with_pictures(result, args, plan)
 
 
@@ -106,7 +107,7 @@ def _described(args: argparse.Namespace) -> tuple[Transformer, SplitLayout]:
 
     fields: dict[str, Any] = {}
     if args.transformer.lower().endswith(".toml"):
-        from ..io.transformer_toml import read_transformer_toml
+        from ..io.model.transformer_toml import read_transformer_toml
 
         model, fields = read_transformer_toml(Path(args.transformer))
     else:
@@ -135,8 +136,8 @@ def _described(args: argparse.Namespace) -> tuple[Transformer, SplitLayout]:
 def _device(args: argparse.Namespace) -> tuple[float, int]:
     """Peak operations per second and memory of one device; 0 where not given."""
     from ..errors import UnknownName, UsageError
+    from ..fabric.preset_boxes import GPUS
     from ..io.quantity import parse_size_bytes
-    from ..preset_boxes import GPUS
 
     peak, memory = args.peak_flops or 0.0, 0
     if args.device is not None:

@@ -19,10 +19,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import read_plan
+    from ..drive.plans import read_plan
     from ..errors import Unsupported
     from ..io.atomic import write_text
-    from ..io.export_layout import export_layout
+    from ..io.export.layout import export_layout
 
     made = export_layout(read_plan(args.plan), args.to)
     if args.strict and made.not_expressed:

@@ -7,21 +7,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import graph_given, require_directory, training_arguments
+from .arguments import TIME_LIMIT, graph_given, require_directory, training_arguments
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
 if TYPE_CHECKING:
     from ..cost import Cost
-    from ..drive_compress import CompressWanted
-    from ..drive_pipeline_choice import PipelineWanted
-    from ..drive_sharding import ShardingWanted
-    from ..drive_stage_steps import StepSource
-    from ..fabric import Fabric
-    from ..graph import OpGraph
+    from ..drive.training.compress import CompressWanted
+    from ..drive.training.context import Made
+    from ..drive.training.pipeline import PipelineWanted
+    from ..drive.training.sharding import ShardingWanted
+    from ..drive.training.stage_steps import StepSource
+    from ..drive.training.wishes import LayoutWanted
+    from ..fabric.fabric import Fabric
+    from ..graph.graph import OpGraph
     from ..job import Training
-    from ..probe.gpu_tables import TablePrices
-    from ..probe.node_prices import MeasuredPrices
+    from ..probe.costs.gpu_tables import TablePrices
+    from ..probe.costs.node_prices import MeasuredPrices
 
 MEASURED_BATCH = 4  # samples per pass when operators are measured; other micro-batch sizes are scaled
 
@@ -75,19 +77,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--unlike", default="auto", choices=("auto", "even"),
         help="devices of unlike speed: auto (default; stages, micro-batches and tensor shares by speed where that is faster), even (equal parts)",
     )  # fmt: skip
-    parser.add_argument("--collective", default="auto", help="auto (default) or one strategy: ring, forestcoll")
+    parser.add_argument("--collective", default="auto", help="auto (default) or one strategy that `meshwright collective compare` lists")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
+    parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
+    parser.add_argument("--without", metavar="NAME,..", help="decisions that are not made, e.g. division,collectives")
+    parser.add_argument("--timings", action="store_true", help="say on stderr what each decision gained and how long it took")
     parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
     picture_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.layout.tensor_shares import TensorOptions
-    from ..drive import plan_training, read_fabric, write_plan
+    from ..drive.plans import read_fabric, write_plan
+    from ..drive.training.collective_choice import CollectivesWanted
+    from ..drive.training.context import SearchBudget
+    from ..drive.training.division import DivisionWanted
+    from ..drive.training.memory import MemoryWanted
+    from ..drive.training.recompute import RecomputeWanted
+    from ..drive.training.training import plan_training
+    from ..drive.training.wishes import StepPrices
     from ..job import Training
-    from ..probe.cost_name import load_cost, load_prices
+    from ..kernels.effort import cut_of
+    from ..probe.costs.name import load_cost, load_prices
     from ..report.plan_text import plan_document, plan_text
 
     graph = graph_given(args)
@@ -107,19 +118,26 @@ def run(args: argparse.Namespace) -> Result:
         fabric, graph, prices = _measured(job, fabric)
     cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
     prices = prices or load_prices(args.cost, cost, fabric)
+    wishes = (
+        _layout(args), StepPrices(prices), _sharding(args), _schedule(args), RecomputeWanted(args.recompute),
+        MemoryWanted(_steps(args, job, fabric, cost)), DivisionWanted(args.unlike == "auto"), CollectivesWanted(args.collective),
+        _compress(args.compress),
+    )  # fmt: skip
     plan = plan_training(
-        job, fabric, cost, graph=graph, prices=prices, data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch,
-        collective=args.collective, sharding=_sharding(args), time_limit_s=args.time_limit,
-        tensor_options=TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel]),
-        recompute=args.recompute, schedule=_schedule(args), steps=_steps(args, job, fabric, cost),
-        compress=_compress(args.compress), divide=args.unlike == "auto",
+        job, fabric, cost, graph=graph, wishes=wishes, budget=SearchBudget(time_limit_s=args.time_limit),
+        without=args.without.split(",") if args.without else (), watch=_say if args.timings else None,
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
     for note in notes:
         sys.stderr.write(f"warning: {note}\n")
     document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
-    return with_pictures(Result(document, plan_text(plan, written=str(args.out))), args, plan)
+    return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)
+
+
+def _say(made: Made) -> None:
+    step_s = "nothing fits" if made.after_s is None else f"step {made.after_s:.4g} s"
+    sys.stderr.write(f"{made.decision}: {step_s}, {made.evaluations} candidates judged in {made.took_s:.2f} s\n")
 
 
 def _limited(fabric: Fabric, text: str) -> Fabric:
@@ -148,20 +166,20 @@ def _steps(args: argparse.Namespace, job: Training, fabric: Fabric, cost: Cost) 
         if args.recompute == "steps":
             raise UsageError("plans of whole stages need --model", where="--recompute", hint="a captured graph has no step graphs")
         return None
-    from ..run.stage_steps import StageSource
+    from ..probe.steps.stages import StageSource
 
     return StageSource(job=job, device=fabric.devices[0], cost=cost)
 
 
 def _schedule(args: argparse.Namespace) -> PipelineWanted:
-    from ..drive_pipeline_choice import PipelineWanted
+    from ..drive.training.pipeline import PipelineWanted
     from .arguments import named_options
 
     return PipelineWanted(name=args.pipeline, options=named_options(args.pipeline_option, where="--pipeline-option"))
 
 
 def _sharding(args: argparse.Namespace) -> ShardingWanted:
-    from ..drive_sharding import ShardingWanted
+    from ..drive.training.sharding import ShardingWanted
     from ..errors import UsageError
     from ..io.quantity import parse_size_bytes
 
@@ -177,11 +195,19 @@ def _sharding(args: argparse.Namespace) -> ShardingWanted:
     return ShardingWanted(level=level, overlap={"auto": None, "on": True, "off": False}[args.overlap], bucket_bytes=size)
 
 
+def _layout(args: argparse.Namespace) -> LayoutWanted:
+    from ..decide.layout.tensor_shares import TensorOptions
+    from ..drive.training.wishes import LayoutWanted
+
+    options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
+    return LayoutWanted(data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, tensor_options=options)
+
+
 def _compress(text: str) -> CompressWanted | None:
     if text == "none":
         return None
-    from ..drive_compress import CompressWanted
-    from ..probe.traffic_profile import profile_tensors
+    from ..drive.training.compress import CompressWanted
+    from ..probe.traffic.profile import profile_tensors
 
     return CompressWanted(codec=text, profile=profile_tensors)
 
@@ -189,7 +215,7 @@ def _compress(text: str) -> CompressWanted | None:
 def _measured(job: Training, fabric: Fabric) -> tuple[Fabric, OpGraph, MeasuredPrices]:
     """The fabric as fast as this machine's processor, which stands for its devices; the graph; prices measured here."""
     from ..errors import UsageError
-    from ..probe.node_prices import as_measured, measured_prices
+    from ..probe.costs.node_prices import as_measured, measured_prices
 
     if any(d.kind != "cpu" for d in fabric.devices):
         raise UsageError("measured costs are this processor's; the fabric has other devices", where="--cost", hint="use roofline or tables:SYSTEM")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import require_directory
+from .arguments import TIME_LIMIT, require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
-    from ..drive_train_replan import OldShards
-    from ..fabric import Fabric
-    from ..plan import Plan
+    from ..drive.training.replan import OldShards
+    from ..fabric.fabric import Fabric
+    from ..plan.plan import Plan
     from ..traffic import GradientTensor, TrafficProfile
 
 HELP = "plan a job again after devices are lost or added, reusing what the others hold"
@@ -39,17 +39,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--storage-rate", default="1GB/s", help="what the checkpoint's storage gives to all ranks together (default 1GB/s: assumed)"
     )
     parser.add_argument("--graph", type=Path, help="the captured graph of the job's model, instead of capturing it again")
-    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="seconds for the search (default 120)")
+    parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
     parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the new plan (default plan.json)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive import read_plan, write_plan
-    from ..drive_pipeline_choice import PipelineWanted
-    from ..drive_train_replan import replan_training
+    from ..drive.plans import read_plan, write_plan
+    from ..drive.training.pipeline import PipelineWanted
+    from ..drive.training.replan import replan_training
     from ..errors import UsageError
-    from ..io.graph_file import read_graph
+    from ..io.model.graph import read_graph
     from ..io.quantity import parse_rate_Bps
+    from ..kernels.effort import cut_of
     from ..report.replan_text import replan_document, replan_text
 
     require_directory(args.out)
@@ -64,11 +65,11 @@ def run(args: argparse.Namespace) -> Result:
         storage_Bps=rate, schedule=PipelineWanted(name=args.pipeline) if args.pipeline else None, profile=_profile, time_limit_s=args.time_limit,
     )  # fmt: skip
     write_plan(args.out, found.plan)
-    return Result(replan_document(found, path=str(args.out)), replan_text(found, written=str(args.out)))
+    return Result(replan_document(found, path=str(args.out)), replan_text(found, written=str(args.out)), cut=cut_of(found.plan.decisions))
 
 
 def _profile(tensors: Sequence[GradientTensor], backward_ns: int, fabric: Fabric, codecs: Sequence[str]) -> TrafficProfile:
-    from ..probe.traffic_profile import profile_tensors
+    from ..probe.traffic.profile import profile_tensors
 
     return profile_tensors(tensors, backward_ns, fabric, codecs)
 
@@ -81,8 +82,8 @@ def _shards(old: Plan, folder: Path | None) -> OldShards | None:
     """What the newest checkpoint under `folder` holds; None without one."""
     if folder is None:
         return None
-    from ..drive_train_replan import OldShards
-    from ..run.checkpoint_index import find_index, tensors_of
+    from ..drive.training.replan import OldShards
+    from ..run.checkpoint.index import find_index, tensors_of
 
     found, index = find_index(folder)
     tensors, files = tensors_of(index, str(found))

@@ -44,13 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..errors import MeshwrightError
-    from ..run.train import under_torchrun
+    from ..run.launch.request import under_torchrun
 
     try:
         return _run(args)
     except MeshwrightError as error:
         if under_torchrun():  # also for what goes wrong before there is a rank, such as a broken plan file
-            from ..run.torchrun_worker import ends_with_its_own_code, tell_torchrun
+            from ..run.machine.torchrun_worker import ends_with_its_own_code, tell_torchrun
 
             tell_torchrun(error)
             ends_with_its_own_code()
@@ -58,9 +58,10 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    from ..drive import check, read_plan
-    from ..run.dry_run import dry_run
-    from ..run.train import RunRequest, train_run
+    from ..drive.plans import check, read_plan
+    from ..run.launch.dry_run import dry_run
+    from ..run.launch.request import RunRequest
+    from ..run.launch.train_run import train_run
 
     plan = read_plan(args.plan)
     check(plan)  # the file may come from anywhere: nothing runs unchecked

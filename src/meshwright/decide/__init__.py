@@ -1,0 +1,1 @@
+"""Strategies: one package per decision, each independent of the others."""

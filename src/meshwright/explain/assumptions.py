@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from ..cost import Cost
-from ..drive_folded import Steady
-from ..fabric import Fabric
+from ..drive.training.folded import Steady
+from ..fabric.fabric import Fabric
 from .breakdown import Simulated
 from .rivals import scaled_links
 
@@ -58,7 +58,7 @@ class _Number(NamedTuple):
 
 def assumptions_of(run: Simulated, errors: Mapping[str, float], steady: Steady) -> tuple[Assumption, ...]:
     """One per number that the plan's cost and fabric hold, in the order: prices, roofline, runtime, links. `steady`: of the plan."""
-    from ..drive import works_of
+    from ..drive.plans import works_of
 
     works, found, at = works_of(run.plan), [], run.plan.placement
     now = 1.0 if len(steady.programs) == 1 else run.timeline.makespan_s / steady.time_s(run.fabric, at, run.cost, works)

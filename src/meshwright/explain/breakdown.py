@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ..breakdown import phase_seconds
 from ..cost import Cost
-from ..drive import cost_of, fabric_of, works_of
+from ..drive.plans import cost_of, fabric_of, works_of
 from ..errors import UsageError
 from ..evidence import evidence_of_timeline
-from ..fabric import Fabric
-from ..plan import Plan
-from ..program import BUFFER_ROLES
-from ..program_calls import PHASES, InlinedProgram, phases
-from ..program_flat import flatten, represented_by
+from ..fabric.fabric import Fabric
+from ..plan.plan import Plan
+from ..program.calls import PHASES, InlinedProgram, phases
+from ..program.flat import flatten, represented_by
+from ..program.program import BUFFER_ROLES
 from ..timeline import Timeline
+from ..trace.phases import phase_seconds
 
 __all__ = ["Breakdown", "PathShare", "Simulated", "StageShare", "breakdown", "simulated"]
 

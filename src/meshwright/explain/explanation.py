@@ -6,7 +6,6 @@ a file, or the model captured again. Where it is not at hand the explanation say
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +13,34 @@ from pathlib import Path
 import msgspec
 
 from ..cost import Cost
-from ..drive import works_of
-from ..drive_collectives import CollectivePlanner
-from ..drive_evaluated import Evaluated
-from ..drive_layouts import LayoutSearch
-from ..drive_pipeline_choice import PipelineWanted, choose_schedule, schedule_asked
-from ..drive_recompute import Policy
+from ..drive.plans import works_of
+from ..drive.training.changes import WhatIf, what_ifs
+from ..drive.training.context import Context, SearchBudget
+from ..drive.training.decisions import choose, context_of, refine
+from ..drive.training.evaluated import Evaluated, Policy
+from ..drive.training.pipeline import schedule_asked
+from ..drive.training.recompute import RecomputeWanted
 from ..errors import MeshwrightError, UsageError
-from ..fabric import Fabric
-from ..graph import OpGraph
+from ..fabric.fabric import Fabric
+from ..graph.graph import OpGraph
 from ..job import Training
+from ..kernels.effort import Budget, Cut
 from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
-from ..plan import Plan
+from ..plan.plan import Plan
 from .assumptions import ERRORS, Assumption, ErrorBars, assumptions_of
 from .breakdown import Breakdown, Simulated, breakdown, simulated
-from .changes import WhatIf, what_ifs
 from .neighbours import among, neighbours
 from .recomputation import RecomputeAdvice, recompute_advice
 from .rivals import Crossing, Rival, Scenario, crossings, interval, name_of, rivals_of
 
 __all__ = ["Explanation", "PlanFlops", "error_bars", "explain_plan"]
 
-OPEN = (None, None, None, None)  # degrees and micro-batch that are fixed: none
+AGAIN = ("layout", "schedule")  # decisions among layouts that are made again
 RIVALS = 3  # runners-up that are tried at other rates
+MAX_OTHERS_WORK_S = 30.0  # counted work of the search for other layouts; README's job counts 4
+MAX_WHAT_IFS = 3
+MAX_WHAT_IF_WORK_S = 10.0  # of planning the job on one changed fabric
 
 
 class PlanFlops(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     what_ifs: tuple[WhatIf, ...] = ()
     recompute: RecomputeAdvice | None = None
     notes: tuple[str, ...] = ()
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True)
@@ -72,45 +76,45 @@ class _Others:
 
     chosen: Evaluated
     judged: list[Evaluated]
-    search: LayoutSearch
+    context: Context
 
 
 def explain_plan(
     plan: Plan, *, graph_path: Path | None = None, quick: bool = False, errors: Mapping[str, float] | None = None,
-    step_time_s: float | None = None, causal: Causal = "full", time_limit_s: float = 60.0,
+    step_time_s: float | None = None, causal: Causal = "full", time_limit_s: float = 300.0,
 ) -> Explanation:  # fmt: skip
     """Args: errors: relative errors by evidence, over `ERRORS`; step_time_s: a measured step, for MFU and HFU; quick: without other layouts.
 
     Raises: UsageError (not a training plan; a graph of another model), FormatError (a bad graph file).
     """
-    until = time.monotonic() + time_limit_s
+    budget = Budget(4 * RIVALS + MAX_WHAT_IFS, time_limit_s=time_limit_s)
     run, notes = simulated(plan), list[str]()
     found = breakdown(run)
     graph = None if quick else _graph(plan, graph_path, notes)
     chosen = _chosen(plan, run, run.cost)
-    others = _others(plan, run, chosen, graph, time_limit_s / 2, notes) if graph is not None else None
+    others = _others(plan, run, chosen, graph, time_limit_s, notes) if graph is not None else None
     bars = error_bars(run, found, errors)
     extra: dict[str, object] = {}
     if others is not None and graph is not None:
-        kept, rivals = rivals_of(others.search, others.chosen, others.judged, limit=16)
+        kept, rivals = rivals_of(others.chosen, others.judged, limit=16)
         fitting = [e for e in kept if e.excess_bytes <= 0][:RIVALS]
         extra["rivals"] = rivals
-        extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, until=until)
-        if fitting and time.monotonic() > until:
+        extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, budget)
+        if budget.cut:
             notes.append("not all runners-up were tried at other rates: time is up (--time-limit)")
-        again, now_s = _planner(others.search, schedule_asked(plan)), others.chosen.time_s
+        again, now_s = _planner(others.context), others.chosen.time_s
         if plan.main.fold is not None:
             again, now_s = among([others.chosen, *kept], notes), Scenario(run.fabric).time_s(others.chosen, "links", 1.0)
-        extra["what_ifs"] = what_ifs(run.fabric, now_s, again, until=until)
+        extra["what_ifs"] = what_ifs(run.fabric, now_s, again, budget)
         if plan.layout is not None and not any(s.recompute or s.step is not None for s in plan.layout.segments):
-            at = others.search.graph_at(plan.layout.microbatch_size)
+            at = others.context.evaluator.graph_at(plan.layout.microbatch_size)
             device = run.fabric.device(plan.placement[0])
             extra["recompute"] = recompute_advice(at, plan.layout, found.stages, run.cost, device)
         if not fitting:
             notes.append("no other layout fits or was simulated: nothing to compare with")
     return Explanation(
         breakdown=found, flops=_flops(plan, run, graph, step_time_s or found.time_s, step_time_s is not None, causal),
-        assumptions=bars.assumptions, low_s=bars.low_s, high_s=bars.high_s, notes=tuple(notes), **extra,  # type: ignore[arg-type]
+        assumptions=bars.assumptions, low_s=bars.low_s, high_s=bars.high_s, notes=tuple(notes), cut=budget.cut, **extra,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -125,7 +129,7 @@ def error_bars(run: Simulated, found: Breakdown, errors: Mapping[str, float] | N
 
 def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
     if path is not None:
-        from ..io.graph_file import read_graph
+        from ..io.model.graph import read_graph
 
         graph = read_graph(path)
     else:
@@ -184,38 +188,28 @@ def _common_cost(plan: Plan, run: Simulated, notes: list[str]) -> Cost:
 
 def _others(plan: Plan, run: Simulated, chosen: Evaluated, graph: OpGraph, limit_s: float, notes: list[str]) -> _Others | None:
     cost = _common_cost(plan, run, notes)
-    search = _search(plan, run.fabric, cost, graph, limit_s)
+    asked = RecomputeWanted(plan.decisions.get("recompute", {}).get("options", {}).get("policy", "auto"))
+    job = msgspec.convert(plan.job["training"], Training)
+    limits = SearchBudget(work_s=MAX_OTHERS_WORK_S, time_limit_s=limit_s)
+    context = context_of(job, run.fabric, cost, graph=graph, wishes=(asked, schedule_asked(plan)), budget=limits)
     try:
-        if plan.main.fold is not None:
-            judged = neighbours(search, plan)
-        else:
-            best, judged = search.best(OPEN)
-            _, judged = choose_schedule(search, OPEN, best, judged, schedule_asked(plan))
+        judged = neighbours(context, plan) if plan.main.fold is not None else choose(context, AGAIN).judged
     except MeshwrightError as error:
         notes.append(f"other layouts were not looked at: {error.message}")
         return None
-    return _Others(chosen if cost is run.cost else _chosen(plan, run, cost), judged, search)
+    return _Others(chosen if cost is run.cost else _chosen(plan, run, cost), judged, context)
 
 
-def _search(plan: Plan, fabric: Fabric, cost: Cost, graph: OpGraph, limit_s: float) -> LayoutSearch:
-    job = msgspec.convert(plan.job["training"], Training)
-    planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy="auto", seed=job.seed)
-    asked = plan.decisions.get("recompute", {}).get("options", {}).get("policy", "auto")
-    return LayoutSearch(job=job, fabric=fabric, cost=cost, graph=graph, planner=planner, time_limit_s=limit_s, recompute=asked)
+def _planner(context: Context) -> Callable[[Fabric], tuple[float, str]]:
+    def best(fabric: Fabric) -> tuple[float, str]:
+        from ..drive.training.no_plan import nothing_fits
 
-
-def _planner(search: LayoutSearch, asked: PipelineWanted) -> Callable[[Fabric, float], tuple[float, str]]:
-    def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
-        from ..drive_no_plan import nothing_fits
-
-        planner = CollectivePlanner(fabric=fabric, transport=search.cost.transport, strategy="auto", seed=search.job.seed)
-        there = LayoutSearch(job=search.job, fabric=fabric, cost=search.cost, graph=search.graph, planner=planner, time_limit_s=limit_s)
-        there.graphs, there.recompute = search.graphs, search.recompute
-        found, judged = choose_schedule(there, OPEN, *there.best(OPEN), asked)
-        if found is None:
-            raise nothing_fits(judged, fabric)
-        found = there.refine_collectives(found)
-        return found.time_s, name_of(found)
+        there = context.on(fabric, work_s=MAX_WHAT_IF_WORK_S)
+        found = choose(there, AGAIN)
+        if found.best is None:
+            raise nothing_fits(found.judged, fabric)
+        made = refine(there, found, ("collectives",)).winner
+        return made.time_s, name_of(made)
 
     return best
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..decide.layout import Grid, LayoutProblem
 from ..decide.layout.problem import Degrees
-from ..drive_evaluated import Evaluated
-from ..drive_layouts import LayoutSearch
-from ..drive_placements import placements_of
+from ..drive.training.context import Context
+from ..drive.training.evaluated import Evaluated
+from ..drive.training.order import sizes, table_order
+from ..drive.training.placements import placements_of
+from ..drive.training.wishes import LayoutWanted
 from ..errors import Infeasible
-from ..fabric import Fabric
-from ..graph_liveness import segment_workspace
-from ..plan import Plan, TrainingLayout
+from ..fabric.fabric import Fabric
+from ..plan.plan import Plan, TrainingLayout
 from .rivals import name_of
 
 __all__ = ["BUILT", "among", "neighbours"]
@@ -26,28 +26,27 @@ __all__ = ["BUILT", "among", "neighbours"]
 BUILT = 2  # neighbouring degrees
 
 
-def neighbours(search: LayoutSearch, plan: Plan) -> list[Evaluated]:
+def neighbours(context: Context, plan: Plan) -> list[Evaluated]:
     """The neighbouring degrees that are best by the layer table, judged as the search does."""
     layout = plan.layout
     assert layout is not None
-    search.planner = replace(search.planner, strategy="ring")
-    problem = LayoutProblem(
-        graph_at=search.graph_at, fabric=search.fabric, cost=search.cost, global_batch=search.job.global_batch, fixed=(None, None, None, None),
-    )
+    evaluator = context.evaluator
+    context = replace(context, evaluator=replace(evaluator, planner=replace(evaluator.planner, strategy="ring")))
     own = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size)
-    small, large = search.sizes(problem)
+    small, large = sizes(context)
     near = [d for d in {**small, **large} if d != own and _near(d, layout)]
-    seconds = search.by_table(near)
+    seconds, _ = table_order(context, near)
     found: list[Evaluated] = []
     for d in sorted(seconds, key=lambda d: (seconds[d], d))[:BUILT]:
-        wanted = replace(search.tensor_options, sequence=layout.sequence and d.tensor > 1)
-        fixed = (d.data, d.tensor, d.pipeline, d.microbatch_size)
-        for candidate in Grid(workspace=segment_workspace, tensor_options=wanted).plan(replace(problem, fixed=fixed)):
+        options = replace(context.wish(LayoutWanted).tensor_options, sequence=layout.sequence and d.tensor > 1)
+        wanted = LayoutWanted(data=d.data, tensor=d.tensor, pipeline=d.pipeline, microbatch=d.microbatch_size, tensor_options=options)
+        near_one = context.wishing(wanted)
+        for candidate in near_one.grid().plan(near_one.problem):
             if candidate.layout is None:
                 found.append(Evaluated(candidate=candidate, why=candidate.why))
                 continue
-            for name, placement in placements_of(candidate.layout, search.fabric):
-                judged = search.evaluate_with_recomputation(candidate, placement, name)
+            for name, placement in placements_of(candidate.layout, context.fabric):
+                judged = context.judge(candidate, placement, name)
                 found += judged
                 if any(e.timeline is not None for e in judged):
                     break
@@ -59,11 +58,11 @@ def _near(d: Degrees, layout: TrainingLayout) -> bool:
     return all(a <= 2 * b and b <= 2 * a for a, b in pairs)
 
 
-def among(known: Sequence[Evaluated], notes: list[str]) -> Callable[[Fabric, float], tuple[float, str]]:
+def among(known: Sequence[Evaluated], notes: list[str]) -> Callable[[Fabric], tuple[float, str]]:
     """The best of these layouts on another fabric (`changes.what_ifs`), each simulated again where it is."""
     notes.append("what a changed fabric would bring: the plan and its runners-up simulated there, nothing planned anew")
 
-    def best(fabric: Fabric, limit_s: float) -> tuple[float, str]:
+    def best(fabric: Fabric) -> tuple[float, str]:
         found: list[tuple[float, str]] = []
         for e in known:
             assert e.cost is not None

@@ -15,9 +15,9 @@ from ..decide.memory.rules import useful
 from ..decide.memory.selective import best_policy, frontier, relaxed_time_s
 from ..decide.pipeline import peak_in_flight
 from ..errors import Infeasible
-from ..fabric import Device
-from ..graph import OpGraph
-from ..plan import TrainingLayout
+from ..fabric.fabric import Device
+from ..graph.graph import OpGraph
+from ..plan.plan import TrainingLayout
 from .breakdown import StageShare
 
 __all__ = ["RecomputeAdvice", "RecomputePoint", "RecomputeStage", "recompute_advice"]

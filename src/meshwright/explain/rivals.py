@@ -8,7 +8,6 @@ between is found once only.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,10 +15,10 @@ from typing import Literal
 import msgspec
 
 from ..cost import Cost, Priced
-from ..drive_evaluated import Evaluated
-from ..drive_layouts import LayoutSearch
-from ..fabric import Fabric
-from ..report.numbers import seconds_text
+from ..drive.training.evaluated import Evaluated
+from ..fabric.fabric import Fabric
+from ..kernels.effort import Budget
+from .numbers import seconds_text
 
 __all__ = ["PRECISION", "Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
 
@@ -82,18 +81,15 @@ class Scenario:
         return self.known[key]
 
 
-def crossings(scenario: Scenario, chosen: Evaluated, rivals: Sequence[Evaluated], *, until: float) -> tuple[Crossing, ...]:
-    """For each axis and direction the nearest factor at which a rival wins, if one does before a quarter or four times.
-
-    Stops at `until` (monotonic seconds) with what was found.
-    """
+def crossings(scenario: Scenario, chosen: Evaluated, rivals: Sequence[Evaluated], budget: Budget) -> tuple[Crossing, ...]:
+    """For each axis and direction the nearest factor at which a rival wins, if one does before a quarter or four times."""
     found: list[Crossing] = []
     axes: tuple[Axis, ...] = ("compute", "links")
     for axis in axes:
         for extreme in (1 / MOST, MOST):
             nearest: Crossing | None = None
             for rival in rivals:
-                if time.monotonic() > until:
+                if budget.late or not budget.spend():
                     break
                 factor = _crossing(lambda f, r=rival, a=axis: scenario.time_s(r, a, f) < scenario.time_s(chosen, a, f), extreme)  # type: ignore[misc]
                 if factor is not None and (nearest is None or abs(math.log(factor)) < abs(math.log(nearest.factor))):
@@ -136,7 +132,7 @@ def name_of(e: Evaluated) -> str:
     return ", ".join(x for x in (str(e.candidate.degrees), e.candidate.schedule, str(e.candidate.division), e.placement_name, str(e.policy)) if x)
 
 
-def rivals_of(search: LayoutSearch, chosen: Evaluated, judged: Sequence[Evaluated], *, limit: int) -> tuple[list[Evaluated], tuple[Rival, ...]]:
+def rivals_of(chosen: Evaluated, judged: Sequence[Evaluated], *, limit: int) -> tuple[list[Evaluated], tuple[Rival, ...]]:
     """The next `limit` layouts, those that fit first, with the phase that each loses most in."""
     others = [e for e in judged if e.timeline is not None and e.identity != chosen.identity]
     others.sort(key=lambda e: (e.excess_bytes > 0, e.time_s, name_of(e)))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError
-from ..program import MAX_STEPS
+from ..program.program import MAX_STEPS
 from .strict_json import decode
 
 __all__ = ["Budget", "decode_column", "encode_column"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RunError
-from ..preset_nets import usable_cores
+from ..fabric.preset_nets import usable_cores
 
 __all__ = ["each_file", "free_bytes", "processes_for", "unpacked_bytes"]
 

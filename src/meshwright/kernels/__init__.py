@@ -1,0 +1,1 @@
+"""Numeric kernels, each with a plain twin in the tests."""

@@ -2,7 +2,10 @@
 
     lp = solver()                          # a highspy.Highs
     lp.addVars(2, lower, upper)            # build it with highspy's own calls
-    status = solve(lp, what="routing", deadline=monotonic() + 5)   # "optimal" | "feasible"
+    status = solve(lp, what="routing", deadline=Deadline.after(work_s=5))   # "optimal" | "feasible"
+
+A solver is stopped by what it has done, never by its clock, unless the user's time is up: a linear program by steps of the simplex method, an integer
+program by how often it looks up. Both are the same on every machine.
 
 HiGHS keeps one thread pool per process: a second solver with another thread count does not run at all. So the count is set here
 and nowhere else. One thread also makes equal inputs give equal answers. Answers are floats: a caller that claims anything
@@ -14,19 +17,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
+from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 from ..errors import Infeasible, TimeLimit, Unsupported, UsageError
-from .effort import count_work
+from .effort import NEVER, Deadline, clock_cut, count_work
 
-__all__ = ["Status", "require_optimal", "row_duals", "solve", "solver", "values"]
+__all__ = ["Looks", "Status", "require_optimal", "row_duals", "solve", "solver", "values"]
 
 Status = Literal["optimal", "feasible"]
 FIXED = {"output_flag": False, "threads": 1}
 PIVOT_S = 2e-8  # work of a step of the simplex method per row and column
+LOOK_S = 1e-5  # work of an integer program between two looks, per nonzero of its rows: 3e-6 to 3e-5 on routing, layouts and pipelines
+MIN_LOOKS = 20  # of an integer program, however little work is left for it: its first solutions
+ROWS_OF_LOOK = 1600  # rows of an integer program of which a look of `Looks` is one; work between looks grows as their square
+MAX_PIVOTS = (1 << 31) - 1  # steps of the simplex method, as HiGHS counts them: no limit
 AGREES = 1e-6  # relative: a solution's costs, summed here, and the objective as reported
 STOPPED = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kHighsInterrupt", "kObjectiveBound", "kObjectiveTarget", "kMemoryLimit")
+
+
+@dataclass
+class Looks:
+    """How often integer programs may look up together: `left` times at 1,600 rows, where a look comes every 0.1 s or so, at fewer rows more often."""
+
+    left: float
+
+    def price(self, model: Any) -> float:
+        return float((model.getNumRow() / ROWS_OF_LOOK) ** 2)
 
 
 def solver(**options: Any) -> Any:
@@ -47,18 +65,18 @@ def solver(**options: Any) -> Any:
     return model
 
 
-def solve(model: Any, *, what: str, deadline: float = float("inf"), looks: int | None = None) -> Status:
-    """Run the solver until `deadline` (monotonic seconds), an integer program until it has looked up so many times whether to go on: between nodes
-    and between steps of its heuristics, the same on every machine.
+def solve(model: Any, *, what: str, deadline: Deadline = NEVER, looks: Looks | int | None = None, pivots: int = MAX_PIVOTS) -> Status:
+    """Run the solver until `deadline`, a linear program for so many `pivots` (steps of the simplex method), an integer program until it has looked up
+    so many times whether to go on: between nodes and between steps of its heuristics.
 
     Returns: "optimal", or "feasible" when it stopped at a limit with a solution whose constraints hold (integer programs).
     Raises: Infeasible when no solution exists; TimeLimit when it stopped without one; Unsupported when the program is unbounded, the
     solver gives up, or contradicts itself. `what` names the program in messages.
     """
-    status = _solve(model, what, deadline, looks)
+    status = _solve(model, what, deadline, looks, pivots)
     if not _agrees(model):
         model.clearSolver()  # also of the solution to begin with, which is what it gave back
-        status = _solve(model, what, deadline, looks)
+        status = _solve(model, what, deadline, looks, pivots)
         if not _agrees(model):
             said = {"objective": float(model.getInfo().objective_function_value), "of_solution": _cost(model)}
             hint = "another release of highspy may be right"
@@ -76,15 +94,21 @@ def _agrees(model: Any) -> bool:
     return abs(_cost(model) - reported) <= AGREES * max(1.0, abs(reported))
 
 
-def _solve(model: Any, what: str, deadline: float, looks: int | None) -> Status:
+def _solve(model: Any, what: str, deadline: Deadline, looks: Looks | int | None, pivots: int) -> Status:
     import highspy
 
-    left_s = deadline - monotonic()
-    if left_s <= 0:
+    if deadline.past or (isinstance(looks, Looks) and looks.left <= 0):
         raise TimeLimit(f"time is up before {what} was solved", where=what, hint="raise the time limit")
-    if left_s != float("inf"):
+    if (left_s := deadline.clock_left_s) != float("inf"):
         # HiGHS counts its clock over all runs of one model
-        model.setOptionValue("time_limit", float(model.getRunTime()) + left_s)
+        model.setOptionValue("time_limit", float(model.getRunTime()) + max(left_s, 0.0))
+    if (work_s := deadline.work_left_s) != float("inf"):
+        if len(model.getLp().integrality_):
+            most = max(MIN_LOOKS, int(work_s / (LOOK_S * max(1, model.getNumNz()))))
+            looks = most if looks is None else looks if isinstance(looks, Looks) else min(looks, most)
+        else:
+            pivots = min(pivots, max(1, int(work_s / (PIVOT_S * max(1, model.getNumRow() + model.getNumCol())))))
+    model.setOptionValue("simplex_iteration_limit", pivots)
     with _at_most(model, looks):
         outcome = model.run()
     count_work(PIVOT_S * model.getInfo().simplex_iteration_count * (model.getNumRow() + model.getNumCol()))
@@ -98,6 +122,8 @@ def _solve(model: Any, what: str, deadline: float, looks: int | None) -> Status:
     said = {"solver": text}
     if status in (kind.kInfeasible, kind.kUnboundedOrInfeasible) and not _is_unbounded(model, status):
         raise Infeasible(f"{what} has no solution", where=what, hint="its constraints contradict each other", data=said)
+    if status == kind.kTimeLimit:
+        clock_cut()
     if status in [getattr(kind, name) for name in STOPPED]:
         if model.getInfo().primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
             return "feasible"
@@ -106,12 +132,13 @@ def _solve(model: Any, what: str, deadline: float, looks: int | None) -> Status:
 
 
 @contextmanager
-def _at_most(model: Any, looks: int | None) -> Iterator[None]:
+def _at_most(model: Any, looks: Looks | int | None) -> Iterator[None]:
     """Interrupts the model's branch and bound where it looks up for the last time."""
     if looks is None:
         yield
         return
-    left = looks
+    left = ceil(looks.left / looks.price(model)) if isinstance(looks, Looks) else looks
+    begun = left
 
     def look(event: Any) -> None:
         nonlocal left
@@ -123,6 +150,8 @@ def _at_most(model: Any, looks: int | None) -> Iterator[None]:
         yield
     finally:
         model.cbMipInterrupt -= look
+        if isinstance(looks, Looks):
+            looks.left -= (begun - left) * looks.price(model)
 
 
 def _is_unbounded(model: Any, status: Any) -> bool:
@@ -137,9 +166,9 @@ def _is_unbounded(model: Any, status: Any) -> bool:
     return bool(model.getModelStatus() == highspy.HighsModelStatus.kUnbounded)
 
 
-def require_optimal(model: Any, *, what: str, deadline: float = float("inf")) -> None:
+def require_optimal(model: Any, *, what: str, deadline: Deadline = NEVER, pivots: int = MAX_PIVOTS) -> None:
     """`solve`, and TimeLimit also when the solution found is not proven optimal."""
-    if solve(model, what=what, deadline=deadline) != "optimal":
+    if solve(model, what=what, deadline=deadline, pivots=pivots) != "optimal":
         raise TimeLimit(f"{what}: stopped before the optimum was proven", where=what, hint="raise the time limit")
 
 

@@ -20,6 +20,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .effort import stop_flag
+
 __all__ = ["Shop", "anneal"]
 
 F64 = NDArray[np.float64]
@@ -154,7 +156,7 @@ def _draw(state, draws):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _anneal(  # type: ignore[no-untyped-def]
     device, duration, waits, takes, brings, pool, level, succ_ptr, succ, lag, cap, above, class_ptr, devices, most, prio, looks, earlies, rounds,
-    tries, seed, least, best_order,
+    tries, seed, least, best_order, stop,
 ):  # fmt: skip
     n, classes = len(device), len(class_ptr) - 1
     state = np.uint64(seed * 2654435769 + 88172645463325252)
@@ -162,6 +164,8 @@ def _anneal(  # type: ignore[no-untyped-def]
     mean = duration.mean()
     best, begin, begin_value, begin_look, begin_loose = np.inf, prio.copy(), np.inf, 0.0, True
     for i in range(2 * len(looks)):
+        if stop[0]:
+            return best
         look, loose = looks[i // 2], i % 2 == 0
         span, ends = _schedule(
             device, duration, waits, takes, brings, pool, level, succ_ptr, succ, lag, cap, above, devices, most, prio,
@@ -181,7 +185,7 @@ def _anneal(  # type: ignore[no-untyped-def]
         if turn % 2:
             current, mine = best_start.copy(), best + mean
         for step in range(tries):
-            if best <= least:
+            if best <= least or stop[0]:
                 return best
             state = _draw(state, draws)
             trial[:] = current
@@ -215,13 +219,14 @@ def _anneal(  # type: ignore[no-untyped-def]
 def anneal(shop: Shop, priority_s: F64, *, tries: int, seed: int, least_s: float = 0.0) -> tuple[float, I64]:
     """(makespan in s, actions in an order in which they can be placed); infinite when no priorities tried lead to an end.
 
-    `least_s`: stop when this is reached, nothing can be better.
+    `least_s`: stop when this is reached, nothing can be better; so does the end of the time (`effort.stop_flag`).
     """
     order = np.zeros(len(shop.device), np.int64)
     rounds = max(1, tries // ROUND)
-    best = _anneal(
-        shop.device, shop.duration_s, shop.waits, shop.takes, shop.brings, shop.pool, shop.level, shop.succ_ptr, shop.succ, shop.lag_s, shop.cap,
-        shop.above, shop.class_ptr, shop.devices, shop.most_classes, priority_s, np.array(LOOK_AHEAD), np.array(EARLY), rounds, tries // rounds,
-        seed, least_s, order,
-    )  # fmt: skip
+    with stop_flag() as stop:
+        best = _anneal(
+            shop.device, shop.duration_s, shop.waits, shop.takes, shop.brings, shop.pool, shop.level, shop.succ_ptr, shop.succ, shop.lag_s, shop.cap,
+            shop.above, shop.class_ptr, shop.devices, shop.most_classes, priority_s, np.array(LOOK_AHEAD), np.array(EARLY), rounds, tries // rounds,
+            seed, least_s, order, stop,
+        )  # fmt: skip
     return float(best), order

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .compile import kernel
 
 __all__ = [
-    "INFINITE", "Floats", "Indices", "Magnitudes", "Positions", "accumulate", "index_type", "kth_magnitude", "magnitude", "magnitude_bits",
+    "INFINITE", "Floats", "Indices", "Magnitudes", "Positions", "accumulate", "kth_magnitude", "magnitude", "magnitude_bits",
     "magnitude_of", "select_above", "top_k",
 ]  # fmt: skip
 
@@ -108,10 +108,6 @@ def _sample(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
         h = np.uint32(np.uint32(i + 1) * np.uint32(0x9E3779B1))  # jitter: a fixed stride could meet a matrix's columns
         h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * np.uint32(0x85EBCA6B))
         out[i] = bits[low + np.int64(h >> np.uint32(8)) % (high - low)] & np.int32(MASK)
-
-
-def index_type(elements: int) -> type[np.int32] | type[np.int64]:
-    return np.int32 if elements <= MASK else np.int64
 
 
 def select_above(values: Floats, threshold: int, *, expected: int = 0) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, MeshwrightError, RunError, UnknownName, Unsupported
-from ..run import cpu_quota
+from ..run.machine import cpu_quota
 from .commands import Command, batches
 from .state import LabState, known_labs, read_state, remove, runtime_folder
 from .wiring import Wiring

@@ -13,16 +13,14 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import RunError
 from ..io.atomic import write_text
-from ..io.fabric_toml import fabric_toml
-from ..run.machine_use import MachineUseRecorder
+from ..io.fabric.toml import fabric_toml
+from ..run.machine.use import MachineUseRecorder
 from .commands import batches, reshape
-
-if TYPE_CHECKING:
-    from .lab import Lab
+from .standing import StandingLab
 
 __all__ = ["TOLERANCE", "calibrate", "ceiling_Bps", "phases"]
 
@@ -42,7 +40,7 @@ def ceiling_Bps(rate_Bps: int, mtu: int, *, datagrams: bool = False) -> int:
     return rate_Bps * (mtu - (UDP_HEADERS if datagrams else TCP_HEADERS)) // (mtu + ETHERNET)
 
 
-def calibrate(lab: Lab, *, say: Callable[[str], None] | None = None) -> None:
+def calibrate(lab: StandingLab, *, say: Callable[[str], None] | None = None) -> None:
     """Measure all links, raise buckets where that helps, and write goodputs and buckets into the lab's state and fabric.
 
     Raises: RunError naming each link that is off and both figures, and how busy the machine was.
@@ -70,7 +68,7 @@ def calibrate(lab: Lab, *, say: Callable[[str], None] | None = None) -> None:
         write_text(lab.folder / "fabric.toml", fabric_toml(lab.fabric))
 
 
-def _off(lab: Lab, index: int) -> bool:
+def _off(lab: StandingLab, index: int) -> bool:
     link = lab.state.links[index]
     cable, end = lab.wiring.exit_of[index]
     declared_s = link.delay_s + cable.other(end.actor).impairment.delay_s
@@ -78,7 +76,7 @@ def _off(lab: Lab, index: int) -> bool:
     return late or abs(link.goodput_Bps - link.ceiling_Bps) > TOLERANCE * link.ceiling_Bps
 
 
-def _error(lab: Lab, waiting: Sequence[int], others: float) -> RunError:
+def _error(lab: StandingLab, waiting: Sequence[int], others: float) -> RunError:
     names, states = [lab.link_name(i) for i in waiting], [lab.state.links[i] for i in waiting]
     wrong = [{"link": name, "goodput_Bps": s.goodput_Bps, "ceiling_Bps": s.ceiling_Bps} for name, s in zip(names, states, strict=True)]
     shown = "; ".join(
@@ -94,7 +92,7 @@ def _error(lab: Lab, waiting: Sequence[int], others: float) -> RunError:
     )  # fmt: skip
 
 
-def phases(lab: Lab, waiting: Iterable[int]) -> list[list[int]]:
+def phases(lab: StandingLab, waiting: Iterable[int]) -> list[list[int]]:
     """Links in groups that may be measured at the same moment: no cable twice, and not too much together."""
     found: list[tuple[list[int], set[int], int]] = []
     for index in sorted(waiting, key=lambda i: -lab.fabric.links[i].rate_Bps):
@@ -110,7 +108,7 @@ def phases(lab: Lab, waiting: Iterable[int]) -> list[list[int]]:
     return [members for members, _, _ in found]
 
 
-def _enlarge(lab: Lab, links: Sequence[int], bursts: Sequence[int]) -> None:
+def _enlarge(lab: StandingLab, links: Sequence[int], bursts: Sequence[int]) -> None:
     commands = []
     for index, burst in zip(links, bursts, strict=True):
         lab.state.links[index].burst_bytes = burst
@@ -118,7 +116,7 @@ def _enlarge(lab: Lab, links: Sequence[int], bursts: Sequence[int]) -> None:
     lab.control.do(list(batches(commands)))
 
 
-def _measure(lab: Lab, groups: Sequence[Sequence[int]], measure_s: float) -> None:
+def _measure(lab: StandingLab, groups: Sequence[Sequence[int]], measure_s: float) -> None:
     """One process measures the groups one after the other."""
     run = secrets.token_hex(8)
     jobs = [[_job(lab, index, measure_s) for index in links] for links in groups]
@@ -149,7 +147,7 @@ def _environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def _job(lab: Lab, index: int, measure_s: float) -> dict[str, Any]:
+def _job(lab: StandingLab, index: int, measure_s: float) -> dict[str, Any]:
     """Where one transfer goes from and to, how many bytes do not count, and how many do."""
     cable, end = lab.wiring.exit_of[index]
     far = cable.other(end.actor)

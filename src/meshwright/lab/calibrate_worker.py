@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import namespaces as ns
-from .holder import HERE
+from .batches import HERE
 
 __all__ = ["main"]
 

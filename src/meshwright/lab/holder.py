@@ -14,24 +14,18 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import namespaces as ns
-
-if TYPE_CHECKING:
-    from .serve import Server
+from .batches import HERE, run_batches
+from .serve import Server
 
 __all__ = ["main"]
 
-HERE = Path("/run/netns")
-
 
 def main() -> None:
-    from .serve import Server  # now, while files can be read as the user that we are
-
     folder = Path(sys.argv[1])
     setup = json.loads(sys.stdin.read())
     owner = os.pidfd_open(setup["owner"]) if setup["owner"] else -1
@@ -51,7 +45,7 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         os.close(ready)
-        _first_process(folder, setup, owner, done, Server)
+        _first_process(folder, setup, owner, done)
     os.close(done)
     said = os.fdopen(ready, "rb").read()
     if not said:
@@ -68,7 +62,7 @@ def _answer(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int, server_type: type[Server]) -> None:
+def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int) -> None:
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -80,7 +74,7 @@ def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int, s
         if problem is not None:
             os.write(done, json.dumps({"error": "command"} | problem).encode())
             os._exit(1)
-        server = server_type(folder, setup["namespaces"], setup["hostnames"], owner)
+        server = Server(folder, setup["namespaces"], setup["hostnames"], owner)
         server.start_helpers(setup["helpers"])
         os.write(done, json.dumps({"control": "control.sock"}).encode())
         os.close(done)
@@ -122,55 +116,6 @@ def _make_place(folder: Path) -> None:
             folder.mkdir(parents=True)
             ns.bind(f"/proc/self/fd/{ours}", str(folder))
         os.close(ours)
-
-
-def run_batches(batches: list[list[Any]]) -> dict[str, Any] | None:
-    """Run (tool, namespace, lines) in order. Returns what failed: {"command", "message"}; None when nothing did."""
-    for tool, namespace, lines in batches:
-        if tool == "sysctl":
-            problem = _sysctl(namespace, [words[0] for words in lines])
-        else:
-            problem = _batch(tool, namespace, lines)[1]
-        if problem is not None:
-            return problem
-    return None
-
-
-def _batch(tool: str, namespace: str, lines: list[list[str]]) -> tuple[str, dict[str, Any] | None]:
-    command = [tool, *(["-n", namespace] if namespace else []), "-batch", "-"]
-    text = "".join(" ".join(words) + "\n" for words in lines)
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
-    except OSError as error:
-        return "", {"command": tool, "message": str(error.strerror)}
-    if done.returncode == 0:
-        return done.stdout, None
-    at = done.stderr.rpartition("Command failed -:")[2].strip()
-    line = lines[int(at) - 1] if at.isdigit() and 0 < int(at) <= len(lines) else []
-    message = " ".join(x for x in done.stderr.splitlines() if not x.startswith("Command failed"))
-    return done.stdout, {"command": " ".join([*command[:-2], *line]), "message": message or f"exit {done.returncode}"}
-
-
-def _sysctl(namespace: str, settings: list[str]) -> dict[str, Any] | None:
-    """Written by a child inside the namespace, because /proc/sys/net shows the settings of whoever looks."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            ns.setns(os.open(HERE / namespace, os.O_RDONLY), ns.NEWNET)
-            for setting in settings:
-                key, _, value = setting.partition("=")
-                Path("/proc/sys", key.replace(".", "\0").replace("/", ".").replace("\0", "/")).write_text(value)
-            os._exit(0)
-        except OSError as error:
-            os.write(write, f"{setting}: {error.strerror}".encode())
-        finally:
-            os._exit(1)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        message = pipe.read().decode()
-    os.waitpid(child, 0)
-    return {"command": f"sysctl -w in {namespace}", "message": message} if message else None
 
 
 def ended(pidfd: int) -> bool:

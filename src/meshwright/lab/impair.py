@@ -16,8 +16,8 @@ from functools import cache
 from typing import Literal
 
 from ..errors import UnknownName, Unsupported, UsageError
-from ..fabric import Fabric
-from ..fabric_edit import find_part
+from ..fabric.edit import find_part
+from ..fabric.fabric import Fabric
 
 __all__ = [
     "MAX_RELAY_Bps", "MAX_RELAY_SUM_Bps", "MIN_DELAY_S", "UNIMPAIRED", "Impairment", "Method", "has_netem", "has_priorities", "impairments",

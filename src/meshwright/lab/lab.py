@@ -13,41 +13,33 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import RunError, UsageError
-from ..fabric import Fabric
+from ..errors import UsageError
+from ..fabric.fabric import Fabric
 from ..io.atomic import write_text
-from ..io.fabric_name import load_fabric
-from ..io.fabric_toml import fabric_toml, read_fabric_toml
-from ..run.cpu_quota import CpuQuota, process_start_ticks, quota_place
+from ..io.fabric.name import load_fabric
+from ..io.fabric.toml import fabric_toml, read_fabric_toml
+from ..run.machine.cpu_quota import process_start_ticks
 from .build import collect, start_holder, stop_holder
+from .calibrate import calibrate
 from .control import Control
 from .impair import Impairment
-from .links import Links
 from .planning import Options, first_state, plan_lab
 from .process import LabProcess
 from .ranks import RunResult, device_environment, places, require_success, run_ranks
-from .state import LabState, claim, folder_of, new_name, read_state, remove, write_state
-from .wiring import Wiring, wire
+from .standing import StandingLab
+from .state import claim, folder_of, new_name, read_state, remove, write_state
+from .wiring import wire
 
 __all__ = ["Lab"]
 
 
-class Lab(Links):
+class Lab(StandingLab):
     """A lab that stands. Made by `Lab.up` or `Lab.open`."""
-
-    def __init__(self, folder: Path, state: LabState, fabric: Fabric, wiring: Wiring, control: Control) -> None:
-        self.folder, self.state, self.fabric, self.wiring, self.control = folder, state, fabric, wiring, control
-        self._changing = threading.Lock()
-        self._quotas: dict[int, CpuQuota] = {}
-        self._finalizer = weakref.finalize(self, _abandoned, os.getpid(), folder, state, control)
 
     # ---- up and down -----------------------------------------------------------------------------------------------
     @classmethod
@@ -80,8 +72,6 @@ class Lab(Links):
             lab = cls(folder, state, plan.fabric, plan.wiring, Control(folder))
             lab._choose_pacing()
             if verify:
-                from .calibrate import calibrate
-
                 calibrate(lab, say=say)
             if keep:
                 lab.control.ask({"do": "keep"})
@@ -123,36 +113,6 @@ class Lab(Links):
     def __exit__(self, *_: object) -> None:
         self.down()
 
-    def rewire(self, fabric: Fabric) -> None:
-        """Take over the same fabric with other buckets."""
-        self.fabric = fabric
-        self.wiring = replace(self.wiring, fabric=fabric)
-
-    # ---- names -----------------------------------------------------------------------------------------------------
-    @property
-    def name(self) -> str:
-        return self.state.name
-
-    @property
-    def measured_fabric(self) -> Fabric:
-        """The fabric with each link's measured goodput of payload as its rate. Raises: RunError when nothing was measured."""
-        if not self.state.verified:
-            raise RunError("no link was measured", where=self.name, hint="build the lab without --no-verify")
-        links = [replace(x, rate_Bps=s.goodput_Bps) for x, s in zip(self.fabric.links, self.state.links, strict=True)]
-        return replace(self.fabric, name=f"{self.fabric.name} measured", links=tuple(links))
-
-    def address(self, device: int | str) -> str:
-        """A device's address inside the lab."""
-        return self.wiring.address(self.device_number(device))
-
-    def device_number(self, device: int | str) -> int:
-        """Raises: UsageError."""
-        number = self.fabric.actor_of.get(device, -1) if isinstance(device, str) else device
-        if not 0 <= number < len(self.fabric.devices):
-            hint = f"devices are 0-{len(self.fabric.devices) - 1}, or their names"
-            raise UsageError(f"the lab has no device {device!r}", where=self.name, hint=hint)
-        return number
-
     # ---- processes -------------------------------------------------------------------------------------------------
     def run(
         self, argv: Sequence[str], *, ranks: Sequence[int] | None = None, order: Sequence[int] | None = None, per_device: int = 1,
@@ -188,35 +148,3 @@ class Lab(Links):
     def end(self, run: str) -> None:
         """Kill every process of a run and whatever it started. Raises: RunError."""
         self.control.end(run)
-
-    # ---- what device speed costs -----------------------------------------------------------------------------------
-    def _choose_pacing(self) -> None:
-        shares = [d.cpu_share if 0 < d.cpu_share < 1 else 0.0 for d in self.fabric.devices]
-        if any(shares):
-            self.state.shares = shares
-            self.state.pacing = "quota" if quota_place() is not None else "paced"
-
-    def groups_of(self, device: int) -> list[Path]:
-        """Files through which a process joins the CPU group of its device; none where no share is declared. Raises: RunError."""
-        share = self.state.shares[device] if self.state.pacing == "quota" else 0.0
-        if not share:
-            return []
-        if device not in self._quotas:
-            self._quotas[device] = CpuQuota(share).open()
-        return [self._quotas[device].members_file]
-
-    def _let_go(self) -> None:
-        self._finalizer.detach()
-        self.control.close()
-        for quota in self._quotas.values():
-            quota.close()
-        self._quotas.clear()
-
-
-def _abandoned(pid: int, folder: Path, state: LabState, control: Control) -> None:
-    """A `Lab` object is gone or the interpreter ends: a lab of ours goes with it, a kept one stays."""
-    if os.getpid() == pid:  # not in a forked child
-        control.close()
-        if state.owner == pid:
-            stop_holder(state)
-            remove(folder)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..fabric import Fabric
-from ..fabric_edit import find_part
+from ..fabric.edit import find_part
+from ..fabric.fabric import Fabric
 from .commands import Command, batches, cut, mend, reshape
 from .control import Control
 from .scaling import burst_bytes

@@ -9,9 +9,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..errors import UsageError
-from ..fabric import Fabric
-from ..run.cpu_quota import process_start_ticks
-from ..run.pacing import machine_facts
+from ..fabric.fabric import Fabric
+from ..run.machine.cpu_quota import process_start_ticks
+from ..run.machine.pacing import machine_facts
 from .build import tool_path
 from .commands import Command, build, relays, shell_text
 from .impair import MIN_DELAY_S, has_netem, has_priorities, impairments, method_for

@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import Interrupted, RankFailed, RunTimeout, UsageError
-from ..run.machine_use import MachineUse, MachineUseRecorder
+from ..run.machine.use import MachineUse, MachineUseRecorder
 from .process import LabProcess
-
-if TYPE_CHECKING:
-    from .lab import Lab
+from .standing import StandingLab
 
 __all__ = ["Place", "RunResult", "places", "rank_environment", "run_ranks"]
 
@@ -80,7 +77,7 @@ def places(devices: int, *, ranks: Sequence[int] | None = None, order: Sequence[
     return [Place(rank=i * per_device + k, device=device, local_rank=k) for i, device in enumerate(at) for k in range(per_device)]
 
 
-def rank_environment(lab: Lab, taken: Sequence[Place], place: Place, port: int) -> dict[str, str]:
+def rank_environment(lab: StandingLab, taken: Sequence[Place], place: Place, port: int) -> dict[str, str]:
     """What a rank finds in its environment beside what it inherits."""
     local = sum(p.device == place.device for p in taken)
     found = {
@@ -95,7 +92,7 @@ def rank_environment(lab: Lab, taken: Sequence[Place], place: Place, port: int) 
     return found | device_environment(lab, place.device)
 
 
-def device_environment(lab: Lab, device: int) -> dict[str, str]:
+def device_environment(lab: StandingLab, device: int) -> dict[str, str]:
     """What any process on a device finds in its environment."""
     state = lab.state
     found = {
@@ -111,7 +108,7 @@ def device_environment(lab: Lab, device: int) -> dict[str, str]:
     return found
 
 
-def torchrun_argv(lab: Lab, taken: Sequence[Place], place: Place, port: int, argv: Sequence[str]) -> list[str]:
+def torchrun_argv(lab: StandingLab, taken: Sequence[Place], place: Place, port: int, argv: Sequence[str]) -> list[str]:
     """One agent per device, as on several nodes."""
     nodes = sorted({p.rank - p.local_rank for p in taken})
     return [
@@ -121,7 +118,7 @@ def torchrun_argv(lab: Lab, taken: Sequence[Place], place: Place, port: int, arg
 
 
 def run_ranks(
-    lab: Lab, argv: Sequence[str], taken: Sequence[Place], *, env: Mapping[str, str] | None = None, torchrun: bool = False,
+    lab: StandingLab, argv: Sequence[str], taken: Sequence[Place], *, env: Mapping[str, str] | None = None, torchrun: bool = False,
     timeout_s: float | None = None, sink: Callable[[int, bytes], None] | None = None, folder: Path | None = None, port: int | None = None,
 ) -> RunResult:  # fmt: skip
     """Start all ranks, pass their output on by lines (`sink(rank, line)`; None keeps it), wait, and leave no process.
@@ -154,7 +151,7 @@ def run_ranks(
     return result
 
 
-def _end(lab: Lab, run: str, started: Mapping[int, LabProcess]) -> None:
+def _end(lab: StandingLab, run: str, started: Mapping[int, LabProcess]) -> None:
     try:
         if started:
             lab.control.end(run)

@@ -24,7 +24,7 @@ from collections import deque
 from typing import Any
 
 from . import namespaces as ns
-from .holder import HERE
+from .batches import HERE
 
 __all__ = ["Direction", "main"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ..errors import Infeasible, UsageError
-from ..fabric import Fabric, Link, Provenance
+from ..fabric.fabric import Fabric, Link, Provenance
 
 __all__ = [
     "CARRY_Bps_PER_CORE", "MIN_RATE_Bps", "TICK_S", "WARN_SHARE", "Load", "burst_bytes", "load_of", "merge_parallel", "parse_scale", "rehearsed",

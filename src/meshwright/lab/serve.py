@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import namespaces as ns
-from .holder import HERE, run_batches
+from .batches import HERE, run_batches
 from .wire_format import receive, send
 
 __all__ = ["RUN_VARIABLE", "Server"]

@@ -19,7 +19,7 @@ import msgspec
 
 from ..errors import FormatError, RunError, UnknownName, UsageError
 from ..io.atomic import write_bytes
-from ..run.cpu_quota import process_start_ticks
+from ..run.machine.cpu_quota import process_start_ticks
 
 __all__ = ["LabState", "LinkState", "claim", "folder_of", "known_labs", "new_name", "read_state", "remove", "runtime_folder", "write_state"]
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Literal
 
 from ..errors import Infeasible
-from ..fabric import Fabric
+from ..fabric.fabric import Fabric
 from .impair import UNIMPAIRED, Impairment, Method
 from .scaling import MAX_SEGMENT_BYTES, segment_bytes
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from ..graph import OpGraph
+from ..graph.graph import OpGraph
 
 __all__ = ["CapturedFlops", "OperatorBytes", "captured_flops", "saved_by_module", "saved_by_operator"]
 

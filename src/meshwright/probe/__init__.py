@@ -1,0 +1,1 @@
+"""What is measured before a plan: fabrics, costs, steps, traffic."""

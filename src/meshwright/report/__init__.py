@@ -1,0 +1,1 @@
+"""Draws and prints: pages, pictures, tables, documents. Decides nothing."""

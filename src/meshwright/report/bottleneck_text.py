@@ -6,16 +6,16 @@ from fractions import Fraction
 from typing import Any
 
 from ..bound import Bound
-from ..decide.collective.bounds.sensitivity import LIMIT_S, bottleneck_facts
+from ..decide.collective.bounds.sensitivity import MAX_CHANGES_WORK_S, bottleneck_facts
 from ..decide.collective.problem import CollectiveProblem
 from ..io.quantity import show_rate
 
 __all__ = ["bottleneck_lines", "explain_bottleneck"]
 
 
-def explain_bottleneck(problem: CollectiveProblem, bound: Bound, *, time_limit_s: float = LIMIT_S) -> tuple[list[str], dict[str, Any]]:
+def explain_bottleneck(problem: CollectiveProblem, bound: Bound, *, effort_s: float = MAX_CHANGES_WORK_S) -> tuple[list[str], dict[str, Any]]:
     """Lines for people, and the facts they say (`decide.collective.bounds.sensitivity.bottleneck_facts`)."""
-    facts = bottleneck_facts(problem, bound, time_limit_s=time_limit_s)
+    facts = bottleneck_facts(problem, bound, effort_s=effort_s)
     return bottleneck_lines(facts), facts
 
 

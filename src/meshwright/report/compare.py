@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..breakdown import PHASE_ORDER, phase_seconds
 from ..errors import UsageError
-from ..measured import Measured
-from ..plan import Plan
-from ..program_calls import InlinedProgram, phases
+from ..explain.numbers import bytes_text, seconds_text
+from ..plan.plan import Plan
+from ..program.calls import InlinedProgram, phases
 from ..timeline import Timeline
-from .numbers import bytes_text, seconds_text
+from ..trace.measured import Measured
+from ..trace.phases import PHASE_ORDER, phase_seconds
 from .plan_text import columns
 
 __all__ = ["Comparison", "compare", "compare_document", "compare_text"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..execution_trace import ExecutionTrace, OperatorUse, operator_uses
-from .numbers import bytes_text
+from ..explain.numbers import bytes_text
+from ..trace.execution_trace import ExecutionTrace, OperatorUse, operator_uses
 from .plan_text import columns
 from .svg import cut
 

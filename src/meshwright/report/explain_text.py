@@ -8,8 +8,8 @@ import msgspec
 
 from ..explain.assumptions import NOT_MODELLED
 from ..explain.explanation import Explanation
-from ..plan import Plan
-from .numbers import bytes_text, seconds_text
+from ..explain.numbers import bytes_text, seconds_text
+from ..plan.plan import Plan
 from .plan_text import columns, plan_document, plan_text
 from .plan_text import explain_text as decisions_text
 
@@ -18,7 +18,7 @@ __all__ = ["explain_document", "explain_text"]
 
 def explain_document(plan: Plan, found: Explanation, *, path: str = "", limit: int | None = None) -> dict[str, Any]:
     document = plan_document(plan, path=path, alternatives=limit)
-    document["explanation"] = msgspec.to_builtins(found) | {"not_modelled": NOT_MODELLED}
+    document["explanation"] = {k: v for k, v in msgspec.to_builtins(found).items() if k != "cut"} | {"not_modelled": NOT_MODELLED}
     return document
 
 
@@ -27,7 +27,7 @@ def explain_text(plan: Plan, found: Explanation, *, limit: int) -> str:
     sections = [
         plan_text(plan).splitlines(), [found.breakdown.bottleneck], _time(found), _memory(found), _flops(found), _assumptions(found),
         _rivals(found, limit), _crossings(found), _what_ifs(found), _recompute(found), [f"note: {n}" for n in found.notes],
-        ["decisions", *_decisions(plan, found, limit)],
+        _gains(plan), ["decisions", *_decisions(plan, found, limit)],
     ]  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -40,6 +40,16 @@ def _decisions(plan: Plan, found: Explanation, limit: int) -> list[str]:
     start = lines.index("runners-up")
     end = lines.index("", start) if "" in lines[start:] else len(lines)
     return [*lines[: start - 1], *lines[end:]]
+
+
+def _gains(plan: Plan) -> list[str]:
+    """What each decision gained and took, in the order in which they were made; plans of earlier versions do not say."""
+    rows = [["decision", "step before", "after", "gained", "candidates judged"]]
+    for made in plan.decisions.get("layout", {}).get("made", ()):
+        before, after = made["before_s"], made["after_s"]
+        gained = f"{100 * (1 - after / before):.1f} %" if before and after else ""
+        rows.append([made["decision"], *(seconds_text(s) if s else "none fits" for s in (before, after)), gained, str(made["evaluations"])])
+    return columns(rows) if len(rows) > 1 else []
 
 
 def _time(found: Explanation) -> list[str]:

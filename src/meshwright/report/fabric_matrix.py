@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import Disconnected
-from ..fabric import Device, Fabric
+from ..fabric.fabric import Device, Fabric
 from ..io.quantity import show_rate, show_size, show_time
 
 __all__ = ["cells", "labels", "matrix_text", "rates", "summary_text"]

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from xml.sax.saxutils import quoteattr
 
-from ..fabric import Fabric
+from ..fabric.fabric import Fabric
 from ..io.quantity import show_rate, show_time
 from .svg import clean, cut, document, text
 

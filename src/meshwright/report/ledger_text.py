@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
+from ..explain.numbers import bytes_text, seconds_text
 from ..ledger.advice import changes, tightest
 from ..ledger.flops import Causal, step_flops, utilisation
 from ..ledger.layer import embedding_ledger, head_ledger, layer_ledger
 from ..ledger.stage import kept_per_layer, stage_memory
 from ..ledger.transformer import SplitLayout, Transformer
-from .numbers import bytes_text, seconds_text
 from .plan_text import columns
 
 __all__ = ["ledger_document", "ledger_text"]

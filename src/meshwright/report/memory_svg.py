@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from ..explain.numbers import bytes_text, seconds_text
 from ..timeline import Timeline
-from .numbers import bytes_text, seconds_text
 from .svg import PALETTE, document, legend, line, rect, text, ticks
 
 __all__ = ["memory_curves", "memory_panel", "memory_svg"]

@@ -12,15 +12,15 @@ from html import escape
 import numpy as np
 
 from ..bound import Bound
-from ..chakra import ChakraSet
-from ..fabric import Fabric
-from ..graph import OpGraph
-from ..plan import Plan
-from ..program import Program
+from ..explain.numbers import bytes_text, seconds_text, share_text
+from ..fabric.fabric import Fabric
+from ..graph.graph import OpGraph
+from ..interop.chakra import ChakraSet
+from ..plan.plan import Plan
+from ..program.program import Program
 from ..timeline import Timeline
-from ..trace import Trace
+from ..trace.trace import Trace
 from .fabric_svg import fabric_svg
-from .numbers import bytes_text, seconds_text, share_text
 from .schedule_svg import schedule_svg
 from .svg import cut
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ..plan import Plan
-from .numbers import bytes_text, seconds_text, share_text
+from ..explain.numbers import bytes_text, seconds_text, share_text
+from ..plan.plan import Plan
 
 __all__ = ["columns", "explain_text", "plan_document", "plan_text"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..decide.memory import RecomputePlan, RecomputeProblem
-from .numbers import bytes_text, seconds_text
+from ..decide.memory.problem import RecomputePlan, RecomputeProblem
+from ..explain.numbers import bytes_text, seconds_text
 from .plan_text import columns
 
 __all__ = ["plan_lines", "table_lines"]

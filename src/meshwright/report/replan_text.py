@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .numbers import bytes_text, seconds_text
+from ..explain.numbers import bytes_text, seconds_text
 from .plan_text import plan_document
 
 if TYPE_CHECKING:
-    from ..drive_train_replan import Candidate, TrainReplan
+    from ..drive.training.replan import Candidate, TrainReplan
 
 __all__ = ["replan_document", "replan_text"]
 

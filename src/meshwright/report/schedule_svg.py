@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Kind, Part, Program
+from ..explain.numbers import seconds_text
+from ..program.program import Kind, Part, Program
 from ..timeline import Timeline, Transfers
 from .memory_svg import memory_curves, memory_panel
-from .numbers import seconds_text
 from .svg import PALETTE, cut, document, legend, rect, text, ticks
 
 __all__ = ["schedule_svg"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..explain.numbers import bytes_text, seconds_text
+from ..graph.step_graph import StepGraph, StepPlan
 from ..simulate.step_memory import simulate_step
-from ..step_graph import StepGraph, StepPlan
 from .memory_svg import LEFT, RIGHT, TOP, memory_panel
-from .numbers import bytes_text, seconds_text
 from .svg import PALETTE, cut, document, line, text
 
 __all__ = ["step_memory_svg"]

@@ -9,7 +9,7 @@ from typing import Any
 from ..bottleneck.breakdown import Breakdown
 from ..bottleneck.device import DeviceTimes
 from ..bottleneck.table import COLUMNS
-from .numbers import seconds_text, share_text
+from ..explain.numbers import seconds_text, share_text
 from .plan_text import columns
 
 __all__ = ["breakdown_document", "breakdown_text"]

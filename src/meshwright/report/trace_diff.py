@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..bottleneck.diff import Change, Diff
-from .numbers import seconds_text
+from ..explain.numbers import seconds_text
 from .plan_text import columns
 
 __all__ = ["diff_document", "diff_text"]

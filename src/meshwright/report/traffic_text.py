@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ..drive_traffic import Risk, TrafficRow, risks_of
+from ..drive.traffic import Risk, TrafficRow, risks_of
+from ..explain.numbers import bytes_text, seconds_text
 from ..traffic import TrafficPlan
-from .numbers import bytes_text, seconds_text
 
 __all__ = ["candidates_text", "compare_text", "plan_summary", "plan_text", "risk_text", "row_document"]
 

@@ -1,0 +1,1 @@
+"""What really runs: executor, groups, training, launching, checkpoints."""

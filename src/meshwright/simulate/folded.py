@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from ..cost import Cost
 from ..errors import Unsupported, UsageError
-from ..fabric import Fabric
-from ..graph import Work
-from ..program import Program
-from ..program_fold import folded_axes, image, inline_folded, members, require_folded
+from ..fabric.fabric import Fabric
+from ..graph.graph import Work
+from ..program.fold import folded_axes, image, members, require_folded
+from ..program.fold_calls import inline_folded
+from ..program.program import Program
 from ..timeline import Timeline
 from .engine import run
 from .network import Mode, Network, link_names, used_channels

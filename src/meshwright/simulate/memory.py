@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import BUFFER_ROLES, I64, Kind, Part, Program, Space
+from ..program.program import BUFFER_ROLES, I64, Kind, Part, Program, Space
 
 __all__ = ["buffer_bytes", "memory_over_time", "root_of"]
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import Disconnected, UnknownName, UsageError
-from ..fabric import Fabric
-from ..program import I32, Channels, Kind, Part, Program, Steps
+from ..fabric.fabric import Fabric
+from ..program.program import I32, Channels, Kind, Part, Program, Steps
 
 __all__ = ["Mode", "Network", "compile_network", "link_names", "used_channels"]
 

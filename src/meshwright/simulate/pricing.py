@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost import Cost
-from ..fabric import Device, Fabric
-from ..graph import Work
-from ..program import Kind, Ops, Part, Program
+from ..fabric.fabric import Device, Fabric
+from ..graph.graph import Work
+from ..program.program import Kind, Ops, Part, Program
 
 __all__ = ["EVIDENCE", "durations"]
 

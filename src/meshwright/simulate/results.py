@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, Deadlock
-from ..program import Program
-from ..program_calls import PHASES, InlinedProgram, phases
+from ..program.calls import PHASES, InlinedProgram, phases
+from ..program.program import Program
 from ..timeline import Spans, Timeline
 from .critical import critical_path
 from .memory import memory_over_time

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..step_graph import StepAction, StepGraph
+from ..graph.step_graph import StepAction, StepGraph
 
 __all__ = ["AliveStorage", "StepRun", "alive_at", "simulate_step"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckFailed, UsageError
 from ..kernels.event_heap import EventHeap, make_heap
-from ..program import I32, Kind, Part, Program
+from ..program.program import I32, Kind, Part, Program
 from .network import Network
 
 __all__ = ["COMPLETE", "MAX_IN_FLIGHT", "SENDING", "TAKEN", "LinkTables", "ProgramTables", "State", "link_tables", "make_state", "program_tables"]

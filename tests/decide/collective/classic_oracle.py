@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.decide.collective import CollectiveProblem
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.program import Part, Program
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.program.program import Part, Program
 
 Array = NDArray[np.int64]
 

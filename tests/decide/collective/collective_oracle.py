@@ -11,8 +11,8 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.program import Part, Program
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.program.program import Part, Program
 
 Value = Counter  # (origin rank, origin chunk, iteration) -> how often it is in the sum
 

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.bound import Bound
-from meshwright.check.certificate import check_bound
-from meshwright.check.packing import _arborescence, _spanning
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.check.bounds.packing import _arborescence, _spanning
 from meshwright.decide.collective import CollectiveProblem, collective_bound
 from meshwright.decide.collective.bounds.allreduce import all_reduce_dual_bound, hosts_of, packing_bound, whole_lengths
 from meshwright.decide.collective.joint.exact import exact_demand, packing_time
-from meshwright.decide.collective.joint.lp import solve_packing
 from meshwright.decide.collective.joint.strategy import packing_problem
 from meshwright.decide.collective.rates import rate_graph
+from meshwright.decide.collective.trees.lp import solve_packing
 from meshwright.errors import Disconnected, Infeasible, Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import Deadline
-from meshwright.testing import fabrics
+from meshwright.testing.fabrics import fabrics
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute")
 

@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program
-from meshwright.check.certificate import check_bound
+from meshwright.check.bounds.certificate import check_bound
 from meshwright.decide.collective import CollectiveProblem
 from meshwright.decide.collective.blink.chunks import fastest_count, tuned_chunk_bytes
 from meshwright.decide.collective.blink.graph import canonical, canonical_order
 from meshwright.decide.collective.blink.pack import best_rate, pack, two_way
 from meshwright.decide.collective.blink.phases import port_shares, servers_of
 from meshwright.decide.collective.blink.strategy import Blink
-from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
+from meshwright.decide.collective.cuts import worst_cut
+from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.strength import strength
 
 RNG = np.random.default_rng

@@ -22,8 +22,8 @@ from meshwright.decide.collective.blueconnect.overlay import OverlayPlan, elemen
 from meshwright.decide.collective.blueconnect.strategy import BlueConnect
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 RNG = np.random.default_rng
 GB = 10**9

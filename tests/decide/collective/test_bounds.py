@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.bound import Bound, fraction_of
-from meshwright.check.certificate import check_bound
+from meshwright.check.bounds.certificate import check_bound
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, collective_bound
-from meshwright.decide.collective.rates import rate_graph, worst_cut
+from meshwright.decide.collective.cuts import worst_cut
+from meshwright.decide.collective.rates import rate_graph
 from meshwright.errors import Disconnected, Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 
 SIZE = 4 * 3 * 5 * 7 * 8 * 9
 

@@ -27,9 +27,9 @@ from meshwright.decide.collective.classic.strategy import ALGORITHMS, Classic, c
 from meshwright.decide.collective.problem import SHARDED
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.program import Part
-from meshwright.program_hash import program_hash
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.program.hash import program_hash
+from meshwright.program.program import Part
 
 RNG = np.random.default_rng
 # everything but the ring, whose tests are in test_programs

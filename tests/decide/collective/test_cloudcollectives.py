@@ -29,8 +29,8 @@ from meshwright.decide.collective.cloudcollectives.search import infer_groups, r
 from meshwright.decide.collective.cloudcollectives.strategy import CloudCollectives, best_choice, order_ranks
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import FormatError, Unsupported, UsageError
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 
 RNG = np.random.default_rng
 SIZE = 1 << 20

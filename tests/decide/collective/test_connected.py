@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program
-from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring, Taccl, auto, collective_bound
+from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring, auto, collective_bound
 from meshwright.decide.collective.bounds.latency import needs
 from meshwright.decide.collective.classic.direct import Direct
+from meshwright.decide.collective.taccl.strategy import Taccl
 from meshwright.errors import Disconnected, Unsupported
-from meshwright.fabric import Device, Fabric, Link
+from meshwright.fabric.fabric import Device, Fabric, Link
 
 
 def fabric_of(n: int, arcs: list[tuple[int, int]]) -> Fabric:

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.bound import Bound
-from meshwright.check import delay as check_delay
-from meshwright.check.certificate import check_bound
+from meshwright.check.bounds import delay as check_delay
+from meshwright.check.bounds.certificate import check_bound
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.bounds.delay import delay_bound
 from meshwright.decide.collective.classic.direct import Direct
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
-from meshwright.testing import fabrics
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
+from meshwright.testing.fabrics import fabrics
 
 OPERATIONS = ("all-gather", "reduce-scatter", "broadcast", "reduce")
 CHUNK = 4

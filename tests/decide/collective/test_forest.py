@@ -12,12 +12,13 @@ from collective_oracle import all_cuts, balanced_fabric, two_islands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest, choose_trees, rounded_capacities, smallest_stretch
-from meshwright.decide.collective.forestcoll.pack import Tree, lowered, pack_capacities
-from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
+from meshwright.decide.collective.rates import RateGraph, rate_graph
+from meshwright.decide.collective.trees.pack import Tree, lowered, pack_capacities
 from meshwright.errors import TimeLimit
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import NEVER, Deadline
 
 

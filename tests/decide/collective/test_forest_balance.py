@@ -14,7 +14,7 @@ from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.forestcoll.balance import balanced_capacities, surpluses
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.io.fabric_name import load_fabric
+from meshwright.io.fabric.name import load_fabric
 
 
 @settings(max_examples=15)

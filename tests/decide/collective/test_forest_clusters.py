@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
-from meshwright.decide.collective.forestcoll.symmetry import Boxes, Shift, named_permutation, require_automorphism, sinks_of_each_kind
-from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
+from meshwright.decide.collective.rates import RateGraph, rate_graph
+from meshwright.decide.collective.trees.symmetry import Boxes, Shift, named_permutation, require_automorphism, sinks_of_each_kind
 from meshwright.errors import TimeLimit, UnknownName, Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import Deadline
 
 

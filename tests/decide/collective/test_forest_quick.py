@@ -15,13 +15,14 @@ from test_forest import assert_sound
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll import quick
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.quick import HopTimes, arrival_s, quicker, without_way_back
-from meshwright.decide.collective.rates import rate_graph, worst_cut
+from meshwright.decide.collective.rates import rate_graph
 from meshwright.errors import Unsupported
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 
 
 def with_latencies(fabric: Fabric, rng: np.random.Generator) -> Fabric:

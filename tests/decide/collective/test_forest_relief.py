@@ -26,8 +26,8 @@ from meshwright.decide.collective.forestcoll.relief import at_home, promising_co
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.value import simulated, simulated_time_s
 from meshwright.errors import Unsupported, UsageError
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import NEVER
 
 RNG = np.random.default_rng(0)

@@ -17,12 +17,12 @@ from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.forestcoll import forest as forests
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.rotation import rotated_trees
-from meshwright.decide.collective.forestcoll.symmetry import Boxes
 from meshwright.decide.collective.rates import RateGraph, rate_graph
+from meshwright.decide.collective.trees.symmetry import Boxes
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 
 def cluster(servers: int, local: int, inner: int, outer: int) -> Fabric:

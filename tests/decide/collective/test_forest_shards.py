@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.forestcoll.shards import MOST_WEIGHT, shard_table, shard_weights
+from meshwright.decide.collective.trees.shards import MOST_WEIGHT, shard_table, shard_weights
 from meshwright.errors import Unsupported
-from meshwright.fabric import Fabric
-from meshwright.program import Program
+from meshwright.fabric.fabric import Fabric
+from meshwright.program.program import Program
 
 OPS = ("all-gather", "reduce-scatter", "scatter", "gather")
 SHARDS = st.lists(st.integers(0, 6), min_size=2, max_size=6).filter(lambda x: sum(x[1:]) > 0)

@@ -16,11 +16,11 @@ from meshwright.decide.collective.forestcoll import trial as forest_trial
 from meshwright.decide.collective.forestcoll.pieces import lead_of, round_number
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import UsageError
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.program_json import program_bytes
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.plan.program import program_bytes
 from meshwright.kernels.effort import NEVER
-from meshwright.program import Program
+from meshwright.program.program import Program
 
 SIZES = (256, 1 << 23, 12_345_676)  # the last two share a way, the first has one of its own
 

@@ -14,26 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program
-from meshwright.check.certificate import check_bound
-from meshwright.check.links import link_time
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.check.program.links import link_time
 from meshwright.cli import main
 from meshwright.cost import Transport
-from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, Ring
+from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
 from meshwright.decide.collective.groups.merge import merge_programs
 from meshwright.decide.collective.groups.problem import GroupsProblem
 from meshwright.decide.collective.groups.strategy import Groups, groups_bound, independent, packing_problem
-from meshwright.decide.collective.joint.lp import PackingProblem, solve_packing
+from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.rates import rate_graph
+from meshwright.decide.collective.trees.lp import PackingProblem, solve_packing
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.drive import read_plan
-from meshwright.drive_groups import plan_groups
+from meshwright.drive.collective.groups import plan_groups
+from meshwright.drive.plans import read_plan
 from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import Deadline
 from meshwright.kernels.highs import require_optimal, solver
-from meshwright.program_builder import ProgramBuilder
-from meshwright.testing import fabrics
+from meshwright.program.builder import ProgramBuilder
+from meshwright.testing.fabrics import fabrics
 
 MIB = 1 << 20
 PACKED = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
@@ -204,7 +205,7 @@ def test_the_driver_never_takes_the_slower_plan_and_its_file_comes_back(tmp_path
     plan, ranked = plan_groups(problem.groups)
     times = [e.time_s for e in ranked if e.time_s is not None]
     assert plan.prediction is not None and plan.prediction.time_s == min(times) == times[0] and len(ranked) == 3
-    from meshwright.drive import write_plan
+    from meshwright.drive.plans import write_plan
 
     write_plan(tmp_path / "p.json", plan)
     again = read_plan(tmp_path / "p.json")

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program
-from meshwright.check.certificate import check_bound
-from meshwright.check.links import link_time
-from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.check.program.links import link_time
+from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.joint.innetwork import InNetwork
 from meshwright.decide.collective.joint.innetwork_lower import pruned
+from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.value import simulated_time_s
-from meshwright.drive_collective_job import plan_collective
+from meshwright.drive.collective.job import plan_collective
 from meshwright.errors import Disconnected, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program import Part, Space
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.program import Part, Space
 
 GIB = 1 << 30
 RNG = np.random.default_rng(0)
@@ -132,7 +133,7 @@ def test_options_rebuild_the_program_and_the_plan_names_its_switches() -> None:
     problem = CollectiveProblem.on(load_fabric("dgx-h100:2"), "all-reduce", 1 << 26)
     first = Joint(in_network=True).plan(problem, rng=RNG)
     again = Joint(**first.options).plan(problem, rng=RNG)
-    from meshwright.program_hash import program_hash
+    from meshwright.program.hash import program_hash
 
     assert program_hash(first.program) == program_hash(again.program) and first.strategy == "joint"
     plan, ranked = plan_collective(problem, candidates=[Joint(in_network=True), ForestColl()])
@@ -140,7 +141,7 @@ def test_options_rebuild_the_program_and_the_plan_names_its_switches() -> None:
 
 
 def test_branches_without_ranks_are_cut_off() -> None:
-    from meshwright.decide.collective.forestcoll.pack import Tree
+    from meshwright.decide.collective.trees.pack import Tree
 
     tree = Tree(root=0, units=1, parent=(-1, 2, 0, 2, 1), order=(0, 2, 1, 3, 4), paths=((), (2, 1), (0, 2), (2, 3), (1, 4)))
     assert pruned(tree, 2) == {0: [2], 2: [1]}  # 0 and 1 are ranks; 3 and 4 are switches with no rank behind them

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program
-from meshwright.check.links import link_time
-from meshwright.decide.collective import CollectiveProblem, ForestColl, Joint, collective_bound
+from meshwright.check.program.links import link_time
+from meshwright.decide.collective import CollectiveProblem, ForestColl, collective_bound
 from meshwright.decide.collective.joint.exact import ExactDemand, exact_demand, packing_time
-from meshwright.decide.collective.joint.lp import Demand, PackingProblem, solve_packing
-from meshwright.decide.collective.joint.strategy import packing_problem
+from meshwright.decide.collective.joint.strategy import Joint, packing_problem
 from meshwright.decide.collective.joint.trees import parts_of, trees_of
 from meshwright.decide.collective.rates import rate_graph
+from meshwright.decide.collective.trees.lp import Demand, PackingProblem, solve_packing
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import CheckFailed, Disconnected, Infeasible, TimeLimit, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import Deadline
 from meshwright.kernels.highs import require_optimal, solver
 
@@ -284,7 +284,7 @@ def test_refusals() -> None:
 
 
 def test_a_program_that_never_closes_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright.decide.collective.joint import lp as joint_lp
+    from meshwright.decide.collective.trees import lp as joint_lp
 
     monkeypatch.setattr(joint_lp, "MOST_ROUNDS", 1)
     graph = rate_graph(load_fabric("dgx-h100:2"), [d.name for d in load_fabric("dgx-h100:2").devices])

@@ -19,9 +19,9 @@ from meshwright.decide.collective.multipath.strategy import Multipath
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, MeshwrightError, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link
-from meshwright.io.fabric_name import load_fabric
-from meshwright.testing import fabrics
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.io.fabric.name import load_fabric
+from meshwright.testing.fabrics import fabrics
 
 
 def planned(problem: CollectiveProblem, **options: Any) -> CollectivePlan:

@@ -16,8 +16,8 @@ from meshwright.decide.collective.nccl.model import Channels, NcclTopology, chan
 from meshwright.decide.collective.nccl.strategy import Nccl
 from meshwright.decide.collective.nccl.tables import ALGORITHMS, PROTOCOLS
 from meshwright.errors import Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 RNG = np.random.default_rng
 

@@ -13,8 +13,8 @@ from meshwright.decide.collective import CollectiveProblem, auto
 from meshwright.decide.collective.classic.hierarchical import Hierarchical, groups_of
 from meshwright.decide.collective.classic.nearness import islands, near_order
 from meshwright.decide.collective.classic.rooted_tree import RootedTree
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective import OPERATIONS, CollectiveProblem, ForestColl, Ring, collective_bound
 from meshwright.decide.collective.classic.direct import Direct
+from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll.forest import build_forest
-from meshwright.decide.collective.rates import RateGraph, rate_graph, worst_cut
+from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.errors import Unsupported
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
-from meshwright.testing import fabrics
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
+from meshwright.testing.fabrics import fabrics
 
 GB = 10**9
 

@@ -14,8 +14,8 @@ from meshwright.check import check_program
 from meshwright.decide.collective import NAMES, CollectiveProblem, ForestColl, Ring, auto
 from meshwright.decide.collective.classic.ring import ring_order
 from meshwright.errors import UnknownName, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.program import Program
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.program.program import Program
 
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")  # of rings and forests, in place
 RNG = np.random.default_rng

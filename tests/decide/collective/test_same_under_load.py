@@ -1,6 +1,4 @@
 """Plans do not depend on how busy the machine is: searches stop after counted work, the clock is the user's limit only.
-
-TACCL's integer programs are left out (`nodes=0`): HiGHS knows no limit but the clock, which is an option of its own there.
 """
 
 from __future__ import annotations
@@ -11,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.decide.collective import CollectiveProblem, CollectiveStrategy, ForestColl, Taccl, auto, default_candidates, name_of
+from meshwright.decide.collective import CollectiveProblem, CollectiveStrategy, ForestColl, auto, default_candidates
 from meshwright.decide.collective.memo import remember
 from meshwright.decide.collective.sweep import sweep
 from meshwright.errors import MeshwrightError, TimeLimit, UsageError
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.program_json import program_bytes
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.plan.program import program_bytes
 from meshwright.kernels import effort
 from meshwright.kernels.effort import count_work, worked_s
 
@@ -29,8 +27,8 @@ def starved(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(effort, "monotonic", lambda: began + 1000 * (time.monotonic() - began))
 
 
-def candidates() -> list[CollectiveStrategy]:
-    return [replace(c, nodes=0) if isinstance(c, Taccl) else c for c in default_candidates()]
+def candidates(problem: CollectiveProblem) -> list[CollectiveStrategy]:
+    return list(default_candidates(problem))
 
 
 def shown(problem: CollectiveProblem, candidate: CollectiveStrategy) -> object:
@@ -44,9 +42,9 @@ def shown(problem: CollectiveProblem, candidate: CollectiveStrategy) -> object:
 
 def test_every_strategy_plans_the_same_on_a_starved_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CollectiveProblem.on(FABRIC, "all-reduce", 1 << 22, effort_s=0.5)
-    quiet = [shown(problem, c) for c in candidates()]
+    quiet = [shown(problem, c) for c in candidates(problem)]
     starved(monkeypatch)
-    assert [shown(problem, c) for c in candidates()] == quiet
+    assert [shown(problem, c) for c in candidates(problem)] == quiet
 
 
 def test_the_choice_and_the_sweep_are_the_same_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +52,8 @@ def test_the_choice_and_the_sweep_are_the_same_too(monkeypatch: pytest.MonkeyPat
 
     def rows() -> list[list[tuple[str, float | None]]]:
         problem = CollectiveProblem.on(replace(FABRIC), "all-gather", 1 << 20)
-        out = [[(r.strategy, r.time_s) for r in auto(problem, candidates=candidates(), search=True, each_s=0.5)]]
-        return out + [[(r.strategy, r.time_s) for r in row.ranked] for row in sweep(problem, sizes, candidates(), name_of, each_s=0.5)]
+        out = [[(r.strategy, r.time_s) for r in auto(problem, candidates=candidates(problem), search=True, each_s=0.5)]]
+        return out + [[(r.strategy, r.time_s) for r in row.ranked] for row in sweep(problem, sizes, candidates(problem), each_s=0.5)]
 
     quiet = rows()
     starved(monkeypatch)
@@ -99,8 +97,8 @@ def test_limits_must_leave_something(limits: dict[str, float]) -> None:
         CollectiveProblem.on(FABRIC, "all-gather", 64, **limits)
 
 
-def test_the_effort_is_the_time_limit_unless_it_is_given() -> None:
+def test_the_effort_is_what_is_given_whatever_the_time_limit() -> None:
     problem = CollectiveProblem.on(FABRIC, "all-gather", 64)
-    assert problem.budget_s == 60.0 and replace(problem, time_limit_s=7.0).budget_s == 7.0
+    assert problem.budget_s == replace(problem, time_limit_s=7.0).budget_s == 60.0
     assert replace(problem, time_limit_s=7.0, effort_s=2.0).budget_s == 2.0
     assert problem.deadline().clock_s == float("inf")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective import CollectiveProblem, collective_bound
 from meshwright.decide.collective.bounds.sensitivity import find_bottleneck
-from meshwright.fabric import Fabric, Link
-from meshwright.fabric_edit import with_one_more, without
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.edit import with_one_more, without
+from meshwright.fabric.fabric import Fabric, Link
+from meshwright.io.fabric.name import load_fabric
 from meshwright.report.bottleneck_text import explain_bottleneck
-from meshwright.testing import fabrics
+from meshwright.testing.fabrics import fabrics
 
 GIB = 1 << 30
 
@@ -87,7 +87,7 @@ def test_all_to_all_names_links():
 
 def test_no_time_no_changes_and_it_says_so():
     problem = CollectiveProblem.on(load_fabric("two-islands"), "all-gather", GIB)
-    _, data = explain_bottleneck(problem, collective_bound(problem), time_limit_s=-1.0)
+    _, data = explain_bottleneck(problem, collective_bound(problem), effort_s=-1.0)
     assert data["changes"] == [] and not data["complete"]
 
 
@@ -111,7 +111,7 @@ def brute_force_s(fabric: Fabric, ranks: tuple[str, ...]) -> Fraction | None:
 def test_gains_are_those_of_all_cuts(fabric, data):
     problem = CollectiveProblem.on(fabric, "all-gather", GIB)
     before = brute_force_s(fabric, problem.ranks)
-    _, facts = explain_bottleneck(problem, collective_bound(problem), time_limit_s=60)
+    _, facts = explain_bottleneck(problem, collective_bound(problem), effort_s=60)
     assert facts["complete"] and facts["changes"]
     for change in facts["changes"]:
         edit = change["edit"]

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.check import check_program, check_volume
-from meshwright.check.volume import symbolic_bytes
+from meshwright.check.program.volume import symbolic_bytes
 from meshwright.cli.frame import main
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective.sparse import NAMES, SparseProblem, strategy
 from meshwright.decide.collective.sparse.choice import rank_sparse, receive_bound_s
 from meshwright.decide.collective.sparse.oktopk import OkTopk
-from meshwright.drive_sparse import check_sparse, plan_sparse
+from meshwright.drive.collective.sparse import check_sparse, plan_sparse
 from meshwright.errors import CheckFailed, UnknownName, Unsupported, UsageError
-from meshwright.io.fabric_name import load_fabric
-from meshwright.io.plan_file import read_plan, read_program, write_plan, write_program
-from meshwright.program import Kind, Part, Program
-from meshwright.program_hash import program_hash
+from meshwright.io.fabric.name import load_fabric
+from meshwright.io.plan.plan import read_plan, read_program, write_plan, write_program
+from meshwright.program.hash import program_hash
+from meshwright.program.program import Kind, Part, Program
 from meshwright.run.sparse.reducer import RankReducer
-from meshwright.run.sparse.twin import Sent, run_twin
 from meshwright.simulate.pricing import durations
+from meshwright.testing.sparse_twin import Sent, run_twin
 
 STRATEGY = st.sampled_from(sorted(NAMES))
 

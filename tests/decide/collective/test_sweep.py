@@ -9,12 +9,12 @@ import pytest
 from collective_oracle import assert_delivers
 
 from meshwright.check import check_program
-from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem, auto, default_candidates, name_of
+from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem, auto, default_candidates
 from meshwright.decide.collective.sweep import planned_sizes, resized, sweep
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program_hash import program_hash
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.hash import program_hash
 
 FABRIC = load_fabric("two-islands:3")
 QUICK = ("ring", "forestcoll", "direct", "bruck", "halving-doubling")
@@ -72,7 +72,7 @@ def test_every_row_is_ranked_and_not_worse_than_its_neighbours_plans():
     problem = CollectiveProblem.on(FABRIC, "all-gather", 1024)
     candidates = [NAMES[name]() for name in QUICK]
     sizes = [6 << i for i in range(8, 19)]
-    rows = list(sweep(problem, reversed(sizes), candidates, name_of))
+    rows = list(sweep(problem, reversed(sizes), candidates))
     assert [r.problem.size_bytes for r in rows] == sizes and [r.planned for r in rows].count(True) == len(planned_sizes(sizes)) < len(sizes)
     for row in rows:
         times = [r.time_s for r in row.ranked if r.time_s is not None]
@@ -90,7 +90,7 @@ def test_every_size_is_what_auto_says():
     problem = CollectiveProblem.on(FABRIC, "all-reduce", 1024)
     candidates = [NAMES[name]() for name in QUICK]
     sizes = [6 << i for i in range(8, 14)]
-    for row in sweep(problem, sizes, candidates, name_of, every=True):
+    for row in sweep(problem, sizes, candidates, every=True):
         ranked = auto(row.problem, candidates=candidates, search=True)
         assert row.planned and [(r.strategy, r.time_s) for r in row.ranked] == [(r.strategy, r.time_s) for r in ranked]
 
@@ -99,7 +99,7 @@ def test_auto_is_never_worse_than_the_best_single_strategy():
     for size in (24, 6 << 12, 6 << 20):
         problem = CollectiveProblem.on(FABRIC, "all-reduce", size)
         best = auto(problem, search=True)[0]
-        for candidate in default_candidates():
+        for candidate in default_candidates(problem):
             try:
                 plan = candidate.plan(problem, rng=np.random.default_rng(0))
             except Unsupported:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.cost import Cost, Transport
-from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem, Taccl
+from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem
 from meshwright.decide.collective.problem import ROOTED
 from meshwright.decide.collective.taccl.classes import Limits, picked
 from meshwright.decide.collective.taccl.classes import routed as routes_of
@@ -22,18 +22,18 @@ from meshwright.decide.collective.taccl.routing import route_exactly
 from meshwright.decide.collective.taccl.schedule import Schedule, Timing, Transfer, improved, list_schedule, replay
 from meshwright.decide.collective.taccl.seed import RoutingProblem, greedy_routes, transfers_of
 from meshwright.decide.collective.taccl.setup import SizeClass, given_routes, joint_transfers
-from meshwright.decide.collective.taccl.strategy import _Planner
+from meshwright.decide.collective.taccl.strategy import Taccl, _Planner
 from meshwright.decide.collective.taccl.topology import default_symmetries, logical_topology
 from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, TimeLimit, Unsupported, UsageError
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import NEVER
 from meshwright.kernels.highs import solve, solver, values
-from meshwright.program_hash import program_hash
+from meshwright.program.hash import program_hash
 from meshwright.simulate import simulate_program
 from meshwright.sketch import PUBLISHED_SKETCHES, Sketch
-from meshwright.testing import fabrics
+from meshwright.testing.fabrics import fabrics
 
 NDV2 = PUBLISHED_SKETCHES["ndv2-sk-1:2"]
 
@@ -198,7 +198,7 @@ def test_ndv2_routing_is_proven_optimal(fabric: str, sketch: str) -> None:
     first = greedy_routes(one)
     horizon_s = improved(transfers_of(one, first), one.timing, [0] * 10**4)[0].makespan_s
     found = route_exactly(one, first, horizon_s, deadline=NEVER, nodes=10_000)
-    assert found is not None and found.optimal and found.complete
+    assert found is not None and found.optimal
     sent = len(problem.ranks) - 8  # chunks through the one link into a box
     network = next(i for i, (_, _, remote) in enumerate(one.links) if remote)
     assert found.time_s >= sent * max(one.timing.hold_s[network])
@@ -577,7 +577,7 @@ def test_options_that_make_no_sense() -> None:
     broken = [list(map(list, phase)) for phase in plan.options["routes"]]
     broken[0][0] = broken[0][0][1:]
     for options, message in (
-        ({"chunkup": 0}, "chunkup is too small"), ({"instances": 0}, "instances"), ({"nodes": -1}, "nodes"), ({"solver_time_s": 0}, "solver_time_s"),
+        ({"chunkup": 0}, "chunkup is too small"), ({"instances": 0}, "instances"), ({"nodes": -1}, "nodes"), ({"solver_work_s": 0}, "solver_work_s"),
         ({"routes": ()}, "0 phases of routes"), ({"routes": ((),)}, "routes for 0 chunks"), ({"routes": broken, "chunkup": 1}, "chunk 0"),
         ({"routes": [[[(0, 0)]] * 8]}, "cannot go from 0 to 0"), ({"routes": [[[]] * 8]}, "does not reach"),
     ):  # fmt: skip

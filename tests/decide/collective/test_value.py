@@ -8,12 +8,13 @@ from collective_oracle import bandwidth_time_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective import NAMES, CollectiveProblem, Joint, auto, choice
+from meshwright.decide.collective import NAMES, CollectiveProblem, auto, choice
+from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.value import busiest_link_s, simulated_steps, simulated_time_s
 from meshwright.errors import Unsupported
-from meshwright.io.fabric_name import load_fabric
+from meshwright.io.fabric.name import load_fabric
 from meshwright.report.collective_text import plan_line
-from meshwright.testing import fabrics
+from meshwright.testing.fabrics import fabrics
 
 
 @settings(max_examples=40, deadline=None)

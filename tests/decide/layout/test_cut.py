@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshwright.decide.layout.cut import MAX_CUTS, Unit, border_values, cut_stages, dtype_bytes, order_units
 from meshwright.decide.layout.megatron import Region
 from meshwright.errors import Infeasible
-from meshwright.graph import GraphValue, OpGraph, OpNode
+from meshwright.graph.graph import GraphValue, OpGraph, OpNode
 
 UNIT = Unit(())
 

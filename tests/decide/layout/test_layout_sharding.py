@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from meshwright.decide.layout.sharding import Needs, Refused, Split, propagate, reshape_split, short_name
-from meshwright.graph import GraphValue, OpNode
+from meshwright.graph.graph import GraphValue, OpNode
 
 
 def cut(x: np.ndarray, split: Split, parts: int, part: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshwright.decide.layout.tensor_shares import TensorOptions, choose_shares, largest_remainder
 from meshwright.errors import Unsupported
-from meshwright.plan import ParamShard, ValueInfo, ValueSplit
-from meshwright.plan_shards import local_shape, local_value, part_ranges, replica_groups
+from meshwright.plan.plan import ParamShard, ValueInfo, ValueSplit
+from meshwright.plan.shards import local_shape, local_value, part_ranges, replica_groups
 
 speeds = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=6)
 

@@ -13,8 +13,8 @@ from meshwright.cost import Cost
 from meshwright.decide.layout.cut import Unit, cut_stages
 from meshwright.decide.layout.tensor_shares import LEVEL
 from meshwright.decide.layout.unlike import EVEN, Division, device_orders, divide, moved, relative_speeds
-from meshwright.graph import GraphValue, OpGraph, OpNode, Work
-from meshwright.io.fabric_name import load_fabric
+from meshwright.graph.graph import GraphValue, OpGraph, OpNode, Work
+from meshwright.io.fabric.name import load_fabric
 
 SPEEDS = st.sampled_from([1.0, 0.5, 0.25, 0.7])
 

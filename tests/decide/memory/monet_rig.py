@@ -7,7 +7,7 @@ from itertools import count
 
 from hypothesis import strategies as st
 
-from meshwright.step_graph import Alternative, StepGraph, StepNode, StepStorage
+from meshwright.graph.step_graph import Alternative, StepGraph, StepNode, StepStorage
 
 
 @st.composite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from meshwright.step_graph import StepGraph, StepNode, StepStorage
+from meshwright.graph.step_graph import StepGraph, StepNode, StepStorage
 
 
 class Builder:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 from random_steps import chain, step_graphs
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.auto import auto_plan, offers
 from meshwright.decide.memory.baselines import Chen, Revolve, Rotor
 from meshwright.decide.memory.step import keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible
-from meshwright.step_graph import Alternative
+from meshwright.graph.step_graph import Alternative
 
 LONG = chain([5, 9, 3, 8, 2, 7, 4, 6, 9, 3, 5, 1], [3.0, 1.0, 2.0, 5.0, 1.0, 4.0, 2.0, 2.0, 3.0, 1.0, 2.0, 1.0])
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_steps import chain, step_graphs
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.baselines import Chen, Revolve, Rotor, chain_of, fewest_steps
 from meshwright.decide.memory.baselines.rotor import rotor_table
 from meshwright.decide.memory.lifetimes import lifetimes_of

@@ -9,7 +9,7 @@ import pytest
 from meshwright.decide.memory.fusionaware.fused import fused_peak_bytes
 from meshwright.decide.memory.fusionaware.kernels import FUSED_AT_MOST, kernels_of
 from meshwright.decide.memory.step import finished
-from meshwright.step_graph import StepGraph, StepNode, StepStorage
+from meshwright.graph.step_graph import StepGraph, StepNode, StepStorage
 
 
 @pytest.mark.parametrize("seed", range(30))

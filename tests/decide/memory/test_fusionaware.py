@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_steps import chain, step_graphs
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.baselines import Chen, Revolve, Rotor
 from meshwright.decide.memory.fusionaware import FusionAware, cut_points, frontier_of, moments
 from meshwright.decide.memory.fusionaware.hull import floor_s

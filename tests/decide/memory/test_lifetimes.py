@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_steps import Builder, step_graphs
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.step import keep_everything
 from meshwright.kernels.step_schedule import IMPOSSIBLE, NEVER

@@ -13,7 +13,7 @@ from random_steps import Builder, step_graphs
 from torch import nn
 
 from meshwright.capture.step import capture_step
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.fusionaware.network import BANS, LEAST_MEMORY, MinCut, saved_set
 from meshwright.errors import Infeasible, UnknownName
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monet_rig import least_time_s, step_graphs
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.monet import Monet
 from meshwright.decide.memory.monet.fixed import fixed, free_ways
@@ -21,8 +21,8 @@ from meshwright.decide.memory.monet.schedule import runs_of
 from meshwright.decide.memory.monet.solving import leanest
 from meshwright.decide.memory.step import finished, keep_everything
 from meshwright.errors import Infeasible, Unsupported
-from meshwright.step_graph import Alternative, StepGraph, StepNode, StepStorage
-from meshwright.testing_steps import random_step_graph
+from meshwright.graph.step_graph import Alternative, StepGraph, StepNode, StepStorage
+from meshwright.testing.steps import random_step_graph
 
 
 def rng() -> np.random.Generator:

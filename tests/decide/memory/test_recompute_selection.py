@@ -12,46 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.memory import (
-    NAMES,
-    STRATEGIES,
-    FullBlock,
-    FullUniform,
-    KeepAll,
-    Layer,
-    LayerPolicy,
-    Operator,
-    OptimalRecompute,
-    RecomputeProblem,
-    SelectiveAttention,
-    StageBudget,
-)  # fmt: skip
+from meshwright.decide.memory import FullUniform, OptimalRecompute, RecomputeProblem, StageBudget, strategies, strategy
 from meshwright.decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
-from meshwright.decide.memory.problem import policy_of
+from meshwright.decide.memory.problem import Layer, LayerPolicy, Operator, policy_of
+from meshwright.decide.memory.rules import FullBlock, KeepAll, SelectiveAttention
 from meshwright.decide.memory.selective import best_policy, frontier, relaxed_time_s, stage_mix
 from meshwright.errors import Infeasible, UnknownName, Unsupported, UsageError
-from meshwright.graph import GraphValue, OpGraph, OpNode, Storage, Work
+from meshwright.graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
+from meshwright.testing.recompute import layers
 
 RNG = np.random.default_rng(0)
 BLOCKS = Path(__file__).parent.parent.parent / "ledger" / "ledger_blocks.py"
-
-
-@st.composite
-def layers(draw: st.DrawFn, most: int = 9) -> Layer:
-    """Random graphs of operators: chains, joins, several results, in-place writes, needed and unneeded results."""
-    count = draw(st.integers(1, most))
-    sizes = [draw(st.integers(0, 50))]
-    operators = []
-    for i in range(count):
-        reads = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True))
-        makes = list(range(len(sizes), len(sizes) + draw(st.integers(1, 2))))
-        sizes += [draw(st.integers(1, 50)) for _ in makes]
-        if i and draw(st.integers(0, 5)) == 0:  # writes in place what an earlier operator made
-            makes.append(draw(st.sampled_from(operators[draw(st.integers(0, i - 1))].makes)))
-        time_s = draw(st.integers(0, 20)) / 8
-        operators.append(Operator(name=f"op{i}", time_s=time_s, reads=tuple(s for s in reads if s not in makes), makes=tuple(makes)))
-    needed = draw(st.lists(st.integers(0, len(sizes) - 1), unique=True))
-    return Layer(operators=tuple(operators), sizes=tuple(sizes), needed=tuple(needed))
 
 
 def every_policy(layer: Layer) -> list[LayerPolicy]:
@@ -172,11 +143,10 @@ def test_no_rule_beats_the_optimum(layer: Layer, bytes_: int) -> None:
 
 
 def test_every_strategy_is_named_and_rebuilt_from_its_options() -> None:
-    assert set(NAMES.values()) == set(STRATEGIES)
-    for name, strategy in NAMES.items():
-        plan = strategy().plan(chain(), rng=RNG)
-        assert plan.strategy == name
-        assert msgspec.json.encode(NAMES[plan.strategy](**plan.options).plan(chain(), rng=RNG)) == msgspec.json.encode(plan)
+    for kind in strategies("regions"):
+        plan = kind().plan(chain(), rng=RNG)
+        assert plan.strategy == kind.name and strategy(kind.name, "regions") is kind
+        assert msgspec.json.encode(kind(**plan.options).plan(chain(), rng=RNG)) == msgspec.json.encode(plan)
 
 
 def test_wrong_problems_are_refused() -> None:

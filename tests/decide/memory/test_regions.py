@@ -15,11 +15,11 @@ from meshwright.decide.layout.megatron import find_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.memory.regions import RegionChooser
 from meshwright.errors import Infeasible
-from meshwright.fabric import Device
-from meshwright.graph import OpGraph
-from meshwright.graph_liveness import kept_storages, replay_workspace, segment_workspace
-from meshwright.layout_recompute import LayoutRegions
-from meshwright.plan import TrainingLayout
+from meshwright.fabric.fabric import Device
+from meshwright.graph.graph import OpGraph
+from meshwright.graph.liveness import kept_storages, replay_workspace, segment_workspace
+from meshwright.plan.plan import TrainingLayout
+from meshwright.plan.recompute import LayoutRegions
 
 MODEL = str(Path(__file__).parent.parent.parent.parent / "examples" / "gpt.py:")
 DEVICE = Device(name="d", flops={"fp32": 10**10}, memory_bytes=0)

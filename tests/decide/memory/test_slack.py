@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.decide.memory.monet.slack import hurried, lean
 from meshwright.decide.memory.step import finished
-from meshwright.step_graph import Alternative, StepGraph, StepNode, StepStorage
+from meshwright.graph.step_graph import Alternative, StepGraph, StepNode, StepStorage
 
 
 def graph_of(seed: int) -> StepGraph:

@@ -12,10 +12,10 @@ from random_steps import chain, step_graphs
 
 from meshwright.decide.memory.fusionaware.frontier import fastest_within, least_bytes
 from meshwright.decide.memory.lifetimes import Lifetimes, lifetimes_of
+from meshwright.graph.step_graph import StepGraph
 from meshwright.kernels.step_anneal import anneal
 from meshwright.kernels.step_schedule import NEVER
 from meshwright.kernels.step_search import Archive, archive_for
-from meshwright.step_graph import StepGraph
 
 
 def changed(graph: StepGraph, budget: int, effort: int = 40_000, seed: int = 5, choice: list[int] | None = None) -> tuple[Lifetimes, Archive]:

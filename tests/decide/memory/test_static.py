@@ -16,6 +16,8 @@ from meshwright.decide.memory.static import order as static_order
 from meshwright.decide.memory.static.intervals import FITS, NEVER, STOPPED, mixed_order, preorders, search
 from meshwright.errors import Infeasible, Unsupported, UsageError
 
+NO_STOP = np.zeros(1, np.int64)
+
 
 def planned(problem: ArenaProblem, **options: float) -> ArenaPlan:
     plan = StaticMemory(**options).plan(problem, rng=np.random.default_rng(0))  # type: ignore[arg-type]
@@ -71,9 +73,9 @@ def test_one_stream_is_solved_exactly(data: st.DataObject) -> None:
         assert sorted(rank.tolist()) == list(range(count))
         offset = np.zeros(count, np.int64)
         args = np.array(lower), np.array(upper), np.array(size), rank, by_load
-        assert search(*args, smallest, 10**6, offset)[0] == FITS
+        assert search(*args, smallest, 10**6, offset, NO_STOP)[0] == FITS
         assert all(offset[i] + size[i] <= smallest for i in range(count))
-        assert search(*args, smallest - 1, 10**6, offset)[0] == NEVER
+        assert search(*args, smallest - 1, 10**6, offset, NO_STOP)[0] == NEVER
     assert planned(problem, capacity_bytes=smallest).arena_bytes <= smallest
     with pytest.raises(Infeasible) as refused:
         twice = replace(problem, size_bytes=problem.size_bytes * 2)
@@ -99,7 +101,7 @@ def test_a_rectangle_cut_into_pieces_is_put_together_again(seed: int, pieces: in
     life = lower, upper, high - low, upper - lower
     for rank, by_load in (*preorders(*life), *((mixed_order(*life, rng), False) for _ in range(4))):
         offset = np.zeros(pieces, np.int64)
-        verdict, _ = search(*life[:3], rank, by_load, 60, 5_000, offset)
+        verdict, _ = search(*life[:3], rank, by_load, 60, 5_000, offset, NO_STOP)
         assert verdict in (FITS, STOPPED)
         if verdict == FITS:
             plan = ArenaPlan(strategy="search", offset_bytes=offset, arena_bytes=60, bound_bytes=0, clique=())
@@ -110,8 +112,8 @@ def test_a_search_that_is_cut_short_says_so() -> None:
     rng = np.random.default_rng(0)
     lower = rng.integers(0, 50, 60)
     args = lower, lower + rng.integers(1, 20, 60), rng.integers(1, 100, 60)
-    assert search(*args, *preorders(*args, args[1] - args[0])[0], int(args[2].sum()) // 4, 3, np.zeros(60, np.int64))[0] in (STOPPED, NEVER)
-    assert search(*args, *preorders(*args, args[1] - args[0])[0], int(args[2].sum()), 3, np.zeros(60, np.int64)) == (STOPPED, 4)
+    assert search(*args, *preorders(*args, args[1] - args[0])[0], int(args[2].sum()) // 4, 3, np.zeros(60, np.int64), NO_STOP)[0] in (STOPPED, NEVER)
+    assert search(*args, *preorders(*args, args[1] - args[0])[0], int(args[2].sum()), 3, np.zeros(60, np.int64), NO_STOP) == (STOPPED, 4)
 
 
 @settings(max_examples=80, deadline=None)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from meshwright.check.step_memory import check_step_plan
+from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.fusionaware import FusionAware
 from meshwright.decide.memory.step import keep_everything
 from meshwright.decide.memory.workspaces import plan_with_workspaces, relaxed
 from meshwright.errors import Infeasible
-from meshwright.step_graph import Alternative, StepGraph
-from meshwright.testing_steps import random_step_graph
+from meshwright.graph.step_graph import Alternative, StepGraph
+from meshwright.testing.steps import random_step_graph
 
 FAST = FusionAware(effort=20_000)
 

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.check import check_plan
 from meshwright.check.fill import check_filling, fill_time
-from meshwright.decide.pipeline import NAMES, Chimera, GPipe, OneFOneB, PipelineProblem, PipelineStrategy
+from meshwright.decide.pipeline import NAMES, Chimera, OneFOneB, PipelineProblem, PipelineStrategy
 from meshwright.decide.pipeline.fill import Filling, Idle, fill_bubbles, idle_times, refresh_bound
 from meshwright.decide.pipeline.fill_work import (
     KFACCosts,
@@ -23,13 +23,15 @@ from meshwright.decide.pipeline.fill_work import (
     kfac_work,
     require_sound,
 )  # fmt: skip
+from meshwright.decide.pipeline.gpipe import GPipe
 from meshwright.decide.pipeline.judge import judge
 from meshwright.deferrable import Deferrable, FillWork
-from meshwright.drive import citations, simulate
-from meshwright.drive_fill import Filled, fill_plan
-from meshwright.drive_pipelines import plan_pipeline
+from meshwright.drive.citations import citations
+from meshwright.drive.pipeline.fill import Filled, fill_plan
+from meshwright.drive.pipeline.pipelines import plan_pipeline
+from meshwright.drive.plans import simulate
 from meshwright.errors import Infeasible, UsageError
-from meshwright.io.plan_file import plan_bytes, plan_from_bytes
+from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 
 of = PipelineProblem.of
 KFAC = KFACCosts(curvature_s=0.5, inverse_s=1.5, layers=6, error_bytes=3, factor_bytes=40)

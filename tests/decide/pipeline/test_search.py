@@ -12,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.bound import Bound, Certificate
-from meshwright.check.certificate import check_bound
-from meshwright.decide.pipeline import ZB1P, ZBV, Chimera, OneFOneB, PipelineProblem, Schedule, Search, VHalf, VMin
+from meshwright.check.bounds.certificate import check_bound
+from meshwright.decide.pipeline import Chimera, OneFOneB, PipelineProblem, Schedule
 from meshwright.decide.pipeline.bound import schedule_bound
 from meshwright.decide.pipeline.exact import counts_bound, exact_search
 from meshwright.decide.pipeline.improve import improved
 from meshwright.decide.pipeline.judge import judge
 from meshwright.decide.pipeline.lower import fabric_of
 from meshwright.decide.pipeline.orders import check_orders, in_flight_peaks, kept_peak_bytes, times
+from meshwright.decide.pipeline.search import Search
+from meshwright.decide.pipeline.vschedules import ZBV, VHalf, VMin
+from meshwright.decide.pipeline.zerobubble import ZB1P
 from meshwright.errors import Infeasible, Unsupported, UsageError
 
 of = PipelineProblem.of
@@ -87,7 +90,7 @@ def test_exact_search_against_brute_force(devices: int, microbatches: int, cap: 
 ])  # fmt: skip
 def test_proved_optima_of_the_v_placement(devices: int, microbatches: int, cap: int, optimum: int) -> None:
     p = slots(devices, microbatches)
-    found = Search(placement="vee", cap=cap, seconds=60).plan(p)
+    found = Search(placement="vee", cap=cap, effort=600).plan(p)
     assert makespan(p, found) == optimum and max(in_flight_peaks(found)) <= cap
     assert found.notes[0].startswith("these orders are optimal")
 
@@ -95,7 +98,7 @@ def test_proved_optima_of_the_v_placement(devices: int, microbatches: int, cap: 
 @pytest.mark.parametrize(("devices", "microbatches", "cap", "optimum"), [(4, 8, 6, 53), (4, 8, 5, 56), (4, 8, 4, 59), (3, 6, 4, 41), (4, 4, 5, 32)])
 def test_the_bound_from_counts_is_the_optimum_here(devices: int, microbatches: int, cap: int, optimum: int) -> None:
     p = slots(devices, microbatches)
-    bound = counts_bound(p, ZBV(cap=cap).plan(p), cap_bytes=(cap,) * devices, time_limit_s=60)
+    bound = counts_bound(p, ZBV(cap=cap).plan(p), cap_bytes=(cap,) * devices, effort=600)
     assert bound is not None and bound.exact == optimum and not check_bound(bound, fabric_of(p))
     assert schedule_bound(p, ZBV(cap=cap).plan(p), cap_bytes=(cap,) * devices).exact < optimum
 
@@ -106,7 +109,7 @@ def test_proved_optima_without_the_v() -> None:
     assert proof.optimal and proof.least_s == 21
     both = of(4, 8, forward_s=1, backward_s=2, activation_bytes=1, message_bytes=0)
     for cap, optimum in ((4, 28), (8, 27)):  # 30 in the published order
-        proof = exact_search(both, Chimera().plan(both), cap_bytes=(cap,) * 4, time_limit_s=120)
+        proof = exact_search(both, Chimera().plan(both), cap_bytes=(cap,) * 4, effort=1200)
         assert proof.optimal and makespan(both, proof.schedule) == optimum
         assert max(in_flight_peaks(proof.schedule)) <= cap
 
@@ -143,7 +146,7 @@ def test_bounds_hold_and_orders_fit_with_uneven_stages_speeds_and_messages(probl
     if bound is not None:
         assert not check_bound(bound, fabric_of(problem))
         assert bound.exact <= Fraction(makespan(problem, faster)) and bound.exact > schedule_bound(problem, start, cap_bytes=caps).exact
-    proof = exact_search(problem, faster, cap_bytes=caps, time_limit_s=0.3, most_variables=600)
+    proof = exact_search(problem, faster, cap_bytes=caps, effort=3, most_variables=600)
     assert proof.least_s <= Fraction(makespan(problem, proof.schedule)) <= Fraction(makespan(problem, faster))
 
 
@@ -163,7 +166,7 @@ def test_the_search_fits_into_memory_with_what_is_received_ahead() -> None:
         Search().plan(of(4, 8, weight_bytes=100, memory_cap_bytes=50))
 
 
-@pytest.mark.parametrize("wrong", [Search(placement="x"), Search(cap=-1), Search(tries=-1), Search(seconds=-1)])
+@pytest.mark.parametrize("wrong", [Search(placement="x"), Search(cap=-1), Search(tries=-1), Search(effort=-1)])
 def test_options_that_make_no_sense(wrong: Search) -> None:
     with pytest.raises(UsageError):
         wrong.plan(of(4, 8))
@@ -176,7 +179,7 @@ def test_both_ways_needs_even_depth() -> None:
 
 def good() -> tuple[PipelineProblem, Bound]:
     p = slots(3, 6)
-    bound = counts_bound(p, ZBV(cap=4, tries=0).plan(p), cap_bytes=(4,) * 3, time_limit_s=60)
+    bound = counts_bound(p, ZBV(cap=4, tries=0).plan(p), cap_bytes=(4,) * 3, effort=600)
     assert bound is not None and not check_bound(bound, fabric_of(p))
     return p, bound
 

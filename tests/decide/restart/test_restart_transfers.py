@@ -8,55 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright.cost import Cost
-from meshwright.decide.restart import (
-    STORAGE,
-    RestartProblem,
-    estimate_restart,
-    plan_transfers,
-    require_complete,
-    reuse_bytes,
-    reuse_placement,
-    with_storage,
-)
-from meshwright.drive import read_fabric
+from meshwright.decide.restart import RestartProblem, estimate_restart, plan_transfers, require_complete, reuse_bytes, reuse_placement, with_storage
+from meshwright.decide.restart.problem import STORAGE
+from meshwright.drive.plans import read_fabric
 from meshwright.errors import Infeasible, UsageError
-from meshwright.plan_regions import TensorSpec, elements, minus, place, region_along, whole_region
-
-SHAPES = {"param:a": (6, 4), "param:b": (4,), "optimizer:a:step": (), "param:c": (2, 12)}
-TENSORS = {n: TensorSpec(s, 8 if n == "param:b" else 4) for n, s in SHAPES.items()}
-
-
-@st.composite
-def held(draw, names=tuple(SHAPES)):
-    """A rank's regions: of some tensors, all or two ranges of one dimension."""
-    found = {}
-    for name in names:
-        shape = SHAPES[name]
-        if not draw(st.booleans()):
-            continue
-        axis = draw(st.integers(-1, len(shape) - 1))
-        cuts = sorted(draw(st.lists(st.integers(0, shape[axis]), min_size=4, max_size=4))) if axis >= 0 else []
-        region = region_along(shape, axis, [tuple(cuts[:2]), tuple(cuts[2:])] if cuts else [])
-        if elements(region):
-            found[name] = region
-    return found
-
-
-@st.composite
-def problems(draw):
-    old, devices = draw(st.integers(1, 4)), ["d0", "d1", "d2", "d3"]
-    files = {f"f{i}": draw(held()) for i in range(old)}
-    homes = {f: (devices[i],) for i, f in enumerate(files) if draw(st.booleans())}
-    ranks = draw(st.integers(1, 4))
-    placement = tuple(draw(st.permutations(devices))[:ranks])
-    stored = frozenset(f for f in files if draw(st.booleans()))
-    return RestartProblem(
-        tensors=TENSORS, needs=tuple(draw(held()) for _ in range(ranks)), files=files, homes=homes, placement=placement,
-        servers=tuple("left" if d < "d2" else "right" for d in placement), stored=stored,
-    )  # fmt: skip
+from meshwright.plan.regions import TensorSpec, minus, place, region_along, whole_region
+from meshwright.testing.restarts import SHAPES, TENSORS, problems
 
 
 def mask(name, region):

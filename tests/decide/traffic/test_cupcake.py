@@ -11,9 +11,9 @@ import pytest
 from meshwright.bound import Bound
 from meshwright.check.traffic import check_traffic, replayed_ns
 from meshwright.decide.traffic import NAMES, Cupcake, DdpBuckets, TrafficProblem, groups_of, timeline
-from meshwright.drive_traffic import compare_traffic, plan_traffic
+from meshwright.drive.traffic import compare_traffic, plan_traffic
 from meshwright.errors import UsageError
-from meshwright.testing_traffic import traffic_profile as profile
+from meshwright.testing.traffic import traffic_profile as profile
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficGroup, TrafficPlan, TrafficProfile
 
 
@@ -138,7 +138,7 @@ def test_the_checker_refuses_a_bound_that_its_states_do_not_prove(plan: TrafficP
 
 
 def test_every_candidate_is_compared_and_none_is_among_them() -> None:
-    rows = compare_traffic(profile(random.Random(12), 8, 2))
+    rows, _ = compare_traffic(profile(random.Random(12), 8, 2))
     assert [r.plan.step_ns for r in rows] == sorted(r.plan.step_ns for r in rows)
     assert {(r.strategy, r.codecs) for r in rows} >= {("cupcake", ("none",)), ("cupcake", ("none", "topk")), ("layer-wise", ("topk",))}
     best = rows[0].plan

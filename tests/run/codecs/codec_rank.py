@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.run.codecs import At, make_codec
 
 SHAPES = [(24, 40), (40,), (11, 3)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.errors import NotFinite
 from meshwright.kernels.counter_random import key_of, permuted
 from meshwright.kernels.orthonormal import orthonormalise

@@ -7,10 +7,10 @@ import torch
 from codec_rank import SHAPES, STEPS, all_exchanged, gradient
 from processes import RankPool
 
-from meshwright.codec import parse_codec
-from meshwright.codec_kinds import CODECS
+from meshwright.codec.codec import parse_codec
+from meshwright.codec.kinds import CODECS
 from meshwright.run.codecs import make_codec
-from meshwright.run.codecs.together import mean_together
+from meshwright.testing.codecs_together import mean_together
 
 
 @pytest.mark.real

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from meshwright.codec import CodecKind, CodecSpec, parse_codec
-from meshwright.codec_kinds import CODECS
+from meshwright.codec.codec import CodecSpec, parse_codec
+from meshwright.codec.kinds import CODECS
+from meshwright.codec.terms import CodecKind
 from meshwright.errors import NotFinite, RunError, Unsupported
 from meshwright.run.codecs import IMPLEMENTED, At, Codec, ErrorFeedback, Payload, State, make_codec
 

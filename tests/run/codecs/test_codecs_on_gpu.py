@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 if "TRITON_INTERPRET" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.errors import NotFinite, Unsupported
 from meshwright.run.codecs import IMPLEMENTED, At, devices, make_codec, on_cpu
 
@@ -92,9 +93,6 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
     class Gpu:
         device = torch.device("cuda")
 
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(devices, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(Unsupported, match="need triton"):
         devices.require_device(Gpu(), "g")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.errors import NotFinite, Unsupported
 from meshwright.run.codecs import At, ErrorFeedback, make_codec
 

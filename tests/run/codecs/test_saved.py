@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.errors import FormatError, UsageError
 from meshwright.run.codecs import At, State, make_codec
 from meshwright.run.codecs.saved import Group, Part, Piece, load_packed, load_states, packed, read_states, save_states, state_file

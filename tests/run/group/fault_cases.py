@@ -19,11 +19,11 @@ from virtual_ranks import calls, inputs, wanted
 from meshwright.cost import Transport
 from meshwright.decide.collective import NAMES, CollectiveProblem
 from meshwright.errors import MeshwrightError
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program_hash import program_hash
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.hash import program_hash
 from meshwright.run.group.call import Session
 from meshwright.run.group.code import compile_rank, form_of
-from meshwright.run.group.twin import Fault, Outcome, VirtualCall, VirtualWorld
+from meshwright.testing.group_twin import Fault, Outcome, VirtualCall, VirtualWorld
 
 TIMEOUT_S, GRACE_S, COLLECTIVES = 1.0, 0.25, 2
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -55,7 +55,7 @@ def cell(strategy: str, op: str, fabric: str, elements: int) -> Cell | None:
     ranks = len(found.devices)
     root = 1 % ranks if op in ROOTED else 0
     problem = CollectiveProblem.on(
-        found, op, 512 * ranks, root=root, transport=Transport(per_message_s=1e-5, per_byte_s=2.5e-10, per_step_s=1e-6), time_limit_s=5.0
+        found, op, 512 * ranks, root=root, transport=Transport(per_message_s=1e-5, per_byte_s=2.5e-10, per_step_s=1e-6), effort_s=5.0
     )
     try:
         program = NAMES[strategy]().plan(problem, rng=np.random.default_rng(0)).program

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from meshwright.cli import main
 from meshwright.errors import FormatError, UsageError
-from meshwright.run.doctor import ALIVE, GONE, STOPPED, UNKNOWN, diagnose, find_records
+from meshwright.run.group.doctor import ALIVE, GONE, STOPPED, UNKNOWN, diagnose, find_records
 from meshwright.run.group.record_file import pack_call
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshwright.errors import PlanMismatch
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.fitting import LIKE, require_fitting
 
 

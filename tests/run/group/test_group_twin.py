@@ -8,7 +8,7 @@ import fault_cases as fc
 import pytest
 import torch
 
-from meshwright.run.group.twin import FAULTS, Fault, VirtualWorld
+from meshwright.testing.group_twin import FAULTS, Fault, VirtualWorld
 
 CASES = 4000
 

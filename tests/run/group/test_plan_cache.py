@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.io.fabric_name import load_fabric
+from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group import plan_cache
 from meshwright.run.group.plan_cache import PlanCache, cache_folder
 from meshwright.run.group.plans import GroupPlans

@@ -10,8 +10,8 @@ import pytest
 from meshwright.cost import Transport
 from meshwright.decide.collective import NAMES, CollectiveProblem, Ring, collective_bound
 from meshwright.errors import Infeasible, PlanMismatch
-from meshwright.fabric_edit import sustained
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.edit import sustained
+from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.choose import builtin, executed
 from meshwright.run.group.code import form_of
 from meshwright.run.group.plans import size_class
@@ -61,7 +61,7 @@ def test_flows_are_pairs_of_ranks() -> None:
 
 
 def test_the_choice_is_sorted_and_as_good_as_any_single_strategy() -> None:
-    p = replace(problem(), time_limit_s=20.0)
+    p = replace(problem(), effort_s=20.0)
     names = ("ring", "forestcoll", "hierarchical", "halving-doubling")
     found = executed(p, [NAMES[n]() for n in names])
     assert [e.time_s for e in found] == sorted(e.time_s for e in found) and {e.strategy for e in found} == set(names)
@@ -82,7 +82,7 @@ def test_ranks_that_share_cores_are_judged_by_late_messages_too() -> None:
         assert alone.judged_s == alone.time_s and shared.judged_s == min(late.values()) == late[shared.walk] > shared.time_s
         found[pieces] = shared.judged_s / shared.time_s
     assert found[256] > 1.1 * found[64]
-    chosen = executed(replace(problem(), time_limit_s=20.0), [NAMES["ring"](), NAMES["direct"]()], shared=True)
+    chosen = executed(replace(problem(), effort_s=20.0), [NAMES["ring"](), NAMES["direct"]()], shared=True)
     assert [e.judged_s for e in chosen] == sorted(e.judged_s for e in chosen) and all(e.judged_s > e.time_s for e in chosen)
 
 

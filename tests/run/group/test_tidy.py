@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective import CollectiveProblem
 from meshwright.decide.collective.joint.strategy import Joint
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.choose import executed
 from meshwright.run.group.predict import executor_transport
 from meshwright.run.group.tidy import ALIKE, tidy_rates

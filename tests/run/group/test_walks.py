@@ -12,9 +12,9 @@ from virtual_ranks import in_any_order, in_waves, run_virtually
 from meshwright.cost import Transport
 from meshwright.decide.collective import NAMES, CollectiveProblem
 from meshwright.errors import MeshwrightError, Unsupported
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program import Contract
-from meshwright.program_builder import ProgramBuilder
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Contract
 from meshwright.run.group.chunks import ChunkMap, regions
 from meshwright.run.group.code import compile_rank, form_of
 from meshwright.run.group.instructions import Op
@@ -28,7 +28,7 @@ TRANSPORT = Transport(per_message_s=1e-4, per_byte_s=2.5e-10, per_step_s=5e-6)
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_strategy_on_odd_lengths(name: str, op: str) -> None:
     fabric = load_fabric("two-islands")
-    problem = CollectiveProblem.on(fabric, op, 1 << 16, root=1 if op in ROOTED else 0, transport=TRANSPORT, time_limit_s=5.0)
+    problem = CollectiveProblem.on(fabric, op, 1 << 16, root=1 if op in ROOTED else 0, transport=TRANSPORT, effort_s=5.0)
     try:
         plan = NAMES[name]().plan(problem, rng=np.random.default_rng(0))
     except MeshwrightError as error:

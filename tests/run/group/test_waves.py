@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from meshwright.decide.collective import NAMES, CollectiveProblem
 from meshwright.errors import Deadlock, GroupFailed
-from meshwright.io.fabric_name import load_fabric
-from meshwright.program import Contract, Program
-from meshwright.program_builder import ProgramBuilder
+from meshwright.io.fabric.name import load_fabric
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Contract, Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.code import form_of
 from meshwright.run.group.engine import Engine

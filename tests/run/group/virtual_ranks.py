@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshwright.program import Program
+from meshwright.program.program import Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.chunks import BLOCKED
 from meshwright.run.group.code import Bound, compile_rank, form_of

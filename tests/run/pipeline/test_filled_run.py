@@ -12,15 +12,15 @@ from rig import in_threads
 
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.decide.pipeline.fill_work import KFACCosts, checkpoint_work, kfac_work
-from meshwright.drive_fill import Filled, fill_plan
-from meshwright.drive_pipelines import plan_pipeline
+from meshwright.drive.pipeline.fill import Filled, fill_plan
+from meshwright.drive.pipeline.pipelines import plan_pipeline
 from meshwright.errors import Unsupported
-from meshwright.run.pipeline.rank import make_cycle, worst_difference
-from meshwright.run.pipeline.rehearse import pipeline_orders, rehearse
+from meshwright.run.executor.transport import TaggedTransport
+from meshwright.run.launch.pipeline_rank import make_cycle, worst_difference
+from meshwright.run.launch.rehearse import pipeline_orders, rehearse
 from meshwright.run.pipeline.second_order import Exchange, StageKFAC, worst_kfac_difference
 from meshwright.run.pipeline.stages import Given
 from meshwright.run.pipeline.times import fill_seconds
-from meshwright.run.transport import TaggedTransport
 from meshwright.second_order.capture import linear_layers
 
 STAGES = Path(__file__).parents[1] / "pipeline_stages.py"

@@ -12,15 +12,15 @@ from pipeline_stages import make
 from rig import in_threads
 
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive_pipelines import default_candidates, make_strategy, plan_pipeline
+from meshwright.drive.pipeline.pipelines import default_candidates, make_strategy, plan_pipeline
 from meshwright.errors import MeshwrightError
-from meshwright.plan import Plan
-from meshwright.program import Part
-from meshwright.program_calls import inline
-from meshwright.run.pipeline.rank import Walk, digests, make_walk, worst_difference
-from meshwright.run.pipeline.rehearse import pipeline_orders, with_real_sizes
+from meshwright.plan.plan import Plan
+from meshwright.program.calls import inline
+from meshwright.program.program import Part
+from meshwright.run.executor.transport import TaggedTransport
+from meshwright.run.launch.pipeline_rank import Walk, digests, make_walk, worst_difference
+from meshwright.run.launch.rehearse import pipeline_orders, with_real_sizes
 from meshwright.run.pipeline.stages import Given
-from meshwright.run.transport import TaggedTransport
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def planned(name: str, options: Mapping[str, Any], devices: int, microbatches: i
 
 
 def walked(plan: Plan, given: Given, steps: int = 1) -> list[Walk]:
-    from meshwright.drive_pipelines import problem_of_plan, schedule_of_plan
+    from meshwright.drive.pipeline.pipelines import problem_of_plan, schedule_of_plan
 
     problem = problem_of_plan(plan)
     orders, _ = pipeline_orders(plan, problem, schedule_of_plan(plan))
@@ -146,8 +146,8 @@ def test_a_rank_refuses_stages_that_it_does_not_hold() -> None:
 
 def test_messages_leave_before_room_is_made_for_new_ones() -> None:
     """A neighbour may be waiting for what is sent; a receive that is posted a little later is still two messages ahead."""
-    from meshwright.drive_pipelines import problem_of_plan, relowered, schedule_of_plan
-    from meshwright.run.schedule import compile_schedule
+    from meshwright.drive.pipeline.pipelines import problem_of_plan, relowered, schedule_of_plan
+    from meshwright.run.executor.schedule import compile_schedule
 
     plan, _ = planned("interleaved", {"chunks": 2}, 4, 8)
     orders, _ = pipeline_orders(plan, problem_of_plan(plan), schedule_of_plan(plan))

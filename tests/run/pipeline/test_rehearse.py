@@ -10,11 +10,11 @@ import pytest
 
 from meshwright.cli.frame import main
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive_pipelines import plan_pipeline, problem_of_plan
+from meshwright.drive.pipeline.pipelines import plan_pipeline, problem_of_plan
 from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, Unsupported, UsageError
-from meshwright.io.plan_file import write_plan
-from meshwright.plan import Plan
-from meshwright.run.pipeline.rehearse import rehearse
+from meshwright.io.plan.plan import write_plan
+from meshwright.plan.plan import Plan
+from meshwright.run.launch.rehearse import rehearse
 from meshwright.run.pipeline.times import paced_times
 
 HERE = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def test_numbers_and_plans_that_make_no_sense() -> None:
 
 
 def test_paced_times_are_those_of_the_plan() -> None:
-    from meshwright.drive_pipelines import schedule_of_plan
+    from meshwright.drive.pipeline.pipelines import schedule_of_plan
 
     problem = PipelineProblem.of(2, 4, forward_s=1.0, backward_s=3.0, weight_grad_s=1.0, speeds=[1, 2], first_input_grad=False)
     whole = schedule_of_plan(plan_pipeline(problem, "interleaved"))

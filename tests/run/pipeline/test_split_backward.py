@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from meshwright.run.split_backward import input_gradients
+from meshwright.run.steps.split_backward import input_gradients
 
 
 def both(make: Callable[[], nn.Module], x: torch.Tensor, *, differentiable: bool = True) -> tuple[nn.Module, nn.Module, Any, Any, Any]:
@@ -233,8 +233,8 @@ def test_random_graphs_of_shared_weights(data: st.DataObject) -> None:
 
 def test_what_a_segment_made_again_serves_both_parts_and_is_let_go() -> None:
     """The chosen call runs again once, for the gradient of the read and for that of the weight."""
-    from meshwright.run.replay import Replays
-    from meshwright.run.segment_module import SegmentModule
+    from meshwright.run.steps.replay import Replays
+    from meshwright.run.train.segment_module import SegmentModule
 
     weight, replays = torch.nn.Parameter(torch.randn(3, 3, dtype=torch.float64)), Replays([["tanh"]])
     tanh = replays.wrap("tanh", torch.tanh)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from meshwright.decide.pipeline import PipelineProblem
-from meshwright.drive_pipelines import plan_pipeline, problem_of_plan, schedule_of_plan
-from meshwright.program import Kind, Part, Program
-from meshwright.program_builder import ProgramBuilder
-from meshwright.program_calls import inline
-from meshwright.run.lanes import channel_messages, fuse_lanes
+from meshwright.drive.pipeline.pipelines import plan_pipeline, problem_of_plan, schedule_of_plan
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.calls import inline
+from meshwright.program.program import Kind, Part, Program
+from meshwright.run.executor.lanes import channel_messages, fuse_lanes
 from meshwright.run.pipeline.orders import pipeline_orders
 
 

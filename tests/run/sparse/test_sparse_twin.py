@@ -16,8 +16,8 @@ from meshwright.run.sparse.oktopk import counts_by_edge
 from meshwright.run.sparse.protocol import AllGather, AllReduce, Message, Post, Wait
 from meshwright.run.sparse.reducer import METHODS, RankReducer
 from meshwright.run.sparse.selection import ThresholdKind, ahead, bits_of, scaled, value_of
-from meshwright.run.sparse.twin import run_twin
 from meshwright.run.sparse.unions import Zen, hash_factor
+from meshwright.testing.sparse_twin import run_twin
 
 KINDS = ("any", "zeros", "few", "ties", "front", "decay")
 KIND = st.sampled_from(KINDS)

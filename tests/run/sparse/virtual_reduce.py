@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.run.sparse.reducer import RankReducer
 from meshwright.run.sparse.state import Update
-from meshwright.run.sparse.twin import Sent, run_twin
+from meshwright.testing.sparse_twin import Sent, run_twin
 
 __all__ = ["all_ranks", "decaying", "expected", "largest", "mean", "step", "whole_numbers"]
 

@@ -11,7 +11,7 @@ from processes import RankPool
 from torch import nn
 from traffic_rig import inputs, killed, make_net, profile_of, refused, train
 
-from meshwright.drive_traffic import plan_traffic
+from meshwright.drive.traffic import plan_traffic
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from traffic_rig import sharded
 
-from meshwright.codec import parse_codec
+from meshwright.codec.codec import parse_codec
 from meshwright.errors import UnknownName, Unsupported
 from meshwright.run.traffic.fsdp import CompressedReduceScatter, compress_fsdp
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from traffic_rig import inputs, make_net, measured, one_call, profile_of, replanned
 
-from meshwright.drive_traffic import load_traffic_plan, plan_traffic
+from meshwright.drive.traffic import load_traffic_plan, plan_traffic
 from meshwright.run.traffic.agreement import digest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from meshwright.drive_traffic import plan_traffic
+from meshwright.drive.traffic import plan_traffic
 from meshwright.errors import MeshwrightError
-from meshwright.probe.traffic_settled import settled_plan
-from meshwright.probe.traffic_steps import measure_traffic
+from meshwright.probe.traffic.settled import settled_plan
+from meshwright.probe.traffic.steps import measure_traffic
 from meshwright.run.traffic import PlannedTraffic, traffic_hook
 from meshwright.run.traffic.agreement import digest
 from meshwright.run.traffic.exchange import add_up, gather

@@ -6,13 +6,13 @@ while that gains. `auto` ranks by simulated time, ties by fewer steps, so it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
-from ...kernels.effort import NEVER, Deadline, worked_s
+from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .rates import rate_graph
@@ -28,8 +28,6 @@ HOPELESS = 2.0  # times slower than the fastest: no search for another cut
 MANY_RANKS = 256  # up to so many every program is simulated, however long it is
 LEAST_S = 1e-9  # what the first candidate gets even if no time is left
 LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
-
-Name = Callable[[CollectiveStrategy], str]
 
 
 @dataclass(frozen=True)
@@ -85,50 +83,60 @@ def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
 
 
 def rank(
-    problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool, each_s: float = float("inf")
+    problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy], *, search: bool, each_s: float = float("inf")
 ) -> list[Ranked]:
     """Candidates with a plan by time and then by steps, the refused after them with the reason.
 
     Those that would start after the problem's limits are refused, the first is always tried; one gets at most `each_s` seconds of counted work
-    (`kernels.effort`), and where the problem limits time as many by the clock. On a fabric
+    (`kernels.effort`), and where the problem limits time the same share of that. Where the clock ended one, it is marked (`cut_among`). On a fabric
     that suffices for the operation (a broadcast down one-way links, say), a candidate that needs more of it is refused like any other.
     Raises: Disconnected; MeshwrightError of the first candidate when none has a plan.
     """
     require_connected(problem, rate_graph(problem.fabric, problem.ranks))
-    deadline = problem.deadline()
+    deadline, budget = problem.deadline(), Budget(len(candidates), time_limit_s=problem.time_limit_s)
     found: list[Ranked] = []
     planned: list[tuple[int, CollectiveStrategy, _Tried, float]] = []  # place, candidate, its own plan, seconds it has left
     errors: list[MeshwrightError] = []
     for number, candidate in enumerate(candidates):
-        if number and deadline.past:
-            found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why="not tried: time limit"))
+        late = not budget.spend()
+        if late or (number and deadline.work_left_s <= 0):
+            why = "not tried: time limit" if late else "not tried: the effort is spent"
+            found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=why, cut=late))
             continue
-        own, begin_s = _own(problem, deadline, each_s), worked_s()
+        own, begin_s, before = _own(problem, deadline, each_s), worked_s(), cuts()
         try:
-            first = _try(candidate, own)
+            with budget.net():
+                first = _try(candidate, own)
         except TimeLimit as error:
             errors.append(error)
-            found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=f"time limit: {error}"))
+            found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=f"time limit: {error}", cut=cuts() > before))
         except (Infeasible, Unsupported) as error:
             errors.append(error)
-            found.append(Ranked(strategy=name(candidate), plan=None, time_s=None, why=str(error)))
+            found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=str(error)))
         else:
             planned.append((number, candidate, first, each_s - (worked_s() - begin_s)))
-            found.append(Ranked(strategy=name(candidate), plan=first.plan, time_s=first.time_s, why=""))
+            found.append(Ranked(strategy=candidate.label, plan=first.plan, time_s=first.time_s, why="", cut=cuts() > before))
     best_s = min((first.time_s for _, _, first, _ in planned), default=0.0)
     for number, candidate, first, left_s in planned if search else []:
-        if first.time_s <= HOPELESS * best_s and left_s > 0 and not deadline.past:
-            own = _own(problem, deadline, left_s)
-            plan, time_s = _searched(candidate, own, first, own.deadline())
-            found[number] = replace(found[number], plan=plan, time_s=time_s)
+        if first.time_s > HOPELESS * best_s or left_s <= 0 or deadline.work_left_s <= 0:
+            continue
+        if budget.late:
+            found[number] = replace(found[number], cut=True)
+        else:
+            own, before = _own(problem, deadline, left_s), cuts()
+            with budget.net():
+                plan, time_s = _searched(candidate, own, first, own.deadline())
+            found[number] = replace(found[number], plan=plan, time_s=time_s, cut=found[number].cut or cuts() > before)
     if not any(r.plan for r in found):
+        if budget.cut is not None:
+            raise budget.cut.error(f"no candidate has a plan: {errors[0]}")
         raise next((e for e in errors if "strategy" not in e.data), errors[0])  # rather than that some strategy lacks the operation
     return explained(found)
 
 
 def _own(problem: CollectiveProblem, deadline: Deadline, each_s: float) -> CollectiveProblem:
     """The problem for one candidate that begins now."""
-    clock_s = min(deadline.clock_left_s, each_s) if problem.time_limit_s < float("inf") else float("inf")
+    clock_s = min(deadline.clock_left_s, problem.time_limit_s * min(1.0, each_s / problem.budget_s))
     return replace(problem, time_limit_s=max(clock_s, LEAST_S), effort_s=max(min(deadline.work_left_s, each_s), LEAST_S))
 
 
@@ -148,7 +156,7 @@ def explained(entries: Sequence[Ranked]) -> list[Ranked]:
         above = f"{100 * (entry.time_s / bound - 1):.1f} % above the bound" if bound else "no bound"
         slower = "fastest of the candidates" if place == 0 else f"{100 * (entry.time_s / best - 1):.1f} % slower than the fastest" if best else "tied"
         why = "; ".join(filter(None, (slower, above, entry.plan.notes.get("time"))))
-        out.append(Ranked(strategy=entry.strategy, plan=entry.plan, time_s=entry.time_s, why=why))
+        out.append(replace(entry, why=why))
     return out + [e for e in entries if e.time_s is None]
 
 

@@ -1,7 +1,7 @@
 """What is worth remembering between sizes: orders, trees and programs that depend on the fabric and the ranks, not on the bytes.
 
 The memory belongs to the fabric object, so it ends with it, and equal problems give equal answers with or without it: what is remembered counts
-as the work that it was, or a search with a limit (`kernels.effort`) would get further the second time.
+as the work that it was, or a search with a limit (`kernels.effort`) would get further the second time; what the clock cut short is not kept.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...fabric import Fabric
-from ...kernels.effort import make_up, worked_s
-from ...program import Program
+from ...fabric.fabric import Fabric
+from ...kernels.effort import cuts, make_up, worked_s
+from ...program.program import Program
 
 __all__ = ["in_pieces", "remember", "with_chunk_bytes"]
 
@@ -27,9 +27,11 @@ T = TypeVar("T")
 def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
     """`make()`, or what it gave for this fabric and key before. Whatever is kept must not be changed by anyone."""
     kept: OrderedDict[Hashable, tuple[Any, float]] = fabric.__dict__.setdefault("_remembered", OrderedDict())
-    begin_s = worked_s()
+    begin_s, before = worked_s(), cuts()
     if key not in kept:
         found = make()
+        if cuts() > before:
+            return found
         kept[key] = found, worked_s() - begin_s
         while len(kept) > 1 and (len(kept) > MOST_KEPT or sum(_steps(x) for x, _ in kept.values()) > MOST_STEPS):
             kept.popitem(last=False)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import numpy as np
 
 from ...bound import Bound
 from ...cost import Transport
 from ...errors import UnknownName, Unsupported, UsageError
-from ...fabric import Fabric
-from ...fabric_edit import sustained
-from ...kernels.effort import Deadline
-from ...program import Program
+from ...fabric.edit import sustained
+from ...fabric.fabric import Fabric
+from ...kernels.effort import Cut, Deadline
+from ...program.program import Program
+from ..strategies import Listed
 
 __all__ = [
-    "OPERATIONS", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "busbw_factor",
-    "options_of", "require_operation",
+    "OPERATIONS", "PIECES_BESIDE", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "Use",
+    "busbw_factor", "cut_among", "options_of", "require_operation",
 ]  # fmt: skip
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute"]
@@ -27,11 +28,13 @@ OPERATIONS: tuple[str, ...] = get_args(Operation)
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 SHARDED = ("all-gather", "reduce-scatter", "scatter", "gather")  # operations whose ranks may own parts of unlike sizes
 DEFAULT_EFFORT_S = 60.0
+Use = Literal["alone", "in network", "inlined", "beside", "beside, in iterations"]
+PIECES_BESIDE = 128  # iterations of programs that run side by side, which must have equal numbers of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveProblem:
-    """One collective on some devices of a fabric. Token buckets of its links are left out (`fabric_edit.sustained`).
+    """One collective on some devices of a fabric. Token buckets of its links are left out (`fabric.edit.sustained`).
 
     Args:
         ranks: device names; rank i of the program is `ranks[i]`.
@@ -42,9 +45,8 @@ class CollectiveProblem:
             to whole elements where the size does not divide).
         peers: permute: peers[i] is the rank whose buffer rank i receives, -1 = nothing; () = the next rank up, round the ring.
         transport: cost of messages beyond the links' rate and latency; None = none.
-        time_limit_s: planners stop near it, by the clock, with the best they have; none unless the user asks for one.
-        effort_s: how long they search, in seconds of counted work (`kernels.effort`), however busy the machine is; None = as long as the
-            time limit, or DEFAULT_EFFORT_S without any.
+        time_limit_s: a net: planners stop near it, by the clock, with the best they have, and say so; none unless the user asks for one.
+        effort_s: how long they search, in seconds of counted work (`kernels.effort`), however busy the machine is; None = DEFAULT_EFFORT_S.
     Raises: UnknownName for an operation or device that does not exist, UsageError for fewer than two ranks, repeated ranks, a
         size below one element or not a multiple of it, a root that is no rank, shards that do not add up or that the operation does not
         have, peers that are no ranks.
@@ -121,9 +123,7 @@ class CollectiveProblem:
     @property
     def budget_s(self) -> float:
         """Seconds of counted work that planners may do."""
-        if self.effort_s is not None:
-            return self.effort_s
-        return self.time_limit_s if self.time_limit_s < float("inf") else DEFAULT_EFFORT_S
+        return DEFAULT_EFFORT_S if self.effort_s is None else self.effort_s
 
     def deadline(self, share: float = 1.0) -> Deadline:
         """When a planner that begins now must stop, or one that has a share of the time."""
@@ -161,10 +161,42 @@ class CollectivePlan:
     switches: tuple[str, ...] = ()
 
 
-class CollectiveStrategy(Protocol):
-    """Options are fields of a frozen dataclass; `plan` raises Unsupported rather than answer wrongly."""
+class CollectiveStrategy(Listed, Protocol):
+    """Options are fields of a frozen dataclass; what drivers need to know is here, with defaults. See docs/extending.md.
 
-    def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan: ...
+    operations: those that it has. chooses: it only chooses among others that are listed, so that `auto` leaves it out. searches: its `plan` may use
+    all of the problem's effort.
+    """
+
+    operations: ClassVar[tuple[str, ...]] = OPERATIONS
+    chooses: ClassVar[bool] = False
+    searches: ClassVar[bool] = False
+
+    @classmethod
+    def applies(cls, problem: CollectiveProblem) -> bool:
+        """Cheap. False only where `plan` raises Unsupported with every option; the reason is in that error."""
+        return problem.op in cls.operations
+
+    @classmethod
+    def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
+        """What is worth planning, most promising first; () where nothing is.
+
+        use: "alone", a program of its own; "in network", one in which switches add and copy; "inlined", one that a program calls: chunks are
+        explicit (an option `unroll` is on) and ranks the only actors; "beside", explicit and not folded, and "beside, in iterations", as many as
+        `PIECES_BESIDE`: for collectives that run at the same time.
+        """
+        if use == "inlined" and any(f.name == "unroll" for f in fields(cls)):  # type: ignore[arg-type]
+            return (cls(unroll=True),)  # type: ignore[call-arg]
+        return (cls(),) if use in ("alone", "inlined") else ()
+
+    @property
+    def label(self) -> str:
+        """Its name in rankings, which tells variants apart."""
+        return self.name
+
+    def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
+        """Raises: Unsupported rather than answer wrongly."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +207,13 @@ class Ranked:
     plan: CollectivePlan | None
     time_s: float | None
     why: str
+    cut: bool = False  # the clock left it out, or ended its search before it was done
+
+
+def cut_among(ranked: Sequence[Ranked]) -> Cut | None:
+    """What a ranking says of the clock: how many of its candidates were looked at to the end, when that is not all of them."""
+    whole = sum(not r.cut for r in ranked)
+    return None if whole == len(ranked) else Cut(whole, len(ranked))
 
 
 def options_of(strategy: object) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...bound import Bound
-from ...errors import MeshwrightError
+from ...errors import MeshwrightError, TimeLimit
+from ...kernels.effort import Budget
 from .bounds.collective import collective_bound
-from .choice import LARGEST_SEARCH_STEPS, Name, explained, rank, tuned
+from .choice import LARGEST_SEARCH_STEPS, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .value import simulated_steps, simulated_time_s
@@ -52,27 +53,40 @@ def planned_sizes(sizes: Sequence[int]) -> list[int]:
 
 
 def sweep(
-    problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], name: Name, *, search: bool = True,
-    each_s: float = 5.0, every: bool = False,
+    problem: CollectiveProblem, sizes: Sequence[int], candidates: Sequence[CollectiveStrategy], *, search: bool = True,
+    each_s: float = 5.0, every: bool = False, budget: Budget | None = None,
 ) -> Iterator[SweepRow]:  # fmt: skip
-    """The ranking for every size, ascending. `each_s`: most seconds of one candidate per size class, of counted work, and by the clock if the
-    problem limits time; `every`: plan at every size.
+    """The ranking for every size, ascending. `each_s`: most seconds of one candidate per size class, of counted work; `every`: plan at every size;
+    `budget`: of sizes, with the clock's net: sizes that it cuts have fewer candidates or are left out.
 
     Raises: as `rank`.
     """
     ascending = sorted(set(sizes))
     anchors = ascending if every else planned_sizes(ascending)
-    by_name = {name(c): c for c in candidates}
+    by_name = {c.label: c for c in candidates}
+    budget = budget or Budget(len(ascending))
     before: SweepRow | None = None
     for size in anchors:
-        at = _limited(replace(problem, size_bytes=size), each_s * len(candidates))
-        ranked = rank(at, candidates, name, search=search, each_s=each_s)
-        row = SweepRow(problem=at, bound=collective_bound(at), ranked=tuple(ranked), planned=True)
-        if before is not None:
-            low = before.problem.size_bytes
-            for between in ascending:
-                if low < between < size:
-                    yield _between(replace(problem, size_bytes=between), before, row, by_name, search, each_s)
+        if not budget.spend():
+            return
+        at = replace(problem, size_bytes=size, effort_s=each_s * len(candidates))
+        with budget.net():
+            row = SweepRow(
+                problem=at, bound=collective_bound(at), ranked=tuple(rank(at, candidates, search=search, each_s=each_s)), planned=True,
+            )  # fmt: skip
+        for between in ascending:
+            if before is None or not before.problem.size_bytes < between < size:
+                continue
+            if not budget.spend():
+                break
+            try:
+                with budget.net():
+                    found = _between(replace(problem, size_bytes=between), before, row, by_name, search, each_s)
+            except TimeLimit:
+                if budget.cut is None:
+                    raise
+                break
+            yield found
         yield row
         before = row
 
@@ -134,13 +148,8 @@ def _worth_trying(
     return found
 
 
-def _limited(problem: CollectiveProblem, seconds: float) -> CollectiveProblem:
-    """So much work, and no more by the clock if time is limited at all."""
-    return replace(problem, time_limit_s=seconds if problem.time_limit_s < float("inf") else float("inf"), effort_s=seconds)
-
-
 def _afresh(problem: CollectiveProblem, name: str, candidate: CollectiveStrategy, search: bool, each_s: float) -> Ranked:
-    at = _limited(problem, each_s)
+    at = replace(problem, effort_s=each_s)
     try:
         plan, time_s = tuned(candidate, at, search=search, deadline=at.deadline())
     except MeshwrightError as error:

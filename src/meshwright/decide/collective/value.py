@@ -11,10 +11,10 @@ import numpy as np
 
 from ...cost import Cost, Transport
 from ...errors import Unsupported
-from ...fabric import Fabric
+from ...fabric.fabric import Fabric
 from ...kernels.effort import count_work
-from ...program import Part, Program
-from ...program_fold import expand
+from ...program.fold import expand
+from ...program.program import Part, Program
 from ...simulate import compile_network, simulate_folded, simulate_program
 
 __all__ = ["MOST_SIMULATED", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]

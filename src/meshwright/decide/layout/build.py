@@ -9,11 +9,11 @@ from itertools import pairwise
 
 from ...cost import Cost
 from ...errors import Infeasible
-from ...fabric import Device
-from ...graph import OpGraph, OpNode, Work
-from ...graph_vocabulary import base_node, expand_losses, sums_of
-from ...layout_recompute import saved_storages
-from ...plan import GradientBucket, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
+from ...fabric.fabric import Device
+from ...graph.graph import OpGraph, OpNode, Work
+from ...plan.plan import GradientBucket, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
+from ...plan.recompute import saved_storages
+from ...plan.vocabulary import base_node, expand_losses, sums_of
 from .cut import Unit, border_values, cut_stages, dtype_bytes
 from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_buckets
 from .megatron import Kept, Region, kept_notes
@@ -24,22 +24,9 @@ from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import Usable, ordered_units, usable_regions
 from .unlike import EVEN, Division
 
-__all__ = ["build_layout", "divided"]
+__all__ = ["build_layout"]
 
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
-
-
-def divided(work: Work, parts: int) -> Work:
-    """The share of one of `parts` ranks in a split operator; kernels are launched by each."""
-    return Work(flops=work.flops // parts, bytes_read=work.bytes_read // parts, bytes_written=work.bytes_written // parts, calls=work.calls)
-
-
-def _portion(work: Work, largest: int, total: int) -> Work:
-    """The share `largest` of `total` in a split operator."""
-    return Work(
-        flops=work.flops * largest // total, bytes_read=work.bytes_read * largest // total, bytes_written=work.bytes_written * largest // total,
-        calls=work.calls,
-    )  # fmt: skip
 
 
 @dataclass
@@ -175,7 +162,7 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts
     for unit in b.units:
         forward = sum((n.forward for n in unit.nodes), Work())
         backward = sum((n.backward for n in unit.nodes), Work())
-        time_of.append(sum(cost.roofline(_portion(w, *b.share(unit)), device).time_s for w in (forward, backward)))
+        time_of.append(sum(cost.roofline(w.share(*b.share(unit)), device).time_s for w in (forward, backward)))
     border_s, allowed = [], []
     for values in borders:
         total = sum(_border_bytes(b, v) * (2 if b.differentiable(v) else 1) for v in values if v in b.shape_of)
@@ -319,8 +306,8 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
         sequence=extent > 0,
         row_biases=biases,
         shares=b.usable.shares[region] if region else b.sequence.shares.get(extent, ()),
-        forward=sum((_portion(n.forward, *b.share(u)) for u in units for n in u.nodes), Work()),
-        backward=sum((_portion(n.backward, *b.share(u)) for u in units for n in u.nodes), Work()),
+        forward=sum((n.forward.share(*b.share(u)) for u in units for n in u.nodes), Work()),
+        backward=sum((n.backward.share(*b.share(u)) for u in units for n in u.nodes), Work()),
         saved_bytes=saved,
         forward_workspace_bytes=max(forward_temp * largest // total, copied),
         backward_workspace_bytes=max(backward_temp * largest // total, copied),

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import Infeasible
-from ...graph import OpGraph, OpNode
+from ...graph.graph import OpGraph, OpNode
 from .megatron import Region
 
 __all__ = ["Unit", "border_values", "cut_stages", "dtype_bytes", "order_units"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ...cite import Cite
 from ...errors import UsageError
-from ...plan import GradientBucket, Segment
+from ...plan.plan import GradientBucket, Segment
 
 __all__ = ["CITE", "PLAIN", "DataSharding", "bucket_size", "cut_run", "gradient_buckets"]
 

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ...cite import Cite
 from ...cost import Cost
 from ...errors import Infeasible, UsageError
-from ...fabric import Device
-from ...graph import OpGraph
-from ...lowering import shard_bytes
-from ...plan import TrainingLayout
+from ...fabric.fabric import Device
+from ...graph.graph import OpGraph
+from ...graph.liveness import segment_workspace
+from ...lower.training import shard_bytes
+from ...plan.plan import TrainingLayout
 from .build import build_layout
+from .data_sharding import CITE as SHARDING_CITE
 from .data_sharding import PLAIN, DataSharding
+from .megatron import CITE as MEGATRON_CITE
 from .megatron import Kept, Region, search_regions
-from .problem import Degrees, LayoutCandidate, LayoutProblem
+from .problem import Degrees, DegreesStrategy, LayoutCandidate, LayoutProblem
+from .sequence import CITE as SEQUENCE_CITE
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import usable_regions
 from .unlike import EVEN, Division
@@ -42,15 +47,26 @@ MAX_MICROBATCHES = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(DegreesStrategy):
     """`workspace(graph, nodes)` gives the peak temporaries (forward, backward) of a set of forward nodes, in bytes.
 
     `refuse(degrees)` says why degrees are not worth building, or nothing; it is asked before anything of them is built.
     """
 
-    workspace: Callable[[OpGraph, Sequence[str]], tuple[int, int]]
+    name: ClassVar[str] = "grid"
+    cite: ClassVar[Cite] = CITE
+
+    workspace: Callable[[OpGraph, Sequence[str]], tuple[int, int]] = segment_workspace
     refuse: Callable[[Degrees], str] | None = None
     tensor_options: TensorOptions = LEVEL
+
+    @classmethod
+    def cited(cls, layout: TrainingLayout | None) -> list[tuple[str, Cite]]:
+        """(part, Cite) of what a layout is made of."""
+        parts = [("layout", cls.cite), ("layout", MEGATRON_CITE)]
+        if layout is not None and layout.sequence:
+            parts.append(("sequence", SEQUENCE_CITE))
+        return parts + ([("sharding", SHARDING_CITE)] if layout is not None and layout.zero_level else [])
 
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []

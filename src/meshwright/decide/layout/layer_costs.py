@@ -19,13 +19,13 @@ from typing import Literal
 
 from ...cost import Cost
 from ...errors import Infeasible, UsageError
-from ...fabric import Device
-from ...fabric_servers import ServerKind
-from ...graph import OpGraph, OpNode, Work
-from ...graph_vocabulary import SUMS, base_node, expand_losses
-from ...layer_profile import Entry
-from ...layer_table import LayerRow, LayerTable, StateBytes
-from ...plan import VocabularyLoss
+from ...fabric.fabric import Device
+from ...fabric.servers import ServerKind
+from ...graph.graph import OpGraph, OpNode, Work
+from ...plan.plan import VocabularyLoss
+from ...plan.vocabulary import SUMS, base_node, expand_losses
+from ...profile.layer_profile import Entry
+from ...profile.layer_table import LayerRow, LayerTable, StateBytes
 from .cut import Unit, border_values, dtype_bytes
 from .megatron import Region, kept_notes, search_regions
 from .sharding import short_name

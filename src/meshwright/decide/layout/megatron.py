@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...cite import Cite
-from ...graph import OpGraph, OpNode
+from ...graph.graph import OpGraph, OpNode
 from .sharding import short_name
 from .tensor_regions import GraphIndex, Region, try_region
 from .tensor_vocabulary import POSITIONS, embedding_region, loss_region, splittable_embedding, splittable_loss

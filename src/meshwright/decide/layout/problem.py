@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 from ...cost import Cost
 from ...errors import Unsupported
-from ...fabric import Device, Fabric
-from ...graph import OpGraph
-from ...plan import TrainingLayout
+from ...fabric.fabric import Device, Fabric
+from ...graph.graph import OpGraph
+from ...plan.plan import TrainingLayout
+from ..strategies import Listed
 from .data_sharding import PLAIN, DataSharding
 from .unlike import EVEN, Division
 
-__all__ = ["Degrees", "Fixed", "LayoutCandidate", "LayoutProblem", "LayoutStrategy"]
+__all__ = ["Degrees", "DegreesStrategy", "Fixed", "LayoutCandidate", "LayoutProblem", "LayoutStrategy", "Question"]
 
+Question = Literal["degrees", "layers", "operators", "profile"]
 Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, pipeline degree, micro-batch
 
 
@@ -85,7 +87,17 @@ class LayoutCandidate:
         return ", ".join((str(self.degrees), *filter(None, more)))
 
 
-class LayoutStrategy(Protocol):
+class LayoutStrategy(Listed, Protocol):
+    """A frozen dataclass of options. answers: which of the decision's questions its `plan` takes: "degrees" of a captured training job
+    (`DegreesStrategy`), choices per layer on a fleet ("layers", `mixed.candidate.LayersStrategy`), states of every operator and tensor ("operators",
+    `autoddl.problem.ShardingStrategy`), or degrees from a layer profile ("profile", `profiled.search.ProfileStrategy`)."""
+
+    answers: ClassVar[Question]
+
+
+class DegreesStrategy(LayoutStrategy, Protocol):
+    answers: ClassVar[Question] = "degrees"
+
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         """All candidates, best estimate first, refused ones last with their reason."""
         ...

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...cite import Cite
-from ...graph import OpGraph, OpNode
-from ...plan import PartialGradient
+from ...graph.graph import OpGraph, OpNode
+from ...plan.plan import PartialGradient
 from .cut import Unit
 from .sequence_rules import VIEWS, Along, carried
 from .sharding import Refused, Split, short_name

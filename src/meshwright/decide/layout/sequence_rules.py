@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...graph import OpNode
+from ...graph.graph import OpNode
 from .sharding import POINTWISE_BINARY, POINTWISE_UNARY, RESHAPES, Needs, Refused, Split, propagate, short_name
 
 __all__ = ["CUTS", "VIEWS", "Along", "carried"]

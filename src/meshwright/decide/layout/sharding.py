@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...graph import OpNode
+from ...graph.graph import OpNode
 
 __all__ = ["Grouped", "Needs", "Pieces", "Refused", "Split", "propagate", "short_name"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import gcd
 
-from ...graph import OpGraph, OpNode
-from ...plan import ParamShard
+from ...graph.graph import OpGraph, OpNode
+from ...plan.plan import ParamShard
 from .sharding import Grouped, Needs, Pieces, Refused, Split, propagate, short_name
 
 __all__ = ["GraphIndex", "Region", "try_region"]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ...errors import Unsupported
-from ...graph import OpGraph
-from ...plan import ParamShard, PartialGradient
-from ...plan_shards import part_ranges, replica_groups
+from ...graph.graph import OpGraph
+from ...plan.plan import ParamShard, PartialGradient
+from ...plan.shards import part_ranges, replica_groups
 from .cut import Unit, order_units
 from .tensor_regions import Region
 from .tensor_shares import LEVEL, TensorOptions, choose_shares

@@ -9,9 +9,9 @@ get uneven shares; nothing is padded.
 
 from __future__ import annotations
 
-from ...graph import OpNode
-from ...graph_vocabulary import loss_arguments, max_of, sums_of
-from ...plan import ParamShard
+from ...graph.graph import OpNode
+from ...plan.plan import ParamShard
+from ...plan.vocabulary import loss_arguments, max_of, sums_of
 from .sharding import short_name
 from .tensor_regions import GraphIndex, Region, try_region
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ...cost import Cost
-from ...fabric import Device, Fabric
-from ...graph import OpGraph, Work
+from ...fabric.fabric import Device, Fabric
+from ...graph.graph import OpGraph, Work
 from .tensor_shares import TensorOptions, largest_remainder
 
 __all__ = ["EVEN", "Division", "device_orders", "divide", "moved", "relative_speeds"]

@@ -15,18 +15,20 @@ import msgspec
 import numpy as np
 
 from ...errors import Infeasible, MeshwrightError
-from ...step_graph import StepGraph, StepPlan
+from ...graph.step_graph import StepGraph, StepPlan
+from . import strategies, strategy
 from .fusionaware.frontier import Entry, Frontier, frontier_of
 from .fusionaware.strategy import EFFORT, FusionAware
 from .monet.fixed import fixed, free_ways
-from .step import STEP_NAMES, best_plan, least_bound_bytes, nothing_fits, size_text
+from .monet.strategy import Monet
+from .problem import StepStrategy
+from .step import least_bound_bytes, nothing_fits, size_text
 
-__all__ = ["Offer", "auto_plan", "offers", "some_plan"]
+__all__ = ["Offer", "auto_plan", "best_plan", "offers", "some_plan"]
 
 CLOSE = 0.01  # of the bound: nothing else is worth trying
 FIRST_EFFORT = 10_000  # per node of the graph
 QUICK_EFFORT = 4_000  # of monet's search, per node
-PUBLISHED = ("chen", "revolve", "rotor")
 SHARES = (0.75, 0.5, 0.25, 0.0)  # of the time that a budget costs
 FEWER = (0.95, 0.9, 0.8)  # of the bytes of a plan
 
@@ -47,7 +49,7 @@ def some_plan(graph: StepGraph, budget_bytes: int, *, rng: np.random.Generator) 
     """Any plan within the budget: with a tenth of the effort, where that finds one. Raises: Infeasible as `auto_plan`."""
     try:
         if any(n.alternatives for n in graph.nodes):
-            return STEP_NAMES["monet"](effort=QUICK_EFFORT).plan(graph, budget_bytes, rng=rng)
+            return Monet(effort=QUICK_EFFORT).plan(graph, budget_bytes, rng=rng)
         return FusionAware(effort=_first_effort(graph)).plan(graph, budget_bytes, rng=rng)
     except MeshwrightError:
         return auto_plan(graph, budget_bytes, rng=rng)[0]
@@ -68,15 +70,19 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
             graph, budget_bytes, least_bytes=frontier.entries[-1].peak_bytes, proved=True, said=_published(frontier, budget_bytes)
         )
     floor, plans, said = frontier.floor_s(budget_bytes), dict[str, StepPlan](), _published(frontier, budget_bytes)
-    tries = (("fusionaware", FusionAware(effort=_first_effort(graph))), ("monet", STEP_NAMES["monet"]()), ("fusionaware", FusionAware()))
-    for name, strategy in tries:
-        if "monet" in plans:
+    others = {kind.name: kind() for kind in strategies("step") if kind.budgeted and not kind.in_frontier}
+    quick, thorough = FusionAware(effort=_first_effort(graph)), FusionAware()
+    tries: tuple[StepStrategy, ...] = (quick, *others.values(), thorough)
+    for asked in tries:
+        if asked is thorough and plans.keys() & others:
             break
         if plans and min(p.time_s for p in plans.values()) <= floor * (1 + CLOSE):
-            said.setdefault("monet", f"not tried: nothing can be more than {CLOSE:.0%} faster")
+            for name in others:
+                said.setdefault(name, f"not tried: nothing can be more than {CLOSE:.0%} faster")
             break
+        name = asked.name
         try:
-            found = strategy.plan(graph, budget_bytes, rng=rng)
+            found = asked.plan(graph, budget_bytes, rng=rng)
         except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
             said[name] = error.message
             continue
@@ -91,13 +97,36 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
     return msgspec.structs.replace(plan, floor_s=min(floor, plan.time_s), least_bytes=plan.least_bytes or frontier.least_bytes), said
 
 
+def best_plan(
+    graph: StepGraph, budget_bytes: int | None, names: Sequence[str] | None = None, *, rng: np.random.Generator
+) -> tuple[StepPlan, dict[str, str]]:
+    """(the plan of least time within the budget, of least peak among equals; the other strategies with what they give). None: the least peak.
+
+    Raises: Infeasible when no strategy fits, with the least peak any of them knows and the bound that holds for all.
+    """
+    plans, said, least, proved = dict[str, StepPlan](), dict[str, str](), list[int](), False
+    for name in [kind.name for kind in strategies("step")] if names is None else names:
+        try:
+            plans[name] = strategy(name, "step")().plan(graph, budget_bytes, rng=rng)
+            said[name] = f"{plans[name].time_s * 1e3:.4g} ms, peak {size_text(plans[name].peak_bytes)}"
+        except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
+            said[name] = error.message
+            least += [int(error.data["least_bytes"])] if error.data.get("least_bytes") is not None else []
+            proved |= bool(error.data.get("proved"))
+    if not plans:
+        raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=proved, said=said)
+    name = min(plans, key=lambda n: (plans[n].peak_bytes, plans[n].time_s) if budget_bytes is None else (plans[n].time_s, plans[n].peak_bytes))
+    said.pop(name)
+    return plans[name], said
+
+
 def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generator) -> tuple[StepPlan, dict[str, str]]:
     """With other implementations: `monet` chooses among them; where it does not come near its bound, plans of plain operators are made too."""
     nodes = tuple(msgspec.structs.replace(n, alternatives=()) for n in graph.nodes)
     plain = msgspec.structs.replace(graph, nodes=nodes)
     refused: MeshwrightError | None = None
     try:
-        joint = STEP_NAMES["monet"]().plan(graph, budget_bytes, rng=rng)
+        joint = Monet().plan(graph, budget_bytes, rng=rng)
     except MeshwrightError as error:
         refused = error
     else:
@@ -128,7 +157,7 @@ def _rank(plan: StepPlan, budget_bytes: int | None) -> tuple[float, float]:
 
 def _published(frontier: Frontier, budget_bytes: int) -> dict[str, str]:
     said = {}
-    for name in PUBLISHED:
+    for name in dict.fromkeys(e.origin for e in frontier.published):
         own = [e for e in frontier.published if e.origin == name]
         fits = [e for e in own if e.peak_bytes <= budget_bytes]
         if fits:

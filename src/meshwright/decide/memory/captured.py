@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import UnknownName
-from ...graph import OpGraph, OpNode
+from ...graph.graph import OpGraph, OpNode
 from .problem import Layer, Operator
 
 __all__ = ["core_attention", "layer_nodes", "layer_of", "repeated_layers"]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.step_graph import StepGraph, StepPlan
 from ...kernels.step_schedule import IMPOSSIBLE, NEVER, ScheduleArrays, Scratch, evaluate, scratch_for
-from ...step_graph import StepGraph, StepPlan
 from .step import finished
 
 __all__ = ["Lifetimes", "lifetimes_of"]

@@ -8,16 +8,19 @@ several operators write (in place) is made by all of them: they are computed aga
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 import numpy as np
 
+from ...arena import ArenaPlan, ArenaProblem
 from ...errors import Infeasible, UsageError
+from ...graph.step_graph import StepGraph, StepPlan
+from ..strategies import Listed
 
 __all__ = [
-    "Layer", "LayerPolicy", "Operator", "RecomputePlan", "RecomputeProblem", "RecomputeStrategy", "StageBudget", "StageChoice", "policy_of",
-    "require_fit",
+    "ArenaStrategy", "Layer", "LayerPolicy", "MemoryStrategy", "Operator", "RecomputePlan", "RecomputeProblem", "RecomputeStrategy", "StageBudget",
+    "StageChoice", "StepStrategy", "policy_of", "require_fit",
 ]  # fmt: skip
 
 
@@ -121,9 +124,46 @@ class RecomputePlan(_Record, frozen=True, kw_only=True):
         return max(s.time_s for s in self.stages)
 
 
-class RecomputeStrategy(Protocol):
+class MemoryStrategy(Listed, Protocol):
+    """A frozen dataclass of options. answers: which of the decision's questions its `plan` takes: "regions" (what the layers of pipeline stages
+    compute again), "step" (what a whole step keeps and computes again, and how operators run) or "arena" (where storages lie)."""
+
+    answers: ClassVar[Literal["regions", "step", "arena"]]
+
+
+class RecomputeStrategy(MemoryStrategy, Protocol):
+    answers: ClassVar[Literal["regions", "step", "arena"]] = "regions"
+
+    @classmethod
+    def variants(cls, problem: RecomputeProblem, *, every: int = 1) -> tuple[Self, ...]:
+        """What is worth comparing. every: what rules that count layers are to count to."""
+        return (cls(),)
+
     def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
         """Raises: Infeasible (names the stage), Unsupported, UsageError."""
+        ...
+
+
+class StepStrategy(MemoryStrategy, Protocol):
+    """budgeted: it plans for a budget; the others have one plan that fits or does not. in_frontier: its schedules are among those of `fusionaware`'s
+    frontier, so `auto` does not ask it again. chooses_ways: it chooses among implementations of operators; the others run them as they are.
+    """
+
+    answers: ClassVar[Literal["regions", "step", "arena"]] = "step"
+    budgeted: ClassVar[bool] = True
+    in_frontier: ClassVar[bool] = False
+    chooses_ways: ClassVar[bool] = False
+
+    def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
+        """Raises: Infeasible when it finds nothing within the budget; `data["least_bytes"]` is the least peak it knows to reach."""
+        ...
+
+
+class ArenaStrategy(MemoryStrategy, Protocol):
+    answers: ClassVar[Literal["regions", "step", "arena"]] = "arena"
+
+    def plan(self, problem: ArenaProblem, *, rng: np.random.Generator) -> ArenaPlan:
+        """Raises: Infeasible for a capacity that is not met, Unsupported for too many pairs, UsageError."""
         ...
 
 

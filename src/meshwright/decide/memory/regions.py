@@ -1,6 +1,6 @@
 """What the stages of a training layout recompute: one rule for every layer, or the cheapest choice that keeps few enough bytes.
 
-A region of a layout (`layout_recompute`) becomes a `Layer`; regions with equal layers form a class. A stage has so many regions of each
+A region of a layout (`plan.recompute`) becomes a `Layer`; regions with equal layers form a class. A stage has so many regions of each
 class, and every one of its micro-batches in flight keeps what its policy keeps, so the choice is how many regions of a class follow each point of
 the class's frontier: an integer programme, whose workspace is that of the largest policy used. The first regions of a stage follow the policies
 that keep least: their backward is the last to come, when fewer other values are held.
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import Infeasible
-from ...graph import OpNode
-from ...layout_recompute import Region
+from ...graph.graph import OpNode
+from ...plan.recompute import Region
 from .captured import core_attention
 from .mix import Members, fractional_mix, leanest_bytes, whole_mix
 from .problem import Layer, LayerPolicy, Operator, RecomputeProblem, policy_of

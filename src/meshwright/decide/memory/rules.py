@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import msgspec
 import numpy as np
 
-from ...cite import Cite
+from ...cite import FOLKLORE, Cite
 from ...errors import Unsupported, UsageError
-from .problem import LayerPolicy, RecomputePlan, RecomputeProblem, StageChoice, policy_of, require_fit
+from .problem import LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, StageChoice, policy_of, require_fit
 
-__all__ = ["CITE", "FullBlock", "FullUniform", "KeepAll", "SelectiveAttention", "full_policy", "useful"]
+__all__ = ["CITE", "KORTHIKANTI", "FullBlock", "FullUniform", "KeepAll", "SelectiveAttention", "full_policy", "useful"]
 
 CITE = Cite(key="chen2016training", title="Training Deep Nets with Sublinear Memory Cost", year=2016, venue="arXiv:1604.06174")
+KORTHIKANTI = Cite(
+    key="korthikanti2023reducing", title="Reducing Activation Recomputation in Large Transformer Models", year=2023,
+    venue="MLSys, arXiv:2205.05198",
+)  # fmt: skip
 
 
 def useful(problem: RecomputeProblem, names: set[str]) -> set[str]:
@@ -57,31 +62,44 @@ def _planned(
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepAll:
+class KeepAll(RecomputeStrategy):
     """Nothing is computed again."""
+
+    name: ClassVar[str] = "none"
+    cite: ClassVar[Cite] = FOLKLORE
 
     def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
         """Raises: Infeasible."""
-        return _planned(problem, "none", {}, (policy_of(problem.layer, ()),), [(s.layers * s.in_flight,) for s in problem.stages])
+        return _planned(problem, self.name, {}, (policy_of(problem.layer, ()),), [(s.layers * s.in_flight,) for s in problem.stages])
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveAttention:
+class SelectiveAttention(RecomputeStrategy):
     """The core attention of every layer."""
+
+    name: ClassVar[str] = "selective"
+    cite: ClassVar[Cite] = KORTHIKANTI
 
     def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
         """Raises: Infeasible; Unsupported when the layer has no core attention of its own operators."""
         chosen = useful(problem, {*problem.core})
         if not chosen:
             raise Unsupported("the layer has no core attention to recompute", hint="fused attention keeps no scores; use optimal or uniform")
-        return _planned(problem, "selective", {}, (policy_of(problem.layer, chosen),), [(s.layers * s.in_flight,) for s in problem.stages])
+        return _planned(problem, self.name, {}, (policy_of(problem.layer, chosen),), [(s.layers * s.in_flight,) for s in problem.stages])
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullUniform:
+class FullUniform(RecomputeStrategy):
     """Every `every` layers of a stage one input is kept; their backward holds all `every` layers at once."""
 
+    name: ClassVar[str] = "uniform"
+    cite: ClassVar[Cite] = CITE
+
     every: int = 1
+
+    @classmethod
+    def variants(cls, problem: RecomputeProblem, *, every: int = 1) -> tuple[Self, ...]:
+        return (cls(every=every),)
 
     def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
         """Raises: Infeasible; UsageError for `every` below 1."""
@@ -94,14 +112,21 @@ class FullUniform:
             groups = -(-s.layers // self.every)
             counts.append((groups * s.in_flight, (s.layers - groups) * s.in_flight))
         extra = (min(self.every, max(s.layers for s in problem.stages)) - 1) * (first.workspace_bytes + first.kept_bytes)
-        return _planned(problem, "uniform", {"every": self.every}, (first, inner), counts, extra)
+        return _planned(problem, self.name, {"every": self.every}, (first, inner), counts, extra)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullBlock:
+class FullBlock(RecomputeStrategy):
     """The first `layers` layers of every stage are computed again, the others kept whole."""
 
+    name: ClassVar[str] = "block"
+    cite: ClassVar[Cite] = CITE
+
     layers: int = 1
+
+    @classmethod
+    def variants(cls, problem: RecomputeProblem, *, every: int = 1) -> tuple[Self, ...]:
+        return (cls(layers=every),)
 
     def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
         """Raises: Infeasible; UsageError for `layers` below 0."""
@@ -109,4 +134,4 @@ class FullBlock:
             raise UsageError(f"must be at least 0, got {self.layers}", where="layers")
         redone = [min(self.layers, s.layers) for s in problem.stages]
         counts = [(n * s.in_flight, (s.layers - n) * s.in_flight) for n, s in zip(redone, problem.stages, strict=True)]
-        return _planned(problem, "block", {"layers": self.layers}, (full_policy(problem), policy_of(problem.layer, ())), counts)
+        return _planned(problem, self.name, {"layers": self.layers}, (full_policy(problem), policy_of(problem.layer, ())), counts)

@@ -15,7 +15,7 @@ and storage.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -24,16 +24,12 @@ from ...cite import Cite
 from ...errors import Infeasible, UsageError
 from ...kernels.highs import require_optimal, solver, values
 from .mix import SCALE, Members, fractional_mix, whole_mix
-from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, StageBudget, StageChoice, policy_of, require_fit
+from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, StageBudget, StageChoice, policy_of, require_fit
+from .rules import KORTHIKANTI
 
 __all__ = ["CITE", "OptimalRecompute", "best_policy", "frontier", "relaxed_time_s", "stage_mix", "used_only"]
 
-CITE = Cite(
-    key="korthikanti2023reducing",
-    title="Reducing Activation Recomputation in Large Transformer Models",
-    year=2023,
-    venue="MLSys, arXiv:2205.05198",
-)
+CITE = KORTHIKANTI
 DEVIATIONS = ("an integer programme over operators instead of one rule", "micro-batches of a stage may follow different points of the frontier")
 
 
@@ -136,8 +132,11 @@ def used_only(plan: RecomputePlan) -> RecomputePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimalRecompute:
+class OptimalRecompute(RecomputeStrategy):
     """Options. points: of the frontier at most; layer_budget_bytes: if > 0, one policy for all layers, the best within that many bytes per layer."""
+
+    name: ClassVar[str] = "optimal"
+    cite: ClassVar[Cite] = CITE
 
     points: int = 64
     layer_budget_bytes: int = 0
@@ -152,4 +151,4 @@ class OptimalRecompute:
             policies = frontier(problem.layer, points=self.points)
         chosen = tuple(stage_mix(policies, budget, i) for i, budget in enumerate(problem.stages))
         options = {"points": self.points, "layer_budget_bytes": self.layer_budget_bytes}
-        return used_only(RecomputePlan(strategy="optimal", options=options, policies=policies, stages=chosen))
+        return used_only(RecomputePlan(strategy=self.name, options=options, policies=policies, stages=chosen))

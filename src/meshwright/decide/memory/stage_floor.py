@@ -18,8 +18,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...errors import Infeasible
+from ...graph.step_graph import StepGraph
 from ...kernels.highs import require_optimal, solver, values
-from ...step_graph import StepGraph
 from .fusionaware.hull import Moment, cut_points, moments
 from .lifetimes import lifetimes_of
 

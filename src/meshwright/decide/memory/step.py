@@ -1,4 +1,4 @@
-"""Planning a whole training step: what a strategy is, the strategies by name, and what they share.
+"""Nothing is computed again: the plan of a step that keeps everything; and what all strategies for whole steps share.
 
 A strategy takes a `StepGraph` and a budget (bytes at the peak, everything included; None: the least it can do in memory) and gives a `StepPlan`.
 Most only decide what runs when; `finished` adds when results are let go (after their last use), the peak, the time and what is saved.
@@ -6,31 +6,25 @@ Most only decide what runs when; `finished` adds when results are let go (after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from ...errors import Infeasible, MeshwrightError
+from ...cite import FOLKLORE, Cite
+from ...errors import Infeasible
+from ...graph.step_graph import StepAction, StepGraph, StepPlan
 from ...simulate.step_memory import simulate_step
-from ...step_graph import StepAction, StepGraph, StepPlan
+from .problem import StepStrategy
 
 __all__ = [
-    "STEP_NAMES", "KeepEverything", "StepStrategy", "best_plan", "dropped_at_last_use", "finished", "keep_everything", "least_bound_bytes",
-    "nothing_fits", "runs_once", "size_text",
+    "KeepEverything", "dropped_at_last_use", "finished", "keep_everything", "least_bound_bytes", "nothing_fits", "runs_once", "size_text",
 ]  # fmt: skip
 
 Runs = Sequence[tuple[int, int]]  # (node, alternative or -1), in the order they run
-
-
-class StepStrategy(Protocol):
-    def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
-        """Raises: Infeasible when it finds nothing within the budget; `data["least_bytes"]` is the least peak it knows to reach."""
-        ...
 
 
 def dropped_at_last_use(graph: StepGraph, runs: Runs) -> tuple[StepAction, ...]:
@@ -101,8 +95,12 @@ def keep_everything(graph: StepGraph) -> StepPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepEverything:
+class KeepEverything(StepStrategy):
     """Nothing is computed again, whatever the budget."""
+
+    name: ClassVar[str] = "keep"
+    cite: ClassVar[Cite] = FOLKLORE
+    budgeted: ClassVar[bool] = False
 
     def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
         """Raises: Infeasible."""
@@ -137,29 +135,6 @@ def least_bound_bytes(graph: StepGraph) -> int:
     return fixed + most
 
 
-def best_plan(
-    graph: StepGraph, budget_bytes: int | None, names: Sequence[str] | None = None, *, rng: np.random.Generator
-) -> tuple[StepPlan, dict[str, str]]:
-    """(the plan of least time within the budget, of least peak among equals; the other strategies with what they give). None: the least peak.
-
-    Raises: Infeasible when no strategy fits, with the least peak any of them knows and the bound that holds for all.
-    """
-    plans, said, least, proved = dict[str, StepPlan](), dict[str, str](), list[int](), False
-    for name in STEP_NAMES if names is None else names:
-        try:
-            plans[name] = STEP_NAMES[name]().plan(graph, budget_bytes, rng=rng)
-            said[name] = f"{plans[name].time_s * 1e3:.4g} ms, peak {size_text(plans[name].peak_bytes)}"
-        except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
-            said[name] = error.message
-            least += [int(error.data["least_bytes"])] if error.data.get("least_bytes") is not None else []
-            proved |= bool(error.data.get("proved"))
-    if not plans:
-        raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=proved, said=said)
-    name = min(plans, key=lambda n: (plans[n].peak_bytes, plans[n].time_s) if budget_bytes is None else (plans[n].time_s, plans[n].peak_bytes))
-    said.pop(name)
-    return plans[name], said
-
-
 def nothing_fits(graph: StepGraph, budget_bytes: int | None, *, least_bytes: int | None, proved: bool, said: Mapping[str, str]) -> Infeasible:
     """The error for a budget that no strategy keeps. `least_bytes`: the least peak that any is known to reach; `said`: what each said."""
     bound = least_bound_bytes(graph)
@@ -175,20 +150,3 @@ def nothing_fits(graph: StepGraph, budget_bytes: int | None, *, least_bytes: int
 
 def size_text(size_bytes: int) -> str:
     return f"{size_bytes:,} B"
-
-
-def _of(module: str, name: str) -> Callable[..., StepStrategy]:
-    """A strategy that is imported when it is first asked for; its module imports this one."""
-
-    def make(**options: Any) -> StepStrategy:
-        found: StepStrategy = getattr(import_module(f"{__package__}.{module}"), name)(**options)
-        return found
-
-    return make
-
-
-STEP_NAMES: dict[str, Callable[..., StepStrategy]] = {
-    "keep": KeepEverything, "chen": _of("baselines", "Chen"), "revolve": _of("baselines", "Revolve"), "rotor": _of("baselines", "Rotor"),
-    "mincut": _of("fusionaware", "MinCut"), "fusionaware": _of("fusionaware", "FusionAware"),
-    "monet": _of("monet", "Monet"),
-}  # fmt: skip

@@ -13,10 +13,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...errors import Infeasible
-from ...step_graph import StepGraph, StepPlan
+from ...graph.step_graph import StepGraph, StepPlan
 from .monet.fixed import fixed
 from .monet.slack import hurried, lean, settled
-from .step import StepStrategy, finished
+from .problem import StepStrategy
+from .step import finished
 
 __all__ = ["plan_with_workspaces", "relaxed"]
 

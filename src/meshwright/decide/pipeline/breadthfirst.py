@@ -16,14 +16,16 @@ Cost: O(devices · chunks · microbatches).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ...cite import Cite
 from ...errors import Unsupported, UsageError
 from .orders import looped
-from .problem import Action, Collective, PipelineProblem, Schedule
+from .problem import Action, Collective, PipelineProblem, PipelineStrategy, Schedule, Traits
 
 __all__ = ["CITE", "BreadthFirst"]
 
@@ -35,13 +37,32 @@ RESIDENT = 2  # gathered stages on a device
 
 
 @dataclass(frozen=True, kw_only=True)
-class BreadthFirst:
+class BreadthFirst(PipelineStrategy):
     """`chunks`: stages per device; `group`: micro-batches per pass, 0: all; `reverse`: order of backwards; `sharded`: weights over replicas."""
+
+    name: ClassVar[str] = "breadth-first"
+    cite: ClassVar[Cite] = CITE
+    told: ClassVar[tuple[str, ...]] = ("chunks",)
 
     chunks: int = 2
     group: int = 0
     reverse: bool = False
     sharded: bool = False
+
+    @classmethod
+    def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
+        found = []
+        for v in chunks:
+            found.append(cls(chunks=v))
+            if problem.data > 1:
+                found.append(cls(chunks=v, sharded=True))
+            elif problem.microbatches >= 2 * problem.devices:
+                found.append(cls(chunks=v, group=problem.devices))
+        return tuple(found)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(stages_per_device=self.chunks)
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         p, n, v = problem.devices, problem.microbatches, self.chunks
@@ -65,7 +86,7 @@ class BreadthFirst:
             orders.append(tuple(order))
             collectives.append(self._collectives(runs))
         return Schedule(
-            name="breadth-first", devices=p, stages=p * v, placement=(looped(p, v),), copy_of=(0,) * n, orders=tuple(orders),
+            name=self.name, devices=p, stages=p * v, placement=(looped(p, v),), copy_of=(0,) * n, orders=tuple(orders),
             collectives=tuple(collectives) if self.sharded else (), options=asdict(self),
         )  # fmt: skip
 

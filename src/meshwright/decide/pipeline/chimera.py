@@ -16,7 +16,9 @@ Cost: O(devices · f · microbatches · log).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from ...cite import Cite
 from ...errors import Unsupported, UsageError
 from .listing import Rule, list_orders
 from .orders import times
-from .problem import Action, PipelineProblem, Schedule
+from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
 from .sync import SYNCS, synchronisation
 
 __all__ = ["CITE", "MODES", "Chimera", "chimera_placement"]
@@ -37,13 +39,35 @@ MODES = ("concatenate", "double", "halve")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chimera:
+class Chimera(PipelineStrategy):
     """`pipes`: f, pairs of pipelines; divides devices/2."""
+
+    name: ClassVar[str] = "chimera"
+    cite: ClassVar[Cite] = CITE
+    told: ClassVar[tuple[str, ...]] = ("pipes",)
 
     pipes: int = 1
     mode: str = "concatenate"
     split: bool = False
     sync: str = "eager-opt"
+
+    @classmethod
+    def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
+        d, found = problem.devices, []
+        for f in _pairs(d) or [1]:
+            found += [cls(pipes=f), cls(pipes=f, split=True)]
+            if problem.microbatches > d:
+                found.append(cls(pipes=f, mode="double"))
+            found.append(cls(pipes=f, mode="halve"))
+        return tuple(found)
+
+    @classmethod
+    def applies(cls, problem: PipelineProblem) -> bool:
+        return problem.devices % 2 == 0
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(split_backward=self.split, copies=2 * self.pipes, parts=2 if self.mode == "halve" else 1)
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         self._require(problem)
@@ -57,7 +81,7 @@ class Chimera:
             orders[placement[a.copy][a.stage]].append((slot, back, a))
         plain = tuple(tuple(a for _, _, a in sorted(rows, key=lambda r: (r[0], r[1], r[2].microbatch))) for rows in orders)
         schedule = Schedule(
-            name="chimera", devices=d, stages=d, placement=placement, copy_of=copy_of, orders=plain, parts=parts, options=asdict(self),
+            name=self.name, devices=d, stages=d, placement=placement, copy_of=copy_of, orders=plain, parts=parts, options=asdict(self),
         )  # fmt: skip
         if self.split:
             schedule = _split(problem, schedule)
@@ -72,11 +96,16 @@ class Chimera:
         if d % 2:
             raise Unsupported(f"Chimera needs an even number of stages, got {d}", where="devices", hint="use 1f1b, zb1p or zbv, or an even depth")
         if self.pipes < 1 or d // 2 % self.pipes:
-            fit = [f for f in range(1, d // 2 + 1) if d // 2 % f == 0]
+            fit = _pairs(d)
             raise Unsupported(
                 f"{self.pipes} pairs of pipelines do not divide {d // 2} = stages/2", where="pipes", hint=f"use one of: {', '.join(map(str, fit))}",
                 data={"pipes": fit},
             )  # fmt: skip
+
+
+def _pairs(devices: int) -> list[int]:
+    """Numbers of pairs of pipelines that so many devices can hold."""
+    return [f for f in range(1, devices // 2 + 1) if devices % 2 == 0 and devices // 2 % f == 0]
 
 
 def chimera_placement(devices: int, pipes: int) -> tuple[tuple[int, ...], ...]:

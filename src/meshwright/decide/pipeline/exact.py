@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -18,7 +17,8 @@ import numpy as np
 
 from ...bound import Bound, Certificate
 from ...errors import Infeasible, TimeLimit
-from ...kernels.highs import require_optimal, row_duals, solve, solver, values
+from ...kernels.effort import Deadline
+from ...kernels.highs import Looks, require_optimal, row_duals, solve, solver, values
 from .bound import facts_of, schedule_bound
 from .counts import NEARLY, Grid, Row, grid_of, limits, rows, slot_for
 from .orders import times
@@ -28,6 +28,7 @@ __all__ = ["Proof", "counts_bound", "exact_search"]
 
 MOST_VARIABLES = 6_000
 CLEAR = 1e-6  # least violation that is worth proving
+LOOK_S = 0.1  # work that linear programs may do per unit of effort, in which integer programs look up once (`kernels.highs.Looks`)
 PRECISION = 10**6  # multipliers are whole multiples of its inverse
 
 
@@ -81,7 +82,7 @@ def _crossed(grid: Grid, slots: int) -> bool:
     return any(low > high for i in range(len(grid.classes)) for low, high in limits(grid, i, slots))
 
 
-def _refutation(grid: Grid, slots: int, deadline: float) -> list[list[Any]] | None:
+def _refutation(grid: Grid, slots: int, deadline: Deadline) -> list[list[Any]] | None:
     """Multipliers of rows (whole numbers) that together contradict the limits of the counts, or None. Raises: TimeLimit."""
     if _crossed(grid, slots):
         return []
@@ -128,15 +129,15 @@ def _grid(facts: Mapping[str, Any], caps: tuple[int, ...], span_s: Fraction, mos
 
 
 def counts_bound(
-    problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), time_limit_s: float = 10.0, most_variables: int = MOST_VARIABLES
+    problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), effort: int = 100, most_variables: int = MOST_VARIABLES
 ) -> Bound | None:
-    """The relaxation's bound with its certificate; None when there was no time for it, or when the simple bounds are no smaller."""
+    """The relaxation's bound with its certificate; None when the effort was too small for it, or when the simple bounds are no smaller."""
     facts = facts_of(problem, schedule)
     simple, known = schedule_bound(problem, schedule, cap_bytes=cap_bytes), Fraction(times(problem, schedule).makespan_s)
     grid = _grid(facts, cap_bytes, known, most_variables)
     if grid is None:
         return None
-    least, proof = _relaxed(grid, simple.exact, known, monotonic() + time_limit_s)
+    least, proof = _relaxed(grid, simple.exact, known, Deadline.after(effort * LOOK_S))
     value = least * grid.slot_s
     if proof is None or value <= simple.exact:
         return None
@@ -144,8 +145,8 @@ def counts_bound(
     return msgspec.structs.replace(simple, value=str(value), certificate=Certificate(kind="pipeline", data=data))
 
 
-def _relaxed(grid: Grid, low_s: Fraction, known_s: Fraction, deadline: float) -> tuple[int, list[list[Any]] | None]:
-    """Fewest slots that the relaxation allows as far as time allows to tell, and the proof that one less is too few."""
+def _relaxed(grid: Grid, low_s: Fraction, known_s: Fraction, deadline: Deadline) -> tuple[int, list[list[Any]] | None]:
+    """Fewest slots that the relaxation allows as far as the effort allows to tell, and the proof that one less is too few."""
     low, high, proof = grid.slots(low_s), grid.slots(known_s), None
     try:
         while low < high:
@@ -161,11 +162,11 @@ def _relaxed(grid: Grid, low_s: Fraction, known_s: Fraction, deadline: float) ->
 
 
 def exact_search(
-    problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), time_limit_s: float = 30.0,
+    problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), effort: int = 300,
     most_variables: int = MOST_VARIABLES,
 ) -> Proof:  # fmt: skip
-    """From the best known `schedule` (which must be within the cap) to better ones, until the optimum or the time limit."""
-    deadline = monotonic() + time_limit_s
+    """From the best known `schedule` (which must be within the cap) to better ones, until the optimum or the end of the effort."""
+    deadline, looks = Deadline.after(effort * LOOK_S), Looks(effort)
     known = Fraction(times(problem, schedule).makespan_s)
     least = schedule_bound(problem, schedule, cap_bytes=cap_bytes).exact
     grid = _grid(facts_of(problem, schedule), cap_bytes, known, most_variables)
@@ -175,7 +176,7 @@ def exact_search(
     least, best = max(least, slots * grid.slot_s), schedule
     try:
         while least < known * NEARLY**2:
-            model = None if _crossed(grid, slots) else _counted(grid, slots, deadline)
+            model = None if _crossed(grid, slots) else _counted(grid, slots, looks)
             if model is not None:
                 best = min((best, _decoded(grid, slots, model, schedule)), key=lambda s: times(problem, s).makespan_s)
                 known = Fraction(times(problem, best).makespan_s)
@@ -187,10 +188,10 @@ def exact_search(
     return Proof(best, min(least, known), least >= known * NEARLY**2)
 
 
-def _counted(grid: Grid, slots: int, deadline: float) -> Any | None:
+def _counted(grid: Grid, slots: int, looks: Looks) -> Any | None:
     model = _model(grid, slots, whole=True)
     try:
-        solve(model, what="pipeline search", deadline=deadline)
+        solve(model, what="pipeline search", looks=looks)
     except Infeasible:
         return None
     return model

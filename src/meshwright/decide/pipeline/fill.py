@@ -23,7 +23,7 @@ from ...bound import Bound, Certificate
 from ...cite import Cite
 from ...deferrable import Deferrable, FillWork
 from ...errors import Infeasible, UsageError
-from ...program import Program, Unit
+from ...program.program import Program, Unit
 from ...timeline import Timeline
 from .fill_place import Attempt, Idle, Placement, Rule
 from .fill_work import require_sound

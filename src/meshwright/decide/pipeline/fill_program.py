@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...cost import Cost, Priced
-from ...program import Role, Unit
-from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ...program.program import Role, Unit
 from .fill import Filling
 from .fill_place import Placement
 

@@ -10,12 +10,13 @@ Cost: O(devices · microbatches).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ...cite import Cite
 from .orders import actions, looped
-from .problem import PipelineProblem, Schedule
+from .problem import PipelineProblem, PipelineStrategy, Schedule
 
 __all__ = ["CITE", "GPipe"]
 
@@ -26,8 +27,11 @@ CITE = Cite(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPipe:
+class GPipe(PipelineStrategy):
     """`reverse`: backwards run the last micro-batch first."""
+
+    name: ClassVar[str] = "gpipe"
+    cite: ClassVar[Cite] = CITE
 
     reverse: bool = False
 
@@ -36,6 +40,6 @@ class GPipe:
         back = range(n - 1, -1, -1) if self.reverse else range(n)
         orders = tuple(tuple(actions("F", [(d, m) for m in range(n)]) + actions("B", [(d, m) for m in back])) for d in range(problem.devices))
         return Schedule(
-            name="gpipe", devices=problem.devices, stages=problem.devices, placement=(looped(problem.devices, 1),), copy_of=(0,) * n,
+            name=self.name, devices=problem.devices, stages=problem.devices, placement=(looped(problem.devices, 1),), copy_of=(0,) * n,
             orders=orders, options=asdict(self),
         )  # fmt: skip

@@ -12,14 +12,16 @@ Cost: O(devices · chunks · microbatches).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ...cite import Cite
 from ...errors import Unsupported, UsageError
 from .orders import looped
-from .problem import Action, PipelineProblem, Schedule
+from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
 
 __all__ = ["CITE", "Interleaved", "group_sizes"]
 
@@ -30,17 +32,35 @@ CITE = Cite(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interleaved:
+class Interleaved(PipelineStrategy):
     """`chunks`: stages per device. `group`: micro-batches that run through a stage before its device's next one; 0: the devices."""
+
+    name: ClassVar[str] = "interleaved"
+    cite: ClassVar[Cite] = CITE
+    told: ClassVar[tuple[str, ...]] = ("chunks",)
 
     chunks: int = 2
     group: int = 0
+
+    @classmethod
+    def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
+        d, n = problem.devices, problem.microbatches
+        groups = [g for g in sorted({d, 2 * d, n}) if g == d or d < g <= n]
+        return tuple(cls(chunks=v, group=g) for v in chunks for g in groups)
+
+    @classmethod
+    def applies(cls, problem: PipelineProblem) -> bool:
+        return problem.microbatches >= problem.devices
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(stages_per_device=self.chunks)
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         p, n, v = problem.devices, problem.microbatches, self.chunks
         if v < 2:
             raise UsageError(f"must be >= 2, got {v}", where="chunks", hint="with one stage per device use 1f1b")
-        if n < p:
+        if not self.applies(problem):
             raise Unsupported(
                 f"interleaved 1F1B needs at least as many micro-batches as devices: {n} < {p}", where="microbatches",
                 hint=f"use {p} micro-batches or more, or breadth-first, 1f1b, chimera", data={"least": p},
@@ -57,7 +77,7 @@ class Interleaved:
                 order += [f, b]
             orders.append(tuple(order + back[len(mine) - warm :]))
         return Schedule(
-            name="interleaved", devices=p, stages=p * v, placement=(looped(p, v),), copy_of=(0,) * n, orders=tuple(orders), options=asdict(self)
+            name=self.name, devices=p, stages=p * v, placement=(looped(p, v),), copy_of=(0,) * n, orders=tuple(orders), options=asdict(self)
         )
 
 

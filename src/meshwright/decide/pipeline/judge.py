@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...bound import Bound
-from ...program import Kind, Part, Program
+from ...kernels.effort import look
+from ...program.program import Kind, Part, Program
 from ...simulate import simulate_program
 from ...timeline import Timeline
 from .bound import schedule_bound
@@ -52,10 +53,12 @@ class Judged:
 def judge(problem: PipelineProblem, schedule: Schedule, plan_collective: PlanCollective | None = None) -> Judged:
     """Simulate one schedule. Raises: CheckFailed or Deadlock when its orders are wrong, UsageError (see `lower_schedule`)."""
     check_orders(schedule)
+    look()
     schedule = synchronised(problem, schedule)
     program, callees = lower_schedule(problem, schedule, plan_collective)
     fabric = fabric_of(problem)
     timeline = simulate_program(program, fabric, [d.name for d in fabric.devices], price_table(problem, schedule), programs=callees)
+    look()
     busy, span = _busy_and_span(problem, schedule, timeline)
     weights = _weights(problem, schedule)
     memory = tuple(w + a for w, a in zip(weights, _activation_peaks(problem, schedule, program, timeline, callees), strict=True))
@@ -103,7 +106,7 @@ def _activation_peaks(
     problem: PipelineProblem, schedule: Schedule, program: Program, timeline: Timeline, callees: dict[str, Program]
 ) -> tuple[int, ...]:
     """Peak bytes of activations per device (first replica); at one instant what is freed goes first."""
-    from ...program_calls import inline
+    from ...program.calls import inline
 
     flat = inline(program, callees).program if callees else program
     first: dict[int, float] = {}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from ...errors import Infeasible
+from ...kernels.effort import look
 from .orders import action_s, border_delays
 from .problem import Action, PipelineProblem, Schedule
 
@@ -105,6 +106,7 @@ class _Listing:
         for d in range(self.base.devices):
             heappush(self.events, (0.0, d))
         while self.events:
+            look()
             now, d = heappop(self.events)
             if now < self.free[d]:
                 continue

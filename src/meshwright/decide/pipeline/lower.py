@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 
 from ...cost import Cost, Priced
 from ...errors import UsageError
-from ...fabric import Device, Fabric, Link
-from ...program import Program, Role, Unit
-from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
-from ...program_calls import Callee
+from ...fabric.fabric import Device, Fabric, Link
+from ...kernels.effort import look
+from ...lower.connections import Connection, connections, window
+from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ...program.calls import Callee
+from ...program.program import Program, Role, Unit
 from .orders import action_s, activation_bytes, connection, message_bytes, stage_share
 from .problem import Action, Collective, PipelineProblem, Schedule
 
@@ -76,16 +78,6 @@ def _graph(schedule: Schedule, a: Action) -> str:
 
 
 @dataclass
-class _Connection:
-    """Messages of one copy in one direction between two devices, in the producer's order."""
-
-    channel: int
-    send: LaneBuilder
-    receive: LaneBuilder
-    messages: list[tuple[int, int]] = field(default_factory=list)  # (stage that receives, micro-batch)
-
-
-@dataclass
 class _Rank:
     number: int
     device: int
@@ -115,6 +107,7 @@ class _Lowering:
             comm = self.b.lane(number) if self.plan_collective else None
             ranks.append(_Rank(number, number // data, number % data, compute, comm))
         for r in ranks:
+            look()
             self.persistent(r)
             self.make_buffers(r)
             for place, a in enumerate(s.orders[r.device]):
@@ -122,9 +115,9 @@ class _Lowering:
                 for m in range(a.microbatch, a.microbatch + a.count):
                     r.step[done, a.stage, m] = StepRef(r.compute.number, place)
                     r.place[done, a.stage, m] = place
-        for (kind, _, src, dst), line in self.connections(ranks).items():
-            self.exchange(ranks[src], ranks[dst], kind, line)
+        self.exchanges(ranks)
         for r in ranks:
+            look()
             for a in s.orders[r.device]:
                 self.compute(r, a)
             if r.comm is not None and s.collectives:
@@ -135,42 +128,27 @@ class _Lowering:
         return self.b.build(), self.callees
 
     # ---- connections -------------------------------------------------------------------------------------------
-    def connections(self, ranks: list[_Rank]) -> dict[tuple[str, int, int, int], _Connection]:
-        """(kind, copy, source rank, destination rank) -> its messages. Kind F carries activations, B gradients."""
+    def exchanges(self, ranks: list[_Rank]) -> None:
+        """All messages. Every replica has the connections of its devices. Kind F carries activations, B gradients."""
         s, data = self.schedule, self.problem.data
-        found: dict[tuple[str, int, int, int], list[tuple[int, int]]] = {}
-        for device, order in enumerate(s.orders):
-            for a in order:
-                onward = a.stage + 1 if a.kind == "F" else a.stage - 1
-                if a.kind == "W" or not 0 <= onward <= self.top or (peer := s.placement[a.copy][onward]) == device:
-                    continue
-                kind = "F" if a.kind == "F" else "B"
-                for m in range(a.microbatch, a.microbatch + a.count):
-                    for replica in range(data):
-                        key = (kind, a.copy, device * data + replica, peer * data + replica)
-                        found.setdefault(key, []).append((onward, m))
-        lines = {}
-        for key, messages in found.items():
-            _, _, src, dst = key
-            depth = self.window([ranks[dst].place[key[0], stage, m] for stage, m in messages])
-            lines[key] = _Connection(self.b.channel(src, dst, depth=depth), self.b.lane(src), self.b.lane(dst), messages)
-        return lines
+        orders = [[(a.kind, a.stage, m) for a in order for m in range(a.microbatch, a.microbatch + a.count)] for order in s.orders]
+        lines = []
+        for c in connections(orders, s.stages, s.copy_of.__getitem__, lambda copy, stage: s.placement[copy][stage]).values():
+            ahead = window(c, ranks[c.target * data].place, s.receives_ahead)
+            for replica in range(data):
+                src, dst = ranks[c.source * data + replica], ranks[c.target * data + replica]
+                channel = self.b.channel(src.number, dst.number, depth=ahead)
+                lines.append((c, ahead, channel, src, self.b.lane(src.number), dst, self.b.lane(dst.number)))
+        for line in lines:
+            self.exchange(*line)
 
-    def window(self, places: list[int]) -> int:
-        """Messages that the receiver may hold unused, given where in its order it uses each."""
-        return max(self.schedule.receives_ahead, _window(places))
-
-    def exchange(self, src: _Rank, dst: _Rank, kind: str, line: _Connection) -> None:
-        places = [dst.place[kind, stage, m] for stage, m in line.messages]
-        window = self.window(places)
-        for j, (stage, m) in enumerate(line.messages):
-            before = stage - 1 if kind == "F" else stage + 1
-            source = src.buffer[f"{'out' if kind == 'F' else 'gradout'}:{before}:{m}"]
-            target = dst.buffer[f"{'in' if kind == 'F' else 'gradin'}:{stage}:{m}"]
-            sent = line.send.send(line.channel, source, 0, after=[src.step[kind, before, m]])
-            self.b.dies_after(source, sent)
-            waits = [StepRef(dst.compute.number, places[j - window])] if j >= window else []
-            dst.received[kind, stage, m] = line.receive.recv(line.channel, target, 0, after=waits)
+    def exchange(self, c: Connection, ahead: int, channel: int, src: _Rank, send: LaneBuilder, dst: _Rank, receive: LaneBuilder) -> None:
+        out, into, step = ("out", "in", 1) if c.kind == "F" else ("gradout", "gradin", -1)
+        for j, (stage, m) in enumerate(c.groups):
+            source, target = src.buffer[f"{out}:{stage - step}:{m}"], dst.buffer[f"{into}:{stage}:{m}"]
+            self.b.dies_after(source, send.send(channel, source, 0, after=[src.step[c.kind, stage - step, m]]))
+            freed = [dst.step[(c.kind, *c.groups[j - ahead])]] if j >= ahead else []
+            dst.received[c.kind, stage, m] = receive.recv(channel, target, 0, after=freed)
 
     # ---- buffers -----------------------------------------------------------------------------------------------
     def key(self, name: str, stage: int, copy: int) -> str:
@@ -303,14 +281,3 @@ class _Lowering:
             ref = lane.call(call, after=[StepRef(r.compute.number, c.after)] if c.after >= 0 else [])
             if c.before >= 0:
                 r.compute.wait(c.before, ref)
-
-
-def _window(places: list[int]) -> int:
-    """Fewest messages that must be held at once because the consumer takes them in another order than they are sent."""
-    window = 1
-    highest: list[int] = []
-    for j, place in enumerate(places):
-        highest.append(max(place, highest[-1]) if highest else place)
-        while j >= window and highest[j - window] > place:  # all up to j - window must be used before message j is
-            window += 1
-    return window

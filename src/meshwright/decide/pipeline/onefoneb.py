@@ -13,59 +13,32 @@ Cost: O(microbatches) per stage.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 
 from ...cite import Cite
-from ...errors import UsageError
+from ...plan.orders import one_f_one_b_order
 from .orders import looped
-from .problem import Action, PipelineProblem, Schedule
+from .problem import Action, PipelineProblem, PipelineStrategy, Schedule
 
-__all__ = ["CITE", "OneFOneB", "Phase", "one_f_one_b_order", "peak_in_flight"]
+__all__ = ["CITE", "OneFOneB"]
 
 CITE = Cite(
     key="narayanan2021pipedream2bw", title="Memory-Efficient Pipeline-Parallel DNN Training", year=2021, venue="ICML", authors="Narayanan et al.",
     url="https://arxiv.org/abs/2006.09503",
 )  # fmt: skip
 
-Phase = Literal["F", "B"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class OneFOneB:
+class OneFOneB(PipelineStrategy):
     """No options."""
+
+    name: ClassVar[str] = "1f1b"
+    cite: ClassVar[Cite] = CITE
+    aliases: ClassVar[tuple[str, ...]] = ("onefoneb",)
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         p, n = problem.devices, problem.microbatches
         orders = tuple(tuple(Action(kind, d, m) for kind, m in one_f_one_b_order(p, n, d)) for d in range(p))
-        return Schedule(name="1f1b", devices=p, stages=p, placement=(looped(p, 1),), copy_of=(0,) * n, orders=orders)
-
-
-def one_f_one_b_order(stages: int, microbatches: int, stage: int) -> list[tuple[Phase, int]]:
-    """Order of work on `stage` (0 = first): a list of ("F" | "B", micro-batch) of length 2 · microbatches.
-
-    Raises: UsageError when a count is below 1 or the stage does not exist.
-    """
-    _require(stages, microbatches, stage)
-    warmup = min(stages - stage - 1, microbatches)
-    order: list[tuple[Phase, int]] = [("F", i) for i in range(warmup)]
-    for i in range(microbatches - warmup):
-        order += [("F", warmup + i), ("B", i)]
-    order += [("B", i) for i in range(microbatches - warmup, microbatches)]
-    return order
-
-
-def peak_in_flight(stages: int, microbatches: int, stage: int) -> int:
-    """Most micro-batches whose activations `stage` holds at once: min(microbatches, stages - stage)."""
-    _require(stages, microbatches, stage)
-    return min(microbatches, stages - stage)
-
-
-def _require(stages: int, microbatches: int, stage: int) -> None:
-    if stages < 1:
-        raise UsageError(f"a pipeline needs at least 1 stage, got {stages}", where="stages")
-    if microbatches < 1:
-        raise UsageError(f"a pipeline needs at least 1 micro-batch, got {microbatches}", where="microbatches", hint="raise the global batch")
-    if not 0 <= stage < stages:
-        raise UsageError(f"there is no stage {stage} in a pipeline of {stages}", where="stage", hint=f"stages are 0-{stages - 1}")
+        return Schedule(name=self.name, devices=p, stages=p, placement=(looped(p, 1),), copy_of=(0,) * n, orders=orders)

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from ...errors import UsageError
+from ..strategies import Listed
 
 __all__ = [
-    "FREE_RATE_BPS", "Action", "Collective", "CollectiveKind", "Kind", "PipelineProblem", "PipelineStrategy", "Schedule", "per_stage",
+    "FREE_RATE_BPS", "Action", "Collective", "CollectiveKind", "Kind", "PipelineProblem", "PipelineStrategy", "Schedule", "Traits",
+    "per_stage",
 ]  # fmt: skip
 
 Kind = Literal["F", "B", "I", "W"]
@@ -208,10 +210,49 @@ class Schedule:
         return sorted(found, key=lambda x: (x[1], x[0]))
 
 
-class PipelineStrategy(Protocol):
-    """A frozen dataclass of options with one method; see docs/extending.md.
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a schedule demands of a model, known before anything is planned.
 
-    `plan` raises Unsupported (with a hint) when the schedule does not exist for the problem, Infeasible when it cannot fit in memory.
+    stages_per_device: of one copy. split_backward: I and W instead of B. copies: of every stage, 1 = none besides the stage itself (of a
+    strategy that chooses, the least). parts: micro-batches that run per micro-batch of the problem.
     """
 
-    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule: ...
+    stages_per_device: int = 1
+    split_backward: bool = False
+    copies: int = 1
+    parts: int = 1
+
+
+class PipelineStrategy(Listed, Protocol):
+    """A frozen dataclass of options with one method; what drivers need to know of it is here, with defaults. See docs/extending.md.
+
+    told: options by which a variant is named even where they are the defaults.
+    """
+
+    told: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def applies(cls, problem: PipelineProblem) -> bool:
+        """Cheap. False only where `plan` raises Unsupported with every option; the reason is in that error."""
+        return True
+
+    @classmethod
+    def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
+        """What is worth comparing, without variants that would equal another one here; () for what is only run when it is named.
+
+        chunks: stages per device to try, for those who have the choice. effort: of exact search, where it is wanted.
+        """
+        return (cls(),)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    def settled(self) -> Self:
+        """The same, with the choices made that `traits` follow from."""
+        return self
+
+    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
+        """Raises: Unsupported (with a hint) when the schedule does not exist for the problem, Infeasible when it cannot fit in memory."""
+        ...

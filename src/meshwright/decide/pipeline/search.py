@@ -2,21 +2,23 @@
 
 Cite: see CITE (the problem as a job shop, and its exact form as an integer programme).
 Left open there: everything but the problem. Our answer: on each placement (straight, in rounds, V, both ways) the published schedules are improved by
-    annealing (`improve`), under the cap in bytes or in stage activations; with `seconds`, exact search (`exact`) goes on from the best one. What is
+    annealing (`improve`), under the cap in bytes or in stage activations; with `effort`, exact search (`exact`) goes on from the best one. What is
     proved stands in the schedule's notes.
 Invariant: never slower, by our clock, than the published schedules that fit and from which it starts.
-Cost: `tries` schedules per start.
+Cost: `tries` schedules per start, and `effort` looks of a solver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ...cite import Cite
 from ...errors import Infeasible, Unsupported, UsageError
+from ...kernels.effort import time_is_up
 from .bound import schedule_bound
 from .chimera import Chimera
 from .exact import exact_search
@@ -25,7 +27,7 @@ from .interleaved import Interleaved
 from .judge import judge
 from .onefoneb import OneFOneB
 from .orders import activation_bytes, kept_peak_bytes, times, weight_bytes
-from .problem import PipelineProblem, PipelineStrategy, Schedule
+from .problem import PipelineProblem, PipelineStrategy, Schedule, Traits
 from .vschedules import ZBV, VHalf, VMin
 from .zerobubble import ZB1P, ZB2P, InterleavedZB
 
@@ -40,17 +42,33 @@ FITTINGS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """`placement`: auto tries all; `cap`: stage activations per device, 0: the problem's memory; `tries`: schedules per start; `seconds`: of exact
-    search afterwards, 0: none (results then do not depend on the machine's speed)."""
+class Search(PipelineStrategy):
+    """`placement`: auto tries all; `cap`: stage activations per device, 0: the problem's memory; `tries`: schedules per start; `effort`: of exact
+    search afterwards, 0: none; about 0.1 s each (`kernels.highs.Looks`)."""
+
+    name: ClassVar[str] = "search"
+    cite: ClassVar[Cite] = CITE
 
     placement: str = "auto"
     cap: int = 0
     tries: int = 3000
-    seconds: float = 0.0
+    effort: int = 0
+
+    @classmethod
+    def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
+        return (cls(effort=effort),) if effort else ()
+
+    @property
+    def traits(self) -> Traits:
+        """Its backward is split or not, as in the schedule that it starts from; only both ways there are copies."""
+        rounds = 2 if self.placement in ("looped", "vee") else 1
+        return Traits(stages_per_device=rounds, copies=2 if self.placement == "both-ways" else 1)
+
+    def settled(self) -> Self:
+        return replace(self, placement="straight") if self.placement == "auto" else self
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        if self.placement not in ("auto", *PLACEMENTS) or self.cap < 0 or self.tries < 0 or self.seconds < 0:
+        if self.placement not in ("auto", *PLACEMENTS) or self.cap < 0 or self.tries < 0 or self.effort < 0:
             raise UsageError("no such placement, or a number below 0", where="search", hint=f"placements: auto, {', '.join(PLACEMENTS)}")
         if self.placement == "both-ways" and problem.devices % 2:
             raise Unsupported("pipelines in both directions need an even number of stages", where="placement", hint="use straight or vee")
@@ -58,6 +76,8 @@ class Search:
         best: Schedule | None = None
         room: _Room | None = None
         for start in self._starts(problem):
+            if best is not None and time_is_up():
+                break
             limit = _Room(problem, start, self.cap)
             found = limit.improve(start, self.tries, seed)
             if found is not None and (best is None or times(problem, found).makespan_s < times(problem, best).makespan_s):
@@ -68,15 +88,15 @@ class Search:
                 hint="raise the cap, use smaller micro-batches or more stages", data={"limit": "memory"},
             )  # fmt: skip
         notes: tuple[str, ...] = ()
-        if self.seconds:
-            proof = exact_search(room.problem, best, cap_bytes=room.total, time_limit_s=self.seconds)
+        if self.effort:
+            proof = exact_search(room.problem, best, cap_bytes=room.total, effort=self.effort)
             better = proof.schedule is not best and not any(room.over(proof.schedule))
             best = proof.schedule if better else best
             least = float(proof.least_s)
             gap = times(problem, best).makespan_s / least - 1
             what = "these orders are optimal" if gap <= 1e-7 else f"exact search was cut off, these orders are {100 * gap:.1f} % above the bound"
             notes = (f"{what}: none on this placement that keep no more activations take less than {least:.6g} s",)
-        return replace(best, name="search", options=asdict(self), notes=notes, collectives=())
+        return replace(best, name=self.name, options=asdict(self), notes=notes, collectives=())
 
     def _starts(self, problem: PipelineProblem) -> Iterator[Schedule]:
         """Published schedules on the wanted placements; those that do not exist or fit here are left out."""

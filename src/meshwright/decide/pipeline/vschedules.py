@@ -14,6 +14,7 @@ Cost: O(rules · actions · log).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from .bound import schedule_bound
 from .improve import improved
 from .listing import RULES, Rule, list_orders
 from .orders import in_flight_peaks, times, vee
-from .problem import Action, PipelineProblem, Schedule
+from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
 from .zerobubble import fastest_listing, split_base
 
 __all__ = ["CITE", "DUALPIPE_CITE", "ZBV", "ZBV_CITE", "DualPipeV", "VHalf", "VMin", "v_cap"]
@@ -41,38 +42,60 @@ DUALPIPE_CITE = Cite(
     url="https://github.com/deepseek-ai/DualPipe",
 )  # fmt: skip
 PERIOD = 6
+ON_A_V = Traits(stages_per_device=2, split_backward=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZBV:
+class ZBV(PipelineStrategy):
     """`cap`: stage activations (half a device's share each) per device; 0: twice the devices. `tries`: see `improve`."""
+
+    name: ClassVar[str] = "zbv"
+    cite: ClassVar[Cite] = ZBV_CITE
 
     cap: int = 0
     tries: int = 1000
 
+    @property
+    def traits(self) -> Traits:
+        return ON_A_V
+
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        base = split_base(problem, "zbv", vee(problem.devices), asdict(self))
+        base = split_base(problem, self.name, vee(problem.devices), asdict(self))
         return fastest_listing(problem, base, [self.cap or 2 * problem.devices] * problem.devices, self.tries)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VHalf:
+class VHalf(PipelineStrategy):
     """About half of 1F1B's activations. `tries`: see `improve`; 0: the published pattern, squeezed."""
+
+    name: ClassVar[str] = "v-half"
+    cite: ClassVar[Cite] = CITE
 
     tries: int = 1000
 
+    @property
+    def traits(self) -> Traits:
+        return ON_A_V
+
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        return _patterned(problem, "v-half", self.tries)
+        return _patterned(problem, self.name, self.tries)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VMin:
+class VMin(PipelineStrategy):
     """About a third of 1F1B's activations. `tries`: see `improve`; 0: the published pattern, squeezed."""
+
+    name: ClassVar[str] = "v-min"
+    cite: ClassVar[Cite] = CITE
 
     tries: int = 1000
 
+    @property
+    def traits(self) -> Traits:
+        return ON_A_V
+
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        return _patterned(problem, "v-min", self.tries)
+        return _patterned(problem, self.name, self.tries)
 
 
 def _offsets(name: str, devices: int, device: int) -> tuple[int, int, int, int]:
@@ -135,19 +158,30 @@ def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DualPipeV:
+class DualPipeV(PipelineStrategy):
     """No options."""
+
+    name: ClassVar[str] = "dualpipe-v"
+    cite: ClassVar[Cite] = DUALPIPE_CITE
+
+    @classmethod
+    def applies(cls, problem: PipelineProblem) -> bool:
+        return problem.microbatches >= 2 * problem.devices
+
+    @property
+    def traits(self) -> Traits:
+        return ON_A_V
 
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         p, n = problem.devices, problem.microbatches
-        if n < 2 * p:
+        if not self.applies(problem):
             raise Unsupported(
                 f"DualPipe-V needs at least twice as many micro-batches as devices: {n} < {2 * p}", where="microbatches",
                 hint=f"use {2 * p} micro-batches or more, or zbv", data={"least": 2 * p},
             )  # fmt: skip
         orders = tuple(tuple(_DualPipe(p, n, d).run()) for d in range(p))
         return Schedule(
-            name="dualpipe-v", devices=p, stages=2 * p, placement=(vee(p),), copy_of=(0,) * n, orders=orders, split=True, options={}
+            name=self.name, devices=p, stages=2 * p, placement=(vee(p),), copy_of=(0,) * n, orders=orders, split=True, options={}
         )
 
 

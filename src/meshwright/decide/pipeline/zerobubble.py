@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from .improve import improved
 from .late import sturdiest
 from .listing import RULES, list_orders
 from .orders import looped, times
-from .problem import Action, PipelineProblem, Schedule
+from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
 
 __all__ = ["CITE", "ZB1P", "ZB2P", "InterleavedZB", "fastest_listing", "split_base"]
 
@@ -35,40 +36,61 @@ CITE = Cite(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZB1P:
+class ZB1P(PipelineStrategy):
     """`cap`: stage activations per device; 0: the number of devices. `tries`: see `improve`."""
 
+    name: ClassVar[str] = "zb1p"
+    cite: ClassVar[Cite] = CITE
+
     cap: int = 0
     tries: int = 1000
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(split_backward=True)
+
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        return _straight(problem, "zb1p", self.cap or problem.devices, self.tries, asdict(self))
+        return _straight(problem, self.name, self.cap or problem.devices, self.tries, asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZB2P:
+class ZB2P(PipelineStrategy):
     """`cap`: stage activations per device; 0: 2·devices - 1. `tries`: see `improve`."""
 
+    name: ClassVar[str] = "zb2p"
+    cite: ClassVar[Cite] = CITE
+
     cap: int = 0
     tries: int = 1000
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(split_backward=True)
+
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        return _straight(problem, "zb2p", self.cap or 2 * problem.devices - 1, self.tries, asdict(self))
+        return _straight(problem, self.name, self.cap or 2 * problem.devices - 1, self.tries, asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterleavedZB:
+class InterleavedZB(PipelineStrategy):
     """`chunks`: stages per device. `cap`: stage activations per device; 0: 2·(devices - 1) + (chunks - 1)·devices + 1. `tries`: see `improve`."""
+
+    name: ClassVar[str] = "interleaved-zb"
+    cite: ClassVar[Cite] = CITE
 
     chunks: int = 2
     cap: int = 0
     tries: int = 1000
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(stages_per_device=self.chunks, split_backward=True)
+
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         d, v = problem.devices, self.chunks
         if v < 2:
             raise UsageError(f"must be >= 2, got {v}", where="chunks", hint="with one stage per device use zb1p")
-        base = split_base(problem, "interleaved-zb", looped(d, v), asdict(self))
+        base = split_base(problem, self.name, looped(d, v), asdict(self))
         return fastest_listing(problem, base, [self.cap or 2 * (d - 1) + (v - 1) * d + 1] * d, self.tries)
 
 

@@ -7,14 +7,18 @@ dual solution proves it). Ranks with equal needs and devices with equal files ar
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cite import FOLKLORE, Cite
 from ...kernels.assignment import Assignment, assign
-from ...plan_regions import Region, TensorSpec, elements, intersection, minus
+from ...plan.regions import Region, TensorSpec, elements, intersection, minus
+from .problem import PlacementProblem, PlacementStrategy
 
-__all__ = ["reuse_bytes", "reuse_placement"]
+__all__ = ["MostInPlace", "reuse_bytes", "reuse_placement"]
 
 
 def reuse_bytes(
@@ -49,3 +53,14 @@ def reuse_placement(reuse: NDArray[np.int64], allowed: NDArray[np.bool_] | None 
     if allowed is not None:
         cost = np.where(allowed, cost, int(reuse.sum()) + 1)
     return assign(cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MostInPlace(PlacementStrategy):
+    """Most bytes in place, exactly. No options."""
+
+    name: ClassVar[str] = "most-in-place"
+    cite: ClassVar[Cite] = FOLKLORE
+
+    def plan(self, problem: PlacementProblem) -> Assignment:
+        return reuse_placement(problem.reuse, problem.allowed)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar, Literal, Protocol
 
-from ...plan_regions import Box, Region, TensorSpec, elements
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["STORAGE", "LostPart", "Piece", "RestartProblem", "Transfers"]
+from ...kernels.assignment import Assignment
+from ...plan.regions import Box, Region, TensorSpec, elements
+from ..strategies import Listed
+
+__all__ = [
+    "STORAGE", "LostPart", "Piece", "PlacementProblem", "PlacementStrategy", "RestartProblem", "RestartStrategy", "TransferStrategy", "Transfers",
+]  # fmt: skip
 
 STORAGE = -1  # as a source: the checkpoint on storage that every rank can read
 
@@ -84,3 +92,34 @@ class Transfers:
     def moved_bytes(self) -> int:
         """Bytes that are not in place."""
         return sum(self.received_bytes) + sum(self.stored_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementProblem:
+    """`reuse[i, j]`: bytes of what new rank i needs that lie on device j (`reuse_bytes`). `allowed[i, j]`: may it go there? None = anywhere."""
+
+    reuse: NDArray[np.int64]
+    allowed: NDArray[np.bool_] | None = None
+
+
+class RestartStrategy(Listed, Protocol):
+    """A frozen dataclass of options. answers: which of the decision's questions its `plan` takes: "placement" (which rank goes on which device) or
+    "transfers" (which byte comes from where)."""
+
+    answers: ClassVar[Literal["placement", "transfers"]]
+
+
+class PlacementStrategy(RestartStrategy, Protocol):
+    answers: ClassVar[Literal["placement", "transfers"]] = "placement"
+
+    def plan(self, problem: PlacementProblem) -> Assignment:
+        """Every rank on a device of its own; the cost is minus the bytes in place."""
+        ...
+
+
+class TransferStrategy(RestartStrategy, Protocol):
+    answers: ClassVar[Literal["placement", "transfers"]] = "transfers"
+
+    def plan(self, problem: RestartProblem) -> Transfers:
+        """A function of the problem alone: every rank of a run works out the same."""
+        ...

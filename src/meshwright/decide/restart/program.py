@@ -15,10 +15,10 @@ from fractions import Fraction
 
 from ...cost import Cost
 from ...errors import UsageError
-from ...fabric import Device, Fabric, Link, Switch
-from ...plan_regions import Box, minus
-from ...program import Program
-from ...program_builder import ProgramBuilder
+from ...fabric.fabric import Device, Fabric, Link, Switch
+from ...plan.regions import Box, minus
+from ...program.builder import ProgramBuilder
+from ...program.program import Program
 from ...simulate import simulate_program
 from .problem import STORAGE, RestartProblem, Transfers
 

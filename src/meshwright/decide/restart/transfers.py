@@ -9,13 +9,15 @@ alone, so every rank of a run works out the same table. Cost: O(ranks · tensors
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from ...cite import FOLKLORE, Cite
 from ...errors import Infeasible
-from ...plan_regions import Box, elements, intersection, minus
-from .problem import STORAGE, LostPart, Piece, RestartProblem, Transfers
+from ...plan.regions import Box, elements, intersection, minus
+from .problem import STORAGE, LostPart, Piece, RestartProblem, Transfers, TransferStrategy
 
-__all__ = ["plan_transfers", "require_complete"]
+__all__ = ["NearestCopy", "plan_transfers", "require_complete"]
 
 
 def plan_transfers(problem: RestartProblem) -> Transfers:
@@ -114,3 +116,14 @@ def require_complete(problem: RestartProblem, found: Transfers, holder_names: Ma
         hint="a checkpoint on shared storage (--checkpoint), or one of those replicas brought back, would supply them",
         data={"lost_bytes": size, "lost": rows[:4096], "replicas": replicas},
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestCopy(TransferStrategy):
+    """The own device's copy, then one in the same server, then any, then storage. No options."""
+
+    name: ClassVar[str] = "nearest-copy"
+    cite: ClassVar[Cite] = FOLKLORE
+
+    def plan(self, problem: RestartProblem) -> Transfers:
+        return plan_transfers(problem)

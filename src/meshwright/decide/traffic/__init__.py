@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from ...cite import Cite
-from . import cupcake, fixed
+from ..strategies import cites, found, named
 from .cupcake import Cupcake
 from .fixed import DdpBuckets, LayerWise, MergeComp, OneGroup
 from .problem import Fusion, TrafficProblem, TrafficStrategy, groups_of, timeline
 
 __all__ = [
-    "CITES", "NAMES", "STRATEGIES", "Cupcake", "DdpBuckets", "Fusion", "LayerWise", "MergeComp", "OneGroup", "TrafficProblem", "TrafficStrategy",
-    "groups_of", "timeline",
+    "CITES", "NAMES", "STRATEGIES", "Cupcake", "DdpBuckets", "Fusion", "TrafficProblem", "TrafficStrategy", "groups_of", "strategy", "timeline",
 ]  # fmt: skip
 
+# The list: names, citations, the command line, comparisons and the contract battery follow from it, in this order.
 STRATEGIES: tuple[type[TrafficStrategy], ...] = (Cupcake, MergeComp, DdpBuckets, OneGroup, LayerWise)
-NAMES: dict[str, type[TrafficStrategy]] = {
-    "cupcake": Cupcake, "mergecomp": MergeComp, "ddp-buckets": DdpBuckets, "one-group": OneGroup, "layer-wise": LayerWise,
-}  # fmt: skip
-CITES: dict[str, Cite] = {
-    "cupcake": cupcake.CITE, "mergecomp": fixed.MERGECOMP_CITE, "ddp-buckets": fixed.DDP_CITE, "one-group": fixed.DDP_CITE,
-    "layer-wise": fixed.DDP_CITE,
-}  # fmt: skip
+NAMES = named(STRATEGIES)
+CITES = cites(STRATEGIES)
+
+
+def strategy(name: str, *, where: str = "") -> type[TrafficStrategy]:
+    """The strategy of that name, ours or an installed package's. Raises: UnknownName, StrategyNotLoaded."""
+    return found("traffic", STRATEGIES, name, where=where)

@@ -13,16 +13,17 @@ Cost: O(n^2 codecs) for the bounds, then per position (kept states before it) * 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from time import monotonic
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...cite import Cite
 from ...errors import UsageError
+from ...kernels.effort import Budget, time_is_up
 from ...kernels.fusion import WEIGHTS, extend, suffix_bounds
 from ...traffic import TrafficGroup
-from .problem import Fusion, TrafficProblem, groups_of, timeline
+from .problem import Fusion, TrafficProblem, TrafficStrategy, groups_of, timeline
 
 __all__ = ["CITE", "Cupcake"]
 
@@ -40,11 +41,15 @@ _NO_LIMIT = 1 << 57
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cupcake:
+class Cupcake(TrafficStrategy):
     """gap: proof wanted, as a share of the answer: 0 = that nothing is shorter.
 
-    states: kept at most over all positions, time_limit_s: of the search; beyond either the best found is returned with the bound proved so far.
+    states: kept at most over all positions; beyond them the best found is returned with the bound proved so far. time_limit_s: a net, by the clock.
     """
+
+    name: ClassVar[str] = "cupcake"
+    cite: ClassVar[Cite] = CITE
+    proves: ClassVar[bool] = True
 
     gap: float = 0.0
     states: int = 20_000
@@ -53,10 +58,18 @@ class Cupcake:
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
         """Raises: UsageError for a gap that is no share."""
         if not 0 <= self.gap < 1 or self.states < 1 or not self.time_limit_s > 0:
-            raise UsageError(f"gap {self.gap}, states {self.states}, {self.time_limit_s} s", where="cupcake", hint="gap from 0 to below 1")
-        deadline = monotonic() + self.time_limit_s
+            raise UsageError(f"gap {self.gap}, states {self.states}, {self.time_limit_s} s", where=self.name, hint="gap from 0 to below 1")
         problem = problem.without_dominated()
         search = _Search(problem)
+        budget = Budget(1, time_limit_s=self.time_limit_s)
+        with budget.net():
+            best, groups, least, labels = self._searched(problem, search)
+        options = (("gap", self.gap), ("states", self.states), ("time_limit_s", self.time_limit_s))
+        finish = problem.finish_ns
+        return Fusion(groups=groups, step_ns=best + finish, least_ns=least + finish, labels=labels or ((0, 0, 0, 0, 0),), options=options)
+
+    def _searched(self, problem: TrafficProblem, search: _Search) -> tuple[int, Groups, int, Labels]:
+        """(step, groups, least step, the states that prove it)."""
         best, groups = self._near(problem, search)
         least = min(best, search.root_bound())
         labels: Labels = ()
@@ -64,13 +77,11 @@ class Cupcake:
             cutoff = best - int(gap * best)
             if cutoff <= least:
                 continue
-            best, groups, kept = search.run(best, groups, cutoff, states=self.states, deadline=deadline)
+            best, groups, kept = search.run(best, groups, cutoff, states=self.states)
             if kept is None:
                 break
             least, labels = min(cutoff, best), kept
-        options = (("gap", self.gap), ("states", self.states), ("time_limit_s", self.time_limit_s))
-        finish = problem.finish_ns
-        return Fusion(groups=groups, step_ns=best + finish, least_ns=least + finish, labels=labels or ((0, 0, 0, 0, 0),), options=options)
+        return best, groups, least, labels
 
     def _near(self, problem: TrafficProblem, search: _Search) -> tuple[int, Groups]:
         """What beams find, beginning with the best fusion that one codec for all groups has."""
@@ -100,7 +111,7 @@ class _Search:
         return -(-max(every) // WEIGHTS)
 
     def run(
-        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = _NO_LIMIT, deadline: float = float("inf")
+        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = _NO_LIMIT
     ) -> tuple[int, Groups, Labels | None]:
         """(step, its groups, the states kept): what was given unless a fusion below `limit` is found; no states when a limit was met first."""
         p, n = self.problem, self.problem.count
@@ -114,7 +125,7 @@ class _Search:
             )  # fmt: skip
             kept = np.concatenate([kept, found])
             first[i + 1] = len(kept)
-            if len(kept) > states or monotonic() > deadline:
+            if len(kept) > states or time_is_up():
                 return best, groups, None
         ends = kept[first[n] :]
         if len(ends):

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ...cite import Cite
 from ...errors import UsageError
-from .problem import Fusion, TrafficProblem, best_of, groups_of, timeline
+from .problem import Fusion, TrafficProblem, TrafficStrategy, best_of, groups_of, timeline
 
 __all__ = ["DDP_CITE", "MERGECOMP_CITE", "DdpBuckets", "LayerWise", "MergeComp", "OneGroup"]
 
@@ -37,24 +38,33 @@ def _best(problem: TrafficProblem, ends: Iterable[list[int]], **options: float) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerWise:
+class LayerWise(TrafficStrategy):
     """No options."""
+
+    name: ClassVar[str] = "layer-wise"
+    cite: ClassVar[Cite] = DDP_CITE
 
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
         return _best(problem, [list(range(1, problem.count + 1))])
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneGroup:
+class OneGroup(TrafficStrategy):
     """No options."""
+
+    name: ClassVar[str] = "one-group"
+    cite: ClassVar[Cite] = DDP_CITE
 
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
         return _best(problem, [[problem.count]])
 
 
 @dataclass(frozen=True, kw_only=True)
-class DdpBuckets:
+class DdpBuckets(TrafficStrategy):
     """Caps of the first bucket and of the others, in MiB, as torch's DDP has them."""
+
+    name: ClassVar[str] = "ddp-buckets"
+    cite: ClassVar[Cite] = DDP_CITE
 
     first_MiB: float = 1.0
     others_MiB: float = 25.0
@@ -62,7 +72,7 @@ class DdpBuckets:
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
         """Raises: UsageError for a cap that is not positive."""
         if not (self.first_MiB > 0 and self.others_MiB > 0):
-            raise UsageError("bucket caps must be positive", where="ddp-buckets")
+            raise UsageError("bucket caps must be positive", where=self.name)
         ends, held, cap = [], 0.0, self.first_MiB
         for i, tensor in enumerate(problem.profile.tensors, 1):
             held += tensor.elements * problem.profile.element_bytes / 2**20
@@ -73,8 +83,11 @@ class DdpBuckets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeComp:
+class MergeComp(TrafficStrategy):
     """No options."""
+
+    name: ClassVar[str] = "mergecomp"
+    cite: ClassVar[Cite] = MERGECOMP_CITE
 
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion:
         return _best(problem, [[problem.count], *([i, problem.count] for i in range(1, problem.count))])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...errors import Infeasible, UsageError
 from ...kernels.fusion import advance
 from ...traffic import Curve, TrafficGroup, TrafficProfile, TrafficTime
+from ..strategies import Listed
 
 __all__ = ["Fusion", "TrafficProblem", "TrafficStrategy", "curve_at", "group_times", "groups_of", "timeline", "walked"]
 
@@ -38,7 +39,11 @@ class Fusion:
     options: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 
-class TrafficStrategy(Protocol):
+class TrafficStrategy(Listed, Protocol):
+    """A frozen dataclass of options. proves: its fusion says how short a step can be (`Fusion.least_ns`), so that the others are compared with it."""
+
+    proves: ClassVar[bool] = False
+
     def plan(self, problem: TrafficProblem, *, rng: np.random.Generator | None = None) -> Fusion: ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...explain.assumptions import NOT_MODELLED, Assumption, ErrorBars
-from ..numbers import seconds_text
+from ...explain.numbers import seconds_text
 from .html import Html, joined, shortened, source_link, table, tag
 
 __all__ = ["error_bars_table"]

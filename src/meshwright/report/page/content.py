@@ -9,9 +9,9 @@ from typing import Any
 from ...bottleneck.breakdown import Breakdown as MeasuredBreakdown
 from ...explain.assumptions import ErrorBars
 from ...explain.breakdown import Breakdown
-from ...fabric import Fabric
-from ...plan import Plan
-from ...program_calls import InlinedProgram
+from ...fabric.fabric import Fabric
+from ...plan.plan import Plan
+from ...program.calls import InlinedProgram
 from ...timeline import Timeline
 from ..compare import Comparison
 

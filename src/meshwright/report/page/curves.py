@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program_flat import represented_by
+from ...explain.numbers import bytes_text, seconds_text
+from ...program.flat import represented_by
 from ...timeline import Timeline
-from ..numbers import bytes_text, seconds_text
 from .content import PageContent
 from .html import Html, joined, shortened, source_link, table, tag
 

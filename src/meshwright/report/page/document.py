@@ -18,7 +18,7 @@ import numpy as np
 
 from ... import __version__
 from ...errors import MeshwrightError, Unsupported
-from ...program import Program
+from ...program.program import Program
 from .content import PageContent
 from .controls import fabric_section, section, timeline_section
 from .curves import memory_section, run_section

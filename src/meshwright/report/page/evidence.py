@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Any
 
 from ...cost import Cost
-from ...drive import citations, cost_of
+from ...drive.citations import citations
+from ...drive.plans import cost_of
 from ...errors import MeshwrightError
-from ...program_hash import program_hash
-from ..numbers import seconds_text
+from ...explain.numbers import seconds_text
+from ...program.hash import program_hash
 from .content import PageContent
 from .html import Html, joined, shortened, table, tag
 

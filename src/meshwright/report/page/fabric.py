@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...fabric import Fabric
+from ...explain.numbers import share_text
+from ...fabric.fabric import Fabric
 from ...io.quantity import show_rate, show_time
 from ...simulate.network import link_names
 from ..fabric_svg import NODE_H, NODE_W, arrangement, short_name
-from ..numbers import share_text
 from .html import Html, joined, shortened, table, tag
 from .packed import clean
 

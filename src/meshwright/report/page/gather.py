@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...drive import cost_of, fabric_of, works_of
+from ...drive.plans import cost_of, fabric_of, works_of
 from ...explain.assumptions import ErrorBars
 from ...explain.breakdown import Breakdown, Simulated, breakdown
 from ...explain.explanation import error_bars
-from ...plan import Plan
-from ...program_flat import flatten
+from ...plan.plan import Plan
+from ...program.flat import flatten
 from ...simulate import simulate_stored
 from .content import PageContent, RunFacts
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...bottleneck.breakdown import Breakdown
 from ...bottleneck.lanes import Kind, RankView, Stage
-from ..numbers import seconds_text, share_text
+from ...explain.numbers import seconds_text, share_text
 from .html import Html, joined, shortened, source_link, table, tag
 
 __all__ = ["ModuleTime", "module_times", "modules_section"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...breakdown import PHASE_ORDER, phase_seconds
-from ...program_calls import phases
-from ...program_flat import represented_by
-from ..numbers import bytes_text, seconds_text, share_text
+from ...explain.numbers import bytes_text, seconds_text, share_text
+from ...program.calls import phases
+from ...program.flat import represented_by
+from ...trace.phases import PHASE_ORDER, phase_seconds
 from .bars import error_bars_table
 from .content import PageContent
 from .html import Html, figure_of, joined, shortened, source_link, table, tag

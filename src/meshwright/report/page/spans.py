@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...io.trace_events import build_trace
-from ...io.trace_slices import Slices, Trace, take
-from ...program import Kind, Part, Program, Role
+from ...io.trace.events import build_trace
+from ...io.trace.slices import Slices, Trace, take
+from ...program.program import Kind, Part, Program, Role
 from ...timeline import Timeline
 
 __all__ = ["MOST_ROWS", "MOST_SPANS", "Row", "TimelineView", "tick_of", "timeline_view"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fabric import Fabric
-from ...io.trace_slices import Slices, Trace
-from ...program import Part, Program
+from ...fabric.fabric import Fabric
+from ...io.trace.slices import Slices, Trace
+from ...program.program import Part, Program
 from ...simulate import compile_network
 
 __all__ = ["MOST_MESSAGES", "Transfers", "transfers"]

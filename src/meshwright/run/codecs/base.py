@@ -27,7 +27,8 @@ from typing import Literal, NoReturn
 import numpy as np
 import torch
 
-from ...codec import CodecSpec, Shapes, elements_of
+from ...codec.codec import CodecSpec
+from ...codec.terms import Shapes, elements_of
 from ...errors import NotFinite, RunError, Unsupported
 from ...kernels.counter_random import key_of
 from ...kernels.select import INFINITE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +14,11 @@ __all__ = ["kernels_of", "require_device"]
 
 def kernels_of(tensor: torch.Tensor) -> Any:
     """The module of kernels for the tensor's device: `on_cpu`, or `on_gpu`, which needs triton."""
-    return on_cpu if tensor.device.type == "cpu" else import_module(".on_gpu", __package__)
+    if tensor.device.type == "cpu":
+        return on_cpu
+    from . import on_gpu
+
+    return on_gpu
 
 
 def require_device(tensor: torch.Tensor, where: str) -> None:
@@ -24,6 +27,6 @@ def require_device(tensor: torch.Tensor, where: str) -> None:
         raise Unsupported(f"codecs run on processors and CUDA or ROCm GPUs, not on {tensor.device}", where=where, hint="move the gradient first")
     if tensor.device.type == "cuda":
         try:
-            import_module("triton")
+            import triton  # noqa: F401
         except ImportError:
             raise Unsupported("codecs on a GPU need triton", where=where, hint="pip install triton, or move the gradient to the processor") from None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from ...codec_kinds import kept_elements, warm_density
+from ...codec.kinds import kept_elements, warm_density
 from ...kernels.select import INFINITE
 from .base import RESIDUAL, At, Payload, State
 from .devices import kernels_of

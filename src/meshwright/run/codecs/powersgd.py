@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...codec import CodecSpec, Shapes
-from ...codec_kinds import low_rank_parts
+from ...codec.codec import CodecSpec
+from ...codec.kinds import low_rank_parts
+from ...codec.terms import Shapes
 from .base import At, Codec, NonFinite, Payload, State
 from .devices import kernels_of
 

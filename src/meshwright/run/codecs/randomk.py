@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...codec_kinds import kept_elements
+from ...codec.kinds import kept_elements
 from ...kernels.counter_random import permuted
 from .base import At, Codec, Payload, State
 from .devices import kernels_of

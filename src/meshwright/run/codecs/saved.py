@@ -24,10 +24,10 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from ...codec import parse_codec
+from ...codec.codec import parse_codec
 from ...errors import FormatError, UsageError
 from ...io.atomic import write_bytes
-from ..checkpoint_parts import crc32_of
+from ...io.shard_file import crc32_of
 from . import make_codec
 from .base import PENDING, State
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 
 import torch
 
-from ...codec_kinds import index_bytes
+from ...codec.kinds import index_bytes
 from ...errors import RunError
 from .base import At, Codec, Payload, State
 from .devices import kernels_of

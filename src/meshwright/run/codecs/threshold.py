@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from ...codec_kinds import kept_elements
+from ...codec.kinds import kept_elements
 from ...kernels.select import magnitude, magnitude_of
 from .base import At, State
 from .devices import kernels_of

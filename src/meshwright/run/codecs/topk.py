@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from ...codec_kinds import kept_elements
+from ...codec.kinds import kept_elements
 from .base import At, State
 from .devices import kernels_of
 from .sparse import Sparse

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import UsageError
-from ...program import Program
+from ...program.program import Program
 from .chunks import BLOCKED
 
 __all__ = ["MOST_BINDINGS", "Call", "Code", "Session"]

@@ -17,7 +17,7 @@ from ...decide.collective.classic.direct import Direct
 from ...decide.collective.classic.rooted_tree import RootedTree
 from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit, UsageError
-from ...fabric import Fabric
+from ...fabric.fabric import Fabric
 from ...kernels.effort import Deadline
 from .predict import quickest_walk
 
@@ -55,7 +55,7 @@ def executed(
     """
     deadline = problem.deadline(TUNING_SHARE)
     found = []
-    for ranked in auto(problem, candidates=candidates or default_candidates(), each_s=each_s):
+    for ranked in auto(problem, candidates=candidates or default_candidates(problem), each_s=each_s):
         if ranked.plan is not None and (one := _predicted(problem, ranked, fabric, shared)) is not None:
             found.append(one)
     if not found:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import Unsupported
-from ...program import Program
-from ...program_unroll import slices
+from ...program.program import Program
+from ...program.unroll import slices
 
 __all__ = ["BLOCKED", "ChunkMap", "Region", "regions"]
 

@@ -1,7 +1,9 @@
 """One rank's part of a collective program as a flat list of instructions, worked out once per program and tensor length.
 
-The lanes of all ranks are fused into one checked order per rank (`run.lanes`), receives are posted `depth` messages ahead and sends are waited on
-as late as possible (`run.schedule`), so a single thread keeps all of a rank's links busy. Here that schedule meets the tensors: chunks become
+The lanes of all ranks are fused into one checked order per rank (`run.executor.lanes`), receives are posted `depth` messages ahead and sends are
+waited on
+as late as possible (`run.executor.schedule`), so a single thread keeps all of a rank's links busy. Here that schedule meets the tensors: chunks
+become
 elements (`chunks`), staging is given out like registers (a slot is free again when its last reader is done), and every step becomes one or
 two instructions. What each of them waits for is worked out last (`dataflow`): the order is then only who goes first among those that can go.
 A collective of a length seen before costs no planning and no allocation.
@@ -21,11 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...program import I32, Kind, Part, Program
-from ..collective import callable_form
-from ..lanes import fuse_lanes
-from ..schedule import Schedule, compile_schedule
-from ..transport import TAG_WINDOW
+from ...program.program import I32, Kind, Part, Program
+from ..executor.collective import callable_form
+from ..executor.lanes import fuse_lanes
+from ..executor.schedule import Schedule, compile_schedule
+from ..executor.transport import TAG_WINDOW
 from .dataflow import Dataflow, dataflow
 from .instructions import Instruction, Op, Place
 from .places import Form, Places, paired, viewer

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...program import Program
-from ..transport import TAG_WINDOW
+from ...program.program import Program
+from ..executor.transport import TAG_WINDOW
 from .instructions import Instruction, Op, Place
 
 __all__ = ["Dataflow", "dataflow"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...errors import GroupFailed, MeshwrightError, RunError
-from ...fabric import Fabric
+from ...fabric.fabric import Fabric
 from .call import Call, Session
 from .chunks import BLOCKED
 from .code import RankCode

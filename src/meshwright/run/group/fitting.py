@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from ...errors import Disconnected, PlanMismatch
-from ...fabric import Fabric
+from ...fabric.fabric import Fabric
 
 __all__ = ["LIKE", "require_fitting"]
 

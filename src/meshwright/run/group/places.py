@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import Unsupported
-from ...program import I32, Part, Program
-from ..lanes import channel_messages
+from ...program.program import I32, Part, Program
+from ..executor.lanes import channel_messages
 from .chunks import ChunkMap, Region, Span, regions
 from .instructions import Place
 

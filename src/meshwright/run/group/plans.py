@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FormatError, MeshwrightError, PlanMismatch, Unsupported, UsageError
-from ...fabric import Fabric
-from ...plan import Plan
-from ...program import Program
-from ...program_hash import program_hash
+from ...fabric.fabric import Fabric
+from ...plan.plan import Plan
+from ...program.hash import program_hash
+from ...program.program import Program
 from .code import Form, form_of
 from .fitting import require_fitting
 from .plan_cache import PlanCache, cache_folder
@@ -84,7 +84,7 @@ class GroupPlans:
         told = [sorted(f.name for f in self.files), settings.strategies, settings.min_bytes, settings.builtin, self.devices]
         told += [settings.tune, settings.tune_s]
         if self.fabric is not None:
-            from ...io.fabric_document import fabric_document
+            from ...io.fabric.document import fabric_document
 
             told.append(fabric_document(self.fabric))
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -208,7 +208,7 @@ class GroupPlans:
 
     def _question(self, op: str, root: int, class_bytes: int) -> dict[str, Any]:
         """All that an answer depends on, but for the planners themselves."""
-        from ...io.fabric_document import fabric_document
+        from ...io.fabric.document import fabric_document
 
         assert self.fabric is not None
         told = self.settings
@@ -219,8 +219,8 @@ class GroupPlans:
 
     def _plan(self, op: str, root: int, class_bytes: int) -> bytes:
         from ...decide.collective import CollectiveProblem, strategy
-        from ...drive_collective_job import plan_collective
-        from ...io.plan_file import plan_bytes
+        from ...drive.collective.job import plan_collective
+        from ...io.plan.plan import plan_bytes
         from .choose import builtin, executed
 
         assert self.fabric is not None
@@ -258,7 +258,7 @@ class GroupPlans:
 
 def _plans_in(answer: bytes) -> list[tuple[dict[str, Any], Plan]] | str:
     """What `_plan` answered, or why there is no plan. Raises: FormatError, and what JSON raises for what is none."""
-    from ...io.plan_file import plan_from_bytes
+    from ...io.plan.plan import plan_from_bytes
 
     head, _, rest = answer.partition(b"\n")
     found = json.loads(head)
@@ -273,7 +273,7 @@ def _plans_in(answer: bytes) -> list[tuple[dict[str, Any], Plan]] | str:
 
 def _holds(kept: bytes) -> bool:
     """Is an answer of an earlier run whole, and are its plans right?"""
-    from ... import drive
+    from ...drive import plans as drive
 
     try:
         plans = _plans_in(kept)
@@ -303,7 +303,7 @@ class _File:
 
 def _from_file(path: str) -> _File:
     """Read and check a plan. Raises: FormatError, CheckFailed, UsageError (not the plan of a collective)."""
-    from ... import drive
+    from ...drive import plans as drive
 
     plan = drive.read_plan(path)
     job: Any = plan.job.get("collective")

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...cost import Cost, Transport, assumed_cost
-from ...fabric import Fabric
-from ...program import Kind, Part, Program
-from ...program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ...fabric.fabric import Fabric
+from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ...program.program import Kind, Part, Program
 from ...simulate import compile_network, simulate_program
 from ...simulate.pricing import durations
 from .code import F64, Form, form_of

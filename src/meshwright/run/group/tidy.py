@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 from statistics import median_low
 
-from ...fabric import Fabric
+from ...fabric.fabric import Fabric
 
 __all__ = ["ALIKE", "tidy_rates"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 
-from ...program import Program
-from ..lanes import channel_messages
+from ...program.program import Program
+from ..executor.lanes import channel_messages
 from .code import RankCode
 from .recorder import Recorder
 from .verdict import HISTORY, View

@@ -2,8 +2,8 @@
 
 Code is bound to tensors once (`RankCode.bind`); views are made then, so a walk touches no shapes. `walk` is a generator: it runs whatever can
 run, the earliest in the code first, and yields the earliest message under way when everything left needs one. The thread of a process group
-blocks on it; the deterministic twin (`twin`) schedules thousands of such walks in virtual time. Both run this code and nothing else, and however
-long messages take, the same additions are done in the same order (`dataflow`).
+blocks on it; the deterministic twin (`testing.group_twin`) schedules thousands of such walks in virtual time. Both run this code and nothing else,
+and however long messages take, the same additions are done in the same order (`dataflow`).
 
 Going on with whichever message is over first would need a thread per channel, since gloo's works cannot be polled. It was tried: with several
 ranks on a core, waking threads mostly costs more than it gains (0.65 to 2.5 times the time).
@@ -30,7 +30,7 @@ Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # in place into the first
 
 
 class Messages(Protocol):
-    """Non-blocking messages; tensors are contiguous and stay alive until waited on. `run.transport` has the real ones."""
+    """Non-blocking messages; tensors are contiguous and stay alive until waited on. `run.executor.transport` has the real ones."""
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any: ...
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any: ...

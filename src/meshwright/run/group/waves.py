@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import Deadlock
-from ...program import Kind, Part, Program
-from ..lanes import channel_messages
+from ...program.program import Kind, Part, Program
+from ..executor.lanes import channel_messages
 from .instructions import Op, Place
 from .places import Form, Places, paired, viewer
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ...plan import ValueInfo
-from ...program import Program
-from ..memory import RankMemory
+from ...plan.plan import ValueInfo
+from ...program.program import Program
+from ..executor.memory import RankMemory
 
 __all__ = ["BORDERS", "PipelineMemory"]
 

@@ -7,12 +7,12 @@ import numpy as np
 from ...cost import Cost, Priced
 from ...decide.pipeline.lower import fabric_of, price_table
 from ...decide.pipeline.problem import PipelineProblem, Schedule
-from ...plan import Plan
-from ...program import I32, Kind, Program
-from ...program_calls import inline
+from ...plan.plan import Plan
+from ...program.calls import inline
+from ...program.program import I32, Kind, Program
 from ...simulate import simulate_program
 from ...timeline import Timeline
-from ..lanes import fuse_lanes
+from ..executor.lanes import fuse_lanes
 from .times import fill_seconds
 
 __all__ = ["pipeline_orders"]

@@ -22,7 +22,7 @@ from ...errors import Unsupported, UsageError
 from ...second_order import KFAC
 from ...second_order.capture import Conventions
 from ...second_order.layer import Factor
-from ..transport import Transport
+from ..executor.transport import Transport
 from .stages import Given
 
 __all__ = ["Exchange", "StageKFAC", "serial_kfac", "worst_kfac_difference"]

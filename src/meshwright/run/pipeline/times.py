@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...decide.pipeline.orders import action_s
 from ...decide.pipeline.problem import Action, PipelineProblem, Schedule
-from ...plan import Plan
+from ...plan.plan import Plan
 
 __all__ = ["fill_seconds", "paced_times"]
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from ...errors import Unsupported
-from ...program import Program
-from ..executor import Action
-from ..memory import RankMemory
-from ..segment_module import SegmentModule
+from ...program.program import Program
+from ..executor.executor import Action
+from ..executor.memory import RankMemory
+from ..train.segment_module import SegmentModule
 from .memory import PipelineMemory
 from .second_order import StageKFAC
 

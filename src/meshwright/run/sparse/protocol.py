@@ -1,7 +1,7 @@
 """What a rank's part in a sparse all-reduce asks of the network: a generator yields requests, whoever runs it answers.
 
-So the arithmetic never sees a transport: `transport` runs one rank over torch.distributed, `twin` runs all ranks of one in a single thread, with
-deliveries in any order. A request blocks or not, as it says; messages between two ranks arrive in the order in which they were posted.
+So the arithmetic never sees a transport: `transport` runs one rank over torch.distributed, `testing.sparse_twin` all ranks of one in a single
+thread, with deliveries in any order. A request blocks or not, as it says; messages between two ranks arrive in the order in which they were posted.
 Both ends know every length before they post (it was gathered), and messages of length 0 are not posted at all.
 """
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from ...codec import parse_codec
+from ...codec.codec import parse_codec
 from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsupported, UsageError
 from ...traffic import TrafficPlan, TrafficTime
 from ..codecs import At

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from ...codec import CodecSpec, parse_codec
+from ...codec.codec import CodecSpec, parse_codec
 from ...errors import Unsupported
 from ..codecs import At, Codec, Payload, State, make_codec
 from ..codecs.base import NonFinite

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ...codec import CodecSpec
+from ...codec.codec import CodecSpec
 from ...errors import NotFinite, Unsupported
 from ...kernels.select import INFINITE
 from ..codecs import At, Payload, State, make_codec

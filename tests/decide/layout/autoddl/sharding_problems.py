@@ -11,8 +11,8 @@ from torch import nn
 from meshwright.capture.graph import capture
 from meshwright.cost import Cost, Transport
 from meshwright.decide.layout.autoddl import ShardingProblem
-from meshwright.fabric import Device, Fabric, Link, Switch
-from meshwright.graph import OpGraph
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.graph.graph import OpGraph
 
 
 def chain(*widths: int, batch: int = 32) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

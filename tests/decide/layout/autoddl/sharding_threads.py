@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from meshwright.decide.layout.autoddl.sbp import State, coordinates, local_shape, local_slices
-from meshwright.run.dtensor_exchange import AxisGroup, Wires
-from meshwright.run.dtensor_redistribute import Place
+from meshwright.run.dtensor.exchange import AxisGroup, Wires
+from meshwright.run.dtensor.redistribute import Place
 
 WAIT_S = 20.0
 

@@ -14,7 +14,7 @@ from meshwright.decide.layout.autoddl.network import spec_of
 from meshwright.decide.layout.autoddl.rules import expand
 from meshwright.decide.layout.autoddl.sbp import value_of
 from meshwright.errors import Unsupported, UsageError
-from meshwright.run.dtensor_placements import _fake_mesh, derived_signatures, dtensor_signatures, placement_of, wrap
+from meshwright.run.dtensor.placements import _fake_mesh, derived_signatures, dtensor_signatures, placement_of, wrap
 
 # (case of test_sharding_signatures, signatures of ours that PyTorch must confirm)
 CONFIRMED = {

@@ -15,7 +15,7 @@ from sharding_threads import run_threads, spread, whole_of
 from meshwright.decide.layout.autoddl.mesh import Axis, Mesh
 from meshwright.decide.layout.autoddl.redistribute import Redistributor, Step, step_messages, step_sent
 from meshwright.decide.layout.autoddl.sbp import State, coordinates, valid
-from meshwright.run.dtensor_redistribute import Place, apply_steps, cut
+from meshwright.run.dtensor.redistribute import Place, apply_steps, cut
 
 
 def mesh(*sizes: int) -> Mesh:

@@ -20,9 +20,10 @@ from meshwright.decide.layout.autoddl.model import Model
 from meshwright.decide.layout.autoddl.problem import item_bytes
 from meshwright.decide.layout.autoddl.search import MeshSearch
 from meshwright.decide.layout.autoddl.templates import TEMPLATES, kinds_of
-from meshwright.errors import Disconnected, Infeasible, UnknownName, Unsupported, UsageError
-from meshwright.fabric import Fabric
-from meshwright.io.fabric_name import load_fabric
+from meshwright.errors import Disconnected, Infeasible, TimeLimit, UnknownName, Unsupported, UsageError
+from meshwright.fabric.fabric import Fabric
+from meshwright.io.fabric.name import load_fabric
+from meshwright.kernels.effort import Budget
 
 Table = np.ndarray
 
@@ -114,7 +115,9 @@ def test_descent_never_beats_the_optimum_and_reaches_a_local_minimum_of_pairs(
 
 def test_elimination_gives_up_on_time() -> None:
     table = np.zeros((2, 2))
-    assert minimise([np.zeros(2)] * 2, [(0, 1, table)], deadline=0.0) is None
+    budget = Budget(1, time_limit_s=-1.0)
+    with pytest.raises(TimeLimit), budget.net():
+        minimise([np.zeros(2)] * 2, [(0, 1, table)])
 
 
 # ---- on captured nets ------------------------------------------------------------------------------------------------

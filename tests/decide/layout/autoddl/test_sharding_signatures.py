@@ -20,10 +20,10 @@ from meshwright.decide.layout.autoddl.rules import Call, Signature, expand
 from meshwright.decide.layout.autoddl.rules_matrix import MATRIX
 from meshwright.decide.layout.autoddl.rules_reduce import REDUCE
 from meshwright.decide.layout.autoddl.sbp import coordinates, gradient_of, local_shape, valid
-from meshwright.graph import GraphValue, OpNode
-from meshwright.run.dtensor_local import Step, run_local
-from meshwright.run.dtensor_redistribute import Place
-from meshwright.run.dtensor_step import local_call
+from meshwright.graph.graph import GraphValue, OpNode
+from meshwright.run.dtensor.local import Step, run_local
+from meshwright.run.dtensor.redistribute import Place
+from meshwright.run.dtensor.step import local_call
 
 F64 = torch.float64
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....fabric import Fabric
-from ....program import Contract, Program
-from ....program_builder import ProgramBuilder, StepRef
+from ....fabric.fabric import Fabric
+from ....program.builder import ProgramBuilder, StepRef
+from ....program.program import Contract, Program
 from ..problem import CollectiveProblem
 from .sets import Chosen, TreeSet
 

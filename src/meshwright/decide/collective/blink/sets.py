@@ -15,10 +15,11 @@ from typing import Any
 
 from ....errors import Disconnected, Unsupported
 from ....kernels.strength import pack_spanning_trees, strength
-from ..forestcoll.pack import Tree
-from ..lower_trees import Part
+from ..cuts import worst_cut
 from ..problem import CollectiveProblem
-from ..rates import RateGraph, rate_graph, worst_cut
+from ..rates import RateGraph, rate_graph
+from ..trees.lower import Part
+from ..trees.pack import Tree
 from .graph import canonical, path_edges
 from .pack import Packing, Rooted, pack
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,12 +26,12 @@ from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
 from ....kernels.effort import Deadline
 from ....kernels.strength import strength
-from ....program import Program
+from ....program.program import Program
 from ..bounds.collective import collective_bound
-from ..lower_trees import Lowering, lower_parts, tree_steps
 from ..memo import in_pieces, remember
-from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
 from ..rates import RateGraph, rate_graph
+from ..trees.lower import Lowering, lower_parts, tree_steps
 from ..value import simulated_time_s
 from .blocks import block_steps, lower_blocks
 from .chunks import fastest_count
@@ -61,7 +61,7 @@ MOST_STEPS = 200_000  # executed steps that a simulation of a candidate may have
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blink:
+class Blink(CollectiveStrategy):
     """Options.
 
     form: "trees" (packed), "one-hop", "one-tree", "three-phase" (all-reduce over several servers) or "channels" (device links and all others,
@@ -74,6 +74,11 @@ class Blink:
     switch_channel_s: time to start the slower channel (disabling peer access, say); above 0 no tree may mix the two.
     """
 
+    name: ClassVar[str] = "blink"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = tuple(SHAPE_OF)
+    searches: ClassVar[bool] = True
+
     form: str | None = None
     epsilon: float = 0.1
     theta: float = 0.05
@@ -84,12 +89,16 @@ class Blink:
     relay: bool | None = None
     switch_channel_s: float = 0.0
 
+    @classmethod
+    def applies(cls, problem: CollectiveProblem) -> bool:
+        return problem.op in cls.operations and len(problem.ranks) <= MOST_RANKS
+
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected; Unsupported (operation, more than 64 ranks, a form that does not apply, exact trees where none are known);
         UsageError (options)."""
         self._require_sense()
         bound = _bound(problem)
-        require_operation(problem, "blink", tuple(SHAPE_OF))
+        require_operation(problem, self.name, self.operations)
         if len(problem.ranks) > MOST_RANKS:
             raise Unsupported(
                 f"packing trees by weights for {len(problem.ranks)} ranks takes too long, at most {MOST_RANKS}",
@@ -114,7 +123,7 @@ class Blink:
         program = self._program(problem, trees, pieces, unroll=unroll)
         chosen = replace(self, form=trees.form, exact=trees.exact, parts=pieces, unroll=unroll, relay=relay)
         notes = {**trees.facts, "form": trees.form, "depth": trees.depth, "pieces": pieces, "rate_Bps": float(trees.rate_Bps), "forms_s": judged}
-        return CollectivePlan(program=program, bound=bound, strategy="blink", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _require_sense(self) -> None:
         for option, value in (("parts", self.parts), ("max_parts", self.max_parts)):

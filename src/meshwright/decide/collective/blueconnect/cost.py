@@ -8,7 +8,7 @@ Slices: sum of the stages for the first, and the busiest link or the slowest sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, product
 from math import log2, prod
@@ -195,14 +195,6 @@ def _orders(count: int) -> list[tuple[int, ...]]:
         return list(permutations(range(count)))
     forward = tuple(range(count))
     return [forward, forward[::-1]] + [forward[i:] + forward[:i] for i in range(1, count)]
-
-
-def every_plan(grid: tuple[int, ...], sizes: Sequence[int]) -> Iterator[GridPlan]:
-    """Every factorisation, order and primitive: few hundreds for small hierarchies, for searches without a table."""
-    for factors in _digit_sets(sizes):
-        for order in _orders(len(factors)):
-            for names in product(*(_useful(factors[j]) for j in order)):
-                yield GridPlan(grid, factors, order, names)
 
 
 def _useful(k: int) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ....program import Contract, Program
-from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.program import Contract, Program
 
 __all__ = ["STRANDS", "Flow", "runs_of"]
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from ....program import Contract, Program
+from ....program.program import Contract, Program
 from ..problem import CollectiveProblem
 from .flow import Flow
 from .stages import all_gather, collect, exchange_blocks, hand_out, reduce_scatter

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
 
-from ....program import Contract, Program
+from ....program.program import Contract, Program
 from ..problem import CollectiveProblem
 from .flow import Flow
 from .stages import all_gather, reduce_scatter

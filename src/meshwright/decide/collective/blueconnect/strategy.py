@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
-from ....program import Program
+from ....program.program import Program
 from ..blink.phases import port_shares
 from ..bounds.collective import collective_bound
 from ..classic.ring import ring_order
 from ..memo import in_pieces, remember
-from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
 from ..rates import rate_graph
 from ..value import simulated_time_s
 from .cost import CostTable, ranked_plans
@@ -76,7 +76,7 @@ class _Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlueConnect:
+class BlueConnect(CollectiveStrategy):
     """Options.
 
     levels: ranks per part of each level, innermost first, for ranks in `grid` order; None = found from servers and routes.
@@ -89,6 +89,11 @@ class BlueConnect:
     reverse: rings of the gathering half turn the other way. unroll: slices as explicit chunks, or as iterations of repeated
         lanes; None = explicit unless the program gets large.
     """
+
+    name: ClassVar[str] = "blueconnect"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
+    searches: ClassVar[bool] = True
 
     levels: tuple[int, ...] | None = None
     grid: tuple[int, ...] | None = None
@@ -103,11 +108,15 @@ class BlueConnect:
     unroll: bool | None = None
     judged: int = 5
 
+    @classmethod
+    def applies(cls, problem: CollectiveProblem) -> bool:
+        return problem.op in cls.operations and len(problem.ranks) <= MOST_RANKS
+
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected; Unsupported (operation, more than 512 ranks, ranks that cannot all reach each other); UsageError (options)."""
         self._require_sense(len(problem.ranks))
         bound = collective_bound(problem)
-        require_operation(problem, "blueconnect", OPS)
+        require_operation(problem, self.name, self.operations)
         if len(problem.ranks) > MOST_RANKS:
             raise Unsupported(f"at most {MOST_RANKS} ranks, got {len(problem.ranks)}", hint="use --strategy forestcoll", where="blueconnect")
         try:
@@ -127,7 +136,7 @@ class BlueConnect:
             {"stages": _in_words(j.candidate.plan), "slices": j.slices, "table_s": j.candidate.table_s, "simulated_s": j.time_s} for j in judged
         ]
         notes = {"stages": _in_words(plan), "slices": slices, "judged": rows, "servers": _servers_of(problem)}
-        return CollectivePlan(program=program, bound=bound, strategy="blueconnect", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _require_sense(self, n: int) -> None:
         for option, value in (("parts", self.parts), ("max_parts", self.max_parts), ("judged", self.judged)):

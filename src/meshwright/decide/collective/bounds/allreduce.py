@@ -1,6 +1,6 @@
 """Lower bounds from the dual of joint packing: lengths of links at which every algorithm pays (certificate `packing`).
 
-The duals of the rate rows of `joint.lp` are lengths. At any lengths, what a collective must pay is a cheapest spanning tree or arborescence over
+The duals of the rate rows of `trees.lp` are lengths. At any lengths, what a collective must pay is a cheapest spanning tree or arborescence over
 the ranks, counted in whole numbers here and again by the checker (`check.packing` states the proof, for every algorithm). So the solver only
 proposes; nothing of it is trusted.
 
@@ -24,9 +24,9 @@ from ....bound import Bound, Certificate
 from ....errors import Infeasible, TimeLimit, Unsupported
 from ....kernels.effort import NEVER, Deadline
 from ....kernels.treesearch import ARBORESCENCE, PathEdges, cheapest_trees
-from ..joint.lp import Arc, Demand, PackingProblem, solve_packing
 from ..problem import ROOTED, CollectiveProblem
 from ..rates import rate_graph
+from ..trees.lp import Arc, Demand, PackingProblem, solve_packing
 
 __all__ = ["all_reduce_dual_bound", "best_bound", "hosts_of", "packing_bound", "whole_lengths"]
 

@@ -31,9 +31,10 @@ from math import gcd
 from ....bound import Bound, Certificate
 from ....errors import Disconnected
 from ..connected import require_connected
+from ..cuts import worst_cut
 from ..memo import remember
 from ..problem import ROOTED, CollectiveProblem
-from ..rates import RateGraph, rate_graph, worst_cut
+from ..rates import RateGraph, rate_graph
 from .allreduce import all_reduce_dual_bound
 from .flow import flow_bound
 from .latency import latency_bound

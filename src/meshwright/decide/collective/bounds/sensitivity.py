@@ -4,7 +4,7 @@ A bound's certificate names a set of actors and the links that leave it (`cut`, 
 names two ranks (`latency`). Here that becomes facts that `meshwright.report.bottleneck_text` says in words: whose links they are, how many
 other places are just as tight, and by how much the collective could run faster or slower if one were added or lost. Every such figure is
 the exact bound of the changed fabric against the bound of the given one, computed anew; what "one more" is stands in
-`meshwright.fabric_edit`.
+`meshwright.fabric.edit`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from ....bound import Bound
 from ....errors import MeshwrightError
-from ....fabric import Fabric
-from ....fabric_edit import is_port, with_one_more, without
+from ....fabric.edit import is_port, with_one_more, without
+from ....fabric.fabric import Fabric
 from ....kernels.effort import Deadline
 from ..problem import CollectiveProblem
 from .collective import collective_bound, crossing_bytes
 
 __all__ = ["Bottleneck", "bottleneck_facts", "find_bottleneck"]
 
-LIMIT_S = 10.0  # after this no further change is tried
+MAX_CHANGES_WORK_S = 10.0  # counted work, seconds of a quiet core: after it no further change of the fabric is tried
 MOST_RANKS = 2048  # on larger fabrics no change is tried: each costs as much as the bound itself
 MOST_TIED = 4096  # alike places that are compared exactly
 MOST_CLASSES = 2  # kinds of links of which one more is tried
@@ -124,11 +124,11 @@ def _tied(problem: CollectiveProblem, bound: Bound, where: str) -> dict[str, tup
 
 
 # ---- facts -------------------------------------------------------------------------------------------------------------
-def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, time_limit_s: float = LIMIT_S) -> dict[str, Any]:
+def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, effort_s: float = MAX_CHANGES_WORK_S) -> dict[str, Any]:
     """Where it is tight, and exactly what one more, one less or twice the rate would do; JSON-able.
 
     `changes`: for each, `what` was tried, the `edit`, its exact `gain` of throughput and what `then` is tight. Changes that cannot be tried
-    within the limit are left out, and `complete` is then false. (`meshwright.report.bottleneck_text` says it in words.)
+    within so much counted work are left out, and `complete` is then false. (`meshwright.report.bottleneck_text` says it in words.)
     """
     place = find_bottleneck(problem, bound)
     data = bound.certificate.data
@@ -136,7 +136,7 @@ def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, time_limit_s: 
         ends = {"from": data["from"], "to": data["to"]} if bound.certificate.kind == "latency" else {}
         return {"kind": bound.certificate.kind, "complete": True, "changes": [], **ends}
     fabric = problem.fabric
-    changes, complete = _changes(problem, bound, place, time_limit_s if len(problem.ranks) <= MOST_RANKS else -1.0)
+    changes, complete = _changes(problem, bound, place, effort_s if len(problem.ranks) <= MOST_RANKS else -1.0)
     links = [{"kind": k, "rate_Bps": r, "count": n, "example": e, "nics": _nics(fabric, place.links, (k, r))}
              for (k, r), (n, e) in _classes(fabric, place.links).items()]  # fmt: skip
     return {
@@ -165,8 +165,8 @@ def _nics(fabric: Fabric, links: Sequence[int], kind: tuple[str, int]) -> int:
 Element = str | tuple[str, str]  # a NIC by name, a link (both directions) by its ends
 
 
-def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, limit_s: float) -> tuple[list[dict[str, Any]], bool]:
-    fabric, deadline = problem.fabric, Deadline.after(limit_s)
+def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, effort_s: float) -> tuple[list[dict[str, Any]], bool]:
+    fabric, deadline = problem.fabric, Deadline.after(effort_s)
     classes = _classes(fabric, place.links)
     by_share = sorted(classes, key=lambda c: -c[1] * classes[c][0])[:MOST_CLASSES]
     tried: list[tuple[str, dict[str, Any], Callable[[], Fabric]]] = []

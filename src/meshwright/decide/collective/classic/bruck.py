@@ -14,13 +14,14 @@ Cost: ceil(log_r n) rounds of r - 1 messages; (n - 1) / n of the message per ran
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import UsageError
 from ..bounds.collective import collective_bound
-from ..problem import CollectivePlan, CollectiveProblem
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .contract import refuse
 from .rounds import Area, Move, Order, plan_rounds, resolve_order, reverse
 
@@ -71,7 +72,7 @@ def all_to_all_rounds(n: int, radix: int = 2) -> list[list[Move]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bruck:
+class Bruck(CollectiveStrategy):
     """Options.
 
     radix: r - 1 messages per round in ceil(log_r n) rounds; with r = n one round of direct messages.
@@ -79,6 +80,10 @@ class Bruck:
     pack: scattered blocks become one message through a staging buffer; None = for all-to-all only.
     unroll: there is no other form.
     """
+
+    name: ClassVar[str] = "bruck"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     radix: int = 2
     order: Order = "rank"
@@ -103,4 +108,4 @@ class Bruck:
             rounds = [step for half in halves[op] for step in half]
             areas = {"data": Area("output" if op == "all-gather" else "input", n, by_rank=op != "all-reduce")}
         chosen = replace(self, order=order, pack=pack)
-        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=pack, name="bruck", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=pack, name=self.name, bound=bound)

@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import gcd
 
 from ....errors import Unsupported
-from ....program import Contract
+from ....program.program import Contract
 from ..problem import CollectiveProblem
 
 __all__ = ["block_chunks", "classic_contract", "refuse"]

@@ -11,13 +11,14 @@ Cost: n - 1 messages per rank in one round (two for the two-shot all-reduce); (n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import UsageError
 from ..bounds.collective import collective_bound
-from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem
+from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .contract import refuse
 from .rounds import Area, Move, Order, plan_rounds, resolve_order, reverse
 
@@ -83,7 +84,7 @@ def _layout(problem: CollectiveProblem, shots: int, ranks: list[int]) -> Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Direct:
+class Direct(CollectiveStrategy):
     """Options.
 
     shots: of the all-reduce: 1 = everything to everyone, 2 = reduce-scatter and all-gather; None = 1 where n - 1 messages take less
@@ -91,6 +92,9 @@ class Direct:
     order: `rank`, `servers` (ranks of a server together), or position -> rank: rank i starts with its successor.
     unroll: there is no other form.
     """
+
+    name: ClassVar[str] = "direct"
+    cite: ClassVar[Cite] = CITE
 
     shots: int | None = None
     order: Order = "rank"
@@ -111,7 +115,7 @@ class Direct:
         shots = self.shots or (_shots(problem) if problem.op == "all-reduce" else 1)
         rounds, areas = _layout(problem, shots, placed)
         chosen = replace(self, shots=shots, order=tuple(order))
-        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name="direct", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name=self.name, bound=bound)
 
 
 def _shots(problem: CollectiveProblem) -> int:

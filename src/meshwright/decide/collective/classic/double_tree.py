@@ -12,12 +12,13 @@ Cost: height ceil(log2 n); every rank sends and receives at most the message onc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ..bounds.collective import collective_bound
-from ..problem import CollectivePlan, CollectiveProblem
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .contract import refuse
 from .rooted_tree import choose_pieces, plan_trees, require_pieces
 from .rounds import Order, resolve_order
@@ -64,7 +65,7 @@ def rooted_parents(n: int) -> tuple[list[int], list[int]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoubleTree:
+class DoubleTree(CollectiveStrategy):
     """Options.
 
     pieces: parts of each tree's half that follow each other; None = chosen from height, latency and message cost.
@@ -72,6 +73,10 @@ class DoubleTree:
         first whatever the order.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes.
     """
+
+    name: ClassVar[str] = "double-tree"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     pieces: int | None = None
     order: Order = "near"
@@ -93,4 +98,4 @@ class DoubleTree:
         parents = [[tree[placed.index(r)] for r in range(n)] for tree in trees]
         pieces = self.pieces or choose_pieces(problem, parents)
         chosen = replace(self, pieces=pieces, order=tuple(order))
-        return plan_trees(problem, chosen, parents, pieces=pieces, unroll=self.unroll, name="double-tree", order=placed, bound=bound)
+        return plan_trees(problem, chosen, parents, pieces=pieces, unroll=self.unroll, name=self.name, order=placed, bound=bound)

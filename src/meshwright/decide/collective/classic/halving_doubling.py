@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import UsageError
 from ..bounds.collective import collective_bound
-from ..problem import CollectivePlan, CollectiveProblem
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .contract import refuse
 from .rounds import Area, Move, Order, plan_rounds, resolve_order
 
@@ -163,7 +164,7 @@ def whole_rounds(n: int) -> list[list[Move]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalvingDoubling:
+class HalvingDoubling(CollectiveStrategy):
     """Options.
 
     near: the largest messages go to the nearest partners; None = for all-reduce only (elsewhere blocks would have to be packed).
@@ -172,6 +173,10 @@ class HalvingDoubling:
     pack: scattered blocks become one message through a staging buffer; False = one message per stretch.
     unroll: there is no other form.
     """
+
+    name: ClassVar[str] = "halving-doubling"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     near: bool | None = None
     radix: int = 2
@@ -195,12 +200,16 @@ class HalvingDoubling:
             rounds = (doubling_rounds if problem.op == "all-gather" else halving_rounds)(n, near=near, radix=self.radix)
             areas = {"data": Area("output" if problem.op == "all-gather" else "input", n, by_rank=True)}
         chosen = replace(self, near=near, order=order)
-        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name="halving-doubling", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name=self.name, bound=bound)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecursiveDoubling:
+class RecursiveDoubling(CollectiveStrategy):
     """The latency-optimal all-reduce: log2 n exchanges of the whole message. Options: `order` as in HalvingDoubling; `unroll`: no other form."""
+
+    name: ClassVar[str] = "recursive-doubling"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = ("all-reduce",)
 
     order: Order = "rank"
     unroll: bool = True
@@ -213,4 +222,4 @@ class RecursiveDoubling:
         order = resolve_order(problem, self.order, "recursive-doubling")
         rounds = whole_rounds(len(problem.ranks))
         areas = {"data": Area("input", 1)}
-        return plan_rounds(problem, replace(self, order=order), rounds, areas, order=order, pack=False, name="recursive-doubling", bound=bound)
+        return plan_rounds(problem, replace(self, order=order), rounds, areas, order=order, pack=False, name=self.name, bound=bound)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import UsageError
 from ..bounds.collective import collective_bound
-from ..problem import CollectivePlan, CollectiveProblem
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .bruck import all_gather_rounds
 from .contract import refuse
 from .nearness import islands
@@ -174,7 +175,7 @@ def _two_step(groups: Groups, n: int) -> tuple[Rounds, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hierarchical:
+class Hierarchical(CollectiveStrategy):
     """Options.
 
     groups: ranks of every group, its leader first; None = the fabric's servers, or what its narrowest links separate. The root of a rooted operation
@@ -183,6 +184,10 @@ class Hierarchical:
     pack: scattered blocks become one message through a staging buffer.
     unroll: there is no other form.
     """
+
+    name: ClassVar[str] = "hierarchical"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     groups: tuple[tuple[int, ...], ...] | None = None
     pieces: int | None = None
@@ -206,7 +211,7 @@ class Hierarchical:
         rounds, areas = _layout(op, ordered, n, pieces)
         chosen = replace(self, groups=tuple(map(tuple, groups)), pieces=pieces)
         notes = {"servers": len(groups), "pieces": pieces}
-        return plan_rounds(problem, chosen, rounds, areas, order=range(n), pack=self.pack, name="hierarchical", bound=bound, notes=notes)
+        return plan_rounds(problem, chosen, rounds, areas, order=range(n), pack=self.pack, name=self.name, bound=bound, notes=notes)
 
 
 def _root_first(groups: Groups, root: int) -> Groups:

@@ -11,13 +11,14 @@ Cost: with aggregation of A blocks and D = ceil(log2 n), log2 A + 2^(D - log2 A)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import UsageError
 from ..bounds.collective import collective_bound
-from ..problem import CollectivePlan, CollectiveProblem
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .contract import refuse
 from .rounds import Area, Move, Order, plan_rounds, resolve_order, reverse
 
@@ -70,7 +71,7 @@ def pat_rounds(n: int, aggregate: int | None = None) -> list[list[Move]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pat:
+class Pat(CollectiveStrategy):
     """Options.
 
     aggregate: most blocks in one message, a power of two; None = as many as log n rounds need.
@@ -79,6 +80,10 @@ class Pat:
     pack: blocks of a message are packed into a staging buffer; False = one message per block.
     unroll: there is no other form.
     """
+
+    name: ClassVar[str] = "pat"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     aggregate: int | None = None
     staging_bytes: int | None = None
@@ -98,7 +103,7 @@ class Pat:
             rounds = reverse(rounds)
         areas = {"data": Area("output" if problem.op == "all-gather" else "input", n, by_rank=True)}
         chosen = replace(self, aggregate=aggregate, order=order)
-        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name="pat", bound=bound, notes={"aggregate": aggregate})
+        return plan_rounds(problem, chosen, rounds, areas, order=order, pack=self.pack, name=self.name, bound=bound, notes={"aggregate": aggregate})
 
     def _aggregate(self, problem: CollectiveProblem) -> int:
         full = 1 << max((len(problem.ranks) - 1).bit_length() - 1, 0)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -22,14 +23,14 @@ from ....bound import Bound
 from ....cite import Cite
 from ....cost import Transport
 from ....errors import Disconnected, Unsupported, UsageError
-from ....fabric import Fabric
+from ....fabric.fabric import Fabric
 from ....kernels.effort import Deadline, count_work
-from ....program import Fold, FoldAxis, Program
-from ....program_builder import ProgramBuilder, StepRef
+from ....program.builder import ProgramBuilder, StepRef
+from ....program.program import Fold, FoldAxis, Program
 from ..bounds.collective import collective_bound
-from ..lower_trees import contract
 from ..memo import remember, with_chunk_bytes
-from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, options_of, require_operation
+from ..trees.lower import contract
 from .rounds import Area, plan_rounds, reverse
 from .scatter_allgather import ring_rounds
 
@@ -50,7 +51,7 @@ HOP_S = 1e-6  # work of judging a ring, per hop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ring:
+class Ring(CollectiveStrategy):
     """Options.
 
     slices: parts of every chunk that follow each other round the ring; for broadcast and reduce, pieces of the chain (None: chosen).
@@ -61,6 +62,10 @@ class Ring:
     order: rank order round the ring; None = found for the fabric.
     """
 
+    name: ClassVar[str] = "ring"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
+
     slices: int | None = None
     rings: int | None = None
     bidirectional: bool = False
@@ -68,10 +73,18 @@ class Ring:
     unroll: bool = True
     order: tuple[int, ...] | None = None
 
+    @classmethod
+    def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
+        return (cls(), cls(bidirectional=True)) if use in ("alone", "inlined", "beside") else ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} both ways" if self.bidirectional else self.name
+
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, UsageError (options), Unsupported (ranks that no ring joins, folding a ring that is not symmetric)."""
         plain = not (self.bidirectional or self.folded) and (self.slices or 1) == (self.rings or 1) == 1
-        require_operation(problem, "ring", ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"), uneven=plain)
+        require_operation(problem, self.name, self.operations, uneven=plain)
         n = len(problem.ranks)
         for option, value in (("slices", self.slices), ("rings", self.rings)):
             if value is not None and value < 1:
@@ -95,7 +108,7 @@ class Ring:
         program = with_chunk_bytes(remember(problem.fabric, shape, builder.build), builder.chunk_bytes)
         names = [problem.ranks[r] for r in rings[0]]
         notes = {"order": names, "rings": len(rings), "slices": slices, "bottleneck_s_per_byte": str(load), "links_used": links}
-        return CollectivePlan(program=program, bound=bound, strategy="ring", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _uneven(self, problem: CollectiveProblem, order: tuple[int, ...], bound: Bound) -> CollectivePlan:
         """Shards of unlike sizes: one ring, one way, a shard per round."""
@@ -104,7 +117,7 @@ class Ring:
         rounds = ring_rounds(len(order)) if gathers else reverse(ring_rounds(len(order)))
         areas = {"data": Area("output" if gathers else "input", len(order), by_rank=True)}
         chosen = replace(self, slices=1, rings=1, order=order)
-        return plan_rounds(problem, chosen, rounds, areas, order=walk, pack=False, name="ring", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=walk, pack=False, name=self.name, bound=bound)
 
     def _rings(
         self, problem: CollectiveProblem, hops: _Hops, rng: np.random.Generator

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from ....bound import Bound
 from ....cite import Cite
 from ....cost import Transport
 from ....errors import Disconnected, Unsupported, UsageError
-from ....program import Program
-from ....program_builder import ProgramBuilder, StepRef
+from ....program.builder import ProgramBuilder, StepRef
+from ....program.program import Program
 from ..bounds.collective import collective_bound
-from ..lower_trees import contract
 from ..memo import remember, with_chunk_bytes
-from ..problem import CollectivePlan, CollectiveProblem, options_of
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
+from ..trees.lower import contract
 from .contract import refuse
 from .rounds import Area, Move, Order, plan_rounds, require_paths, resolve_order
 
@@ -210,7 +210,7 @@ def plan_trees(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RootedTree:
+class RootedTree(CollectiveStrategy):
     """Options.
 
     shape: `binomial`, `k-ary` (with `arity`) or `chain`. Scatter and gather are binomial.
@@ -218,6 +218,10 @@ class RootedTree:
     order: `near` (ranks of a server or island together, see `nearness`), `servers`, `rank`, or position -> rank; turned so that the root comes first.
     unroll: pieces as explicit chunks (repeat 1), or as iterations of repeated lanes.
     """
+
+    name: ClassVar[str] = "rooted-tree"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     shape: Literal["binomial", "k-ary", "chain"] = "binomial"
     arity: int = 2
@@ -242,7 +246,7 @@ class RootedTree:
         parents = [placed[shape[at]] if shape[at] >= 0 else -1 for at in (placed.index(r) for r in range(n))]
         pieces = self.pieces or choose_pieces(problem, [parents])
         chosen = replace(self, pieces=pieces, order=tuple(order))
-        return plan_trees(problem, chosen, [parents], pieces=pieces, unroll=self.unroll, name="rooted-tree", order=placed, bound=bound)
+        return plan_trees(problem, chosen, [parents], pieces=pieces, unroll=self.unroll, name=self.name, order=placed, bound=bound)
 
     def _blocks(self, problem: CollectiveProblem, order: list[int], placed: list[int], bound: Bound) -> CollectivePlan:
         if self.shape != "binomial" or (self.pieces or 1) > 1:
@@ -252,4 +256,4 @@ class RootedTree:
             rounds = [[replace(m, src=m.dst, dst=m.src) for m in step] for step in reversed(rounds)]
         areas = {"data": Area("input" if problem.op == "scatter" else "output", len(placed), by_rank=True)}
         chosen = replace(self, pieces=1, order=tuple(order))
-        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=True, name="rooted-tree", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=True, name=self.name, bound=bound)

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from ....bound import Bound
 from ....errors import Disconnected, Unsupported, UsageError
-from ....program import Program
-from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.program import Program
 from ..bounds.collective import collective_bound
 from ..memo import remember, with_chunk_bytes
 from ..problem import CollectivePlan, CollectiveProblem, options_of

@@ -11,14 +11,14 @@ Cost: (log2 n + n - 1) or 2 log2 n rounds; 2 (n - 1) / n of the message through 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import UsageError
 from ..bounds.collective import collective_bound
-from ..problem import CollectivePlan, CollectiveProblem
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .bruck import all_gather_rounds
 from .contract import refuse
 from .rooted_tree import binomial_scatter
@@ -44,8 +44,12 @@ def ring_rounds(n: int) -> list[list[Move]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScatterAllGather:
+class ScatterAllGather(CollectiveStrategy):
     """Options. exchange: `ring` or `bruck`; order: as elsewhere, turned so that the root comes first; unroll: there is no other form."""
+
+    name: ClassVar[str] = "scatter-all-gather"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = OPS
 
     exchange: Literal["ring", "bruck"] = "ring"
     order: Order = "rank"
@@ -69,4 +73,4 @@ class ScatterAllGather:
             rounds = [*reverse(gather), *([replace(m, src=m.dst, dst=m.src) for m in step] for step in reversed(first))]
         areas = {"data": Area("output" if problem.op == "broadcast" else "input", n)}
         chosen = replace(self, order=tuple(order))
-        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name="scatter-all-gather", bound=bound)
+        return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name=self.name, bound=bound)

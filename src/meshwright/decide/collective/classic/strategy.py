@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
+from ...strategies import named
 from ..bounds.collective import collective_bound
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
 from ..value import simulated_time_s
@@ -38,10 +39,7 @@ __all__ = ["ALGORITHMS", "CITE", "DEVIATIONS", "Classic", "classic_candidates"]
 CITE = Cite(key=THAKUR.key, title=THAKUR.title, authors=THAKUR.authors, year=THAKUR.year, venue=THAKUR.venue, doi=THAKUR.doi)
 DEVIATIONS = ("simulation instead of fixed thresholds", "rank orders as given and server by server")
 MOST_MESSAGES = 40_000  # algorithms with n (n - 1) messages are left out beyond this
-ALGORITHMS: dict[str, type[CollectiveStrategy]] = {
-    "ring": Ring, "double-tree": DoubleTree, "halving-doubling": HalvingDoubling, "recursive-doubling": RecursiveDoubling, "bruck": Bruck, "pat": Pat,
-    "direct": Direct, "rooted-tree": RootedTree, "scatter-all-gather": ScatterAllGather, "hierarchical": Hierarchical,
-}  # fmt: skip
+ALGORITHMS = named((Ring, DoubleTree, HalvingDoubling, RecursiveDoubling, Bruck, Pat, Direct, RootedTree, ScatterAllGather, Hierarchical))
 BY_OPERATION: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "all-reduce": (
         ("ring", {}), ("halving-doubling", {}), ("recursive-doubling", {}), ("double-tree", {}), ("direct", {}), ("bruck", {}), ("hierarchical", {}),
@@ -83,13 +81,17 @@ def classic_candidates(problem: CollectiveProblem) -> list[tuple[str, dict[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classic:
+class Classic(CollectiveStrategy):
     """Options.
 
     algorithm: a name of ALGORITHMS; None = the fastest in simulation.
     settings: the algorithm's own options.
     unroll: pieces as explicit chunks; passed on to the algorithm.
     """
+
+    name: ClassVar[str] = "classic"
+    cite: ClassVar[Cite] = CITE
+    chooses: ClassVar[bool] = True
 
     algorithm: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -136,4 +138,4 @@ class Classic:
     def _named(self, plan: CollectivePlan, name: str, tried: Mapping[str, Any]) -> CollectivePlan:
         options = {"algorithm": name, "settings": dict(plan.options), "unroll": self.unroll}
         notes = {**plan.notes, "algorithm": name} | ({"tried": dict(tried)} if tried else {})
-        return CollectivePlan(program=plan.program, bound=plan.bound, strategy="classic", options=options, notes=notes)
+        return CollectivePlan(program=plan.program, bound=plan.bound, strategy=self.name, options=options, notes=notes)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ....cost import Transport
 from ....errors import FormatError, Unsupported
-from ....fabric import Fabric
+from ....fabric.fabric import Fabric
 from ..classic.bruck import all_gather_rounds, all_to_all_rounds
 from ..classic.double_tree import double_parents, rooted_parents
 from ..classic.halving_doubling import doubling_rounds, halving_rounds, rabenseifner_rounds, whole_rounds

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -167,7 +167,7 @@ def best_choice(
 
 # ---- the strategy ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class CloudCollectives:
+class CloudCollectives(CollectiveStrategy):
     """Options.
 
     algorithm: one of `cost.ALGORITHMS` (bcube: halving and doubling with radix 4); None = the fastest in its best order.
@@ -177,6 +177,10 @@ class CloudCollectives:
     hosts: keep the devices of a server together (permute servers); False = every device is free.
     unroll: pieces as explicit chunks (repeat 1).
     """
+
+    name: ClassVar[str] = "cloudcollectives"
+    cite: ClassVar[Cite] = CITE
+    searches: ClassVar[bool] = True
 
     algorithm: str | None = None
     order: tuple[int, ...] | None = None
@@ -214,7 +218,7 @@ class CloudCollectives:
         assert best is not None
         chosen = replace(self, algorithm=algorithm, order=best[1])
         facts = {"algorithm": algorithm, "order": [problem.ranks[r] for r in best[1]], **notes}
-        return replace(best[2], strategy="cloudcollectives", options=options_of(chosen), notes=facts)
+        return replace(best[2], strategy=self.name, options=options_of(chosen), notes=facts)
 
     def _search(self, problem: CollectiveProblem, rng: np.random.Generator) -> RankOrder:
         try:

@@ -19,8 +19,8 @@ from ....errors import TimeLimit, Unsupported
 from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph
-from .pack import Path, Tree, merged, pack_capacities
-from .symmetry import Boxes, Shift
+from ..trees.pack import Path, Tree, merged, pack_capacities
+from ..trees.symmetry import Boxes, Shift
 
 __all__ = ["BoxTree", "Growth", "Port", "Stock", "alike_forest", "pack_box", "ports_of", "require_time", "spread", "switches_to_network"]
 

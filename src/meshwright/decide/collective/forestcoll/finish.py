@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..trees.pack import Tree
 from .forest import Forest
-from .pack import Tree
 from .quick import HopTimes
 
 __all__ = ["finish_s"]

@@ -18,12 +18,13 @@ import numpy as np
 from ....errors import CheckFailed, Unsupported
 from ....kernels.effort import NEVER, Deadline
 from ....kernels.maxflow import FlowNetwork
-from ..rates import RateGraph, worst_cut
+from ..cuts import worst_cut
+from ..rates import RateGraph
+from ..trees.pack import DEFECT, Tree, lowered, pack_capacities
+from ..trees.symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
 from .balance import balanced_capacities, surpluses
 from .boxes import alike_forest
-from .pack import DEFECT, Tree, lowered, pack_capacities
 from .rotation import rotated_trees
-from .symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
 from .unlike import unlike_forest
 
 __all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "rounded_capacities", "smallest_stretch"]

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ....kernels.effort import count_work
-from ....program import Program
-from ..lower_trees import Lowering, Part, lower_parts, tree_steps
+from ....program.program import Program
 from ..memo import with_chunk_bytes
 from ..problem import CollectiveProblem
 from ..rates import rate_graph
+from ..trees.lower import Lowering, Part, lower_parts, tree_steps
+from ..trees.shards import shard_weights
 from .forest import Forest, Tree, common_units
-from .shards import shard_weights
 
 __all__ = [
     "Late", "Prepared", "bandwidth_s", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of",

@@ -12,9 +12,10 @@ from itertools import pairwise
 from ....errors import CheckFailed
 from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
-from ..rates import RateGraph, worst_cut
+from ..cuts import worst_cut
+from ..rates import RateGraph
+from ..trees.pack import DEFECT, Path, Tree
 from .forest import Forest, choose_trees, require_loads, rounded_capacities
-from .pack import DEFECT, Path, Tree
 
 __all__ = ["gather_forest"]
 

@@ -14,11 +14,12 @@ from itertools import pairwise
 import numpy as np
 
 from ....errors import Disconnected
-from ....fabric import Fabric
+from ....fabric.fabric import Fabric
 from ....kernels.treepack_anneal import anneal_parents
-from ..rates import RateGraph, worst_cut
+from ..cuts import worst_cut
+from ..rates import RateGraph
+from ..trees.pack import Path, Tree, merged
 from .forest import Forest
-from .pack import Path, Tree, merged
 
 __all__ = ["HopTimes", "arrival_s", "quicker", "without_way_back"]
 

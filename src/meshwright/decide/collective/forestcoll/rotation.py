@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from ....errors import Unsupported
 from ..rates import RateGraph
-from .pack import Path, Tree
-from .symmetry import Boxes, Shift, require_automorphism
+from ..trees.pack import Path, Tree
+from ..trees.symmetry import Boxes, Shift, require_automorphism
 
 __all__ = ["rotated_trees"]
 

@@ -20,19 +20,21 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Disconnected, TimeLimit, Unsupported, UsageError
 from ....kernels.effort import Deadline
-from ....program import MAX_EXECUTED_STEPS
+from ....program.program import MAX_EXECUTED_STEPS
 from ..bounds.collective import collective_bound
-from ..lower_trees import Lowering, lower_parts
 from ..memo import remember
-from ..problem import ROOTED, CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..problem import PIECES_BESIDE, ROOTED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, options_of, require_operation
 from ..rates import RateGraph, rate_graph, with_relays
+from ..trees.lower import Lowering, lower_parts
+from ..trees.shards import shard_table
+from ..trees.symmetry import alike, sinks_of_each_kind
 from .finish import finish_s
 from .forest import Forest, build_forest, smallest_stretch
 from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
@@ -40,8 +42,6 @@ from .paths import gather_forest
 from .pieces import depth_of, lead_of, round_number, wanted_pieces
 from .quick import HopTimes, quicker, without_way_back
 from .relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
-from .shards import shard_table
-from .symmetry import alike, sinks_of_each_kind
 from .trial import Way, best_way, timed
 from .worth import LARGE_BYTES, SMALL_RANKS, filled, most_steps, worth_of
 
@@ -85,7 +85,7 @@ TIMES_MORE = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForestColl:
+class ForestColl(CollectiveStrategy):
     """Options.
 
     trees: k, trees per root and weight; None = the exact optimum if it needs at most `max_trees`, else the best of 1..max_trees; where many leave
@@ -105,6 +105,10 @@ class ForestColl:
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
 
+    name: ClassVar[str] = "forestcoll"
+    cite: ClassVar[Cite] = CITE
+    searches: ClassVar[bool] = True
+
     trees: int | None = None
     max_trees: int = 8
     pieces: int | None = None
@@ -120,9 +124,15 @@ class ForestColl:
     back: bool | None = None
     relief: int | None = None
 
+    @classmethod
+    def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
+        if use == "beside":
+            return (cls(unroll=True, fold=False),)
+        return (cls(unroll=False, pieces=PIECES_BESIDE, fold=False),) if use == "beside, in iterations" else super().variants(problem, use)
+
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
-        require_operation(problem, "forestcoll", OPERATIONS, uneven=True)
+        require_operation(problem, self.name, OPERATIONS, uneven=True)
         for option in ("trees", "max_trees", "pieces", "max_pieces", "lead"):
             if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
@@ -150,7 +160,7 @@ class ForestColl:
         chosen = replace(best, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
         structure, back = forests[0].method != "general", uses_way_back(problem, ready)
         chosen = replace(chosen, lead=way.lead, structure=structure, back=back, relief=best.relief or 0)
-        return CollectivePlan(program=program, bound=bound, strategy="forestcoll", options=options_of(chosen), notes=notes_of(problem, ready, pieces))
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes_of(problem, ready, pieces))
 
     def _best(self, problem: CollectiveProblem, deadline: Deadline) -> Planned:
         """The options with forests that leave slow ways time, where those end first on the simulator; else as they are."""

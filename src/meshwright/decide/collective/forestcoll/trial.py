@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ....kernels.effort import make_up, worked_s
-from ..lower_trees import Lowering
 from ..problem import CollectiveProblem
+from ..trees.lower import Lowering
 from ..value import simulated
 from .parts import Prepared
 

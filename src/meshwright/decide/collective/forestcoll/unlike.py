@@ -15,9 +15,9 @@ from ....errors import Unsupported
 from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph
+from ..trees.pack import Tree, merged
+from ..trees.symmetry import Boxes
 from .boxes import HINT, MAX_TREES, Growth, Port, Stock, pack_box, ports_of, require_time, spread
-from .pack import Tree, merged
-from .symmetry import Boxes
 
 __all__ = ["unlike_forest"]
 

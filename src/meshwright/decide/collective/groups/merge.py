@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import Unsupported
-from ....program import Buffers, Calls, Channels, Contract, Csr, Lanes, Part, Program, Steps
-from ....program_builder import ProgramBuilder
+from ....program.builder import ProgramBuilder
+from ....program.program import Buffers, Calls, Channels, Contract, Csr, Lanes, Part, Program, Steps
+from ....program.validate import validate
 
 __all__ = ["merge_programs"]
 
@@ -102,7 +103,7 @@ class _Merge:
             calls=Calls.none(),
             contracts=tuple(self.contracts),
         )
-        merged.validate()
+        validate(merged)
         return merged
 
 

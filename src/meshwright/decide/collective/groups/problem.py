@@ -9,9 +9,9 @@ from typing import Any
 
 from ....bound import Bound
 from ....errors import UsageError
-from ....fabric import Fabric
+from ....fabric.fabric import Fabric
 from ....kernels.effort import Deadline
-from ....program import Program
+from ....program.program import Program
 from ..problem import CollectiveProblem
 
 __all__ = ["GroupsPlan", "GroupsProblem"]

@@ -2,7 +2,7 @@
 
 Cite: ForestColl (arXiv 2402.06787) for packing one collective; for several at once no publication that we know.
 Left open by the paper: groups that share links. Our answer: one linear program in which every group is a demand and a link's capacity is shared
-(`joint.lp`); then each group's loads become whole trees on their own (`joint.exact`, `joint.trees`), which cannot disturb the others.
+(`trees.lp`); then each group's loads become whole trees on their own (`joint.exact`, `joint.trees`), which cannot disturb the others.
 Deviations: operations that move pairs' data (all-to-all, scatter, gather, permute) and uneven shards keep a schedule of their own, whose loads the
 program plans around; devices outside a group forward its data only where that helps; the simulator decides whether the joint plan or independent
 plans run, so the answer is never worse than both.
@@ -15,25 +15,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ....bound import Bound
+from ....cite import Cite
 from ....errors import Infeasible, TimeLimit, Unsupported, UsageError
 from ....kernels.effort import NEVER, Deadline
-from ....program import Program
+from ....program.program import Program
 from ..bounds.allreduce import best_bound, hosts_of
 from ..bounds.collective import collective_bound
 from ..joint.demand import PACKED, demand_of
 from ..joint.exact import ExactDemand, exact_demand, packing_time
-from ..joint.lp import Arc, Packing, PackingProblem, solve_packing
+from ..joint.pieces import choose_pieces, rate_units
 from ..joint.strategy import CITE as JOINT_CITE
-from ..joint.strategy import choose_pieces, rate_units
 from ..joint.trees import DemandTrees, cut_parts, merged, parts_of, shard_parts, smallest_quantum, trees_of
-from ..lower_trees import Lowering, lower_parts, tree_steps
-from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
+from ..problem import CollectivePlan, CollectiveProblem, options_of
 from ..rates import RateGraph, rate_graph
+from ..trees.lower import Lowering, lower_parts, tree_steps
+from ..trees.lp import Arc, Packing, PackingProblem, solve_packing
 from .merge import merge_programs
 from .problem import GroupsPlan, GroupsProblem
 
@@ -60,6 +61,9 @@ class Groups:
     max_trees: most trees per group and direction. pieces: pipeline pieces, the same for all groups; None = chosen, at most `max_pieces`.
     relay: may devices outside a group forward its data? None = where the ranks are not connected otherwise, or the time gets shorter.
     """
+
+    name: ClassVar[str] = "groups"
+    cite: ClassVar[Cite] = CITE
 
     max_trees: int = 256
     pieces: int | None = None
@@ -185,14 +189,6 @@ def independent(problem: GroupsProblem, plans: Sequence[CollectivePlan]) -> Grou
     parts = [(plan.program, problem.members(i)) for i, plan in enumerate(plans)]
     program = merge_programs(len(problem.ranks), parts, name="independent groups")
     return GroupsPlan(program=program, bound=None, strategies=tuple(p.strategy for p in plans), options={})
-
-
-def plan_alone(group: CollectiveProblem, strategy: CollectiveStrategy) -> CollectivePlan | None:
-    """A group's own schedule, or None where the strategy refuses it."""
-    try:
-        return strategy.plan(group, rng=np.random.default_rng(group.seed))
-    except (Unsupported, TimeLimit):
-        return None
 
 
 # ---- parts of the planner ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from ..problem import CollectiveProblem
-from .lp import Demand
+from ..trees.lp import Demand
 
 __all__ = ["COLLECTED", "PACKED", "SPREAD", "demand_of"]
 

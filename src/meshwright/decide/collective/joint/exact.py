@@ -16,7 +16,7 @@ from math import gcd, lcm
 import numpy as np
 
 from ....kernels.maxflow import FlowNetwork
-from .lp import Arc, Demand, Packing, PackingProblem
+from ..trees.lp import Arc, Demand, Packing, PackingProblem
 
 __all__ = ["ExactDemand", "exact_demand", "packing_time"]
 

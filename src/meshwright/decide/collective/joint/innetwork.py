@@ -24,15 +24,15 @@ from ....errors import Unsupported, UsageError
 from ....kernels.effort import Deadline
 from ..bounds.collective import collective_bound
 from ..connected import require_connected
-from ..lower_trees import tree_steps
+from ..forestcoll.strategy import CITE as JOINT_CITE
 from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
 from ..rates import RateGraph, rate_graph
+from ..trees.lower import tree_steps
+from ..trees.lp import Packing, PackingProblem, solve_packing
 from .demand import COLLECTED, PACKED, SPREAD, demand_of
 from .exact import ExactDemand, exact_demand, packing_time
 from .innetwork_lower import InNetworkLowering, lower_in_network
-from .lp import Packing, PackingProblem, solve_packing
-from .strategy import CITE as JOINT_CITE
-from .strategy import choose_pieces, rate_units
+from .pieces import choose_pieces, rate_units
 from .trees import DemandTrees, cut_parts, shard_parts, smallest_quantum, trees_of
 
 __all__ = ["CITE", "DEVIATIONS", "InNetwork"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ....fabric import Fabric
-from ....program import Program, Space
-from ....program_builder import ProgramBuilder, StepRef
-from ..forestcoll.pack import Tree
-from ..lower_trees import Part, contract
+from ....fabric.fabric import Fabric
+from ....program.builder import ProgramBuilder, StepRef
+from ....program.program import Program, Space
+from ..trees.lower import Part, contract
+from ..trees.pack import Tree
 
 __all__ = ["InNetworkLowering", "lower_in_network", "pruned"]
 
@@ -23,7 +23,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class InNetworkLowering:
-    """As `lower_trees.Lowering`, in place, every shard of `units` units; `switches` follow the ranks as actors."""
+    """As `trees.lower.Lowering`, in place, every shard of `units` units; `switches` follow the ranks as actors."""
 
     fabric: Fabric
     ranks: tuple[str, ...]

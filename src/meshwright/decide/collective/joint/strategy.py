@@ -18,24 +18,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ....cost import Transport
+from ....cite import Cite
 from ....errors import Disconnected, Infeasible, Unsupported, UsageError
 from ....kernels.effort import Deadline
 from ..bounds.collective import collective_bound
+from ..cuts import worst_cut
 from ..forestcoll.strategy import CITE, ForestColl
-from ..lower_trees import Lowering, lower_parts, tree_steps
 from ..memo import in_pieces, remember
-from ..problem import CollectivePlan, CollectiveProblem, options_of
-from ..rates import RateGraph, rate_graph, worst_cut
+from ..problem import PIECES_BESIDE, CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, options_of
+from ..rates import RateGraph, rate_graph
+from ..trees.lower import Lowering, lower_parts, tree_steps
+from ..trees.lp import Arc, Demand, Packing, PackingProblem, solve_packing
+from .demand import PACKED
 from .exact import ExactDemand, exact_demand, packing_time
-from .lp import Arc, Demand, Packing, PackingProblem, solve_packing
+from .innetwork import InNetwork
+from .pieces import choose_pieces, rate_units
 from .trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
 
-__all__ = ["CITE", "DEVIATIONS", "Joint", "choose_pieces", "packing_problem", "rate_units"]
+__all__ = ["CITE", "DEVIATIONS", "Joint", "packing_problem"]
 
 DEVIATIONS = (
     "cut generation instead of one flow per rank",
@@ -44,17 +48,14 @@ DEVIATIONS = (
     "a splitting that sticks is reported and replaced by reduce-scatter plus all-gather",
 )
 LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
-SMALLEST_PIECE_BYTES = 4096
 ENOUGH_PIECES = 64  # batches of trees become finer before there are more pieces than this
 DEPTH = 4  # messages in flight on a channel of many pieces
 MOST_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
-SIMPLE, FINEST = 12, 24  # most units per narrowest link that rates are rounded down to
 STEPS_PER_SECOND = 60_000  # of the time limit: many flows that share links take that long to simulate
-MOST_UNITS = 24  # units tried
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joint:
+class Joint(CollectiveStrategy):
     """Options.
 
     max_trees: most trees per direction; the exact optimum is taken if it needs no more, else the best rounding of the rates that does not.
@@ -68,6 +69,11 @@ class Joint:
         which only the simulator runs.
     """
 
+    name: ClassVar[str] = "joint"
+    cite: ClassVar[Cite] = CITE
+    operations: ClassVar[tuple[str, ...]] = PACKED
+    searches: ClassVar[bool] = True
+
     max_trees: int = 512
     pieces: int | None = None
     max_pieces: int = 512
@@ -76,6 +82,18 @@ class Joint:
     relay: bool | None = None
     depth: int | None = None
     in_network: bool = False
+
+    @classmethod
+    def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
+        if use == "in network":
+            return (cls(in_network=True),)
+        if use == "beside":
+            return (cls(unroll=True),)
+        return (cls(unroll=False, pieces=PIECES_BESIDE),) if use == "beside, in iterations" else super().variants(problem, use)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} in network" if self.in_network else self.name
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (another operation; rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -115,7 +133,7 @@ class Joint:
         shaped = *key, quantum, unroll, shape.pieces, depth, problem.element_bytes
         program = remember(problem.fabric, shaped, lambda: lower_parts(parts, shape))
         program = in_pieces(program, how.repeat, how.chunk_bytes)
-        return CollectivePlan(program=program, bound=bound, strategy="joint", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _packed(
         self, problem: CollectiveProblem, deadline: Deadline
@@ -177,14 +195,12 @@ class Joint:
         yield packed, solve_packing(packed, what="joint packing", deadline=deadline, even=False)
 
     def _in_network(self, problem: CollectiveProblem, rng: np.random.Generator) -> CollectivePlan:
-        from .innetwork import InNetwork  # it needs this module's rules for pieces
-
         own = InNetwork(
             max_trees=self.max_trees, pieces=self.pieces, max_pieces=self.max_pieces, unroll=self.unroll, quantum=self.quantum, depth=self.depth
         )  # fmt: skip
         plan = own.plan(problem, rng=rng)
         chosen = replace(self, **{name: plan.options[name] for name in ("pieces", "unroll", "quantum", "depth")})
-        return replace(plan, strategy="joint", options=options_of(chosen))
+        return replace(plan, strategy=self.name, options=options_of(chosen))
 
     def _sequential(self, problem: CollectiveProblem, stuck: list[Any], relay: bool, rng: np.random.Generator) -> CollectivePlan:
         """Reduce-scatter, then all-gather, where joint packing gave no whole trees; `notes["fallback"]` says why."""
@@ -195,42 +211,12 @@ class Joint:
         why = stuck[0]["message"] if stuck else f"the optimum needs more than {self.max_trees} trees, and so do the roundings of the rates"
         chosen = replace(self, **{name: base.options[name] for name in ("pieces", "unroll", "quantum", "relay", "depth")})
         notes = {**base.notes, "fallback": why, "stuck": stuck}
-        return CollectivePlan(program=base.program, bound=base.bound, strategy="joint", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=base.program, bound=base.bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
 
 def packing_problem(graph: RateGraph) -> PackingProblem:
     """The joint all-reduce program of a fabric's graph, in units of the message and of the graph's rate unit."""
     return PackingProblem(graph.nodes, graph.arcs, (Demand(tuple(range(graph.ranks)), collect=True),), graph.mirrored)
-
-
-def rate_units(rates: list[int]) -> list[Fraction]:
-    """Units to round rates down to, coarsest first: simple parts of the narrowest link, and units each of which loses less than all coarser."""
-    narrowest = rates[0]
-    chosen = {Fraction(narrowest, j) for j in range(1, SIMPLE + 1)}
-    least = Fraction(1)
-    fine = {Fraction(rate, j) for rate in rates for j in range(rate // narrowest, FINEST * rate // narrowest + 1) if j}
-    for unit in sorted((u for u in fine if u <= narrowest), reverse=True):
-        loss = max(1 - unit * (rate // unit) / rate for rate in rates)
-        if 0 < loss < least:
-            chosen.add(unit)
-            least = loss
-    lossy = [u for u in chosen if any(rate % u for rate in rates)]
-    return sorted(lossy, reverse=True)[:MOST_UNITS]
-
-
-def choose_pieces(problem: CollectiveProblem, hops: int, time_s: float, *, most: int, units: int) -> int:
-    """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead."""
-    if hops <= 1:
-        return 1
-    transport = problem.transport or Transport()
-    overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    wanted = min(most, problem.size_bytes // units // SMALLEST_PIECE_BYTES)
-    if overhead_s > 0:
-        wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
-    latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
-    if latency_s > 0:
-        wanted = min(wanted, int(time_s / latency_s))
-    return 1 << max(wanted, 1).bit_length() - 1
 
 
 def _is_optimal(packed: PackingProblem, packing: Packing, exact: ExactDemand) -> bool:

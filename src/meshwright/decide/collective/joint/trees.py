@@ -15,11 +15,11 @@ from math import lcm
 
 from ....errors import CheckFailed, Unsupported
 from ....kernels.effort import NEVER, Deadline
-from ..forestcoll.pack import DEFECT, Tree, pack_capacities
-from ..lower_trees import Part, tree_steps
 from ..problem import CollectiveProblem
+from ..trees.lower import Part, tree_steps
+from ..trees.lp import Arc, PackingProblem
+from ..trees.pack import DEFECT, Tree, pack_capacities
 from .exact import ExactDemand
-from .lp import Arc, PackingProblem
 
 __all__ = ["DemandTrees", "cut_parts", "merged", "parts_of", "shard_parts", "smallest_quantum", "trees_of"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from ....cite import Cite
 from ....cost import Transport
 from ....errors import Disconnected, Infeasible, Unsupported, UsageError
 from ....kernels.effort import count_work
-from ....program import Contract, Program
-from ....program_builder import ProgramBuilder
+from ....program.builder import ProgramBuilder
+from ....program.program import Contract, Program
 from ..bounds.collective import collective_bound
 from ..bounds.flow import Wanted, demands
 from ..memo import remember
-from ..problem import CollectivePlan, CollectiveProblem, options_of, require_operation
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
 from ..rates import RateGraph, pinned_route, rate_graph, with_relays
 from .flow import Paths, fullest_s, in_units, shares_of
 
@@ -77,7 +77,7 @@ class _Routed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Multipath:
+class Multipath(CollectiveStrategy):
     """Options.
 
     units: equal parts of a pair's block, each on one path; None = those of 1..24 that load the fullest link least.
@@ -86,6 +86,10 @@ class Multipath:
     unroll: pieces as explicit chunks, or as iterations of repeated lanes; None = explicit unless the program gets large.
     depth: messages a channel may hold; None = 16, or as many as there are pieces.
     """
+
+    name: ClassVar[str] = "multipath"
+    cite: ClassVar[Cite] = CITE
+    searches: ClassVar[bool] = True
 
     units: int | None = None
     pieces: int | None = None
@@ -96,7 +100,7 @@ class Multipath:
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (other operations, too many pairs or paths), UsageError (options)."""
         bound = collective_bound(problem)
-        require_operation(problem, "multipath", OPERATIONS)
+        require_operation(problem, self.name, OPERATIONS)
         for option in ("units", "pieces", "depth"):
             if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="multipath")
@@ -114,7 +118,7 @@ class Multipath:
         program = _Lowering(problem, routed, pieces, unroll, depth).build()
         paths = sum(len(own) for own in routed.paths.values())
         notes = {"paths": paths, "hops": routed.hops, "pieces": pieces, "bandwidth_time_s": time_s}
-        return CollectivePlan(program=program, bound=bound, strategy="multipath", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _routed(self, problem: CollectiveProblem) -> _Routed:
         """Paths and units, remembered between sizes."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import Unsupported, UsageError
-from ....fabric import Device, Fabric
+from ....fabric.fabric import Device, Fabric
 from . import tables as table
 from .tables import ALGORITHMS, ARCHITECTURES, PROTOCOLS
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ..classic.pat import Pat
 from ..classic.ring import Ring
 from ..classic.rooted_tree import choose_pieces, plan_trees
 from ..classic.rounds import resolve_order
-from ..problem import CollectivePlan, CollectiveProblem, options_of
+from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
 from .model import OPS, NcclTopology, Option, changes, parse_list, predict, topology_of
 from .tables import ALGORITHMS, PROTOCOLS, SOURCE
 
@@ -41,7 +41,7 @@ DEVIATIONS = ("channels by rates, not by search over paths", "NVLS is replaced b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nccl:
+class Nccl(CollectiveStrategy):
     """Options.
 
     arch: volta, ampere, hopper or blackwell; None = by the devices' figures.
@@ -49,6 +49,9 @@ class Nccl:
     algo, proto: as NCCL_ALGO and NCCL_PROTO: `ring,tree`, `^LL128`; None = all.
     unroll: pieces of trees as explicit chunks (repeat 1).
     """
+
+    name: ClassVar[str] = "nccl"
+    cite: ClassVar[Cite] = CITE
 
     arch: str | None = None
     cpu: str = "intel"
@@ -65,13 +68,13 @@ class Nccl:
         if problem.op not in OPS:
             plan = Direct(order="servers").plan(problem, rng=rng)
             notes = {"prediction": "none: grouped sends and receives", "schedule": "direct", "source": SOURCE}
-            return replace(plan, strategy="nccl", options=options_of(chosen), notes={**plan.notes, **notes})
+            return replace(plan, strategy=self.name, options=options_of(chosen), notes={**plan.notes, **notes})
         cells = predict(topology, problem.op, problem.size_bytes, algorithms=algorithms, protocols=protocols)
         lowered = [c for c in cells if c.time_us is not None and not c.algorithm.startswith("nvls")]
         stand_in = lowered[0] if lowered else Option(algorithm="ring", protocol="Simple")
         plan = self._schedule(problem, topology, stand_in, rng)
         notes = _explained(topology, problem, cells, stand_in, algorithms=algorithms, protocols=protocols)
-        return CollectivePlan(program=plan.program, bound=bound, strategy="nccl", options=options_of(chosen), notes=notes)
+        return CollectivePlan(program=plan.program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _schedule(self, problem: CollectiveProblem, topology: NcclTopology, choice: Option, rng: np.random.Generator) -> CollectivePlan:
         order = resolve_order(problem, "servers", "nccl")
@@ -99,7 +102,7 @@ class Nccl:
                 trees.append(tree)
         pieces = choose_pieces(problem, trees)
         bound = collective_bound(problem)
-        return plan_trees(problem, self, trees, pieces=pieces, unroll=self.unroll, name="nccl", order=order, bound=bound)
+        return plan_trees(problem, self, trees, pieces=pieces, unroll=self.unroll, name=self.name, order=order, bound=bound)
 
 
 def _explained(t: NcclTopology, problem: CollectiveProblem, cells: list[Option], stand_in: Option, **more: Any) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import ClassVar
 
 from ....cite import Cite
-from ....program_builder import StepRef
+from ....program.builder import StepRef
 from ..problem import options_of
 from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem
+from .problem import SparsePlan, SparseProblem, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "GTopk"]
 
@@ -28,8 +29,11 @@ DEVIATIONS = ("dropped sums return to the residual of who dropped them",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GTopk:
+class GTopk(SparseStrategy):
     """Options. period: steps between exact thresholds."""
+
+    name: ClassVar[str] = "gtopk"
+    cite: ClassVar[Cite] = CITE
 
     period: int = 32
 
@@ -69,4 +73,4 @@ class GTopk:
 
         words = 2 * k * ceil(log2(n)) * problem.entry_bytes / 8  # the root's
         programs, works = two_programs(build)
-        return SparsePlan(strategy="gtopk", programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))

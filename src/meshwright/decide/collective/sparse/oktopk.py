@@ -17,13 +17,14 @@ Cost: (2P + 2 log P) messages; O(n) to select, O(k) to add. Programs of P^2 chun
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
-from ....program import Program
+from ....program.program import Program
 from ..problem import options_of
 from .phases import EDGES, Phases
-from .problem import SparsePlan, SparseProblem
+from .problem import SparsePlan, SparseProblem, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "KINDS", "OkTopk"]
 
@@ -40,8 +41,11 @@ MOST_RANKS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class OkTopk:
+class OkTopk(SparseStrategy):
     """Options. period: steps between exact thresholds; region_period: between new regions; balance: times the mean that a block may have."""
+
+    name: ClassVar[str] = "oktopk"
+    cite: ClassVar[Cite] = CITE
 
     period: int = 32
     region_period: int = 64
@@ -57,7 +61,7 @@ class OkTopk:
         programs = {kind: self._program(problem, kind, works) for kind in KINDS}
         n = len(problem.ranks)
         return SparsePlan(
-            strategy="oktopk", programs=programs, usual="steady", words=4 * problem.k * (n - 1) / n * problem.entry_bytes / 8,
+            strategy=self.name, programs=programs, usual="steady", words=4 * problem.k * (n - 1) / n * problem.entry_bytes / 8,
             works=works, options=options_of(self), notes={"limit_words": problem.limit_words},  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ....graph import Work
-from ....program import Contract, Program, Role, Unit
-from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
+from ....graph.graph import Work
+from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.program import Contract, Program, Role, Unit
 from .problem import SparseProblem
 
 __all__ = ["BINS", "BUCKET", "EDGES", "THROTTLE", "Phases", "two_programs"]

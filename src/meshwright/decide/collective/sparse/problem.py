@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 from ....cost import Cost
 from ....errors import UsageError
-from ....fabric import Fabric
-from ....fabric_edit import sustained
-from ....graph import Work
-from ....program import Program
+from ....fabric.edit import sustained
+from ....fabric.fabric import Fabric
+from ....graph.graph import Work
+from ....program.program import Program
+from ...strategies import Listed
 
 __all__ = ["MOST", "SparsePlan", "SparseProblem", "SparseStrategy"]
 
@@ -89,7 +90,7 @@ class SparsePlan:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-class SparseStrategy(Protocol):
+class SparseStrategy(Listed, Protocol):
     """Options are fields of a frozen dataclass; `plan` raises Unsupported rather than answer wrongly."""
 
     def plan(self, problem: SparseProblem) -> SparsePlan: ...

@@ -9,11 +9,12 @@ Invariant: 2k(P-1) words each way. Cost: log P messages, O(Pk log P) to add.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....cite import Cite
 from ..problem import options_of
 from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem
+from .problem import SparsePlan, SparseProblem, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "TopkA"]
 
@@ -25,8 +26,11 @@ DEVIATIONS: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopkA:
+class TopkA(SparseStrategy):
     """Options. period: steps between exact thresholds."""
+
+    name: ClassVar[str] = "topka"
+    cite: ClassVar[Cite] = CITE
 
     period: int = 32
 
@@ -43,4 +47,4 @@ class TopkA:
 
         words = 2 * problem.k * (n - 1) * problem.entry_bytes / 8
         programs, works = two_programs(build)
-        return SparsePlan(strategy="topka", programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))

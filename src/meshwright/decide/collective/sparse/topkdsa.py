@@ -9,10 +9,12 @@ Cost: P + log P messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ....cite import Cite
 from ..problem import options_of
 from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem
+from .problem import SparsePlan, SparseProblem, SparseStrategy
 from .topka import CITE
 
 __all__ = ["CITE", "DEVIATIONS", "TopkDsa"]
@@ -21,8 +23,11 @@ DEVIATIONS = ("every region switches for itself",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopkDsa:
+class TopkDsa(SparseStrategy):
     """Options. period: steps between exact thresholds."""
+
+    name: ClassVar[str] = "topkdsa"
+    cite: ClassVar[Cite] = CITE
 
     period: int = 32
 
@@ -43,4 +48,4 @@ class TopkDsa:
 
         words = (2 * problem.k + 2 * expected) * (n - 1) / n * entry / 8
         programs, works = two_programs(build)
-        return SparsePlan(strategy="topkdsa", programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))

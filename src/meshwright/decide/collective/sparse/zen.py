@@ -11,12 +11,13 @@ Invariant: as TopkDSA without its switch, but regions weigh alike for any patter
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported
 from ..problem import options_of
 from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem
+from .problem import SparsePlan, SparseProblem, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "Zen"]
 
@@ -28,8 +29,11 @@ DEVIATIONS = ("entries instead of hashed bitmaps", "an affine hash")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zen:
+class Zen(SparseStrategy):
     """Options. period: steps between exact thresholds."""
+
+    name: ClassVar[str] = "zen"
+    cite: ClassVar[Cite] = CITE
 
     period: int = 32
 
@@ -51,4 +55,4 @@ class Zen:
 
         words = (2 * problem.k + 2 * expected) * (n - 1) / n
         programs, works = two_programs(build)
-        return SparsePlan(strategy="zen", programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 
 from ....cost import Transport
 from ....errors import TimeLimit
-from ....kernels.effort import Deadline
-from ....program import Program
+from ....kernels.effort import Deadline, worked_s
+from ....program.program import Program
 from ..memo import with_chunk_bytes
 from ..value import simulated_time_s
 from .contiguity import Runs, join_runs, replay_runs
@@ -40,12 +39,12 @@ KEPT_TRANSFERS = 8_000  # up to which a single size picks among them; beyond, th
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be spent: work from its beginning, the clock; clock and nodes of an integer program, its binaries; whether messages may be joined."""
+    """What may be spent: work from its beginning, the clock; work and nodes of an integer program, its binaries; whether messages may be joined."""
 
     begin_s: float
     total_s: float
     clock_s: float
-    solver_s: float
+    solver_work_s: float
     nodes: int
     binaries: int
     merge: bool
@@ -57,8 +56,8 @@ class Limits:
         return Deadline(self.begin_s + share * self.total_s, self.clock_s)
 
     def solver(self, share: float) -> Deadline:
-        """By the clock, for an integer program that begins now: it counts nothing on its way."""
-        return Deadline(clock_s=min(self.clock_s, monotonic() + min(self.solver_s, share * self.total_s)))
+        """For an integer program that begins now."""
+        return Deadline(worked_s() + min(self.solver_work_s, share * self.total_s), self.clock_s)
 
 
 @dataclass(frozen=True)

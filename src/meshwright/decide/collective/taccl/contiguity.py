@@ -187,7 +187,7 @@ def _solved(
     solution = np.concatenate([np.array(first.start_s) / unit, np.array(first.end_s) / unit, np.ones(n), np.zeros(len(joined)), [SCALE]])
     model.setSolution(makespan + 1, np.arange(makespan + 1, dtype=np.int32), solution)
     try:
-        solve(model, what="contiguity", deadline=deadline.solver_s)
+        solve(model, what="contiguity", deadline=deadline)
     except (TimeLimit, Infeasible):
         return None
     found = values(model)

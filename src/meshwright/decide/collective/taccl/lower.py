@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....kernels.effort import count_work
-from ....program import Contract, Program
-from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
-from ..lower_trees import contract
+from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.program import Contract, Program
 from ..problem import CollectiveProblem
+from ..trees.lower import contract
 from .chunks import IN_PLACE, Chunk
 from .schedule import Schedule, Transfer
 from .topology import LogicalTopology

@@ -38,7 +38,6 @@ class Routed:
     floor_s: float
     optimal: bool
     binaries: int
-    complete: bool  # False: stopped by the clock, so another run may differ
 
 
 def route_exactly(problem: RoutingProblem, first: Routes, horizon_s: float, *, deadline: Deadline, nodes: int) -> Routed | None:
@@ -294,7 +293,7 @@ class _Program:
             model.setOptionValue("objective_target", float(floor * CLOSE))
         self._offer(model, first)
         try:
-            status = solve(model, what="routing", deadline=deadline.solver_s)
+            status = solve(model, what="routing", deadline=deadline)
         except (TimeLimit, Infeasible):  # infeasible: no symmetric routes, or none within the horizon's rounding
             return None
         found = values(model)
@@ -304,8 +303,7 @@ class _Program:
         done = status == "optimal" or reached <= floor * CLOSE
         if done and len(self.objective) == 1:
             proven = max(proven, reached * (1 - 2e-6))
-        clock = model.getModelStatus() == highspy.HighsModelStatus.kTimeLimit
-        return Routed(routes, reached * self.unit_s, min(proven, reached) * self.unit_s, done, self.binaries, not clock)
+        return Routed(routes, reached * self.unit_s, min(proven, reached) * self.unit_s, done, self.binaries)
 
     def _value(self, solution: Sequence[float]) -> float:
         return max(constant + sum(a * solution[v] for v, a in terms) for terms, constant in self.at_least)

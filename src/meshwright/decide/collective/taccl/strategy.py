@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ....kernels.effort import worked_s
 from ....sketch import Sketch, sketch_of
 from ..bounds.collective import collective_bound
 from ..memo import remember
-from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, require_operation
+from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, require_operation
 from .classes import Kept, Limits, kept_for, picked, routed, routed_phases
 from .schedule import Timing
 from .seed import RoutingProblem
@@ -54,24 +53,28 @@ DEVIATIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taccl:
+class Taccl(CollectiveStrategy):
     """Options.
 
     sketch: a `Sketch`, the plain data of one, or a published one's name; None = derived from the fabric.
     chunkup: chunks per block that are routed by themselves; None = the sketch's, or 1.
     instances: pipelined copies that every chunk is cut into after routing; None = chosen.
     binaries: largest routing program that is solved; larger ones keep the greedy routes. nodes: branch-and-bound nodes of each program.
-    solver_time_s: clock limit of each program (a result at this limit may differ between runs; its routes are in the options).
+    solver_work_s: counted work of each program, in seconds of a quiet core.
     merge: join neighbouring chunks into one message where that saves overhead (None and True); False: never.
     routes: links (source, destination) of every chunk, reductions first; given = no routing. unroll: there is no other form.
     """
+
+    name: ClassVar[str] = "taccl"
+    cite: ClassVar[Cite] = CITE
+    searches: ClassVar[bool] = True
 
     sketch: Sketch | Mapping[str, Any] | str | None = None
     chunkup: int | None = None
     instances: int | None = None
     binaries: int = 6000
     nodes: int = 50
-    solver_time_s: float = 20.0
+    solver_work_s: float = 20.0
     merge: bool | None = None
     routes: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] | None = None
     unroll: bool = True
@@ -81,16 +84,16 @@ class Taccl:
         for option, value in (("chunkup", self.chunkup), ("instances", self.instances), ("binaries", self.binaries + 1), ("nodes", self.nodes + 1)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} is too small: {value}", where="taccl")
-        if self.solver_time_s <= 0:
-            raise UsageError(f"solver_time_s must be > 0, got {self.solver_time_s}", where="taccl")
+        if self.solver_work_s <= 0:
+            raise UsageError(f"solver_work_s must be > 0, got {self.solver_work_s}", where="taccl")
         bound = collective_bound(problem)
-        require_operation(problem, "taccl", OPERATIONS)
+        require_operation(problem, self.name, OPERATIONS)
         if not self.unroll:
             raise Unsupported("taccl has no repeated form", hint="leave `unroll` on, or use --strategy forestcoll")
         options = replace(self, sketch=sketch_of(self.sketch), routes=_tuples(self.routes))
         planner = _Planner(problem, options)
         best, program = picked(planner.kept(), planner.setup, problem.size_bytes, problem.transport)
-        return CollectivePlan(program=program, bound=bound, strategy="taccl", options=planner.chosen(best), notes=planner.notes(best))
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=planner.chosen(best), notes=planner.notes(best))
 
 
 def _tuples(routes: Any) -> Any:
@@ -104,7 +107,7 @@ class _Planner:
         assert options.sketch is None or isinstance(options.sketch, Sketch)
         self.problem, self.options = problem, options
         self.sketch: Sketch | None = options.sketch
-        self.begin_s, self.clock_s = worked_s(), monotonic() + problem.time_limit_s
+        self.begin_s, self.clock_s = worked_s(), problem.deadline().clock_s
         chunkup = options.chunkup or chunkup_of(problem, self.sketch)
         self.same = ("taccl", problem.op, problem.ranks, problem.root, problem.peers, problem.element_bytes, self.sketch, chunkup)
         self.setup = remember(problem.fabric, self.same, lambda: Setup(problem, self.sketch, chunkup))
@@ -133,7 +136,7 @@ class _Planner:
 
     def _limits(self, begin_s: float, total_s: float) -> Limits:
         options = self.options
-        return Limits(begin_s, total_s, self.clock_s, options.solver_time_s, options.nodes, options.binaries, options.merge is not False)
+        return Limits(begin_s, total_s, self.clock_s, options.solver_work_s, options.nodes, options.binaries, options.merge is not False)
 
     def chosen(self, best: Kept) -> dict[str, Any]:
         """The options with all choices filled in."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ....errors import Unsupported, UsageError
-from ....fabric import Fabric
+from ....fabric.fabric import Fabric
 from ....sketch import Sketch
 
 __all__ = ["LogicalLink", "LogicalTopology", "Symmetry", "default_symmetries", "logical_topology", "sketch_symmetries"]

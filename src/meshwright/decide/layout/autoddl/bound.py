@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
-from ....fabric import Fabric
-from ....graph import Work
+from ....fabric.fabric import Fabric
+from ....graph.graph import Work
 from .model import Model, scaled
 from .network import Network, operator_name
 from .problem import ShardingProblem

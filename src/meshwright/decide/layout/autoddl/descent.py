@@ -10,11 +10,11 @@ Cost: a sweep O(vertices · choices · degree), pairs O(edges · choices²).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....kernels.effort import time_is_up
 from .eliminate import cost_of
 
 __all__ = ["descend"]
@@ -27,9 +27,9 @@ IMPROVEMENT = 1e-12
 
 def descend(
     vertices: Sequence[FloatArray], edges: Sequence[Edge], starts: Sequence[Sequence[int]], *, rng: np.random.Generator, restarts: int = 20,
-    pairs: bool = True, deadline: float = float("inf"),
+    pairs: bool = True,
 ) -> tuple[float, list[int]]:  # fmt: skip
-    """The best of the local minima reached from `starts` and `restarts` random assignments; at least one start is finished whatever the deadline."""
+    """The best of the local minima reached from `starts` and `restarts` random assignments; when time is up (`kernels.effort`), the best so far."""
     unary = [np.minimum(v, FORBIDDEN) for v in vertices]
     tables = [(a, b, np.minimum(t, FORBIDDEN)) for a, b, t in edges]
     touching: list[list[int]] = [[] for _ in unary]
@@ -40,10 +40,10 @@ def descend(
     best: tuple[float, list[int]] | None = None
     todo = [list(s) for s in starts] + [None] * restarts
     for start in todo:
-        if best is not None and monotonic() > deadline:
+        if best is not None and time_is_up():
             break
         at = start if start is not None else [int(rng.integers(len(v))) for v in unary]
-        _settle(unary, tables, touching, at, rng, pairs, deadline)
+        _settle(unary, tables, touching, at, rng, pairs)
         cost = cost_of(unary, tables, at)
         if best is None or cost < best[0]:
             best = (cost, at)
@@ -52,19 +52,18 @@ def descend(
 
 
 def _settle(
-    unary: Sequence[FloatArray], tables: Sequence[Edge], touching: Sequence[Sequence[int]], at: list[int], rng: np.random.Generator, pairs: bool,
-    deadline: float,
-) -> None:  # fmt: skip
+    unary: Sequence[FloatArray], tables: Sequence[Edge], touching: Sequence[Sequence[int]], at: list[int], rng: np.random.Generator, pairs: bool
+) -> None:
     while True:
         changed = True
-        while changed and monotonic() < deadline:
+        while changed and not time_is_up():
             changed = False
             for v in rng.permutation(len(unary)):
                 costs = _around(unary, tables, touching, at, int(v))
                 better = int(costs.argmin())
                 if costs[better] < costs[at[v]] - IMPROVEMENT:
                     at[v], changed = better, True
-        if not pairs or not _pair_moves(unary, tables, touching, at, rng, deadline):
+        if not pairs or not _pair_moves(unary, tables, touching, at, rng):
             return
 
 
@@ -82,11 +81,11 @@ def _around(
 
 
 def _pair_moves(
-    unary: Sequence[FloatArray], tables: Sequence[Edge], touching: Sequence[Sequence[int]], at: list[int], rng: np.random.Generator, deadline: float
+    unary: Sequence[FloatArray], tables: Sequence[Edge], touching: Sequence[Sequence[int]], at: list[int], rng: np.random.Generator
 ) -> bool:
     changed = False
     for e in rng.permutation(len(tables)):
-        if monotonic() > deadline:
+        if time_is_up():
             break
         a, b, _ = tables[int(e)]
         if a == b:

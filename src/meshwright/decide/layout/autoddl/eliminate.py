@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ....kernels.effort import look
 
 __all__ = ["MAX_TABLE", "cost_of", "minimise"]
 
@@ -27,9 +28,12 @@ Factor = tuple[tuple[int, ...], FloatArray]
 
 
 def minimise(
-    vertices: Sequence[FloatArray], edges: Sequence[tuple[int, int, FloatArray]], *, deadline: float = float("inf")
+    vertices: Sequence[FloatArray], edges: Sequence[tuple[int, int, FloatArray]]
 ) -> tuple[float, list[int]] | None:  # fmt: skip
-    """(least cost, a choice per vertex), or None where a table would be too large or time is up. The cost is infinite if nothing is allowed."""
+    """(least cost, a choice per vertex), or None where a table would be too large. The cost is infinite if nothing is allowed.
+
+    Raises: TimeLimit when time is up (`kernels.effort`).
+    """
     unary = [np.array(v, dtype=float) for v in vertices]
     pairs: dict[tuple[int, int], FloatArray] = {}
     for a, b, costs in edges:
@@ -48,7 +52,8 @@ def minimise(
     left = set(neighbours)
     while left:
         v = min(left, key=lambda u: (prod(sizes[w] for w in neighbours[u]) * sizes[u], u))
-        if prod(sizes[w] for w in neighbours[v]) * min(sizes[v], 2) > MAX_TABLE or monotonic() > deadline:
+        look()
+        if prod(sizes[w] for w in neighbours[v]) * min(sizes[v], 2) > MAX_TABLE:
             return None
         mine = [f for f in factors if v in f[0]]
         factors = [f for f in factors if v not in f[0]]

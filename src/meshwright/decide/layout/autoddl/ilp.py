@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ....kernels.effort import NEVER, Deadline
 from ....kernels.highs import solve, solver, values
 
 __all__ = ["solve_ilp"]
@@ -21,7 +22,7 @@ Edge = tuple[int, int, FloatArray]
 
 def solve_ilp(
     vertices: Sequence[FloatArray], edges: Sequence[Edge], *, memory: tuple[Sequence[FloatArray], Sequence[FloatArray], float] | None = None,
-    deadline: float = float("inf"), gap: float = 0.0,
+    deadline: Deadline = NEVER, gap: float = 0.0,
 ) -> tuple[list[int], bool]:  # fmt: skip
     """(a choice per vertex, whether it is proven best). `memory`: bytes per vertex choice, per edge pair, and the limit.
 

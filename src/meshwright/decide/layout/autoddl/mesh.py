@@ -14,7 +14,7 @@ from math import prod
 
 from ....cost import Cost
 from ....errors import UsageError
-from ....fabric import Fabric
+from ....fabric.fabric import Fabric
 from .sbp import coordinates
 
 __all__ = ["Axis", "Mesh", "all_meshes", "factorisations", "make_mesh"]

@@ -18,8 +18,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ....fabric import Device
-from ....graph import Work
+from ....fabric.fabric import Device
+from ....graph.graph import Work
 from .mesh import Axis, Mesh
 from .network import Network, Operand, Vertex, build_network
 from .problem import OPTIMIZERS, ShardingProblem

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ....graph import OpGraph, OpNode
+from ....graph.graph import OpGraph, OpNode
 from .problem import ShardingProblem, item_bytes
 from .rules import Call, Shape, Signature, Spec, expand, replicated
 from .rules_matrix import MATRIX

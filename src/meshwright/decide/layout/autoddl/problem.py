@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
+import numpy as np
 
 from ....cost import Cost
 from ....errors import UsageError
-from ....fabric import Fabric
-from ....graph import OpGraph
+from ....fabric.fabric import Fabric
+from ....graph.graph import OpGraph
+from ..problem import LayoutStrategy, Question
 from .rules import Signature
 
 __all__ = [
-    "BYTES", "OPTIMIZERS", "BucketRecord", "Bytes", "MoveRecord", "Optimizer", "ShardingPlan", "ShardingProblem", "ValueState", "item_bytes",
+    "BYTES", "OPTIMIZERS", "BucketRecord", "Bytes", "MoveRecord", "Optimizer", "ShardingPlan", "ShardingProblem", "ShardingStrategy",
+    "ValueState", "item_bytes",
 ]  # fmt: skip
 
 Optimizer = Literal["sgd", "adamw"]
@@ -140,3 +143,11 @@ class ShardingPlan(_Record, frozen=True, kw_only=True):
     cite: str = ""
     exact: bool = False  # the search proved that no plan of its space is faster in its model
     seed: int = 0
+
+
+class ShardingStrategy(LayoutStrategy, Protocol):
+    answers: ClassVar[Question] = "operators"
+
+    def plan(self, problem: ShardingProblem, *, rng: np.random.Generator | None = None, seed: int = 0) -> ShardingPlan:
+        """Raises: Unsupported where it has no plan for the model or the number of devices, Infeasible where nothing fits in memory."""
+        ...

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....graph import OpNode
+from ....graph.graph import OpNode
 
 __all__ = ["Call", "Exchange", "Shape", "Signature", "Spec", "aligned", "dims_without", "expand", "letters", "replicated"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import Infeasible, TimeLimit
+from ....kernels.effort import Deadline
 from .descent import descend
 from .eliminate import minimise
 from .evaluate import Evaluation, evaluate
@@ -28,6 +28,7 @@ __all__ = ["Found", "MeshSearch"]
 FloatArray = NDArray[np.float64]
 Edges = list[tuple[int, int, FloatArray]]
 LAGRANGE_STEPS = 24
+MAX_PROGRAMME_WORK_S = 60.0  # counted work of the integer programme of a mesh, seconds of a quiet core (`kernels.highs`)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class MeshSearch:
 
     model: Model
     limit_bytes: int = 0
-    deadline: float = float("inf")
     _sets: dict[int, dict[tuple[int, ...], NDArray[np.bool_]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class MeshSearch:
             vertices = [np.where(mask, v, np.inf) for v, mask in zip(vertices, masks, strict=True)]
         best: tuple[float, list[int]] | None = None
         for family in self.families():
-            answer = minimise(vertices, self.edges(family, kept_price=price), deadline=self.deadline)
+            answer = minimise(vertices, self.edges(family, kept_price=price))
             if answer is None:
                 return None if best is None else best[1]
             total = answer[0] + self._latency_s(family)
@@ -121,9 +121,8 @@ class MeshSearch:
         return not self.limit_bytes or found.evaluation.memory_bytes <= self.limit_bytes
 
     # ---- ways to search ----------------------------------------------------------------------------------------------
-    def templates(self, names: Sequence[str] = TEMPLATES) -> list[Found]:
+    def templates(self, names: Sequence[str] = TEMPLATES) -> Iterator[Found]:
         """The best plan of every template that is defined on this mesh."""
-        found = []
         for name in names:
             kinds = kinds_of(name, len(self.model.mesh.sizes))
             if kinds is None:
@@ -131,8 +130,7 @@ class MeshSearch:
             masks = allowed(self.model, kinds)
             assignment = self.exact(masks)
             if assignment is not None:
-                found.append(self.found(name, assignment))
-        return found
+                yield self.found(name, assignment)
 
     def best_exact(self) -> Found | None:
         """Elimination; where the result does not fit, with a price on memory that is raised until it does, then the integer programme."""
@@ -161,18 +159,15 @@ class MeshSearch:
                 low = middle
         return best
 
-    def best_ilp(self, seconds: float = 60.0) -> Found:
+    def best_ilp(self) -> Found:
         """The integer programme, with the memory limit inside. Raises: Infeasible, TimeLimit."""
         memory = (self.model.memory, [kept for _, kept in self.costs], float(self.limit_bytes)) if self.limit_bytes else None
-        deadline = min(self.deadline, monotonic() + seconds)
-        assignment, proven = solve_ilp(self.model.times, self.edges(), memory=memory, deadline=deadline)
+        assignment, proven = solve_ilp(self.model.times, self.edges(), memory=memory, deadline=Deadline.after(MAX_PROGRAMME_WORK_S))
         return self.found("ilp", assignment, exact=proven and len(self.model.mesh.sizes) <= 2 and not self._sets)
 
     def best_descent(self, starts: Sequence[Found], rng: np.random.Generator, restarts: int, *, pairs: bool = True) -> Found:
         vertices = self.model.times
-        _, assignment = descend(
-            vertices, self.edges(), [s.assignment for s in starts], rng=rng, restarts=restarts, pairs=pairs, deadline=self.deadline
-        )
+        _, assignment = descend(vertices, self.edges(), [s.assignment for s in starts], rng=rng, restarts=restarts, pairs=pairs)
         return self.found("descent", assignment)
 
 

@@ -12,21 +12,21 @@ Cost: meshes x elimination, O(vertices · S³) for graphs that reduce by degree 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ....cite import Cite
-from ....errors import Infeasible, UnknownName, Unsupported
+from ....errors import Infeasible, TimeLimit, UnknownName, Unsupported
+from ....kernels.effort import Budget, Cut
 from .bound import bound_bytes, bound_time_s, memory_limit
 from .evaluate import moves
 from .mesh import Mesh, all_meshes, make_mesh
 from .model import Model
 from .network import Network, build_network
-from .problem import BucketRecord, MoveRecord, ShardingPlan, ShardingProblem, ValueState
+from .problem import BucketRecord, MoveRecord, ShardingPlan, ShardingProblem, ShardingStrategy, ValueState
 from .redistribute import Step
 from .search import Found, MeshSearch, attempt, least_memory
 from .templates import TEMPLATES
@@ -50,8 +50,11 @@ SEARCHES = ("auto", "exact", "ilp", "descent", *TEMPLATES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoDDL:
+class AutoDDL(ShardingStrategy):
     """Options. `search`: auto (templates, exact, else descent), exact, ilp, descent, or one template only. `mesh`: only this one."""
+
+    name: ClassVar[str] = "autoddl"
+    cite: ClassVar[Cite] = CITE
 
     search: str = "auto"
     restarts: int = 20
@@ -63,7 +66,8 @@ class AutoDDL:
         """The fastest plan found that fits.
 
         Raises: UnknownName (search), UsageError (mesh, dtypes, number of devices), Unsupported (a template that no mesh has), Infeasible (nothing
-        fits in memory; says what would). At the time limit the best so far is returned; its notes say what was not searched.
+        fits in memory; says what would), TimeLimit (nothing was found in time). At the time limit the best so far is returned; its notes say what
+        was not searched, and its options hold the `cut`: the meshes that were.
         """
         return self.candidates(problem, most=1, rng=rng, seed=seed)[0]
 
@@ -72,22 +76,34 @@ class AutoDDL:
         if self.search not in SEARCHES:
             raise UnknownName(f"there is no search {self.search!r}", hint=f"there are: {', '.join(SEARCHES)}")
         problem.fabric.require_connected()
-        deadline = monotonic() + self.time_limit_s
         network = build_network(problem)
         limit = memory_limit(problem)
         found: list[Found] = []
         notes: list[str] = []
         searches: list[MeshSearch] = []
-        for mesh in self._meshes(problem):
-            if found and monotonic() > deadline:
+        meshes = self._meshes(problem)
+        budget = Budget(len(meshes), time_limit_s=self.time_limit_s)
+        for mesh in meshes:
+            if not budget.spend():
                 notes.append(f"time was up before mesh {mesh} was searched")
                 continue
-            search = MeshSearch(Model.of(problem, mesh, network), limit, deadline)
-            searches.append(search)
-            found += self._on_mesh(search, rng if rng is not None else np.random.default_rng(seed))
+            try:
+                with budget.net():
+                    search = MeshSearch(Model.of(problem, mesh, network), limit)
+                    searches.append(search)
+                    for one in self._on_mesh(search, rng if rng is not None else np.random.default_rng(seed)):
+                        found.append(one)
+            except TimeLimit:
+                if budget.cut is None:
+                    raise
+                notes.append(f"time was up while mesh {mesh} was searched")
+        if not found and budget.cut:
+            raise budget.cut.error("no layout was found so far")
         if not found:
             raise Unsupported(f"the template {self.search} has no plan here", hint="use --strategy autoddl", data={"template": self.search})
         fitting = [f for f in found if not limit or f.evaluation.memory_bytes <= limit]
+        if not fitting and budget.cut:
+            raise budget.cut.error("no layout that fits in memory was found so far")
         if not fitting:
             raise _too_large(found, searches, limit)
         fitting.sort(key=lambda f: f.evaluation.time_s)
@@ -95,34 +111,40 @@ class AutoDDL:
         for f in fitting:
             states = tuple(c[i].inputs + (c[i].output,) for c, i in zip(f.model.choices, f.assignment, strict=True))
             different.setdefault((f.model.mesh.sizes, states), f)
-        return [self._document(problem, network, f, found, limit, notes, seed) for f in list(different.values())[:most]]
+        return [self._document(problem, network, f, found, limit, notes, seed, budget.cut) for f in list(different.values())[:most]]
 
     def _meshes(self, problem: ShardingProblem) -> list[Mesh]:
         if self.mesh is not None:
             return [make_mesh(problem.fabric, problem.cost, self.mesh)]
         return all_meshes(problem.fabric, problem.cost, most=problem.max_axes)
 
-    def _on_mesh(self, search: MeshSearch, rng: np.random.Generator) -> list[Found]:
+    def _on_mesh(self, search: MeshSearch, rng: np.random.Generator) -> Iterator[Found]:
         if self.search in TEMPLATES:
-            return search.templates([self.search])
-        found = search.templates()
+            yield from search.templates([self.search])
+            return
+        found: list[Found] = []
+        for one in search.templates():
+            found.append(one)
+            yield one
         if self.search in ("auto", "exact"):
             best = search.best_exact()
             if best is not None:
                 found.append(best)
+                yield best
                 if search.fits(best) or self.search == "exact":
-                    return found
+                    return
         if self.search == "ilp" or search.limit_bytes:
             programme = attempt(search.best_ilp)
             if programme is not None:
                 found.append(programme)
+                yield programme
         if self.search != "ilp" or not found:
-            found.append(search.best_descent(found, rng, self.restarts, pairs=self.pairs))
-        return found
+            yield search.best_descent(found, rng, self.restarts, pairs=self.pairs)
 
     def _document(
-        self, problem: ShardingProblem, network: Network, best: Found, found: Sequence[Found], limit: int, notes: Sequence[str], seed: int
-    ) -> ShardingPlan:
+        self, problem: ShardingProblem, network: Network, best: Found, found: Sequence[Found], limit: int, notes: Sequence[str], seed: int,
+        cut: Cut | None,
+    ) -> ShardingPlan:  # fmt: skip
         model, at = best.model, best.assignment
         sources: dict[str, tuple[str, ...]] = {}
         hubs: dict[str, tuple[str, ...]] = {}
@@ -142,13 +164,14 @@ class AutoDDL:
         every = bool(exact) and all(exact) and not notes and len(exact) == len({f.model.mesh.sizes for f in found})
         every = every and evaluation.time_s <= min(f.evaluation.time_s for f in found)
         return ShardingPlan(
-            strategy="autoddl" if self.search not in TEMPLATES else self.search, options=_options(self), model=graph.model, loss=graph.loss,
+            strategy=self.name if self.search not in TEMPLATES else self.search, options=_options(self, cut), model=graph.model, loss=graph.loss,
             batch=graph.batch_size, optimizer=problem.optimizer, fabric=problem.fabric.name, fingerprint=graph.fingerprint(),
             item_bytes=problem.item_bytes, mesh=model.mesh.sizes, devices=model.mesh.devices, sources=sources, hubs=hubs, ops=ops,
             moves=_move_records(best), buckets=_bucket_records(best),
             time_s=evaluation.time_s, parts_s=evaluation.parts_s, bytes_sent=evaluation.bytes_sent, memory_bytes=evaluation.memory_bytes,
             bound_time_s=bound_time_s(model, memory_bytes=limit), bound_bytes=bound_bytes(network, model.mesh.ranks, memory_bytes=limit),
-            whole=whole, notes=(*said, *notes), alternatives=_alternatives(best, found, limit), cite=CITE.key, exact=every, seed=seed,
+            whole=whole, notes=(*said, *notes, *([str(cut)] if cut else [])),
+            alternatives=_alternatives(best, found, limit), cite=CITE.key, exact=every, seed=seed,
         )  # fmt: skip
 
 
@@ -172,8 +195,9 @@ def _bucket_records(best: Found) -> tuple[BucketRecord, ...]:
     return tuple(BucketRecord(axes=axes, item=item, steps=_steps(path)) for (axes, item), path in best.evaluation.buckets.items())
 
 
-def _options(strategy: AutoDDL) -> dict[str, Any]:
-    return {k: v for k, v in asdict(strategy).items() if k != "time_limit_s"}
+def _options(strategy: AutoDDL, cut: Cut | None) -> dict[str, Any]:
+    given = {k: v for k, v in asdict(strategy).items() if k != "time_limit_s"}
+    return given if cut is None else given | {"cut": cut.to_json()}
 
 
 def _alternatives(best: Found, found: Sequence[Found], limit: int) -> tuple[dict[str, Any], ...]:

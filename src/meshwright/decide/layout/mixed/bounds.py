@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....layer_profile import Entry
-from ....profile_layout import ProfiledLayout, Replica
+from ....profile.layer_profile import Entry
+from ....profile.network import ProfiledLayout, Replica
 from .candidate import Candidate, Problem
 
 __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]

@@ -7,23 +7,28 @@ Memory is exact: state, what the micro-batches in flight keep, what one layer co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....fabric_servers import ServerKind
-from ....layer_profile import Entry, LayerProfile
-from ....layer_table import LayerChoice, LayerTable
-from ....profile_layout import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
-from ....program import Program
-from ...pipeline.onefoneb import peak_in_flight
+from ....errors import UsageError
+from ....fabric.servers import ServerKind
+from ....plan.orders import peak_in_flight
+from ....profile.layer_profile import Entry, LayerProfile
+from ....profile.layer_table import LayerChoice, LayerTable
+from ....profile.network import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
+from ....program.program import Program
+from ..problem import LayoutStrategy, Question
+from ..profiled.predict import ProfilePrediction
 
-__all__ = ["Candidate", "Estimate", "Pool", "Problem"]
+__all__ = ["Candidate", "Demands", "Estimate", "Judged", "LayersStrategy", "Pool", "Problem"]
 
 F64 = NDArray[np.float64]
+Objective = Literal["time", "cost", "energy"]
 FIELDS = ("forward_s", "backward_s", "update_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes")
 
 
@@ -208,3 +213,78 @@ def _pipelines(layout: ProfiledLayout) -> list[tuple[tuple[Replica, ...], int]]:
         return [(heads, m) for m in dict.fromkeys(layout.microbatches)]
     columns = (tuple(s.replicas[d] for s in layout.stages) for d in range(layout.data))
     return list(dict.fromkeys(zip(columns, layout.microbatches, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demands:
+    """Prices per device and hour, watts per device, by kind of device. `budget`: the most a step may cost; `samples_per_s`: the least throughput."""
+
+    objective: Objective = "time"
+    price_per_hour: Mapping[str, float] = field(default_factory=dict)
+    watts: Mapping[str, float] = field(default_factory=dict)
+    budget: float = 0.0
+    samples_per_s: float = 0.0
+
+    def require(self, devices: Iterable[str]) -> None:
+        """Raises: UsageError naming every kind of device that lacks a price or a power the objective needs, or a demand below zero."""
+        for option, demand in (("budget", self.budget), ("min-throughput", self.samples_per_s)):
+            if not demand >= 0:
+                raise UsageError(f"{demand:g} is not >= 0", where=f"--{option}", hint="0 asks for nothing")
+        for needed, table, option in (
+            (self.objective == "cost" or self.budget > 0, self.price_per_hour, "price"),
+            (self.objective == "energy", self.watts, "power"),
+        ):
+            missing = sorted(set(devices) - set(table)) if needed else []
+            if missing:
+                raise UsageError(f"no {option} of {', '.join(missing)}", where=f"--{option}", hint=f"give --{option} {missing[0]}=NUMBER")
+        for name, table in (("price", self.price_per_hour), ("power", self.watts)):
+            if any(not v >= 0 for v in table.values()):
+                raise UsageError(f"a {name} is not >= 0", where=f"--{name}")
+
+    def cost(self, candidate: Candidate, time_s: float) -> float:
+        return sum(self.price_per_hour.get(r.device, 0.0) * r.tensor for s in candidate.layout.stages for r in s.replicas) * time_s / 3600
+
+    def joules(self, candidate: Candidate, time_s: float) -> float:
+        return sum(self.watts.get(r.device, 0.0) * r.tensor for s in candidate.layout.stages for r in s.replicas) * time_s
+
+    def value(self, candidate: Candidate, time_s: float) -> float:
+        if self.objective == "cost":
+            return self.cost(candidate, time_s)
+        return self.joules(candidate, time_s) if self.objective == "energy" else time_s
+
+    def broken(self, candidate: Candidate, time_s: float) -> str:
+        """The constraint that a step of that time breaks, or nothing."""
+        if self.budget > 0 and self.cost(candidate, time_s) > self.budget:
+            return f"a step costs {self.cost(candidate, time_s):.6g}, the budget is {self.budget:.6g}"
+        rate = candidate.layout.global_batch / time_s
+        if self.samples_per_s > 0 and rate < self.samples_per_s:
+            return f"{rate:.6g} samples/s, at least {self.samples_per_s:.6g} wanted"
+        return ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """`prediction` is None where a candidate was not simulated; `why` says why it is not the winner."""
+
+    candidate: Candidate
+    estimate: Estimate
+    prediction: ProfilePrediction | None = None
+    why: str = ""
+
+    @property
+    def time_s(self) -> float:
+        return self.prediction.time_s if self.prediction is not None else self.estimate.time_s
+
+
+class LayersStrategy(LayoutStrategy, Protocol):
+    """mixes: one candidate may have several kinds of device; the others are asked for one pool at a time. refines: asked after the others, with what
+    they proposed. quick: cheap enough to look for the nearest change with when nothing fits."""
+
+    answers: ClassVar[Question] = "layers"
+    mixes: ClassVar[bool] = False
+    refines: ClassVar[bool] = False
+    quick: ClassVar[bool] = False
+
+    def plan(self, problem: Problem, demands: Demands, judged: Sequence[Judged] = ()) -> Iterable[Candidate]:
+        """Candidates, of which `source` is the strategy's name; they are judged by the search. None where it has nothing to propose."""
+        ...

@@ -11,17 +11,19 @@ Pruning: tensor degrees of neighbours differ at most by a factor of two. Subsets
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, permutations, product
+from typing import ClassVar
 
 from ....cite import Cite
-from ....layer_profile import Entry
-from ....layer_table import LayerChoice
-from ....profile_layout import MAX_PASSES, ProfiledLayout, ProfiledStage, Replica
-from .candidate import Candidate, Pool, Problem
+from ....profile.layer_profile import Entry
+from ....profile.layer_table import LayerChoice
+from ....profile.network import MAX_PASSES, ProfiledLayout, ProfiledStage, Replica
+from .candidate import Candidate, Demands, Judged, LayersStrategy, Pool, Problem
 from .split import split_layers
 
-__all__ = ["CITE", "fleet_candidates", "share_microbatches"]
+__all__ = ["CITE", "Fleet", "fleet_candidates", "share_microbatches"]
 
 CITE = Cite(
     key="um2024metis",
@@ -134,4 +136,17 @@ def _one(problem: Problem, columns: Sequence[tuple[Replica, ...]], microbatch: i
     tensors = "/".join(str(t) for t in dict.fromkeys(r.tensor for c in distinct for r in c))
     name = f"{what} dp{data} tp{tensors} pp{stages} mb{microbatch}"
     layout = ProfiledLayout(stages=made, microbatch=microbatch, microbatches=counts, name=name)
-    return Candidate(layout, (choice,) * problem.table.layers, "mixed")
+    return Candidate(layout, (choice,) * problem.table.layers, Fleet.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet(LayersStrategy):
+    """Several kinds of device together. No options."""
+
+    name: ClassVar[str] = "mixed"
+    cite: ClassVar[Cite] = CITE
+    mixes: ClassVar[bool] = True
+    quick: ClassVar[bool] = True
+
+    def plan(self, problem: Problem, demands: Demands, judged: Sequence[Judged] = ()) -> Iterable[Candidate]:
+        return fleet_candidates(problem)

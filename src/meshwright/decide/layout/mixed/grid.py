@@ -6,14 +6,18 @@ every candidate that fits in memory is evaluated in closed form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from ....layer_profile import Entry
-from ....profile_layout import MAX_PASSES, ProfiledLayout, ProfiledStage, Replica
-from .candidate import Candidate, Pool, Problem
+from ....cite import Cite
+from ....profile.layer_profile import Entry
+from ....profile.network import MAX_PASSES, ProfiledLayout, ProfiledStage, Replica
+from ..grid import CITE as GRID_CITE
+from .candidate import Candidate, Demands, Judged, LayersStrategy, Pool, Problem
 from .split import split_layers
 
-__all__ = ["grid_candidates"]
+__all__ = ["LayerGrid", "grid_candidates"]
 
 
 def grid_candidates(problem: Problem, pool: Pool, devices: int) -> Iterator[Candidate]:
@@ -39,4 +43,21 @@ def grid_candidates(problem: Problem, pool: Pool, devices: int) -> Iterator[Cand
                 layout = ProfiledLayout(stages=made, microbatch=microbatch, microbatches=(count,) * data, name=name)
                 for choice in problem.choices:
                     if choice.tensor in (0, tensor) and not (choice.sharding and data == 1):
-                        yield Candidate(layout, (choice,) * problem.table.layers, "grid")
+                        yield Candidate(layout, (choice,) * problem.table.layers, LayerGrid.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGrid(LayersStrategy):
+    """Where time is not all that counts, fewer devices of a kind are tried too (halves, down to one). No options."""
+
+    name: ClassVar[str] = "grid"
+    cite: ClassVar[Cite] = GRID_CITE
+    quick: ClassVar[bool] = True
+
+    def plan(self, problem: Problem, demands: Demands, judged: Sequence[Judged] = ()) -> Iterable[Candidate]:
+        for pool in problem.pools:
+            sizes = [pool.kind.devices]
+            while sizes[-1] > 1 and (demands.objective != "time" or demands.budget > 0):
+                sizes.append(sizes[-1] // 2)
+            for devices in sizes:
+                yield from grid_candidates(problem, pool, devices)

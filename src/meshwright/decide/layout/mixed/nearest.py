@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ....errors import Infeasible, MeshwrightError, UsageError
+from .. import strategies
 from .candidate import Pool, Problem
 from .search import Demands, Found, search_mixed, uniform_choices
 
@@ -36,16 +37,21 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nearest_feasible(
-    error: Infeasible, problem: Problem, demands: Demands, *, smaller: Callable[[], Problem] | None = None,
-    methods: tuple[str, ...] = ("grid", "mixed"),
-) -> Infeasible:  # fmt: skip
+    error: Infeasible, problem: Problem, demands: Demands, *, smaller: Callable[[], Problem] | None = None, methods: tuple[str, ...] = ()
+) -> Infeasible:
     """The same error with what would help in `hint` and `data["changes"]`. `smaller` makes the problem with micro-batches down to 1."""
-    found = list(_changes(error, problem, demands, smaller, tuple(m for m in methods if m in ("grid", "mixed")) or ("grid",)))
+    found = list(_changes(error, problem, demands, smaller, _quick(methods)))
     if not found:
         return error
     said = "; or ".join(f"{c.what} ({c.layout}, {c.time_s:.4g} s a step)" for c in found)
     data: dict[str, Any] = {**error.data, "changes": [msgspec.to_builtins(c) for c in found]}
     return Infeasible(error.message, where=error.where, hint=f"{error.hint}; nearest changes: {said}", data=data)
+
+
+def _quick(methods: tuple[str, ...]) -> tuple[str, ...]:
+    """Of these strategies (none: all) the cheap ones, to try changes with."""
+    quick = tuple(kind.name for kind in strategies("layers") if kind.quick)
+    return tuple(m for m in methods or quick if m in quick) or quick[:1]
 
 
 def _changes(

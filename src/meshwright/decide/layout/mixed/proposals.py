@@ -5,24 +5,27 @@ Both work on one pool of alike servers; what they propose is judged like every o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ....layer_profile import Entry
-from ....layer_table import LayerChoice
-from ....profile_layout import ProfiledLayout, ProfiledStage, Replica
-from ...pipeline.onefoneb import peak_in_flight
-from .candidate import Candidate, Pool, Problem
+from ....cite import Cite
+from ....plan.orders import peak_in_flight
+from ....profile.layer_profile import Entry
+from ....profile.layer_table import LayerChoice
+from ....profile.network import ProfiledLayout, ProfiledStage, Replica
+from . import interop, perlayer
+from .candidate import Candidate, Demands, Judged, LayersStrategy, Pool, Problem
 from .interop import inter_operator
 from .perlayer import best_choices
 from .split import split_layers
 
-__all__ = ["alpa_candidates", "per_layer_choices", "with_best_choices"]
+__all__ = ["InterOperator", "PerLayer", "alpa_candidates", "per_layer_choices", "with_best_choices"]
 
 BLOCKS = 20  # of about equal time, that the inter-operator programme divides
 MOST_STAGES = 16
@@ -80,7 +83,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
         at += blocks
     name = f"dp{data} tp{'/'.join(str(t) for t in dict.fromkeys(t for _, t in found[1]))} pp{len(made)} mb{microbatch}"
     layout = ProfiledLayout(stages=tuple(made), microbatch=microbatch, microbatches=(count,) * data, name=name)
-    return Candidate(layout, (choice,) * layers, "inter-operator")
+    return Candidate(layout, (choice,) * layers, InterOperator.name)
 
 
 def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choices: Sequence[LayerChoice]) -> list[LayerChoice] | None:
@@ -136,3 +139,57 @@ def with_best_choices(problem: Problem, candidate: Candidate, choices: Sequence[
             return None
         found += mine
     return replace(candidate, choices=tuple(found), source=source, layout=msgspec.structs.replace(candidate.layout))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterOperator(LayersStrategy):
+    """Stages of unlike size and tensor degree, by dynamic programming. No options."""
+
+    name: ClassVar[str] = "inter-operator"
+    cite: ClassVar[Cite] = interop.CITE
+
+    def plan(self, problem: Problem, demands: Demands, judged: Sequence[Judged] = ()) -> Iterable[Candidate]:
+        for pool in problem.pools:
+            yield from alpa_candidates(problem, pool, pool.kind.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayer(LayersStrategy):
+    """The best choice of every layer, by dynamic programming. Options. chosen: degrees and splits, most promising first, whose layers are chosen
+    one by one; with_tensor: of these, whose layers may also choose half the tensor degree."""
+
+    name: ClassVar[str] = "per-layer"
+    cite: ClassVar[Cite] = perlayer.CITE
+    refines: ClassVar[bool] = True
+
+    chosen: int = 24
+    with_tensor: int = 12
+
+    def plan(self, problem: Problem, demands: Demands, judged: Sequence[Judged] = ()) -> Iterable[Candidate]:
+        """For the most promising degrees, whether they fit or not: the best choice of every layer."""
+        best: dict[tuple[object, ...], Judged] = {}
+        for j in judged:
+            layout = j.candidate.layout
+            key = (tuple((s.layers, s.replicas[0]) for s in layout.stages), layout.microbatch, layout.microbatches)
+            if key not in best or j.estimate.time_s < best[key].estimate.time_s:
+                best[key] = j
+        for number, j in enumerate(sorted(best.values(), key=lambda j: j.estimate.time_s)[: self.chosen]):
+            levels = {c.sharding for c in j.candidate.choices}
+            choices = [c for c in problem.choices if c.sharding in levels or (c.sharding == 1 and j.candidate.layout.data > 1)]
+            if number < self.with_tensor:
+                choices += _half_degrees(problem, j.candidate)
+            made = with_best_choices(problem, j.candidate, choices, self.name)
+            if made is not None:
+                yield made
+
+
+def _half_degrees(problem: Problem, c: Candidate) -> list[LayerChoice]:
+    """Half the tensor degree inside each group of ranks, the micro-batch's samples divided in two, where table and samples allow it everywhere."""
+    layout = c.layout
+    replicas = {r for s in layout.stages for r in s.replicas}
+    halves = {Entry(r.device, layout.microbatch // 2, r.tensor // 2) for r in replicas}
+    degrees = {r.tensor for r in replicas}
+    if layout.microbatch % 2 or len(degrees) > 1 or max(degrees) < 2 or any(e not in problem.table.rows for e in halves):
+        return []
+    levels = {x.sharding for x in c.choices}
+    return [LayerChoice(x.recompute, x.sharding, max(degrees) // 2) for x in problem.choices if x.sharding in levels and not x.tensor]

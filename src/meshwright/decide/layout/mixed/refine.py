@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import msgspec
 
-from ....layer_table import LayerChoice
-from ....profile_layout import ProfiledLayout
+from ....profile.layer_table import LayerChoice
+from ....profile.network import ProfiledLayout
 from .candidate import Candidate, Problem
 from .proposals import with_best_choices
 

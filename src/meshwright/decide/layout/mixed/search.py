@@ -7,95 +7,21 @@ Cost: O(layers) per candidate in closed form; SIMULATED event simulations and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ....cite import Cite
-from ....errors import Infeasible, UsageError
-from ....layer_profile import Entry
-from ....layer_table import LayerChoice
-from ..grid import CITE as GRID_CITE
+from ....errors import Infeasible
+from ....profile.layer_table import LayerChoice
+from .. import strategies, strategy
 from ..profiled.predict import ProfilePrediction, predict
-from . import fleet, interop, perlayer
 from .bounds import LayoutBounds, layout_bounds
-from .candidate import Candidate, Estimate, Problem
-from .fleet import fleet_candidates
-from .grid import grid_candidates
-from .proposals import alpa_candidates, with_best_choices
+from .candidate import Candidate, Demands, Judged, LayersStrategy, Problem
 from .refine import refined
 
-__all__ = ["CITES", "Demands", "Found", "Judged", "METHODS", "search_mixed", "uniform_choices"]
+__all__ = ["Demands", "Found", "Judged", "search_mixed", "uniform_choices"]
 
 SIMULATED = 50
 REFINED = 5
-CHOSEN = 24  # degrees and splits whose layers are chosen one by one
-WITH_TENSOR = 12  # candidates whose layers may also choose half the tensor degree
-METHODS = ("grid", "inter-operator", "per-layer", "mixed")
-CITES: dict[str, Cite] = {"grid": GRID_CITE, "inter-operator": interop.CITE, "per-layer": perlayer.CITE, "mixed": fleet.CITE}
-Objective = Literal["time", "cost", "energy"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demands:
-    """Prices per device and hour, watts per device, by kind of device. `budget`: the most a step may cost; `samples_per_s`: the least throughput."""
-
-    objective: Objective = "time"
-    price_per_hour: Mapping[str, float] = field(default_factory=dict)
-    watts: Mapping[str, float] = field(default_factory=dict)
-    budget: float = 0.0
-    samples_per_s: float = 0.0
-
-    def require(self, devices: Iterable[str]) -> None:
-        """Raises: UsageError naming every kind of device that lacks a price or a power the objective needs, or a demand below zero."""
-        for option, demand in (("budget", self.budget), ("min-throughput", self.samples_per_s)):
-            if not demand >= 0:
-                raise UsageError(f"{demand:g} is not >= 0", where=f"--{option}", hint="0 asks for nothing")
-        for needed, table, option in (
-            (self.objective == "cost" or self.budget > 0, self.price_per_hour, "price"),
-            (self.objective == "energy", self.watts, "power"),
-        ):
-            missing = sorted(set(devices) - set(table)) if needed else []
-            if missing:
-                raise UsageError(f"no {option} of {', '.join(missing)}", where=f"--{option}", hint=f"give --{option} {missing[0]}=NUMBER")
-        for name, table in (("price", self.price_per_hour), ("power", self.watts)):
-            if any(not v >= 0 for v in table.values()):
-                raise UsageError(f"a {name} is not >= 0", where=f"--{name}")
-
-    def cost(self, candidate: Candidate, time_s: float) -> float:
-        return sum(self.price_per_hour.get(r.device, 0.0) * r.tensor for s in candidate.layout.stages for r in s.replicas) * time_s / 3600
-
-    def joules(self, candidate: Candidate, time_s: float) -> float:
-        return sum(self.watts.get(r.device, 0.0) * r.tensor for s in candidate.layout.stages for r in s.replicas) * time_s
-
-    def value(self, candidate: Candidate, time_s: float) -> float:
-        if self.objective == "cost":
-            return self.cost(candidate, time_s)
-        return self.joules(candidate, time_s) if self.objective == "energy" else time_s
-
-    def broken(self, candidate: Candidate, time_s: float) -> str:
-        """The constraint that a step of that time breaks, or nothing."""
-        if self.budget > 0 and self.cost(candidate, time_s) > self.budget:
-            return f"a step costs {self.cost(candidate, time_s):.6g}, the budget is {self.budget:.6g}"
-        rate = candidate.layout.global_batch / time_s
-        if self.samples_per_s > 0 and rate < self.samples_per_s:
-            return f"{rate:.6g} samples/s, at least {self.samples_per_s:.6g} wanted"
-        return ""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """`prediction` is None where a candidate was not simulated; `why` says why it is not the winner."""
-
-    candidate: Candidate
-    estimate: Estimate
-    prediction: ProfilePrediction | None = None
-    why: str = ""
-
-    @property
-    def time_s(self) -> float:
-        return self.prediction.time_s if self.prediction is not None else self.estimate.time_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,26 +39,28 @@ class Found:
 
 
 def search_mixed(
-    problem: Problem, demands: Demands | None = None, *, methods: Iterable[str] = METHODS, simulated: int = SIMULATED, refine: int = REFINED
+    problem: Problem, demands: Demands | None = None, *, methods: Iterable[str] = (), simulated: int = SIMULATED, refine: int = REFINED
 ) -> Found:
-    """Raises: Infeasible with the tightest limit and the nearest change; UsageError for unknown methods, missing prices or powers."""
-    demands, methods = demands or Demands(), tuple(methods)
-    unknown = [m for m in methods if m not in METHODS]
-    if unknown:
-        raise UsageError(f"there is no method {unknown[0]!r}", where="--methods", hint=f"there are: {', '.join(METHODS)}")
+    """`methods`: names of strategies for layers, by default all of ours.
+
+    Raises: Infeasible with the tightest limit and the nearest change; UnknownName for a method, UsageError for missing prices or powers.
+    """
+    demands = demands or Demands()
+    named = [strategy(m, "layers", where="--methods", what="method") for m in methods]
+    asked: list[LayersStrategy] = [kind() for kind in named or strategies("layers")]
     demands.require({p.kind.name for p in problem.pools})
     seen: dict[tuple[object, ...], Judged] = {}
     counts: dict[str, int] = {}
-    for c in _proposed(problem, demands, methods):
+    for c in _proposed(problem, demands, asked):
         counts[c.source] = counts.get(c.source, 0) + 1
         if c.identity not in seen:
             seen[c.identity] = Judged(c, problem.estimate(c))
     if not seen:
         raise Infeasible("no layout of these devices divides the global batch", hint="another global batch, micro-batch or number of devices")
-    if "per-layer" in methods:
-        for j in _chosen_per_layer(problem, list(seen.values())):
-            counts[j.candidate.source] = counts.get(j.candidate.source, 0) + 1
-            seen.setdefault(j.candidate.identity, j)
+    for refining in [x for x in asked if x.refines]:
+        for c in refining.plan(problem, demands, list(seen.values())):
+            counts[c.source] = counts.get(c.source, 0) + 1
+            seen.setdefault(c.identity, Judged(c, problem.estimate(c)))
     fitting = [j for j in seen.values() if j.estimate.over_bytes <= 0]
     if not fitting:
         raise _too_small(problem, list(seen.values()))
@@ -154,51 +82,13 @@ def search_mixed(
 
 
 # ---- candidates --------------------------------------------------------------------------------------------------------
-def _proposed(problem: Problem, demands: Demands, methods: tuple[str, ...]) -> Iterable[Candidate]:
-    """Where time is not all that counts, fewer devices of a kind are tried too (halves, down to one)."""
-    found: list[Iterable[Candidate]] = []
+def _proposed(problem: Problem, demands: Demands, asked: Sequence[LayersStrategy]) -> Iterable[Candidate]:
+    """Every pool by itself, then kinds of device together."""
     for pool in problem.pools:
-        sizes = [pool.kind.devices]
-        while sizes[-1] > 1 and (demands.objective != "time" or demands.budget > 0):
-            sizes.append(sizes[-1] // 2)
-        for devices in sizes:
-            if "grid" in methods:
-                found.append(grid_candidates(problem, pool, devices))
-        if "inter-operator" in methods:
-            found.append(alpa_candidates(problem, pool, pool.kind.devices))
-    if "mixed" in methods and len(problem.pools) > 1:
-        found.append(fleet_candidates(problem))
-    return chain.from_iterable(found)
-
-
-def _chosen_per_layer(problem: Problem, judged: list[Judged]) -> Iterable[Judged]:
-    """For the most promising degrees, whether they fit or not: the best choice of every layer."""
-    best: dict[tuple[object, ...], Judged] = {}
-    for j in judged:
-        layout = j.candidate.layout
-        key = (tuple((s.layers, s.replicas[0]) for s in layout.stages), layout.microbatch, layout.microbatches)
-        if key not in best or j.estimate.time_s < best[key].estimate.time_s:
-            best[key] = j
-    for number, j in enumerate(sorted(best.values(), key=lambda j: j.estimate.time_s)[:CHOSEN]):
-        levels = {c.sharding for c in j.candidate.choices}
-        choices = [c for c in problem.choices if c.sharding in levels or (c.sharding == 1 and j.candidate.layout.data > 1)]
-        if number < WITH_TENSOR:
-            choices += _half_degrees(problem, j.candidate)
-        made = with_best_choices(problem, j.candidate, choices, "per-layer")
-        if made is not None:
-            yield Judged(made, problem.estimate(made))
-
-
-def _half_degrees(problem: Problem, c: Candidate) -> list[LayerChoice]:
-    """Half the tensor degree inside each group of ranks, the micro-batch's samples divided in two, where table and samples allow it everywhere."""
-    layout = c.layout
-    replicas = {r for s in layout.stages for r in s.replicas}
-    halves = {Entry(r.device, layout.microbatch // 2, r.tensor // 2) for r in replicas}
-    degrees = {r.tensor for r in replicas}
-    if layout.microbatch % 2 or len(degrees) > 1 or max(degrees) < 2 or any(e not in problem.table.rows for e in halves):
-        return []
-    levels = {x.sharding for x in c.choices}
-    return [LayerChoice(x.recompute, x.sharding, max(degrees) // 2) for x in problem.choices if x.sharding in levels and not x.tensor]
+        for one_kind in [x for x in asked if not x.mixes and not x.refines]:
+            yield from one_kind.plan(replace(problem, pools=(pool,)), demands)
+    for mixing in [x for x in asked if x.mixes]:
+        yield from mixing.plan(problem, demands)
 
 
 # ---- judging -----------------------------------------------------------------------------------------------------------
@@ -282,6 +172,6 @@ def _left_out(j: Judged, simulated: int) -> Judged:
 
 def uniform_choices() -> tuple[LayerChoice, ...]:
     """Every recomputation at every sharding level, the fastest first."""
-    from ....layer_table import RECOMPUTE
+    from ....profile.layer_table import RECOMPUTE
 
     return tuple(LayerChoice(r, z) for z in range(4) for r in RECOMPUTE)

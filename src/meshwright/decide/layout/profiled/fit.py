@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import Infeasible
-from ....layer_profile import LayerProfile
-from ....profile_layout import MeasuredRun, NetworkProfile, TrainingRuntime
+from ....profile.layer_profile import LayerProfile
+from ....profile.network import MeasuredRun, NetworkProfile, TrainingRuntime
 from .predict import compute_bound_s, predict, require_layout
 
 __all__ = ["FittedRuntime", "RunFinding", "fit_runtime", "suspicious_runs"]

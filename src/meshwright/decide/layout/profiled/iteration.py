@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 
 from ....cost import Cost, Evidence, Priced, Transport
-from ....layer_profile import Entry, LayerProfile
-from ....profile_layout import ProfiledLayout, Replica, TrainingRuntime
-from ....program import Program, Role, Space, Unit
-from ....program_builder import LaneBuilder, ProgramBuilder, StepRef
-from ...pipeline.onefoneb import one_f_one_b_order
+from ....plan.orders import one_f_one_b_order
+from ....profile.layer_profile import Entry, LayerProfile
+from ....profile.network import ProfiledLayout, Replica, TrainingRuntime
+from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.program import Program, Role, Space, Unit
 from .servers import Servers
 
 __all__ = ["Iteration", "build_iteration", "stage_memory"]

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ....layer_profile import Entry, LayerProfile
-from ....profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
-from ....program import Program
+from ....plan.orders import peak_in_flight
+from ....profile.layer_profile import Entry, LayerProfile
+from ....profile.network import NetworkProfile, ProfiledLayout, TrainingRuntime
+from ....program.program import Program
 from ....simulate import simulate_program
-from ...pipeline.onefoneb import peak_in_flight
 from .iteration import build_iteration, stage_memory
 from .servers import place
 from .symmetric import alike_part

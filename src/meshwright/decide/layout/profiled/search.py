@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar, Protocol
 
+from ....cite import FOLKLORE, Cite
 from ....errors import Infeasible, UsageError
-from ....layer_profile import Entry, LayerProfile
-from ....profile_layout import NetworkProfile, ProfiledLayout, TrainingRuntime
+from ....profile.layer_profile import Entry, LayerProfile
+from ....profile.network import NetworkProfile, ProfiledLayout, TrainingRuntime
+from ..problem import LayoutStrategy, Question
 from .predict import ProfilePrediction, compute_bound_s, in_flight_bytes, predict
 
-__all__ = ["JudgedLayout", "balanced_stages", "search_layouts"]
+__all__ = ["JudgedLayout", "ProfileProblem", "ProfileStrategy", "ProfiledGrid", "balanced_stages", "search_layouts"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,45 @@ class JudgedLayout:
     layout: ProfiledLayout
     prediction: ProfilePrediction | None
     why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileProblem:
+    """So many GPUs of one kind, a measured model and how messages behave. `memory_bytes` per GPU, 0 = no limit."""
+
+    profile: LayerProfile
+    network: NetworkProfile
+    runtime: TrainingRuntime
+    device: str
+    gpus: int
+    global_batch: int
+    zone: str = ""
+    memory_bytes: int = 0
+
+
+class ProfileStrategy(LayoutStrategy, Protocol):
+    answers: ClassVar[Question] = "profile"
+
+    def plan(self, problem: ProfileProblem) -> tuple[JudgedLayout, ...]:
+        """Simulated ones first and fastest first. Raises: Infeasible when no layout fits, with the tightest limit; UnknownName, UsageError."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledGrid(ProfileStrategy):
+    """Options. limit: simulations at most."""
+
+    name: ClassVar[str] = "profiled-grid"
+    cite: ClassVar[Cite] = FOLKLORE
+
+    limit: int = 50
+
+    def plan(self, problem: ProfileProblem) -> tuple[JudgedLayout, ...]:
+        p = problem
+        return search_layouts(
+            p.profile, p.network, p.runtime, device=p.device, gpus=p.gpus, global_batch=p.global_batch, zone=p.zone, memory_bytes=p.memory_bytes,
+            limit=self.limit,
+        )  # fmt: skip
 
 
 def balanced_stages(profile: LayerProfile, entry: Entry, stages: int) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....errors import UsageError
-from ....fabric import Device, Fabric, Link, Switch
-from ....profile_layout import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
+from ....fabric.fabric import Device, Fabric, Link, Switch
+from ....profile.network import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
 
 __all__ = ["Servers", "place"]
 

@@ -12,7 +12,7 @@ from math import lcm
 
 import msgspec
 
-from ....profile_layout import ProfiledLayout, TrainingRuntime
+from ....profile.network import ProfiledLayout, TrainingRuntime
 
 __all__ = ["alike_part"]
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....cite import Cite
-from ....step_graph import StepGraph, StepPlan
+from ....graph.step_graph import StepGraph, StepPlan
 from ..lifetimes import Lifetimes, lifetimes_of
+from ..problem import StepStrategy
 from .chain import Chain, chain_of
 from .choice import Schedule, chosen, measured
 
@@ -27,8 +28,12 @@ CITE = Cite(key="chen", title="Training Deep Nets with Sublinear Memory Cost", a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chen:
+class Chen(StepStrategy):
     """`segments`: exactly so many (None: whatever is fastest within the budget; 0: the square root of the number of stages)."""
+
+    name: ClassVar[str] = "chen"
+    cite: ClassVar[Cite] = CITE
+    in_frontier: ClassVar[bool] = True
 
     segments: int | None = None
 
@@ -39,7 +44,7 @@ class Chen:
             wanted = max(1, min(self.segments or round(len(chain) ** 0.5), len(chain)))
             nearest = min(abs(s.options["segments"] - wanted) for s in schedules)
             schedules = tuple(s for s in schedules if abs(s.options["segments"] - wanted) == nearest)
-        return chosen(lives, schedules, budget_bytes, strategy="chen")
+        return chosen(lives, schedules, budget_bytes, strategy=self.name)
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import Infeasible
-from ....step_graph import StepPlan
+from ....graph.step_graph import StepPlan
 from ..lifetimes import Lifetimes
 from ..step import size_text
 from .chain import Chain

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....cite import Cite
-from ....step_graph import StepGraph, StepPlan
+from ....graph.step_graph import StepGraph, StepPlan
 from ..lifetimes import Lifetimes, lifetimes_of
+from ..problem import StepStrategy
 from .chain import Chain, chain_of
 from .choice import Schedule, chosen, measured
 
@@ -42,8 +43,12 @@ def fewest_steps(steps: int, checkpoints: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Revolve:
+class Revolve(StepStrategy):
     """`checkpoints`: exactly so many, the start included (None: the fastest within the budget)."""
+
+    name: ClassVar[str] = "revolve"
+    cite: ClassVar[Cite] = CITE
+    in_frontier: ClassVar[bool] = True
 
     checkpoints: int | None = None
 
@@ -55,7 +60,7 @@ class Revolve:
             schedules = tuple(s for s in schedules if s.options["checkpoints"] <= wanted)
             most = max(s.options["checkpoints"] for s in schedules)
             schedules = tuple(s for s in schedules if s.options["checkpoints"] == most)
-        return chosen(lives, schedules, budget_bytes, strategy="revolve")
+        return chosen(lives, schedules, budget_bytes, strategy=self.name)
 
 
 @lru_cache(maxsize=8)

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....cite import Cite
-from ....step_graph import StepGraph, StepPlan
+from ....graph.step_graph import StepGraph, StepPlan
 from ..lifetimes import Lifetimes, lifetimes_of
+from ..problem import StepStrategy
 from .chain import Chain, chain_of
 from .choice import Schedule, chosen, measured
 
@@ -34,11 +35,15 @@ SLOTS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotor:
+class Rotor(StepStrategy):
+    name: ClassVar[str] = "rotor"
+    cite: ClassVar[Cite] = CITE
+    in_frontier: ClassVar[bool] = True
+
     def plan(self, graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Generator) -> StepPlan:
         """Raises: Infeasible with the least peak of its schedules."""
         lives, schedules = _schedules(graph)
-        return chosen(lives, schedules, budget_bytes, strategy="rotor")
+        return chosen(lives, schedules, budget_bytes, strategy=self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

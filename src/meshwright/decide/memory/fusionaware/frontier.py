@@ -13,11 +13,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ....graph.step_graph import StepGraph
 from ....kernels.step_anneal import anneal
 from ....kernels.step_schedule import NEVER
 from ....kernels.step_search import SEED, Archive, archive_for, search
-from ....step_graph import StepGraph
-from ..baselines import chen, revolve, rotor
+from ..baselines import Chen, Revolve, Rotor, chen, revolve, rotor
 from ..baselines.chain import chain_of
 from ..lifetimes import Lifetimes, lifetimes_of
 from .hull import CutPoint, Moment, cut_points, floor_s, held_of, moments
@@ -152,7 +152,7 @@ class _Start:
         seeds, schedules = [lives.keep_all()], list[Entry]()
         for keep in (*(p.keep for _, points in hulls for p in points), *kept):
             seeds += [held_of(lives, keep)] if once else [held_of(lives, keep), held_of(lives, keep, NEVER)]
-        for name, tried in (("chen", chen.tried), ("revolve", revolve.tried), ("rotor", rotor.tried)) if published else ():
+        for name, tried in ((Chen.name, chen.tried), (Revolve.name, revolve.tried), (Rotor.name, rotor.tried)) if published else ():
             for held, ahead, _ in tried(chain):
                 hold_from, hold_to = chain.with_last_input(held)
                 early = np.where(hold_from > 0, 1, 0).astype(np.int32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ....step_graph import StepGraph, StepNode, StepPlan
+from ....graph.step_graph import StepGraph, StepNode, StepPlan
 from .fusibility import POINTWISE, REDUCTIONS, fusible, is_compute_intensive, is_fusible, is_view, operator_of
 from .kernels import kernels_of
 

@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from ....step_graph import StepNode
+from ....graph.step_graph import StepNode
 
 __all__ = ["fusible", "is_compute_intensive", "is_fusible", "is_recomputable", "is_view", "operator_of"]
 

@@ -17,18 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
+from ....cite import Cite
 from ....errors import Infeasible, UnknownName
+from ....graph.step_graph import StepGraph, StepPlan
 from ....kernels.maxflow import FlowNetwork, checked_capacities
-from ....step_graph import StepGraph, StepPlan
 from ..lifetimes import lifetimes_of
+from ..problem import StepStrategy
 from ..step import size_text
 from .fusibility import fusible, is_compute_intensive, is_fusible, is_recomputable, is_view
 
-__all__ = ["BANS", "LEAST_MEMORY", "MinCut", "SavedSet", "saved_set"]
+__all__ = ["BANS", "CITE", "LEAST_MEMORY", "MinCut", "SavedSet", "saved_set"]
 
+CITE = Cite(
+    key="fusionaware", title="Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", authors="He, Yu", year=2023,
+    venue="MLSys 2023",
+)  # fmt: skip
 BANS = ("intensive", "unknown", "random", "materialised", "reduction", "far", "chain")
 LEAST_MEMORY = ("intensive", "random")
 CHAIN_LENGTH = 100
@@ -214,8 +221,12 @@ class _Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinCut:
+class MinCut(StepStrategy):
     """One cut, whatever the budget: with all bans about what torch's partitioner does, with `LEAST_MEMORY` the least bytes with no product twice."""
+
+    name: ClassVar[str] = "mincut"
+    cite: ClassVar[Cite] = CITE
+    budgeted: ClassVar[bool] = False
 
     bans: tuple[str, ...] = BANS
     distance: bool = True
@@ -229,7 +240,7 @@ class MinCut:
         held = lives.drop_all()
         held[sorted({s for i in found.nodes for s in graph.nodes[i].storages if lives.maker[s] >= 0})] = 0
         plan = lives.plan(
-            held, strategy="mincut", options={"bans": list(self.bans), "new_bytes": found.new_bytes}, budget_bytes=budget_bytes,
+            held, strategy=self.name, options={"bans": list(self.bans), "new_bytes": found.new_bytes}, budget_bytes=budget_bytes,
         )  # fmt: skip
         assert plan is not None
         if budget_bytes is not None and plan.peak_bytes > budget_bytes:

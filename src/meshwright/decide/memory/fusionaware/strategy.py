@@ -1,30 +1,33 @@
-"""Plans of the frontier, with the floor and the gap to it."""
+"""The fastest schedule found for any budget, from one search over schedules, with the floor and the gap to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Infeasible
-from ....step_graph import StepGraph, StepPlan
+from ....graph.step_graph import StepGraph, StepPlan
+from ..problem import StepStrategy
 from ..step import size_text
 from .frontier import frontier_of
+from .network import CITE
 
 __all__ = ["CITE", "FusionAware"]
 
-CITE = Cite(
-    key="fusionaware", title="Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", authors="He, Yu", year=2023,
-    venue="MLSys 2023",
-)  # fmt: skip
 EFFORT = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionAware:
+class FusionAware(StepStrategy):
     """`effort`: runs of nodes simulated in the search. `replay_random`: whoever runs the plan restores the generator for what draws again.
     `once`: nothing runs more than twice, which is what a forward and a backward graph can say."""
+
+    name: ClassVar[str] = "fusionaware"
+    cite: ClassVar[Cite] = CITE
+    in_frontier: ClassVar[bool] = True
 
     effort: int = EFFORT
     replay_random: bool = True
@@ -45,7 +48,7 @@ class FusionAware:
         floor = frontier.floor_s(entry.peak_bytes if budget_bytes is None else budget_bytes)
         gap = entry.time_s / floor - 1 if floor > 0 else 0.0
         plan = frontier.lives.plan(
-            entry.hold_from, entry.hold_to, entry.ahead, strategy="fusionaware", options={"origin": entry.origin, "effort": self.effort},
+            entry.hold_from, entry.hold_to, entry.ahead, strategy=self.name, options={"origin": entry.origin, "effort": self.effort},
             budget_bytes=budget_bytes, floor_s=floor, least_bytes=frontier.least_bytes, optimal=gap <= 1e-9,
             notes=(f"at most {gap:.2%} above the bound of any plan within these bytes",),
         )  # fmt: skip

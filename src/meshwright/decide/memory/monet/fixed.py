@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ....step_graph import Alternative, StepGraph, StepNode
+from ....graph.step_graph import Alternative, StepGraph, StepNode
 from .merging import is_view
 from .schedule import Run
 

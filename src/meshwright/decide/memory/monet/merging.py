@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....step_graph import Alternative, StepGraph, StepNode
+from ....graph.step_graph import Alternative, StepGraph, StepNode
 
 __all__ = ["Backward", "Implementation", "Merged", "Moment", "Operator", "Stage", "merged"]
 

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import Infeasible
+from ....graph.step_graph import StepPlan
 from ....kernels.step_search import SEED
-from ....step_graph import StepPlan
 from ..fusionaware.frontier import fastest_within
 from ..step import finished
 from .closure import Closure, closure, floor_bytes

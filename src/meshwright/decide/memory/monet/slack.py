@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ....graph.step_graph import Alternative, StepGraph, StepNode
 from ....simulate.step_memory import simulate_step
-from ....step_graph import Alternative, StepGraph, StepNode
 from ..step import dropped_at_last_use
 from .schedule import Run
 

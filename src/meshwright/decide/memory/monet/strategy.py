@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Infeasible, Unsupported
-from ....step_graph import StepGraph, StepPlan
+from ....graph.step_graph import StepGraph, StepPlan
+from ..problem import StepStrategy
 from ..step import finished
 from .closure import floor_bytes
 from .merging import Merged, merged
@@ -50,11 +51,15 @@ ROUNDING = 1e-9  # of the solver's arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Monet:
+class Monet(StepStrategy):
     """Options. implementations: other implementations may be chosen, `lossy` ones among them;
     exact_operators: up to so many merged forward operators in one programme;
     solver_nodes: branch-and-bound nodes after which the solver stops with a gap; effort: runs of every node
     simulated in ten glances of the search, or in the one that an exact programme begins at."""
+
+    name: ClassVar[str] = "monet"
+    cite: ClassVar[Cite] = CITE
+    chooses_ways: ClassVar[bool] = True
 
     implementations: bool = True
     lossy: bool = True
@@ -137,4 +142,4 @@ class Monet:
         runs, boundary = runs_of(m, decisions)
         if "floor_s" in fields:
             fields["floor_s"] *= 1 - ROUNDING
-        return finished(m.graph, runs, boundary, strategy="monet", options=asdict(self), **fields)
+        return finished(m.graph, runs, boundary, strategy=self.name, options=asdict(self), **fields)

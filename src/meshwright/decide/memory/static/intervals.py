@@ -212,8 +212,8 @@ def _undo(members, k, first, last, lowest, total, kept_lowest, kept_total):  # t
 
 
 @njit(cache=True, nogil=True)
-def search(lower, upper, size, rank, by_load, capacity, node_limit, offset):  # type: ignore[no-untyped-def]
-    """FITS with `offset`, NEVER, or STOPPED after `node_limit` nodes. `lower`, `upper`: moments from 0. Returns (verdict, nodes).
+def search(lower, upper, size, rank, by_load, capacity, node_limit, offset, stop):  # type: ignore[no-untyped-def]
+    """FITS with `offset`, NEVER, or STOPPED after `node_limit` nodes or at `stop[0]`. `lower`, `upper`: moments from 0. Returns (verdict, nodes).
 
     `by_load`: the load goes before `rank`, and is counted anew among the unplaced wherever these fall into parts.
 
@@ -279,7 +279,7 @@ def search(lower, upper, size, rank, by_load, capacity, node_limit, offset):  # 
         t, order = cands[f, tried[f]], ranks[row[f]]
         tried[f] += 1
         nodes += 1
-        if nodes > node_limit:
+        if nodes > node_limit or stop[0]:
             return STOPPED, nodes
         at = lowest[t]
         offset[t], placed[f], next_[f] = at, t, 0

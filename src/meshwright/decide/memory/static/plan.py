@@ -8,17 +8,19 @@ Invariant: a plan at its bound is optimal; every plan is safe in all interleavin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....arena import ArenaPlan, ArenaProblem, Rows
-from ....cite import Cite
+from ....cite import FOLKLORE, Cite
 from ....errors import Infeasible, UsageError
+from ....kernels.effort import Budget, stop_flag, time_is_up
+from ..problem import ArenaStrategy
 from .antichain import heaviest_antichain
 from .improve import improve
 from .intervals import FITS, NEVER, TARGETS, mixed_order, preorders, search
@@ -45,8 +47,11 @@ FEW = 7  # blocks of which every order is tried
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstFit:
+class FirstFit(ArenaStrategy):
     """One placement. Options. by: size, area, span, load or product (size x conflicts), largest first; best_fit: tightest place, not lowest."""
+
+    name: ClassVar[str] = "first-fit"
+    cite: ClassVar[Cite] = FOLKLORE
 
     by: str = "size"
     best_fit: bool = False
@@ -58,31 +63,35 @@ class FirstFit:
             raise UsageError(f"there is no order {self.by!r}", where="by", hint=f"there are: {', '.join(work.orders())}")
         offset = np.full(len(problem.size_bytes), -1, np.int64)
         height = work.place(work.orders()[self.by], self.best_fit, offset)
-        return work.plan("first-fit", height, offset, ((_label(self.by, self.best_fit), height),))
+        return work.plan(self.name, height, offset, ((_label(self.by, self.best_fit), height),))
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticMemory:
+class StaticMemory(ArenaStrategy):
     """Everything. Options. effort: how long to search where the bound is not reached, in units of some seconds; 0: no search. capacity_bytes: if > 0,
-    the arena's size, and Infeasible when no placement is found under it (`data["proved"]`: there is none). seconds: if > 0, an end to the
-    search by the clock, after which the result depends on the machine."""
+    the arena's size, and Infeasible when no placement is found under it (`data["proved"]`: there is none). seconds: if > 0, a net: an end
+    to the search by the clock, which the plan's `cut` tells of."""
+
+    name: ClassVar[str] = "static"
+    cite: ClassVar[Cite] = CITE
 
     effort: int = 1
     capacity_bytes: int = 0
     seconds: float = 0.0
 
     def plan(self, problem: ArenaProblem, *, rng: np.random.Generator) -> ArenaPlan:
-        """Raises: Infeasible for a capacity that is not met; UsageError for a problem that contradicts itself; Unsupported for too many pairs."""
+        """Raises: Infeasible for a capacity that is not met, TimeLimit where the clock cut that search; UsageError for a problem that contradicts
+        itself; Unsupported for too many pairs."""
         if self.effort < 0 or self.capacity_bytes < 0 or self.seconds < 0:
             raise UsageError("options are not negative", where="effort, capacity_bytes, seconds")
-        end = time.monotonic() + self.seconds if self.seconds else float("inf")
         work = _Work.of(problem)
         goal = max(work.bound_bytes, self.capacity_bytes)
         tried: list[tuple[str, int]] = []
         best, best_offset, best_way = -1, np.zeros(0, np.int64), ("size", False)
+        budget = Budget(2 * len(work.orders()) + 2, time_limit_s=self.seconds or float("inf"))
         for by, order in work.orders().items():
             for best_fit in (False, True):
-                if 0 <= best <= goal or (best >= 0 and time.monotonic() > end):
+                if 0 <= best <= goal or not budget.spend():
                     break
                 offset = np.full(len(problem.size_bytes), -1, np.int64)
                 height = work.place(order, best_fit, offset)
@@ -90,27 +99,34 @@ class StaticMemory:
                 if best < 0 or height < best:
                     best, best_offset, best_way = height, offset, (by, best_fit)
         never, unit = 0, 1  # capacities up to `never` are proved too small; every arena worth having is a multiple of `unit`
-        if best > goal and self.effort and work.single and len(problem.size_bytes) <= TARGETS and not problem.runs:
-            found, offset, never, unit = _search(work, best, goal, self.effort, end, rng)
+        searched = bool(best > goal and self.effort and work.single and len(problem.size_bytes) <= TARGETS and not problem.runs)
+        if searched and budget.spend():
+            with budget.net(), stop_flag() as stop:
+                found, offset, never, unit = _search(work, best, goal, self.effort, rng, stop)
             tried.append(("search", found))
             if found < best:
                 best, best_offset = found, offset
-        elif best > goal and len(work.blocks.size_bytes) <= FEW:
+        elif not searched and best > goal and len(work.blocks.size_bytes) <= FEW:
             best, best_offset = work.every_order()
             tried.append(("every order", best))
             never = best - 1
-        if best > goal and self.effort and not never:
+        if best > goal and self.effort and not never and budget.spend():
             by, best_fit = best_way
-            found, offset = improve(
-                work.orders()[by], best_fit, work.blocks, work.pairs, work.life.size_bytes, goal, self.effort * VISITS, rng,
-                lambda: time.monotonic() > end,
-            )  # fmt: skip
+            with budget.net():
+                found, offset = improve(
+                    work.orders()[by], best_fit, work.blocks, work.pairs, work.life.size_bytes, goal, self.effort * VISITS, rng,
+                    time_is_up,
+                )  # fmt: skip
             tried.append(("walk", found))
             if found < best:
                 best, best_offset = found, offset
+        if 0 < self.capacity_bytes < best and budget.cut and not max(work.bound_bytes - 1, never) >= self.capacity_bytes:
+            raise budget.cut.error(f"nothing was placed in {self.capacity_bytes} bytes so far, but in {best}")
         if 0 < self.capacity_bytes < best:
             _refuse(problem, work, best, self.capacity_bytes, never)
-        plan = work.plan("static", max(best, 0), best_offset, tuple(tried))
+        plan = work.plan(self.name, max(best, 0), best_offset, tuple(tried))
+        if budget.cut:
+            plan = replace(plan, cut=(budget.cut.looked, budget.cut.of))
         return replace(plan, optimal=True) if never and best <= never + unit else plan
 
 
@@ -128,7 +144,7 @@ def _refuse(problem: ArenaProblem, work: _Work, best: int, capacity: int, never:
     )  # fmt: skip
 
 
-def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.random.Generator) -> tuple[int, I64, int, int]:
+def _search(work: _Work, best: int, goal: int, effort: int, rng: np.random.Generator, stop: I64) -> tuple[int, I64, int, int]:
     """The goal, then capacities between it and the best arena: (height, offsets, largest capacity proved too small, what heights are multiples of).
 
     A search that is stopped says nothing of other capacities: some that are smaller are found sooner. So each round tries half the way down to the
@@ -146,7 +162,7 @@ def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.
 
     def decided(at: int, most: int) -> bool:
         nonlocal found, offsets, never, left
-        verdict, offset, used = _under(lifetimes, at, min(most, left), end, rng)
+        verdict, offset, used = _under(lifetimes, at, min(most, left), rng, stop)
         left -= used
         if verdict == FITS:
             found = int((offset + size).max())
@@ -158,7 +174,7 @@ def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.
 
     decided(goal, effort * FIRST)
     most, halvings = effort * TRY, 1
-    while (heights := (found - max(never + 1, goal)) // unit) > 0 and left > 0 and time.monotonic() <= end:
+    while (heights := (found - max(never + 1, goal)) // unit) > 0 and left > 0 and not stop[0]:
         if decided(found - max(1, heights >> halvings) * unit, most):
             halvings = 1
         elif heights >> halvings > 1:
@@ -168,7 +184,7 @@ def _search(work: _Work, best: int, goal: int, effort: int, end: float, rng: np.
     return found, offsets, never, unit
 
 
-def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes: int, end: float, rng: np.random.Generator) -> tuple[int, I64, int]:
+def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes: int, rng: np.random.Generator, stop: I64) -> tuple[int, I64, int]:
     """The orders in turns, with twice as many nodes each round; after each as many nodes again in short searches under random orders.
 
     `lifetimes`: (lower, upper, size, width), once for each measure of width. Returns (verdict, offsets, nodes used).
@@ -179,9 +195,9 @@ def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes:
 
     def under(rank: I64, by_load: bool, most: int) -> bool:
         nonlocal left, verdict
-        verdict, used = search(lower, upper, size, rank, by_load, capacity, min(most, left), offset)
+        verdict, used = search(lower, upper, size, rank, by_load, capacity, min(most, left), offset, stop)
         left -= used
-        return verdict in (FITS, NEVER) or left <= 0 or time.monotonic() > end
+        return verdict in (FITS, NEVER) or left <= 0 or bool(stop[0])
 
     while True:
         spent = left
@@ -189,8 +205,8 @@ def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes:
             if under(rank, by_load, limit):
                 return int(verdict), offset, nodes - left
         spent -= left
-        stop = left - spent
-        while left > stop:
+        until = left - spent
+        while left > until:
             if under(mixed_order(*lifetimes[0], rng), False, min(limit, SHORT)):
                 return int(verdict), offset, nodes - left
         limit *= 2

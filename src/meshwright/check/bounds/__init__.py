@@ -1,0 +1,1 @@
+"""Certificates of lower bounds, recomputed in exact rationals."""

@@ -1,0 +1,221 @@
+"""Values of a folded training step: `training`'s induction on the representatives' lanes, a collective over a folded axis adding up images.
+
+What member m of an axis holds is the image of what the representative holds: the m-th part further round where a value has parts, another replica's
+contribution where it is a gradient. So what an all-reduce leaves follows from the representative's value alone: every member's contribution is
+there once exactly when the representative's is a single part (or only its own replica's), and anything else would be added twice. Gradients carry
+what they have been summed over instead of one bit per replica and member: images of equal sets of micro-batches are equal sets.
+
+    findings = check_folded_training(program, programs, layout)
+
+The callees are checked by who calls this. Cost: as `training`, of the stored steps, a collective being one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ...errors import Unsupported
+from ...plan.plan import TrainingLayout
+from ...program.program import Program
+from ..program.deadlock import check_deadlock
+from ..program.order import Order
+from ..program.races import check_races, turns_needed
+from ..program.wellformed import LIMIT, check_wellformed, witness
+from ..training.step import TrainingStep, too_small
+from ..verdict import Finding
+from .shadow import ORBIT, OrbitCall, Shadow, shadow
+
+__all__ = ["FoldedProof", "check_folded_training", "prove_folded"]
+
+
+class FoldedProof:
+    """`shadow` and its `order`, where the program got so far; `found`."""
+
+    def __init__(self, shadow_of: Shadow | None, order: Order | None, found: list[Finding]) -> None:
+        self.shadow, self.order, self.found = shadow_of, order, found
+
+
+def check_folded_training(program: Program, programs: Mapping[str, Program], layout: TrainingLayout | None) -> list[Finding]:
+    """Form, deadlock, races, order of calls and values. Raises: Unsupported where a representative cannot stand for the others, see `shadow`."""
+    return prove_folded(program, programs, layout).found
+
+
+def prove_folded(program: Program, programs: Mapping[str, Program], layout: TrainingLayout | None) -> FoldedProof:
+    """`check_folded_training`, and what it was done on."""
+    made = shadow(program, programs)
+    p = made.program
+    found = check_wellformed(p) or check_deadlock(p)
+    if found:
+        return FoldedProof(made, None, found)
+    order = Order(p, iterations=turns_needed(p))
+    found = check_races(p, order) or _call_order(made, order)
+    if not found and layout is not None:
+        found = too_small(p, layout) or _values(made, order, layout)
+    return FoldedProof(made, order, found)
+
+
+def _call_order(made: Shadow, order: Order) -> list[Finding]:
+    """Calls of a representative on one communicator have a defined order."""
+    p = made.program
+    step = np.flatnonzero(np.isin(p.steps.op, list(made.calls)) & (p.steps.kind == 0)) if made.calls else np.zeros(0, np.int64)
+    comm = np.array([made.calls[int(op)].comm for op in p.steps.op[step]], np.int64)
+    by = np.lexsort((order.rank_in_order[order.node(step, 0)], comm)) if len(step) else step
+    same = comm[by][1:] == comm[by][:-1]
+    first, second = step[by][:-1][same], step[by][1:][same]
+    bad = np.flatnonzero(~order.before(order.node(first, 0), order.node(second, 0)))
+    found = []
+    for k in bad[:LIMIT].tolist():
+        one, two = p.describe(int(first[k])), p.describe(int(second[k]))
+        text = f"{one} and {two} call on one communicator in no defined order; add an `after`"
+        found.append(Finding(check="wellformed", message=text, witness=witness(p, int(second[k]), other_step=int(first[k]))))
+    return found
+
+
+def _values(made: Shadow, order: Order, layout: TrainingLayout) -> list[Finding]:
+    p = made.program
+    if layout.zero_level:
+        raise Unsupported(f"sharding level {layout.zero_level} is not proved folded")
+    if not p.buffers.name:
+        return [Finding(check="values", message="gradients cannot be followed: its buffers have no names", status="unknown")]
+    if layout.ranks != p.ranks:
+        return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
+    step = _FoldedStep(made, order, layout)
+    step.found += step.work()
+    if not step.found:
+        step.run()
+    return step.found[:LIMIT]
+
+
+class _FoldedStep(TrainingStep):
+    """A gradient's quantity ends with what it is summed over: (data replicas, tensor-parallel ranks)."""
+
+    besides = frozenset({ORBIT})
+
+    def __init__(self, made: Shadow, order: Order, layout: TrainingLayout) -> None:
+        self.made = made
+        self.names: list[tuple[object, ...]] = []
+        super().__init__(made.program, order, layout)
+        self.axis = [axis.name for axis in made.axes]
+        for axis in made.axes:
+            stride, size = {"tensor": (1, layout.tensor), "data": (layout.tensor, layout.data)}.get(axis.name, (0, 0))
+            if (axis.stride, axis.size) != (stride, size):
+                raise Unsupported(f"axis {axis.name!r} of the fold is not the layout's")
+        self.place_of_segment = {key: i for stage in layout.stages for i, key in enumerate(stage.segments)}
+
+    def ranks(self) -> Iterable[int]:
+        return sorted(set(self.p.lanes.actor.tolist()))
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+    def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
+        """Bit of B(segment, micro-batch) of the representative, among those of its stage."""
+        return 1 << (self.place_of_segment.get(key, len(self.index)) * self.layout.microbatches + microbatch)
+
+    def gradient(self, key: str, microbatch: int, rank: int, b: int, cell: int) -> int:
+        bit = self._bit(key, microbatch, b)
+        return bit << 32 | self.quantity("gradient", *self.place(rank, b, cell), False, False)
+
+    def _bit(self, key: str, microbatch: int, b: int) -> int:
+        """Shared parameters get contributions of several stages' segments, others of one stage's only."""
+        if ":" not in self.p.buffers.name[b]:
+            return self.contribution(key, microbatch, 0)
+        return 1 << (self.index.get(key, len(self.index)) * self.layout.microbatches + microbatch)
+
+    def whole_gradient(self, rank: int, b: int, cell: int) -> int:
+        place = self.place(rank, b, cell)
+        bits = 0
+        for key in self.users.get(place, set()):
+            for m in range(self.layout.microbatches):
+                bits |= self._bit(key, m, b)
+        return bits << 32 | self.quantity("gradient", *place, "data" in self.axis, len(self.group(place[0], 0)) > 1) if bits else 0
+
+    # ---- collectives over a folded axis ----------------------------------------------------------------------------
+    def compute(self, step: int, turn: int) -> None:
+        op = int(self.p.steps.op[step])
+        if self.p.ops.name[op] != ORBIT or op not in self.made.calls:
+            super().compute(step, turn)
+            return
+        if len(self.found) < LIMIT:
+            self.collective(step, self.made.calls[op])
+
+    def collective(self, step: int, call: OrbitCall) -> None:
+        axis = self.made.axes[call.axis]
+        root, lo, hi = self.locate(call.buffer, 0, int(self.p.buffers.chunks[call.buffer]), 0)
+        memory = self.memory[root]
+        if call.kind == "all-reduce":
+            self.store(root, lo, hi, [self.summed(memory[cell], axis.name, step) for cell in range(lo, hi)], step)
+            return
+        size, slot = axis.size, (hi - lo) // axis.size
+        if (hi - lo) % size:
+            raise Unsupported(f"cells of {self.p.buffer_name(call.buffer)} do not divide into {size} parts")
+        if call.kind == "all-gather":
+            fresh = [self.image(memory[lo + k], axis.name, m) for m in range(size) for k in range(slot)]
+            self.store(root, lo, hi, fresh, step)
+            return
+        kept = []
+        for k in range(slot):
+            total = memory[lo + k]
+            for m in range(1, size):
+                total = self.add(total, self.image(memory[lo + (size - m) * slot + k], axis.name, m), step)
+            kept.append(total)
+        self.store(root, lo, hi, kept + [self.garbage] * (hi - lo - slot), step)
+
+    def quantity(self, *name: object) -> int:
+        number = self.number.get(name)
+        if number is None:
+            self.names.append(name)
+            number = self.number[name] = len(self.names)
+        return number
+
+    def name_of(self, value: int) -> tuple[object, ...]:
+        """The quantity's name."""
+        return self.names[(value & 0xFFFFFFFF) - 1]
+
+    def fields(self, name: tuple[object, ...]) -> list[int]:
+        """Widths of the bit fields of a value's contributions: one bit, or one for each tensor-parallel rank."""
+        value = str(name[1])
+        if name[0] == "act":
+            return [self.parts(self.maker[value], value, gradient=False)] if value in self.maker else [1]
+        return [self.parts(s, value, gradient=True) for s in self.readers.get(value, [])]
+
+    def summed(self, value: int, axis: str, step: int) -> int:
+        """The sum of a representative's value and of all its images along an axis, where none is counted twice."""
+        if value <= 0:
+            return value
+        name = self.name_of(value)
+        if name[0] == "gradient":
+            group, done = name[1:-2], list(name[-2:])
+            whole = self.group(str(name[1]), 0)
+            at = 0 if axis == "data" else 1
+            if done[at] or (axis == "tensor" and len(whole) != self.layout.tensor):
+                return -1 - step
+            done[at] = True
+            return value & ~0xFFFFFFFF | self.quantity("gradient", *group, *done)
+        if name[0] not in ("act", "grad") or axis != "tensor" or name[-1] != -1:
+            return -1 - step  # what every member has alike, or each for itself
+        bits, out, first = value >> 32, 0, 0
+        for width in self.fields(name):
+            mine = bits >> first & (1 << width) - 1
+            if mine and (width != self.layout.tensor or mine & (mine - 1)):
+                return -1 - step
+            out |= ((1 << width) - 1) << first if mine else 0
+            first += width
+        return out << 32 | value & 0xFFFFFFFF
+
+    def image(self, value: int, axis: str, by: int) -> int:
+        """What the member `by` further along the tensor axis holds where the representative holds `value`."""
+        if value <= 0 or not by:
+            return value
+        name = self.name_of(value)
+        if name[0] not in ("act", "grad") or axis != "tensor":
+            raise Unsupported(f"images of {name[0]!r} along the axis {axis!r} are not followed")
+        bits, out, first = value >> 32, 0, 0
+        for width in self.fields(name):
+            mine = bits >> first & (1 << width) - 1
+            turn = by % width
+            out |= ((mine << turn | mine >> width - turn) & (1 << width) - 1) << first
+            first += width
+        part = name[-1]
+        there = (int(str(part)) + by) % self.layout.tensor if part != -1 else -1
+        return out << 32 | self.quantity(*name[:-1], there)

@@ -1,0 +1,340 @@
+"""Memory: the peak over every order a program allows, exactly, and the peak of one given order.
+
+A buffer is alive from the start of the first step that writes it (a receive: from when it may be posted) to the end of the last
+step of `last`; without `last`, or persistent, to the end; never written, from the beginning. Workspaces live with their step. Aliases
+share the bytes of their root; a repeated lane's slices are allocated together and live until the program ends. Only device memory counts.
+
+Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes
+for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
+(Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
+buffer has one first writer and one last step under happens-before; otherwise, and beyond FLOW_LIMIT, an upper bound, and said so. Programs of
+SWEPT_FROM buffers and more get the bound of `memory_sweep`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...fabric.fabric import Fabric
+from ...program.program import Kind, Program, Space
+from ..verdict import Finding
+from .order import Addresses, Ints, Order, accesses
+from .staging import staging_bytes
+from .sweep import posted_ahead, swept_peaks
+
+__all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
+
+FLOW_LIMIT = 60_000  # closure nodes of one actor
+SWEPT_FROM = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstMemory:
+    """Per actor. `staging_bytes`: depth x message bytes of channels whose data cannot go straight into its buffer (see `staging`)."""
+
+    peak_bytes: tuple[int, ...]
+    staging_bytes: tuple[int, ...]
+    exact: tuple[bool, ...]
+    alive: tuple[tuple[int, ...], ...]  # buffers alive at the worst moment, the certificate
+    steps: tuple[tuple[int, ...], ...]  # steps whose workspace counts at that moment
+
+
+@dataclass
+class _Lifetimes:
+    """Elements (root buffers and workspaces): bytes, first writers and last steps as nodes; -1 = before all, after all."""
+
+    actor: list[int]
+    size: list[int]
+    what: list[int]  # buffer, or -1 - step for a workspace
+    begins: list[list[int]]
+    ends: list[list[int]]
+
+
+def _lifetimes(p: Program, order: Order) -> _Lifetimes:
+    a, where = accesses(p), Addresses(p)
+    n = len(p.buffers)
+    turns = np.ones(p.ranks + p.switches, np.int64)
+    np.maximum.at(turns, p.lanes.actor, p.lanes.repeat)
+    slices = np.where(where.window > 0, np.minimum(where.window, turns[p.buffers.actor]), turns[p.buffers.actor]) if n else where.window
+    repeated = p.lanes.repeat[p.lane_of_step()] > 1
+    writers: list[list[int]] = [[] for _ in range(n)]
+    bound = np.zeros(n, bool)  # touched by a repeated lane: dies only at the end
+    for buffer, step, writes in zip(where.root[a.buffer].tolist(), a.step.tolist(), a.write.tolist(), strict=True):
+        bound[buffer] |= repeated[step]
+        if writes:
+            writers[buffer].append(step)
+    read_first = _read_before_written(p, order, where)
+    life = _Lifetimes([], [], [], [], [])
+    for b in np.flatnonzero((where.root == np.arange(n)) & (p.buffers.space == Space.DEVICE)).tolist():
+        from_start = p.buffers.persistent[b] or not writers[b] or b in read_first
+        to_end = p.buffers.persistent[b] or not len(p.buffers.last[b]) or bound[b]
+        real = 0 if not int(p.buffers.chunk_bytes[b]) and p.buffers.size[b] < 0 else int(where.size[b] * slices[b])
+        life.actor.append(int(p.buffers.actor[b]))
+        life.size.append(real)
+        life.what.append(b)
+        life.begins.append([] if from_start else _extreme(order, sorted(set(writers[b])), first=True))
+        life.ends.append([] if to_end else _extreme(order, sorted(set(p.buffers.last[b].tolist())), first=False))
+    for step in np.flatnonzero(p.steps.kind == Kind.COMPUTE).tolist():
+        temp = int(p.ops.workspace_bytes[p.steps.op[step]])
+        if temp:
+            node = int(order.node(np.array([step]), 0)[0])
+            life.actor.append(int(p.lanes.actor[order.lane_of_step[step]]))
+            life.size.append(temp)
+            life.what.append(-1 - step)
+            life.begins.append([node])
+            life.ends.append([node])
+    return life
+
+
+def _read_before_written(p: Program, order: Order, where: Addresses) -> set[int]:
+    """Roots whose first access in one topological order reads: they hold something from the beginning (inputs, in-place buffers)."""
+    a = accesses(p)
+    by = np.lexsort((a.write, order.rank_in_order[order.node(a.step, 0)]))
+    roots = where.root[a.buffer[by]]
+    firsts, at = np.unique(roots, return_index=True)
+    accumulates = p.steps.kind[a.step] == Kind.COMPUTE
+    reads = a.read[by][at] & ~(a.write[by][at] & accumulates[by][at])  # accumulating into a fresh buffer starts at zero
+    return {int(r) for r, x in zip(firsts, reads, strict=True) if x and p.buffers.role[r] not in (3, 5)}
+
+
+def _extreme(order: Order, steps: list[int], *, first: bool) -> list[int]:
+    """Nodes of the steps that no other one precedes (or follows)."""
+    nodes = order.node(np.array(steps, dtype=np.int64), 0)
+    best: dict[int, int] = {}  # one per lane suffices
+    for v in nodes.tolist():
+        lane = int(order.lane[v])
+        best[lane] = v if lane not in best else (min if first else max)(best[lane], v)
+    left = np.array(sorted(best.values()), dtype=np.int64)
+    if len(left) == 1:
+        return [int(left[0])]
+    i, j = np.repeat(left, len(left)), np.tile(left, len(left))
+    before = order.before(i, j).reshape(len(left), len(left))
+    beaten = before.any(axis=0) if first else before.any(axis=1)
+    return [int(v) for v in left[~beaten]]
+
+
+def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
+    """Peak bytes of every actor over all orders of the program (call-free, well-formed, live)."""
+    order = order or Order(p)
+    actors = p.ranks + p.switches
+    if len(p.buffers) >= SWEPT_FROM and not np.any(p.lanes.repeat > 1):
+        nothing: tuple[tuple[int, ...], ...] = ((),) * actors
+        staged = tuple(staging_bytes(p, order).tolist())
+        return WorstMemory(peak_bytes=tuple(swept_peaks(p, order)), staging_bytes=staged, exact=(False,) * actors, alive=nothing, steps=nothing)
+    life = _lifetimes(p, order)
+    peaks, exact = [0] * actors, [True] * actors
+    alive: list[tuple[int, ...]] = [()] * actors
+    steps: list[tuple[int, ...]] = [()] * actors
+    of: list[list[int]] = [[] for _ in range(actors)]
+    for e, actor in enumerate(life.actor):
+        of[actor].append(e)
+    for actor in range(actors):
+        peaks[actor], exact[actor], held = _worst(order, life, of[actor])
+        alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)
+        steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
+    staging = staging_bytes(p, order)
+    return WorstMemory(peak_bytes=tuple(peaks), staging_bytes=tuple(staging.tolist()), exact=tuple(exact), alive=tuple(alive), steps=tuple(steps))
+
+
+def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bool, list[int]]:
+    """Worst moment of one actor: bytes, whether exact, elements alive."""
+    exact = True
+    weight: dict[int, int] = {}  # event 2·node = start, 2·node + 1 = end
+    fixed, single = 0, []
+    for e in elements:
+        if not life.size[e]:
+            continue
+        begins, ends = life.begins[e], life.ends[e]
+        exact &= len(begins) <= 1 and len(ends) <= 1
+        if len(ends) > 1:  # dies when all are done; letting it live on is a bound from above
+            ends = []
+        if len(begins) != 1:  # any of several may be first: from the beginning is a bound from above
+            begins = []
+        if not begins and not ends:
+            fixed += life.size[e]
+        else:
+            single.append((e, begins, ends))
+        if not begins and ends:
+            fixed += life.size[e]
+        for node in begins:
+            weight[2 * node] = weight.get(2 * node, 0) + life.size[e]
+        for node in ends:
+            weight[2 * node + 1] = weight.get(2 * node + 1, 0) - life.size[e]
+    events = sorted(weight)
+    if len(events) > FLOW_LIMIT:
+        return fixed + sum(w for w in weight.values() if w > 0), False, []
+    closed, gain = _closure(order, events, weight)
+    held = [e for e in elements if life.size[e] and not life.begins[e] and not life.ends[e]]
+    for e, begins, ends in single:
+        if all(2 * v in closed for v in begins) and not any(2 * v + 1 in closed for v in ends):
+            held.append(e)
+    return fixed + gain, exact, held
+
+
+def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[set[int], int]:
+    """A predecessor-closed set of events of largest weight."""
+    if not events:
+        return set(), 0
+    node = np.array([v // 2 for v in events], dtype=np.int64)
+    is_end = np.array([v % 2 for v in events], dtype=bool)
+    lanes = np.unique(order.lane[node])
+    index = np.arange(len(events))
+    arcs: set[tuple[int, int]] = set()  # event -> event that must come before it
+    ahead = posted_ahead(order)
+    posted = ~is_end & (ahead[node] >= 0)
+    for lane in lanes.tolist():
+        seen = np.where(posted, -1, order.last_ancestor(node, lane))
+        if posted.any():
+            seen[posted] = order.last_before_post(node[posted], ahead[node[posted]], lane)
+        mine = index[order.lane[node] == lane]  # sorted by position, a start before its end
+        place = 2 * order.position[node[mine]] + is_end[mine]
+        bound = 2 * seen + 1  # everything up to the end of that ancestor
+        own = order.lane[node] == lane
+        bound[own & is_end] = 2 * order.position[node[own & is_end]]
+        k = np.searchsorted(place, bound, side="right") - 1
+        for v in np.flatnonzero(k >= 0).tolist():
+            arcs.add((v, int(mine[k[v]])))
+    flow = _Flow(len(events) + 2)
+    source, sink = len(events), len(events) + 1
+    total = 0
+    for v, event in enumerate(events):
+        w = weight[event]
+        if w > 0:
+            flow.arc(source, v, w)
+            total += w
+        elif w < 0:
+            flow.arc(v, sink, -w)
+    for a, b in sorted(arcs):
+        flow.arc(a, b, 1 << 62)
+    value = flow.maximum(source, sink)
+    reached = flow.side(source)
+    return {events[v] for v in range(len(events)) if reached[v]}, total - value
+
+
+class _Flow:
+    """Maximum flow in integers (Dinic), arrays of arcs, no recursion."""
+
+    def __init__(self, n: int) -> None:
+        self.head: list[list[int]] = [[] for _ in range(n)]
+        self.to: list[int] = []
+        self.room: list[int] = []
+
+    def arc(self, a: int, b: int, capacity: int) -> None:
+        for x, y, c in ((a, b, capacity), (b, a, 0)):
+            self.head[x].append(len(self.to))
+            self.to.append(y)
+            self.room.append(c)
+
+    def levels(self, source: int) -> list[int]:
+        level = [-1] * len(self.head)
+        level[source] = 0
+        queue = deque([source])
+        while queue:
+            v = queue.popleft()
+            for e in self.head[v]:
+                if self.room[e] and level[self.to[e]] < 0:
+                    level[self.to[e]] = level[v] + 1
+                    queue.append(self.to[e])
+        return level
+
+    def maximum(self, source: int, sink: int) -> int:
+        total = 0
+        while (level := self.levels(source))[sink] >= 0:
+            at = [0] * len(self.head)
+            path: list[int] = []
+            v = source
+            while True:
+                if v == sink:
+                    amount = min(self.room[e] for e in path)
+                    total += amount
+                    for e in path:
+                        self.room[e] -= amount
+                        self.room[e ^ 1] += amount
+                    keep = next(k for k, e in enumerate(path) if not self.room[e])
+                    v = self.to[path[keep] ^ 1]
+                    del path[keep:]
+                    continue
+                arcs = self.head[v]
+                while at[v] < len(arcs):
+                    e = arcs[at[v]]
+                    if self.room[e] and level[self.to[e]] == level[v] + 1:
+                        break
+                    at[v] += 1
+                if at[v] < len(arcs):
+                    path.append(arcs[at[v]])
+                    v = self.to[path[-1]]
+                elif path:
+                    v = self.to[path.pop() ^ 1]
+                    at[v] += 1
+                else:
+                    break
+        return total
+
+    def side(self, source: int) -> list[bool]:
+        return [x >= 0 for x in self.levels(source)]
+
+
+def worst_order_peaks(p: Program, order: Order | None = None) -> list[int]:
+    """Worst-order peak plus staging, per rank, in bytes."""
+    worst = worst_order_memory(p, order)
+    return [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)][: p.ranks]
+
+
+def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray, order: Order | None = None) -> tuple[int, ...]:
+    """Peak bytes per actor of one timeline: `start_s`, `end_s` per step (repeat 1). At one instant, ends free before starts take.
+
+    A receive's buffer counts from when the receive may be posted: the end of what it follows in its lane and by `after`, save the receives
+    right before it that its channel's depth lets be open at the same time (`posted_ahead`); it waits for what those wait for.
+    """
+    order = order or Order(p)
+    life = _lifetimes(p, order)
+    ends = np.asarray(end_s, dtype=np.float64)
+    ready = np.zeros(order.n)  # when what a node is `after` is done
+    local = ~order.cross_match
+    np.maximum.at(ready, order.cross_dst[local], ends[order.step[order.cross_src[local]]])
+    start = np.asarray(start_s, dtype=np.float64)[order.step]
+    ahead = posted_ahead(order)
+    for v in np.flatnonzero(ahead >= 0).tolist():
+        first = v - int(ahead[v])
+        before = float(ends[order.step[first - 1]]) if order.position[first] > 0 else 0.0
+        start[v] = min(start[v], max(before, float(ready[first : v + 1].max())))
+    end = np.asarray(end_s, dtype=np.float64)[order.step]
+    peaks = []
+    for actor in range(p.ranks + p.switches):
+        events: list[tuple[float, int, int]] = []
+        for e in (e for e, who in enumerate(life.actor) if who == actor):
+            begin = float(start[life.begins[e]].min()) if life.begins[e] else -np.inf
+            until = float(end[life.ends[e]].max()) if life.ends[e] else np.inf
+            if until == begin:  # a step without duration still holds what it uses
+                until = float(np.nextafter(until, np.inf))
+            events += [(begin, 1, life.size[e]), (until, 0, -life.size[e])]
+        now = peak = 0
+        for _, _, change in sorted(events):
+            now += change
+            peak = max(peak, now)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def check_memory(p: Program, worst: WorstMemory, fabric: Fabric, placement: Iterable[str]) -> list[Finding]:
+    """Worst-order peak plus staging against every device's memory; the smallest violated limit comes first."""
+    over = []
+    for rank, name in enumerate(list(placement)[: p.ranks]):
+        limit = fabric.device(name).memory_bytes
+        need = worst.peak_bytes[rank] + worst.staging_bytes[rank]
+        if limit and need > limit:
+            over.append((limit, rank, name, need))
+    found = []
+    for limit, rank, name, need in sorted(over):
+        sure = worst.exact[rank]
+        text = f"rank {rank} on {name} can need {need} bytes in some order, it has {limit}"
+        if not worst.exact[rank]:
+            text += " (the need is an upper bound)"
+        largest = sorted(worst.alive[rank], key=lambda b: (-int(p.buffers.chunk_bytes[b] * p.buffers.chunks[b]), b))[:4]
+        facts = {"rank": rank, "device": name, "need_bytes": need, "limit_bytes": limit, "largest": [p.buffer_name(b) for b in largest]}
+        found.append(Finding(check="memory", message=text, witness=facts, status="wrong" if sure else "unknown"))
+    return found

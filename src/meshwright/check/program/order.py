@@ -1,0 +1,374 @@
+"""What every check reads a program as: messages, accesses, addresses, and the happens-before order of its (step, iteration) nodes.
+
+Happens-before = lane order + `after` + channel matching (the j-th send with the j-th receive). Credits are not in it.
+`Order` unrolls the first `iterations` turns of every lane. It is exact for questions about turns i and i+d, d < iterations:
+every edge leads to the same or a later turn and is the same at every turn, so a path between turns i and i+d exists
+exactly if the one between turns 0 and d does. `Order.before` answers by vector clocks: per node the position of the last ancestor in each
+lane. Only nodes with an edge from another lane ("joins") carry a clock row, with columns for the lanes of their connected component.
+Where that would be too much, it walks back from every node asked about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import TimeLimit
+from ...program.program import Kind, Part, Program
+
+__all__ = ["Accesses", "Addresses", "Messages", "Order", "accesses", "messages", "topological", "wait_once"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+BLOCK = 64  # lanes per clock block
+CLOCK_LIMIT = 60_000_000  # clock entries that are computed and kept; beyond it `before` searches
+SEARCH_LIMIT = 30_000_000  # joins visited by searches
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Matched messages of one iteration: `send[k]` and `recv[k]` are steps, `ordinal[k]` counts within `channel[k]`."""
+
+    channel: Ints
+    ordinal: Ints
+    send: Ints
+    recv: Ints
+    per_channel: Ints
+
+
+def ports(p: Program, part: Part, in_set: Part, column: str) -> tuple[Ints, Ints]:
+    """(step, channel) of every send or receive, channel sets expanded, in step order."""
+    s = p.steps
+    chan = getattr(s, column).astype(np.int64)
+    has = (s.kind == Kind.TRANSFER) & ((s.parts & part) != 0)
+    single = np.flatnonzero(has & ((s.parts & in_set) == 0))
+    multi = np.flatnonzero(has & ((s.parts & in_set) != 0))
+    if not len(multi):
+        return single.astype(np.int64), chan[single]
+    sets = p.channels.sets
+    width = np.diff(sets.ptr)[chan[multi]]
+    step = np.concatenate([single, np.repeat(multi, width)])
+    channel = np.concatenate([chan[single], *[sets[int(c)] for c in chan[multi]]])
+    order = np.argsort(step, kind="stable")
+    return step[order], channel[order].astype(np.int64)
+
+
+def messages(p: Program) -> Messages:
+    """Match sends and receives; the caller has checked that their counts agree."""
+    send_step, send_chan = ports(p, Part.SEND, Part.OUT_SET, "chan_out")
+    recv_step, recv_chan = ports(p, Part.RECV, Part.IN_SET, "chan_in")
+    by_send, by_recv = np.argsort(send_chan, kind="stable"), np.argsort(recv_chan, kind="stable")
+    per_channel = np.bincount(send_chan, minlength=len(p.channels)).astype(np.int64)
+    channel = send_chan[by_send]
+    first = np.concatenate([[0], np.cumsum(per_channel)[:-1]]) if len(per_channel) else np.zeros(0, np.int64)
+    return Messages(channel, np.arange(len(channel)) - first[channel], send_step[by_send], recv_step[by_recv], per_channel)
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Which chunks a step touches: ranges (buffer, chunk, count); `read` and `write` may both hold."""
+
+    step: Ints
+    buffer: Ints
+    chunk: Ints
+    count: Ints
+    read: Bools
+    write: Bools
+
+
+def accesses(p: Program) -> Accesses:
+    s, o = p.steps, p.ops
+    transfer = s.kind == Kind.TRANSFER
+    reads = transfer & ((s.parts & Part.READ) != 0)
+    into = transfer & ((s.parts & Part.STORE) != 0)
+    adds_present = into & ((s.parts & Part.ADD) != 0) & ((s.parts & Part.RECV) == 0)  # dst + src -> dst
+    found: list[list[Ints]] = []
+
+    def put(step: Any, buffer: Any, chunk: Any, count: Any, read: Any, write: Any) -> None:
+        found.append([np.asarray(x, dtype=np.int64) for x in (step, buffer, chunk, count, read, write)])
+
+    at = np.flatnonzero(reads)
+    put(at, s.src_buffer[at], s.src_chunk[at], s.count[at], np.ones(len(at)), np.zeros(len(at)))
+    at = np.flatnonzero(into)
+    put(at, s.dst_buffer[at], s.dst_chunk[at], s.count[at], adds_present[at], np.ones(len(at)))
+    work = np.flatnonzero(s.kind == Kind.COMPUTE)
+    for csr, writes in ((o.reads, False), (o.writes, True)):
+        if not len(work) or not len(csr.values):
+            continue
+        ptr = csr.ptr.astype(np.int64) // 3
+        width = (ptr[1:] - ptr[:-1])[s.op[work]]
+        step = np.repeat(work, width)
+        inner = np.arange(len(step)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)
+        row = csr.values.reshape(-1, 3)[np.repeat(ptr[s.op[work]], width) + inner]
+        accumulate = o.accumulate[s.op[step]] != 0 if writes else np.ones(len(step))
+        put(step, row[:, 0], row[:, 1], row[:, 2], accumulate, np.full(len(step), writes))
+    step, buffer, chunk, count, read, write = (np.concatenate([f[k] for f in found]) for k in range(6))
+    keep = (buffer >= 0) & (count > 0)
+    return Accesses(step[keep], buffer[keep], chunk[keep], count[keep], read[keep] != 0, write[keep] != 0)
+
+
+class Addresses:
+    """Where chunks lie: root buffer (aliases followed), byte offset in it, and one slice per resident iteration.
+
+    A slice of an alias lies in the same slice of its root. Sizes by symbol count with their upper bound.
+    """
+
+    def __init__(self, p: Program) -> None:
+        b = p.buffers
+        self.program = p
+        self.unit: Ints = np.where(b.size >= 0, p.sizes.upper[np.maximum(b.size, 0)] if len(p.sizes) else 0, b.chunk_bytes).astype(np.int64)
+        self.unit = np.where((self.unit == 0) & (b.alias_of < 0), 1, self.unit)  # empty buffers still order their users
+        self.size: Ints = self.unit * b.chunks
+        self.root: Ints = np.arange(len(b), dtype=np.int64)
+        self.offset: Ints = np.zeros(len(b), np.int64)
+        up, step = b.alias_of.astype(np.int64), b.alias_offset_bytes.astype(np.int64)
+        while np.any(live := up >= 0):  # alias chains are short and acyclic (wellformed)
+            self.offset = np.where(live, self.offset + step, self.offset)
+            self.root = np.where(live, up, self.root)
+            step, up = np.where(live, b.alias_offset_bytes[np.maximum(up, 0)], 0), np.where(live, b.alias_of[np.maximum(up, 0)], -1)
+        self.window: Ints = b.window.astype(np.int64)
+
+    def slot(self, buffer: Ints, iteration: Ints) -> Ints:
+        w = self.window[buffer]
+        return np.where(w > 0, iteration % np.maximum(w, 1), iteration)
+
+    def span(self, buffer: Ints, chunk: Ints, count: Ints, iteration: Ints) -> tuple[Ints, Ints, Ints]:
+        """(root, first byte, end byte) of chunk ranges at an iteration."""
+        root = self.root[buffer]
+        lo = self.slot(buffer, iteration) * self.size[root] + self.offset[buffer] + chunk * self.unit[buffer]
+        return root, lo, lo + count * self.unit[buffer]
+
+    def chunk_at(self, buffer: int, byte: int) -> int:
+        """Chunk of `buffer` that holds a byte of its root (within a slice)."""
+        inside = byte % max(1, int(self.size[self.root[buffer]])) - int(self.offset[buffer])
+        return max(0, inside) // max(1, int(self.unit[buffer]))
+
+
+def wait_once(p: Program, lane_of: Ints) -> Bools:
+    """Which `after` edges lead from a lane of repeat 1 into a repeated lane."""
+    s = p.steps
+    owner = np.repeat(np.arange(len(s)), np.diff(s.after_ptr))
+    out: Bools = (p.lanes.repeat[lane_of[s.after_step]] == 1) & (p.lanes.repeat[lane_of[owner]] > 1)
+    return out
+
+
+def topological(n: int, src: Ints, dst: Ints) -> Ints:
+    """Nodes in an order that respects the edges; shorter than `n` if there is a cycle (then cycle nodes and all after them lack)."""
+    by = np.argsort(src, kind="stable")
+    succ = dst[by].tolist()
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))]).tolist()
+    waiting = np.bincount(dst, minlength=n)
+    order = np.flatnonzero(waiting == 0).tolist()
+    left = waiting.tolist()
+    for v in order:  # grows while it is walked
+        for w in succ[ptr[v] : ptr[v + 1]]:
+            left[w] -= 1
+            if not left[w]:
+                order.append(w)
+    return np.array(order, dtype=np.int64)
+
+
+class Order:
+    """Nodes (step, iteration) of the first `iterations` turns, cross edges, a topological order, and `before`."""
+
+    def __init__(self, p: Program, *, iterations: int = 1) -> None:
+        self.program = p
+        la, s = p.lanes, p.steps
+        self.lane_of_step = p.lane_of_step().astype(np.int64)
+        self.turns: Ints = np.minimum(la.repeat, iterations).astype(np.int64)
+        self.length: Ints = (la.end - la.start).astype(np.int64)
+        self.base: Ints = np.concatenate([[0], np.cumsum(self.turns * self.length)]).astype(np.int64)
+        self.n = int(self.base[-1])
+        self.lane: Ints = np.repeat(np.arange(len(la)), self.turns * self.length)
+        self.position: Ints = np.arange(self.n) - self.base[self.lane]
+        width = np.maximum(self.length, 1)[self.lane]
+        self.iteration: Ints = self.position // width
+        self.step: Ints = la.start[self.lane] + self.position % width
+        owner = np.repeat(np.arange(len(s)), np.diff(s.after_ptr))
+        once = wait_once(p, self.lane_of_step)
+        m = messages(p)
+        edges: list[tuple[Ints, Ints]] = []
+        for i in range(iterations):
+            lag = s.after_lag.astype(np.int64)
+            use = np.where(once, i == 0, (lag <= i) & (self.turns[self.lane_of_step[owner]] > i))
+            edges.append((self.node(s.after_step[use], np.where(once[use], 0, i - lag[use])), self.node(owner[use], i)))
+            use = self.turns[self.lane_of_step[m.send]] > i
+            edges.append((self.node(m.send[use], i), self.node(m.recv[use], i)))
+        self.cross_src: Ints = np.concatenate([e[0] for e in edges])
+        self.cross_dst: Ints = np.concatenate([e[1] for e in edges])
+        self.cross_match: Bools = np.concatenate([np.full(len(e[0]), k % 2 == 1) for k, e in enumerate(edges)])
+        inner = np.flatnonzero(self.position > 0)
+        self.order = topological(self.n, np.concatenate([inner - 1, self.cross_src]), np.concatenate([inner, self.cross_dst]))
+        self.rank_in_order: Ints = np.zeros(self.n, np.int64)
+        self.rank_in_order[self.order] = np.arange(len(self.order))
+        self._joins()
+        self._components()
+        self._cache: dict[int, NDArray[np.int32]] = {}
+
+    def node(self, step: Any, iteration: Any) -> Ints:
+        lane = self.lane_of_step[step]
+        out: Ints = self.base[lane] + iteration * self.length[lane] + step - self.program.lanes.start[lane]
+        return out
+
+    def _joins(self) -> None:
+        """Join rows: node -> last join at or before it in its lane (0 = none; rows start at 1)."""
+        is_join = np.zeros(self.n, bool)
+        is_join[self.cross_dst] = True
+        joins = np.flatnonzero(is_join)
+        row = np.zeros(self.n, np.int64)
+        row[joins] = np.arange(1, len(joins) + 1)
+        last = np.maximum.accumulate(np.where(is_join, row, 0)) if self.n else row
+        first_of_lane = np.where(self.position == 0, np.arange(self.n), 0)
+        start = np.maximum.accumulate(first_of_lane) if self.n else first_of_lane
+        owner = np.concatenate([[-1], joins])
+        self.row: Ints = np.where(owner[last] >= start, last, 0)
+        self.row_before: Ints = np.where(self.position > 0, np.concatenate([[0], self.row[:-1]]), 0) if self.n else self.row
+        self.rows = len(joins) + 1
+        self.join_nodes: Ints = joins
+
+    def _components(self) -> None:
+        """Lanes that can influence each other, and blocks of BLOCK of them: a clock has no columns for other components."""
+        lanes = len(self.program.lanes)
+        label = list(range(lanes))
+
+        def find(x: int) -> int:
+            while label[x] != x:
+                label[x] = label[label[x]]
+                x = label[x]
+            return x
+
+        pairs = np.unique(self.lane[self.cross_src] * lanes + self.lane[self.cross_dst])
+        for pair in pairs.tolist():
+            label[find(pair // lanes)] = find(pair % lanes)
+        component = np.array([find(x) for x in range(lanes)], dtype=np.int64)
+        by = np.argsort(component, kind="stable")
+        first = np.searchsorted(component[by], component[by])
+        place = np.arange(lanes) - first
+        self.component, self.block_of_lane, self.column = component, np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        new_block = (place % BLOCK == 0).astype(np.int64)
+        self.block_of_lane[by] = np.cumsum(new_block) - 1
+        self.column[by] = place % BLOCK
+        self.lanes_of_block = np.split(by, np.flatnonzero(new_block)[1:]) if lanes else []
+        owner = self.component[self.lane[self.join_nodes]] if len(self.join_nodes) else self.join_nodes
+        by_row = np.argsort(owner, kind="stable")
+        self.local_row = np.zeros(self.rows, np.int64)  # row within its component, 0 = none
+        if len(owner):
+            self.local_row[1 + by_row] = 1 + np.arange(len(owner)) - np.searchsorted(owner[by_row], owner[by_row])
+        self.rows_of = np.bincount(owner, minlength=lanes) + 1 if lanes else self.local_row
+        width = np.array([len(x) for x in self.lanes_of_block], dtype=np.int64)
+        lead = np.array([int(x[0]) for x in self.lanes_of_block], dtype=np.int64)
+        self.clock_cost = int((self.rows_of[self.component[lead]] * width).sum()) if len(lead) else 0
+
+    def clocks(self, block: int) -> NDArray[np.int32]:
+        """Per join row (`local_row`) of the block's component the last ancestor position in the lanes of the block (-1: none)."""
+        if block in self._cache:
+            return self._cache[block]
+        lanes = self.lanes_of_block[block]
+        here = int(self.component[lanes[0]])
+        clock = np.full((int(self.rows_of[here]), len(lanes)), -1, np.int32)
+        mine = np.flatnonzero(self.component[self.lane[self.cross_dst]] == here)
+        mine = mine[np.argsort(self.rank_in_order[self.cross_dst[mine]], kind="stable")]
+        target, source = self.cross_dst[mine], self.cross_src[mine]
+        source_row, source_pos = self.local_row[self.row[source]].tolist(), self.position[source].tolist()
+        column = np.where(self.block_of_lane[self.lane[source]] == block, self.column[self.lane[source]], -1).tolist()
+        rows, before = self.local_row[self.row[target]].tolist(), self.local_row[self.row_before[target]].tolist()
+        previous = -1
+        maximum = np.maximum
+        for k, row in enumerate(rows):
+            at = clock[row]
+            if row != previous:
+                at[:] = clock[before[k]]
+                previous = row
+            if source_row[k]:
+                maximum(at, clock[source_row[k]], out=at)
+            c = column[k]
+            if c >= 0 and at[c] < source_pos[k]:
+                at[c] = source_pos[k]
+        if self.clock_cost <= CLOCK_LIMIT:
+            self._cache[block] = clock
+        return clock
+
+    def before(self, a: Ints, b: Ints) -> Bools:
+        """Whether node a[k] happens before node b[k] (strictly), for every k. Raises TimeLimit where that takes too long."""
+        out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
+        across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
+        across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
+        if self.clock_cost > CLOCK_LIMIT:
+            out[across] = self._search(a[across], b[across])
+            return out
+        block = self.block_of_lane[self.lane[a[across]]]
+        for which in np.unique(block).tolist():
+            at = across[block == which]
+            clock = self.clocks(which)
+            out[at] = clock[self.local_row[self.row[b[at]]], self.column[self.lane[a[at]]]] >= self.position[a[at]]
+        return out
+
+    def _search(self, a: Ints, b: Ints) -> Bools:
+        """`before` by walking back from every b over joins no earlier (in the topological order) than what is sought."""
+        by = np.argsort(self.cross_dst, kind="stable")
+        ptr = np.searchsorted(self.row[self.cross_dst[by]], np.arange(self.rows + 1)).tolist()
+        source = self.cross_src[by].tolist()
+        lane, position, row, rank = self.lane.tolist(), self.position.tolist(), self.row.tolist(), self.rank_in_order.tolist()
+        join = [-1, *self.join_nodes.tolist()]
+        row_before = self.row_before.tolist()
+        sought: dict[int, list[int]] = {}
+        for k, target in enumerate(b.tolist()):
+            sought.setdefault(target, []).append(k)
+        out: Bools = np.zeros(len(a), bool)
+        start, steps = a.tolist(), 0
+        for target, queries in sought.items():
+            floor = min(rank[start[k]] for k in queries)
+            last: dict[int, int] = {}
+            seen: set[int] = set()
+            todo = [row[target]]
+            while todo and queries:
+                r = todo.pop()
+                while r and r not in seen and rank[join[r]] >= floor:
+                    seen.add(r)
+                    for v in source[ptr[r] : ptr[r + 1]]:
+                        if last.get(lane[v], -1) < position[v]:
+                            last[lane[v]] = position[v]
+                            todo.append(row[v])
+                    r = row_before[join[r]]
+                found = [k for k in queries if last.get(lane[start[k]], -1) >= position[start[k]]]
+                if found:
+                    out[found] = True
+                    queries = [k for k in queries if not out[k]]
+            steps += len(seen)
+            if steps > SEARCH_LIMIT:
+                raise TimeLimit(f"happens-before among {self.rows} joins in {len(self.program.lanes)} lanes takes too long to decide")
+        return out
+
+    def last_ancestor(self, nodes: Ints, lane: int) -> Ints:
+        """Position of the last node of `lane` that happens before each node (-1: none)."""
+        clock = self._column(lane)
+        own = np.where(self.lane[nodes] == lane, self.position[nodes] - 1, -1)
+        return np.maximum(clock[self.row[nodes]], own)
+
+    def _column(self, lane: int) -> Ints:
+        """Per global row the last ancestor position in one lane."""
+        if self.clock_cost > CLOCK_LIMIT * 4:
+            raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
+        out = np.full(self.rows, -1, np.int64)
+        near = np.concatenate([[False], self.component[self.lane[self.join_nodes]] == self.component[lane]])
+        out[near] = self.clocks(int(self.block_of_lane[lane]))[self.local_row[near], int(self.column[lane])]
+        return out
+
+    def last_before_post(self, nodes: Ints, ahead: Ints, lane: int) -> Ints:
+        """The same for the moment a receive may be posted: its own message does not count, nor do those of the `ahead` receives
+        before it in its lane, which are posted in order but need not have arrived."""
+        clock = self._column(lane)
+        local = np.flatnonzero(~self.cross_match)
+        by = local[np.argsort(self.cross_dst[local], kind="stable")]
+        targets = self.cross_dst[by]
+        out = np.zeros(len(nodes), np.int64)
+        for k, (v, back) in enumerate(zip(nodes.tolist(), ahead.tolist(), strict=True)):
+            seen = max(int(clock[self.row_before[v - back]]), int(self.position[v - back]) - 1 if self.lane[v] == lane else -1)
+            for e in by[np.searchsorted(targets, v - back) : np.searchsorted(targets, v, side="right")].tolist():
+                src = int(self.cross_src[e])
+                seen = max(seen, int(clock[self.row[src]]), int(self.position[src]) if self.lane[src] == lane else -1)
+            out[k] = seen
+        return out

@@ -1,0 +1,94 @@
+"""Staging: which messages cannot go straight into their place at the receiver, in some order that the program allows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...program.program import Part, Program
+from .order import Addresses, Ints, Order, accesses
+
+__all__ = ["staging_bytes"]
+
+PAIR_LIMIT = 1 << 18  # (receive, step that shares its place) looked at together
+
+
+def staging_bytes(p: Program, order: Order) -> Ints:
+    """Per actor: depth x the largest message of each channel that needs staging.
+
+    A receive's message is staged when it is added or only passed on, or when a step that touches its place may come after the receive is
+    posted: after the step begins (the first `depth` messages of a channel), else after the message `depth` before it was consumed.
+    """
+    size, s = p.message_bytes("upper"), p.steps
+    largest = np.zeros(len(p.channels), np.int64)
+    single = ((s.parts & Part.RECV) != 0) & ((s.parts & Part.IN_SET) == 0)
+    through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))
+    np.maximum.at(largest, s.chan_in[through], size[through])
+    receives = np.flatnonzero(single)
+    receives = receives[np.lexsort((receives, s.chan_in[receives]))]
+    channel, place = s.chan_in[receives], np.arange(len(receives))
+    credit = place - p.channels.depth[channel]  # the receive whose message returns the credit, -1: none is needed
+    credit = np.where((credit >= 0) & (channel[np.maximum(credit, 0)] == channel), receives[np.maximum(credit, 0)], -1)
+    first = np.searchsorted(channel, channel)  # first messages of all channels first: one that is staged settles most of its channel
+    by = np.argsort(place - first, kind="stable")
+    receives, credit = receives[by], credit[by]
+    uses, at, width = _Uses(p), 0, 64
+    while at < len(receives):
+        v, back = receives[at : at + width], credit[at : at + width]
+        left = (size[v] > largest[s.chan_in[v]]) & (s.dst_buffer[v] >= 0)
+        staged = _used_before(uses, order, v[left], back[left])
+        np.maximum.at(largest, s.chan_in[staged], size[staged])
+        at, width = at + width, min(2 * width, 1 << 14)
+    out = np.zeros(p.ranks + p.switches, np.int64)
+    np.add.at(out, p.channels.dst, largest * p.channels.depth)
+    return out
+
+
+class _Uses:
+    """Steps that touch a range of bytes."""
+
+    def __init__(self, p: Program) -> None:
+        a, self.where, self.steps = accesses(p), Addresses(p), p.steps
+        root, low, high = self.where.span(a.buffer, a.chunk, a.count, np.zeros(len(a.buffer), np.int64))
+        by = np.lexsort((low, root))
+        self.root, self.low, self.high, self.step = root[by], low[by], high[by], a.step[by]
+        self.widest = np.zeros(len(p.buffers), np.int64)
+        np.maximum.at(self.widest, root, high - low)
+        # one sorted key for (root, first byte): a root's bytes lie after those of all roots before it
+        extent = np.zeros(len(p.buffers) + 1, np.int64)
+        np.maximum.at(extent, root + 1, high)
+        self.base = np.cumsum(extent + 1)[:-1]
+        self.key = self.base[self.root] + self.low
+
+    def of(self, receives: Ints) -> tuple[Ints, Ints, Ints]:
+        """For each of the receives, by its index: the rows from `begin` on, `count` of them, that may share bytes with its place."""
+        root, first, end = self._place(receives)
+        begin = np.searchsorted(self.key, self.base[root] + np.maximum(first - self.widest[root], 0))
+        until = np.searchsorted(self.key, self.base[root] + end)
+        return begin, np.maximum(until - begin, 0), first
+
+    def _place(self, receives: Ints) -> tuple[Ints, Ints, Ints]:
+        s = self.steps
+        buffer, chunk, count = (x[receives].astype(np.int64) for x in (s.dst_buffer, s.dst_chunk, s.count))
+        root, first, end = self.where.span(buffer, chunk, count, np.zeros(len(receives), np.int64))
+        return root, first, end
+
+
+def _used_before(uses: _Uses, order: Order, receives: Ints, credit: Ints) -> Ints:
+    """The receives whose place another step touches that comes before the receive, and not before its credit (-1: none)."""
+    begin, count, first = uses.of(receives)
+    found = np.zeros(len(receives), bool)
+    done = np.zeros(len(receives), np.int64)  # rows looked at; a place that many steps use is looked at piece by piece
+    while len(left := np.flatnonzero(~found & (done < count))):
+        take = np.minimum(count[left] - done[left], max(1, PAIR_LIMIT // len(left)))
+        of = np.repeat(left, take)
+        row = np.repeat(begin[left] + done[left] - (np.cumsum(take) - take), take) + np.arange(len(of))
+        done[left] += take
+        step, mine, back = uses.step[row], receives[of], credit[of]
+        near = (uses.high[row] > first[of]) & (step != mine) & (step != back)
+        of, step, mine, back = of[near], step[near], mine[near], back[near]
+        node = order.node(step, 0)
+        early = order.before(node, order.node(mine, 0))
+        needs = np.flatnonzero(early & (back >= 0))
+        early[needs] = ~order.before(node[needs], order.node(back[needs], 0))
+        found[of[early]] = True
+    return receives[found]

@@ -1,0 +1,93 @@
+"""Cells of weights and gradients as quantities of a training step, where data replicas may divide them: the part of `training` that knows groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...plan.plan import TrainingLayout
+from ...program.program import Program
+from ..program.values import Machine
+from ..program.wellformed import LIMIT
+from ..verdict import Finding
+from .data_groups import DataGroups
+
+__all__ = ["ADDING", "KEPT", "WeightCells", "compute_steps", "too_small"]
+
+ADDING = ("B", "W")  # compute steps that add to gradients of parameters
+KEPT = ("saved", "left")  # what a segment's steps keep for its later ones
+
+
+def compute_steps(layout: TrainingLayout, pipeline: int, data: int) -> Iterator[tuple[str, str, int]]:
+    """(name, segment, micro-batch) of what the ranks of a pipeline and a data index run once: stages, for micro-batches of the copies held."""
+    names = "FIW" if layout.split_backward else "FB"
+    for stage, copy in layout.hosted(pipeline):
+        for m in range(layout.microbatches_of(data)):
+            if layout.copy(m) == copy:
+                yield from ((n, key, m) for key in layout.stages[stage].segments for n in names)
+
+
+def too_small(p: Program, layout: TrainingLayout) -> list[Finding]:
+    """What a segment that recomputes keeps has room in its buffers."""
+    keeps = {s.key: s.saved_bytes for s in layout.segments if s.recompute or s.step is not None}
+    for b, name in enumerate(p.buffers.name or ()):
+        kind, _, rest = name.partition(":")
+        size = int(p.buffers.chunks[b]) * int(p.buffers.chunk_bytes[b])
+        if kind == "saved" and size < keeps.get(rest.rpartition(":")[0], 0):
+            text = f"{p.buffer_name(b)} has {size} bytes for the {keeps[rest.rpartition(':')[0]]} that its segment keeps"
+            return [Finding(check="values", message=text, witness={"rank": int(p.buffers.actor[b]), "buffer": b})]
+    return []
+
+
+class WeightCells(Machine):
+    """`number`: of every quantity; `role`: of every buffer. Set by the machine that is derived."""
+
+    layout: TrainingLayout
+    data: DataGroups
+    number: dict[tuple[object, ...], int]
+    role: list[str]
+    found: list[Finding]
+
+    def in_cells(self, b: int) -> bool:
+        """Weights that replicas divide are quantities cell by cell, others one."""
+        part = self.data.parts[b]
+        return self.layout.zero_level > 0 and part is not None and part.kind in ("weights", "shard", "gathered") and bool(part.group)
+
+    def weight(self, state: str, rank: int, b: int, cell: int) -> int:
+        return 1 << 32 | self.quantity(state, *self.place(rank, b, cell))
+
+    def quantity(self, *name: object) -> int:
+        return self.number.setdefault(name, len(self.number) + 1)
+
+    def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
+        stage, _, tensor = self.layout.coordinates(rank)
+        name = self.data.named(buffer, self.p.buffers.name[buffer])
+        cell += self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
+        return name, -1 if ":" in name else self.layout.mates(stage)[0], self.group(name, tensor)[0], cell
+
+    def group(self, name: str, tensor: int) -> tuple[int, ...]:
+        """Tensor indices whose contributions a gradient buffer adds up: `gradients+0.1`."""
+        listed = name.partition(":")[0].partition("+")[2]
+        found = tuple(int(i) for i in listed.split(".") if i.isdigit())
+        return found if tensor in found else (tensor,)
+
+    def covers(self, step: int, b: int, verb: str) -> bool:
+        """All chunks of a buffer are among what the step's op reads, or writes."""
+        lists = self.p.ops.reads if verb == "read" else self.p.ops.writes
+        chunks = {c for x, first, count in lists[int(self.p.steps.op[step])].reshape(-1, 3).tolist() if x == b for c in range(first, first + count)}
+        return len(chunks) == int(self.p.buffers.chunks[b])
+
+    def weights_at_the_end(self) -> None:
+        """Every copy of a weight that lives on is updated, on every replica."""
+        for b in range(len(self.p.buffers)):
+            if not self.in_cells(b) or self.role[b] != "weight" or len(self.found) >= LIMIT:
+                continue
+            rank = int(self.p.buffers.actor[b])
+            for cell, have in enumerate(self.memory[b]):
+                if have != self.weight("updated", rank, b, cell):
+                    writer = self.writer[b][cell]
+                    chunk = cell * self.grain[b] // max(1, self.unit[b])
+                    facts = {"rank": rank, "lane": -1, "step": writer, "iteration": 0, "chunk": chunk, "buffer": b}
+                    what = f"; last written by {self.p.describe(writer)}" if writer >= 0 else ""
+                    text = f"rank {rank} ends the step with a chunk {chunk} of {self.p.buffer_name(b)} that is not the updated one{what}"
+                    self.found.append(Finding(check="values", message=text, witness=facts))
+                    break

@@ -1,0 +1,154 @@
+"""What every cell holds during a training step, who adds to which gradient, and what a wrong cell is told as: the state of `training`'s induction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...plan.plan import Segment, TrainingLayout
+from ...program.program import BUFFER_ROLES, Kind, Program
+from ..program.order import Order
+from ..program.wellformed import witness
+from ..verdict import Finding
+from .cells import ADDING, WeightCells
+from .data_groups import DataGroups
+
+__all__ = ["GIVEN", "StepState"]
+
+_LOW = (1 << 32) - 1
+GIVEN = ("weight", "state", "input")  # roles of what is there when the step begins
+
+
+class StepState(WeightCells):
+    """Cells start with the old weights, zero gradients and garbage; `found` says what is wrong."""
+
+    def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
+        super().__init__(p, order, nothing_is_zero=True)
+        self.layout = layout
+        self.segment: dict[str, Segment] = {s.key: s for s in layout.segments}
+        self.index = {key: i for i, key in enumerate(self.segment)}
+        self.readers: dict[str, list[Segment]] = {}
+        gradless = {v.name for v in layout.values if not v.differentiable}
+        for s in layout.segments:
+            for v in s.reads:
+                if v not in gradless:
+                    self.readers.setdefault(v, []).append(s)
+        self.maker = {v: s for s in layout.segments for v in s.writes}
+        self.split = {v.name for v in layout.values if v.split is not None}
+        touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
+        self.along = self.split & touched  # along the sequence
+        self.number = {}
+        self.found = []
+        self.actor = p.lanes.actor[p.lane_of_step()].tolist()
+        self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
+        self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
+        self.data = DataGroups(p, layout)
+        self.data_buffers = {(int(p.buffers.actor[b]), name): b for b, name in enumerate(p.buffers.name)}
+        for b, cells in self.memory.items():
+            if self.in_cells(b) and self.role[b] == "weight":
+                cells[:] = [self.weight("old", int(p.buffers.actor[b]), b, i) for i in range(len(cells))]
+            elif self.role[b] in GIVEN:
+                cells[:] = [self.old] * len(cells)
+            elif self.role[b] != "gradient" and not p.buffers.name[b].startswith("grad"):  # gradients start at zero, all else is garbage
+                cells[:] = [self.garbage] * len(cells)
+        self.users = self.gradient_users()
+
+    def wrong(self, step: int, text: str, *, chunk: int | None = None, **more: Any) -> None:
+        facts = witness(self.p, step, chunk=chunk, **more)
+        self.found.append(Finding(check="values", message=f"{self.p.describe(step)} {text}", witness=facts))
+
+    def ranks(self) -> Iterable[int]:
+        """The ranks whose lanes the program holds."""
+        return range(self.p.ranks)
+
+    def gradient_users(self) -> dict[tuple[str, int, int, int], set[str]]:
+        """(gradient buffer name, stage or -1 when shared, tensor index, cell) -> segments whose B adds to it."""
+        users: dict[tuple[str, int, int, int], set[str]] = {}
+        for step in range(len(self.p.steps)):
+            op = int(self.p.steps.op[step])
+            if self.p.steps.kind[step] != Kind.COMPUTE or self.p.ops.name[op] not in ADDING:
+                continue
+            for b, first, count in self.p.ops.writes[op].reshape(-1, 3).tolist():
+                if self.role[b] == "gradient":
+                    _, lo, hi = self.locate(b, first, count, 0)
+                    for cell in range(lo, hi):
+                        users.setdefault(self.place(self.actor[step], b, cell), set()).add(self.p.ops.graph[op])
+        return users
+
+    def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
+        """Bit of B(segment, micro-batch) of a data replica; `part`: of the ranks whose partial gradients are added."""
+        lay = self.layout
+        index = self.index.get(key, len(self.index))
+        return 1 << (((index * lay.microbatches + microbatch) * lay.data + replica) * lay.tensor + part)
+
+    def gradient(self, key: str, microbatch: int, rank: int, b: int, cell: int) -> int:
+        """What B(segment, micro-batch) of a rank adds to a cell of its gradient buffer."""
+        _, replica, tensor = self.layout.coordinates(rank)
+        share = self.group(self.data.named(b, self.p.buffers.name[b]), tensor).index(tensor)
+        return self.contribution(key, microbatch, replica, share) << 32 | self.quantity("gradient", *self.place(rank, b, cell))
+
+    def whole_gradient(self, rank: int, b: int, cell: int) -> int:
+        """What the optimizer must find in a cell: every contribution of every replica."""
+        lay, place = self.layout, self.place(rank, b, cell)
+        shares = len(self.group(self.data.named(b, self.p.buffers.name[b]), lay.coordinates(rank)[2]))
+        bits = 0
+        for key in self.users.get(place, set()):
+            for d in range(lay.data):
+                for m in range(lay.microbatches_of(d)):
+                    for share in range(shares):
+                        bits |= self.contribution(key, m, d, share)
+        return bits << 32 | self.quantity("gradient", *place) if bits else 0
+
+    def own(self, value: str, rank: int) -> int:
+        """The tensor index where a value is split: each part is a quantity of its own; -1 elsewhere."""
+        return self.layout.coordinates(rank)[2] if value in self.split else -1
+
+    def named(self, b: int) -> tuple[str, str, str]:
+        """(kind, value or segment, micro-batch) that a buffer's name says."""
+        kind, _, rest = self.p.buffers.name[b].partition(":")
+        value, _, number = rest.rpartition(":")
+        return kind, value.rpartition(":")[0] if kind in ("gradpart", "actall", "actagain") else value, number
+
+    def holds_all(self, b: int) -> bool:
+        kind, value, _ = self.named(b)
+        return value in self.along and kind in ("actsum", "actall", "actagain", "gradall", "gradpart")
+
+    def cell_of(self, b: int, cell: int, value: str, rank: int) -> tuple[int, int]:
+        """(cell within a part, part) of a cell of a value's buffer."""
+        if not self.holds_all(b):
+            return cell, self.own(value, rank)
+        _, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+        slot = max(1, (hi - lo) // self.layout.tensor)
+        return cell % slot, cell // slot
+
+    def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
+        return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
+
+    def gradient_bits(self, value: str, reader: Segment, part: int) -> tuple[int, int]:
+        """(bit of one part, bits of all parts) of a reader's contribution to the gradient of a value."""
+        first = 0
+        for s in self.readers.get(value, []):
+            n = self.parts(s, value, gradient=True)
+            if s.key == reader.key:
+                return 1 << (first + (part if n > 1 else 0)), ((1 << n) - 1) << first
+            first += n
+        return 0, 0
+
+    def mismatch(self, step: int, b: int, cell: int, have: int, want: int) -> None:
+        root = self.root[b]
+        chunk = max(0, cell * self.grain[b] - self.offset[b]) // max(1, self.unit[b])
+        writer = self.writer[root][cell]
+        what = f"reads chunk {chunk} of {self.p.buffer_name(b)}, which "
+        if have < 0:
+            what += f"is spoilt: {self.p.describe(-1 - have)} adds a contribution twice, or adds what does not belong together"
+        elif have in (0, self.garbage):
+            what += "nothing has been written to"
+        elif (have ^ want) & _LOW:
+            what += "holds another value"
+        else:
+            missing, extra = (want & ~have) >> 32, (have & ~want) >> 32
+            what += f"lacks {missing.bit_count()} of {(want >> 32).bit_count()} contributions"
+            what += f" and has {extra.bit_count()} foreign ones" if extra else ""
+        if writer >= 0 and have >= 0:
+            what += f"; last written by {self.p.describe(writer)}"
+        self.wrong(step, what, chunk=chunk, buffer=b, writer=writer)

@@ -1,0 +1,263 @@
+"""Values of a training step: every micro-batch's gradient once per parameter, every partial sum complete before it is used.
+
+By induction over one topological order of the inlined program. A compute step is correct if everything it reads is what its name says:
+  F(segment, micro-batch m)  reads act:v:m for every value v the segment reads: v of this replica, all its parts summed; old weights; inputs;
+  B(segment, m)              reads saved:segment:m of its own F and part, act:v:m for what its recomputed calls read across the border, and
+                             grad:v:m with the contribution of every segment that reads v, once each, all parts summed;
+  optimizer                  reads every gradient buffer of its rank, each cell holding B(segment, m) of every micro-batch of every data
+                             replica once, for every segment (of any stage that holds a shared parameter) that contributes to it, and
+                             of every rank of the group where the layout says that a gradient is a partial sum over one.
+Where data replicas divide training state (`data_groups`), weights are quantities cell by cell: F and B read whole groups of old ones, gathered or
+held; each rank's optimizer needs complete gradients of its own cells and updates these; at the end of the step every copy of a weight that lives
+on is updated.
+Where backward is split, I(segment, m) does what B does but for gradients of parameters; W(segment, m) adds these, and reads saved:segment:m,
+left:segment:m of its own I, and act:v:m for every value v the segment reads that is read at all.
+Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
+`sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I
+and W) of the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
+
+Of a value that is split along the sequence, buffers of all parts have a slot per tensor index; the cells of slot t are those of part t. A segment
+that `gathers` it reads all parts (`actall:`, and in backward `actagain:`) and writes the gradients of all of them (`gradpart:`); one that sums
+it writes all parts (`actsum:`) and reads the gradients of all of them (`gradall:`). The gradients of a `sequence` segment's parameters are
+partial sums over the tensor-parallel ranks, and the layout must say so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ...plan.plan import Segment, TrainingLayout
+from ...program.program import Kind, Program
+from ..program.order import Order
+from ..program.wellformed import LIMIT, witness
+from ..verdict import Finding
+from .cells import ADDING, KEPT, compute_steps, too_small
+from .compressed import STEPS, codec_steps, coded, held_alike
+from .state import GIVEN, StepState
+
+__all__ = ["TrainingStep", "check_training", "too_small"]
+
+def check_training(p: Program, layout: TrainingLayout, order: Order | None = None) -> list[Finding]:
+    """`p` is a call-free (inlined) training program without repeated lanes whose buffers carry the names of docs/formats.md."""
+    if not p.buffers.name or (len(p.lanes) and int(p.lanes.repeat.max()) > 1):
+        why = "its buffers have no names" if not p.buffers.name else "it has repeated lanes"
+        return [Finding(check="values", message=f"gradients cannot be followed: {why}", status="unknown")]
+    if layout.ranks != p.ranks:
+        return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
+    if small := too_small(p, layout):
+        return small
+    step = TrainingStep(p, order or Order(p), layout)
+    step.found += [*held_alike(layout), *step.work()]
+    if not step.found:
+        step.run()
+        step.weights_at_the_end()
+    return step.found[:LIMIT]
+
+
+class TrainingStep(StepState):
+    """The induction on one program; `run` executes it, `found` says what is wrong. `besides`: names of ops that are no work of the layout's."""
+
+    besides: frozenset[str] = frozenset()
+
+    # ---- what must be there ------------------------------------------------------------------------------------
+    def work(self) -> list[Finding]:
+        """Each rank runs F and B of its stage's segments once per micro-batch, and one optimizer if it has gradients."""
+        p, lay, o = self.p, self.layout, self.p.ops
+        found: list[Finding] = []
+        has: list[Counter[tuple[str, str, int]]] = [Counter() for _ in range(p.ranks)]
+        at: dict[tuple[int, str, str, int], int] = {}
+        for step in range(len(p.steps)):
+            if p.steps.kind[step] == Kind.COMPUTE and o.name[op := int(p.steps.op[step])] not in self.besides:
+                key = (o.name[op], o.graph[op] if o.name[op] != "optimizer" else "", int(o.microbatch[op]) if o.name[op] != "optimizer" else 0)
+                has[self.actor[step]][key] += 1
+                at[(self.actor[step], *key)] = step
+        for rank in self.ranks():
+            want = Counter(compute_steps(lay, *lay.coordinates(rank)[:2]))
+            if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
+                want["optimizer", "", 0] = 1
+            want |= codec_steps(lay, p, rank)
+            for key in sorted({*want, *has[rank]}):
+                if want[key] != has[rank][key]:
+                    step = at.get((rank, *key), -1)
+                    text = f"rank {rank} runs {' '.join(map(str, key))} {has[rank][key]} times instead of {want[key]}"
+                    facts = witness(p, step) if step >= 0 else {"rank": rank, "lane": -1, "step": -1, "iteration": 0, "chunk": -1}
+                    found.append(Finding(check="values", message=text, witness=facts | {"work": list(key)}))
+        return found
+
+    def foreign(self, kind: str, value: str, s: Segment) -> bool:
+        """A segment has no business writing such a buffer: partial sums of what it does not sum, parts of what it has whole, others' values."""
+        if kind in ("act", "actsum"):
+            return value not in s.writes or (kind == "actsum") != (value in self.along and value in s.sum_writes)
+        if kind in ("grad", "gradpart"):
+            return (kind == "grad") and value in s.gathers
+        return kind not in KEPT
+
+    # ---- one compute step --------------------------------------------------------------------------------------
+    def compute(self, step: int, turn: int) -> None:
+        o, op = self.p.ops, int(self.p.steps.op[step])
+        if len(self.found) >= LIMIT:
+            return
+        rank = self.actor[step]
+        if self.p.ops.name[op] == "optimizer":
+            self.optimizer(step, rank, op)
+            return
+        if o.name[op] in STEPS:
+            coded(self, step, rank, op)
+            return
+        s, mb = self.segment[o.graph[op]], int(o.microbatch[op])
+        part = int(o.part[op])
+        expected_part = self.layout.coordinates(rank)[2] if s.split else 0
+        if part != expected_part or int(o.parts[op]) != (self.layout.tensor if s.split else 1):
+            self.wrong(step, f"is part {part} of {int(o.parts[op])}, rank {rank} must compute part {expected_part}")
+        reads = o.reads[op].reshape(-1, 3).tolist()
+        names = {self.p.buffers.name[b] for b, _, _ in reads}
+        if o.name[op] == "F":
+            needed = {f"actall:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in s.reads}
+        elif o.name[op] == "W":
+            needed = {f"saved:{s.key}:{mb}", f"left:{s.key}:{mb}"}
+        else:
+            summed = self.along & set(s.sum_writes)
+            needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
+            again = {v for x in s.recompute for v in x.reads} | {*(s.step.kept if s.step is not None else ())}  # what calls read that run again
+            needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in again}
+        for name in sorted(needed - names):
+            self.wrong(step, f"does not read {name}")
+        self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {int(b) for b in o.writes[op].reshape(-1, 3)[:, 0]})
+        for b, first, count in reads:
+            self.read(step, rank, b, first, count, s, mb, part)
+        for b, first, count in o.writes[op].reshape(-1, 3).tolist():
+            if (self.role[b] == "gradient") != (o.name[op] == "W") and o.name[op] in ("I", "W"):
+                self.wrong(step, f"writes {self.p.buffers.name[b]}, which the other part of a split backward makes")
+                return
+            self.write(step, rank, b, first, count, s, mb, part, accumulate=bool(o.accumulate[op]))
+
+    def uses_groups(self, step: int, rank: int, s: Segment, phase: str, reads: set[int], writes: set[int]) -> None:
+        """Weights and gradients of every group that holds some of the segment's parameters are among what it reads and writes."""
+        if not self.layout.buckets:
+            return
+        weights = ("weights", "gathered") if self.layout.zero_level else ()
+        for group in self.data.used(rank, s.params):
+            for kinds, among, verb in ((weights, reads, "read"), (("gradients", "gradfull") if phase in ADDING else (), writes, "write")):
+                held = [b for b in among if (x := self.data.parts[b]) is not None and x.kind in kinds and x.group == group]
+                whole = all(self.covers(step, b, verb) for b in held)
+                if kinds and (not held or not whole):
+                    self.wrong(step, f"does not {verb} the whole of {kinds[0]}{group}, which holds parameters of segment {s.key}")
+
+    def read(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int) -> None:
+        replica = self.layout.coordinates(rank)[1]
+        kind, value, number = self.named(b)
+        root, lo, hi = self.locate(b, first, count, 0)
+        for cell in range(lo, hi):
+            have = self.memory[root][cell]
+            if self.in_cells(b):
+                want = self.weight("old", rank, b, cell)
+            elif self.role[b] in GIVEN and (kind != "inputs" or number == str(mb)):
+                want = self.old
+            elif number != str(mb) or kind not in ("act", "actall", "actagain", "grad", "gradall", *KEPT):
+                self.wrong(step, f"reads {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
+                return
+            elif kind in ("act", "actall", "actagain"):
+                n = self.parts(self.maker[value], value, gradient=False) if value in self.maker else 0
+                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
+            elif kind in ("grad", "gradall"):
+                bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
+                want = bits << 32 | self.quantity("grad", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
+            else:
+                want = 1 << (32 + part) | self.quantity(kind, value, mb, replica, cell - lo, -1)
+            if have != want:
+                self.mismatch(step, b, cell, have, want)
+                return
+
+    def write(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int, *, accumulate: bool) -> None:
+        replica = self.layout.coordinates(rank)[1]
+        kind, value, number = self.named(b)
+        root, lo, hi = self.locate(b, first, count, 0)
+        fresh = []
+        part_here = self.data.parts[b]
+        if part_here is not None and part_here.kind == "gradfull" and part_here.number != mb:
+            self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not of micro-batch {mb}")
+            return
+        for cell in range(lo, hi):
+            if self.role[b] == "gradient":
+                fresh.append(self.gradient(s.key, mb, rank, b, cell))
+                continue
+            if kind in ("act", "actsum"):
+                bit = 1 << (part if self.parts(s, value, gradient=False) > 1 else 0)
+            elif kind in ("grad", "gradpart"):
+                bit = self.gradient_bits(value, s, part)[0]
+            else:
+                bit = 1 << part
+            if number != str(mb) or not bit or self.foreign(kind, value, s):
+                self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not its to write")
+                return
+            what = {"gradpart": "grad", "actsum": "act"}.get(kind, kind)
+            at = (cell - lo, -1) if what in KEPT else self.cell_of(b, cell - lo, value, rank)
+            fresh.append(bit << 32 | self.quantity(what, value, mb, replica, *at))
+        if accumulate and kind != "left":
+            fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
+        self.store(root, lo, hi, fresh, step)
+
+    def gradients(self, step: int, rank: int, op: int) -> None:
+        """Every gradient buffer of the rank is read, and each cell is complete."""
+        lay, p = self.layout, self.p
+        stage, _, tensor = lay.coordinates(rank)
+        self.partial_gradients(step, rank, stage, tensor)
+        read = {(b, c) for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
+        covered: set[str] = set()
+        for b in range(len(p.buffers)):
+            part = self.data.parts[b]
+            if self.role[b] != "gradient" or int(p.buffers.actor[b]) != rank or (part is not None and part.kind == "gradfull"):
+                continue
+            if lay.zero_level == 1 and part is not None and part.kind == "gradshard":
+                continue  # a view of this rank's part of a buffer that is looked at
+            root, lo, hi = self.locate(b, 0, int(p.buffers.chunks[b]), 0)
+            own = self.data.own(rank, hi - lo) if part is not None and part.kind == "gradients" else (0, hi - lo)
+            for chunk in range(int(p.buffers.chunks[b])):
+                if (b, chunk) not in read:
+                    self.wrong(step, f"does not read chunk {chunk} of {p.buffer_name(b)}", chunk=chunk, buffer=b)
+                    return
+            for cell in range(lo + own[0], lo + own[1]):
+                covered |= self.users.get(self.place(rank, b, cell), set())
+                want = self.whole_gradient(rank, b, cell)
+                if self.memory[root][cell] != want:
+                    self.mismatch(step, b, cell, self.memory[root][cell], want)
+                    return
+        stages, mine = {k for k, _ in lay.hosted(stage)}, set(lay.held(stage).params) - set(lay.frozen)
+        for s in lay.segments:
+            if s.stage in stages and mine & set(s.params) and s.key not in covered and self.users:
+                text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
+                self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
+
+    def partial_gradients(self, step: int, rank: int, stage: int, tensor: int) -> None:
+        """Every group whose partial gradients must be added has its buffer on this rank."""
+        mine = [b for b in range(len(self.p.buffers)) if self.role[b] == "gradient" and int(self.p.buffers.actor[b]) == rank]
+        held = self.layout.held(stage)
+        whole = {p for s in self.layout.segments if s.sequence and s.key in held.segments for p in s.params} - {
+            x.param for x in self.layout.partial_gradients if len(x.group_of(tensor)) == self.layout.tensor
+        }
+        whole -= set(self.layout.frozen)
+        for param in sorted(whole) if mine else ():
+            self.wrong(step, f"reads the gradient of {param}, which each rank has for its part of the sequence: nothing adds them up")
+        groups = {self.group(self.p.buffers.name[b], tensor) for b in mine}
+        for x in self.layout.partial_gradients:
+            if x.param in held.params and mine and x.group_of(tensor) not in groups:
+                self.wrong(step, f"reads the gradient of {x.param}, which is a partial sum that nothing completes over {list(x.group_of(tensor))}")
+
+    def optimizer(self, step: int, rank: int, op: int) -> None:
+        p = self.p
+        self.gradients(step, rank, op)
+        writes = {p.buffers.name[b] for b, _, _ in p.ops.writes[op].reshape(-1, 3).tolist()}
+        if "weights" not in writes and not self.layout.zero_level:
+            self.wrong(step, "does not write the weights")
+        for name in self.data.missing(rank):
+            self.wrong(step, f"belongs to a rank without {name}")
+        new = 1 << 32 | self.quantity("updated")
+        for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
+            root, lo, hi = self.locate(b, first, count, 0)
+            fresh = [new] * (hi - lo)
+            if self.in_cells(b):
+                part = self.data.parts[b]
+                whole = part is not None and part.kind == "shard"
+                low, high = (0, len(self.memory[root])) if whole else self.data.own(rank, len(self.memory[root]))
+                fresh = [self.weight("updated", rank, b, i) if low <= i < high else self.garbage for i in range(lo, hi)]
+            self.store(root, lo, hi, fresh, step)

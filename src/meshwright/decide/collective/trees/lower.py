@@ -1,0 +1,327 @@
+"""Trees to a `Program`: reductions climb in-trees, broadcasts descend out-trees, cut into pieces that follow each other.
+
+One buffer per rank, in place. Its chunks are those of the contract: the shard of weight unit r is `units` equal parts (trees), each of
+`pieces` chunks, so chunk `(r · units + u) · pieces + i` is piece i of part u of shard r when pieces are unrolled. With `repeat` the
+buffer covers one iteration (chunk `r · units + u`), and iteration i's chunk c lies at `i · C + c`: the message is cut into `pieces`
+equal slices first and every slice is a collective of its own (window 0).
+
+Folded (see `program.fold`), where servers are alike: only the first server's lanes are stored. A rank of server x in the stored tree is
+written down at its twin in the first server, in the tree's image by -x, whose shard is the stored one's image by -x. So a folded program is
+what lowering the stored trees gives, with every rank's lanes taken home.
+
+Per part of a root and per rank: one lane climbs (receive and add from each child, the last one passed on to the parent), one
+lane receives from the parent and passes on to the first child, one lane for each further child. Not `fused`: where there are several children,
+the first has a lane of its own, too. A step that receives and sends is complete when it has sent, and the others wait for that: a piece's time.
+
+Paced (`pace` > 0): links share their rate evenly between messages, whatever part of the data a channel has, so channels of few bytes run
+ahead and leave the others late. So of each rank's lanes that only send what it has (a root's to its children, a leaf's to its parent) the one
+with the longest way is the leader: it goes at most `pace` pieces ahead of any other, and nobody overtakes it. Long ways end first this way.
+With a `lead` of some pieces, ways of fewer hops stay so far behind: what others have to pass on sets off early, and the short ways use the links
+while the last of it still travels. Lanes then repeat in iterations of `lead` pieces, and shorter ways are an iteration behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ....errors import Unsupported
+from ....fabric.fabric import Fabric
+from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
+from ....program.program import Contract, Fold, FoldAxis, Program
+from ..rates import pinned_route
+from .pack import Tree
+from .shards import ShardTable, shard_contract
+
+__all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`units` units of shard `shard` from `first` on. `up` is an out-tree of the reversed graph (climbed), `down` one of the graph."""
+
+    shard: int
+    first: int
+    units: int
+    up: Tree | None
+    down: Tree | None
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How trees become steps. `shards`: weight units (ranks, or 1); `units` parts per shard; `depth` of every channel."""
+
+    fabric: Fabric
+    ranks: tuple[str, ...]
+    names: tuple[str, ...]  # of the forest's nodes
+    op: str
+    root: int
+    shards: int
+    units: int
+    pieces: int
+    unroll: bool
+    chunk_bytes: int
+    name: str
+    depth: int = 2
+    fused: bool = True  # a rank with several children receives and passes on to the first in one step; else all children have lanes of their own
+    pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
+    lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
+    servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
+    table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
+    shard_units: tuple[int, ...] = ()
+
+    @property
+    def stored(self) -> int:
+        """Ranks whose lanes are stored."""
+        return len(self.ranks) // self.servers
+
+    @property
+    def chunks(self) -> int:
+        if self.table is not None:
+            return self.table.chunks
+        return self.shards * self.units * self.stored_pieces
+
+    @property
+    def stored_pieces(self) -> int:
+        """Pieces that have steps of their own."""
+        return self.pieces if self.unroll else self.lead
+
+    @property
+    def repeat(self) -> int:
+        return self.pieces // self.stored_pieces
+
+
+def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contract:
+    """The contract of an in-place collective whose rank r has `buffers[r]` with `chunks` chunks."""
+    n = len(buffers)
+    own = chunks // n
+    whole = tuple((b, 0, chunks) for b in buffers)
+    block = tuple((b, r * own, own) for r, b in enumerate(buffers))
+    inputs = block if op in ("all-gather", "gather") else whole
+    if op == "scatter":
+        inputs = tuple((b, 0, chunks if r == root else 0) for r, b in enumerate(buffers))
+    outputs = block if op in ("reduce-scatter", "scatter") else whole
+    return Contract(op=op, inputs=inputs, outputs=outputs, root=root if op in ("broadcast", "reduce", "scatter", "gather") else -1)
+
+
+def tree_steps(parts: Sequence[Part], ranks: int, *, fused: bool = True) -> int:
+    """Steps for one piece of the program, before it is built."""
+    known: dict[tuple[int, bool], int] = {}
+    steps = 0
+    for part in parts:
+        for tree, own in ((part.up, 0), (part.down, int(not fused))):
+            if tree is None:
+                continue
+            key = id(tree), bool(own)
+            if key not in known:
+                counts = _child_counts(tree, ranks)
+                known[key] = len(tree.order) + sum(max(0, c - 1) + own * (c > 1 and v != tree.root) for v, c in enumerate(counts))
+            steps += known[key]
+    return steps
+
+
+def _child_counts(tree: Tree, ranks: int) -> list[int]:
+    counts = [0] * ranks
+    for v in tree.order[1:]:
+        counts[tree.parent[v]] += 1
+    return counts
+
+
+def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
+    """The program of all parts, running side by side."""
+    n = len(how.ranks)
+    b = ProgramBuilder(ranks=n, name=how.name)
+    role = "output" if how.op in ("all-gather", "broadcast", "gather") else "input"
+    for r in range(how.stored):
+        b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}")
+    routes = _Routes(how)
+    sources: dict[int, list[_Source]] = {}
+    for part in parts:
+        _lower_part(b, part, how, routes, sources)
+    if how.pace:
+        for row in sources.values():
+            _keep_pace(row, how)
+    if how.table is not None:
+        promise = shard_contract(how.op, list(range(n)), how.table, how.root)
+    else:
+        promise = contract(how.op, list(range(n)), how.chunks, how.root)
+    if how.servers == 1:
+        b.contract = promise
+        return b.build()
+    return replace(b.build(), fold=_fold(how), contracts=(promise,))
+
+
+def _fold(how: Lowering) -> Fold:
+    axes = (FoldAxis("place", how.stored, 1, "plain"), FoldAxis("server", how.servers, how.stored, "shift"))
+    moved = how.stored * (how.chunks // len(how.ranks))
+    return Fold(axes, np.full((1, how.stored), moved, np.int32))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A lane that sends what its rank has, the hops that its data goes, and the units of a step."""
+
+    lane: LaneBuilder
+    hops: int
+    units: int
+    steps: tuple[StepRef, ...]
+
+
+def _keep_pace(sources: list[_Source], how: Lowering) -> None:
+    """Couple the lanes of one rank, where they are unlike."""
+    if len({(s.hops, s.units) for s in sources}) < 2:
+        return
+    first = max(sources, key=lambda s: (s.hops, s.units))
+    for other in sources:
+        if other is first:
+            continue
+        ahead = how.lead - 1 if other.hops < first.hops else 0
+        for i in range(len(other.steps)):
+            other.lane.wait(i, first.steps[min(i + ahead, len(first.steps) - 1)])
+        if not how.unroll:
+            first.lane.wait(0, (other.steps[-1], max(1, how.pace // how.lead)))
+            continue
+        pace = max(how.pace, how.lead)
+        for i, step in enumerate(other.steps[: max(0, len(first.steps) - pace)]):
+            first.lane.wait(i + pace, step)
+
+
+class _Routes:
+    """Route of a path: None where the fabric's own routing takes it anyway, so that the program stays free of names."""
+
+    def __init__(self, how: Lowering) -> None:
+        self.how = how
+        self.known: dict[tuple[int, ...], tuple[str, ...] | None] = {}
+
+    def of(self, path: tuple[int, ...]) -> tuple[str, ...] | None:
+        """Raises Unsupported for a path of its own in a folded program."""
+        if path not in self.known:
+            names = tuple(self.how.names[v] for v in path)
+            self.known[path] = pinned_route(self.how.fabric, names)
+            if self.known[path] is not None and self.how.servers > 1:
+                raise Unsupported(f"a folded program cannot pin the route {' -> '.join(names)}", hint="plan with fold=False")
+        return self.known[path]
+
+
+class _Home:
+    """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server."""
+
+    def __init__(self, part: Part, how: Lowering) -> None:
+        self.part, self.how = part, how
+        self.known: dict[int, list[tuple[int, int]]] = {}
+
+    def actor(self, v: int) -> int:
+        return v % self.how.stored
+
+    def channel(self, src: int, dst: int) -> tuple[int, int]:
+        """Both ends of a channel that starts at home."""
+        n = len(self.how.ranks)
+        return self.actor(src), (dst - src + self.actor(src)) % n if self.how.servers > 1 else dst
+
+    def spans(self, v: int) -> list[tuple[int, int]]:
+        """(first chunk, chunks) of every step of one lane of rank v, piece after piece."""
+        server = v // self.how.stored
+        if server not in self.known:
+            part, how = self.part, self.how
+            if how.table is not None:
+                self.known[server] = _uneven_spans(part, how, how.table)
+                return self.known[server]
+            shard = (part.shard - server * how.stored) % how.shards if how.servers > 1 else part.shard
+            base = (shard * how.units + part.first) * how.stored_pieces
+            self.known[server] = [(base + i * part.units, part.units) for i in range(how.stored_pieces)]
+        return self.known[server]
+
+
+def _uneven_spans(part: Part, how: Lowering, table: ShardTable) -> list[tuple[int, int]]:
+    """The part's share of its shard's chunks, rounded at both borders, in at most `pieces` spans."""
+    start, count, units = table.start[part.shard], table.count[part.shard], how.shard_units[part.shard]
+    lo, hi = part.first * count // units, (part.first + part.units) * count // units
+    pieces = min(how.pieces, hi - lo)
+    borders = [lo + (hi - lo) * i // max(pieces, 1) for i in range(pieces + 1)]
+    return [(start + a, b - a) for a, b in pairwise(borders)]
+
+
+def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]) -> None:
+    home = _Home(part, how)
+    if not home.spans(0):
+        return  # rounding left it nothing
+    climbed: dict[int, list[StepRef]] = {}
+    if part.up is not None:
+        climbed = _climb(b, part.up, home, how, routes, sources)
+    if part.down is not None:
+        _descend(b, part.down, home, how, routes, climbed, sources)
+
+
+def _climb(
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]
+) -> dict[int, list[StepRef]]:
+    """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece."""
+    children: dict[int, list[int]] = {}
+    for v in reversed(tree.order[1:]):  # late joiners are leaves far from the root: their sums arrive first at their parents
+        children.setdefault(tree.parent[v], []).append(v)
+    channel = {}
+    for v in tree.order[1:]:
+        src, dst = home.channel(v, tree.parent[v])
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1]))
+    done: dict[int, list[StepRef]] = {}
+    hops = {tree.root: 0}
+    for v in tree.order:
+        here = home.actor(v)
+        if v != tree.root:
+            hops[v] = hops[tree.parent[v]] + 1
+        lane, out = b.lane(here, repeat=how.repeat), channel.get(v)
+        done[v] = [_climb_piece(lane, [channel[c] for c in children.get(v, [])], out, here, first, count) for first, count in home.spans(v)]
+        if v not in children and how.pace:
+            sources.setdefault(here, []).append(_Source(lane, hops[v], home.part.units, tuple(done[v])))
+    return done
+
+
+def _climb_piece(lane: LaneBuilder, incoming: list[int], out: int | None, buffer: int, first: int, count: int) -> StepRef:
+    if not incoming:
+        assert out is not None
+        return lane.send(out, buffer, first, count)
+    for channel in incoming[:-1]:
+        lane.recv_add(channel, buffer, first, count)
+    if out is None:
+        return lane.recv_add(incoming[-1], buffer, first, count)
+    return lane.recv_add_send(incoming[-1], out, buffer, first, count)
+
+
+def _descend(
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, climbed: dict[int, list[StepRef]],
+    sources: dict[int, list[_Source]],
+) -> None:  # fmt: skip
+    """Broadcast from the root; a rank's chunk is written only after its own contribution was sent (`climbed`)."""
+    children: dict[int, list[int]] = {}
+    for v in tree.order[1:]:
+        children.setdefault(tree.parent[v], []).append(v)
+    channel = {}
+    for v in tree.order[1:]:
+        src, dst = home.channel(tree.parent[v], v)
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v]))
+    below_height = [0] * len(tree.parent)
+    for v in reversed(tree.order[1:]):
+        below_height[tree.parent[v]] = max(below_height[tree.parent[v]], below_height[v] + 1)
+    for v in tree.order:
+        here, spans = home.actor(v), home.spans(v)
+        below = [channel[c] for c in children.get(v, [])]
+        ready = [[step] for step in climbed.get(v, [])] or [[] for _ in spans]
+        if v != tree.root:
+            lane = b.lane(here, repeat=how.repeat)
+            fused = len(below) == 1 or (bool(below) and how.fused)
+            for i, (first, count) in enumerate(spans):
+                if fused:
+                    step = lane.recv_send(channel[v], below[0], here, first, count, after=ready[i])
+                else:
+                    step = lane.recv(channel[v], here, first, count, after=ready[i])
+                ready[i] = [step]
+            below = below[1:] if fused else below
+        ways = [1 + below_height[c] for c in children.get(v, [])] if v == tree.root and how.pace and not climbed else []
+        for number, out in enumerate(below):
+            lane = b.lane(here, repeat=how.repeat)
+            steps = [lane.send(out, here, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
+            if ways:
+                sources.setdefault(here, []).append(_Source(lane, ways[number], home.part.units, tuple(steps)))

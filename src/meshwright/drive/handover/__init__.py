@@ -1,0 +1,1 @@
+"""Schedules handed to other tools and taken over from them, each checked."""

@@ -1,0 +1,95 @@
+"""From a captured graph and a fabric to ranked layouts: layer table, network, runtime, search. No model is touched, nothing is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ...cost import Cost
+from ...decide.layout.layer_costs import Precision, layer_table
+from ...decide.layout.mixed.candidate import Pool, Problem
+from ...decide.layout.mixed.nearest import nearest_feasible
+from ...decide.layout.mixed.search import Demands, Found, search_mixed, uniform_choices
+from ...errors import Infeasible, UsageError
+from ...fabric.fabric import Fabric
+from ...fabric.servers import ServerKind, network_of, server_kinds
+from ...graph.graph import OpGraph
+from ...profile.layer_table import RECOMPUTE, LayerTable, Recompute
+from ...profile.network import TrainingRuntime
+
+__all__ = ["LayoutFindings", "find_layouts", "runtime_of_servers"]
+
+MICROBATCHES = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutFindings:
+    found: Found
+    problem: Problem
+    demands: Demands
+
+
+def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cost) -> TrainingRuntime:
+    """How messages behave, from fabric and cost: shared NICs, latency of the farthest message; sizes in the table are bytes already."""
+    return TrainingRuntime(
+        activation_bytes_per_value=1.0, gradient_bytes_per_value=table.state.message, saved_bytes_per_value=1.0,
+        state_bytes_per_parameter=sum(table.state[:3]), gpus_per_server={k.name: k.gpus for k in kinds},
+        nics_by_device={k.name: k.nics for k in kinds if k.nics},
+        per_message_s=cost.transport.per_message_s + max(k.outside_latency_s for k in kinds), source=cost.source,
+    )  # fmt: skip
+
+
+def find_layouts(
+    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, *, global_batch: int, precision: Precision,
+    microbatches: Iterable[int] = MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
+    demands: Demands | None = None, methods: Iterable[str] = (), adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
+    simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
+    sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE,
+) -> LayoutFindings:  # fmt: skip
+    """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime.
+
+    `tensors`: degrees, by default all powers of two in a server; `levels`, `recompute`: sharding levels and recomputation allowed.
+
+    Raises: Infeasible, UsageError, Disconnected and what the parts raise.
+    """
+    fabric.require_connected()
+    if global_batch < 1:
+        raise UsageError(f"must be >= 1, got {global_batch}", where="global batch")
+    kinds = server_kinds(fabric)
+    largest = max(k.gpus for k in kinds)
+    degrees = sorted(set(tensors)) or [t for t in (1 << i for i in range(largest.bit_length())) if t <= largest]
+    allowed = set(levels)
+    if not allowed or not allowed <= {0, 1, 2, 3}:
+        raise UsageError("sharding levels are 0, 1, 2 and 3", where="levels")
+    again = set(recompute)
+    if not again or not again <= set(RECOMPUTE):
+        raise UsageError(f"recomputation is one of {', '.join(RECOMPUTE)}", where="recompute")
+    sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
+    if not sizes:
+        raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
+    table = layer_table(
+        graph_at, kinds, cost, microbatches=sizes, tensors=degrees, precision=precision, sequence=sequence,
+        sharding_messages=sharding_messages,
+    )  # fmt: skip
+    pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)
+    runtime = runtime_of_servers(kinds, table, cost)
+    problem = Problem(
+        table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
+        choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again),
+    )  # fmt: skip
+    wanted = demands or Demands()
+
+    def smaller() -> Problem:
+        table = layer_table(
+            graph_at, kinds, cost, microbatches=[1, *sizes], tensors=degrees, precision=precision, sequence=sequence,
+            sharding_messages=sharding_messages,
+        )  # fmt: skip
+        return replace(problem, table=table, cache={})
+
+    methods = tuple(methods)
+    try:
+        found = search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine)
+    except Infeasible as error:
+        raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=methods) from None
+    return LayoutFindings(found=found, problem=problem, demands=wanted)

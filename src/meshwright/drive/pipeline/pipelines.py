@@ -1,0 +1,335 @@
+"""Pipeline schedules from a problem: all that apply beside each other, or one as a checked plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ...bound import Bound
+from ...cost import Transport
+from ...decide.collective import CollectiveProblem, Ring
+from ...decide.pipeline import STRATEGIES, Action, PipelineProblem, PipelineStrategy, Schedule, strategy
+from ...decide.pipeline.bound import any_bound, schedule_bound
+from ...decide.pipeline.judge import Judged, judge
+from ...decide.pipeline.lower import PlanCollective, fabric_of, price_table
+from ...decide.strategies import options_given
+from ...errors import FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
+from ...kernels.effort import Budget, Cut, look, why_with
+from ...plan.plan import Alternative, Plan, Prediction
+from ...program.calls import Callee
+from ...program.hash import program_hash
+from ..collective.callee import bindable
+from ..plans import check, make_plan
+
+__all__ = [
+    "Comparison", "Row", "Wanted", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline",
+    "plan_schedule", "problem_of_plan", "relowered", "schedule_label", "schedule_of_plan",
+]  # fmt: skip
+
+Wanted = tuple[str, Mapping[str, Any]]  # a strategy's name, and those of its options that are not left to it
+OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A candidate: what it is, and how it was judged or why it was refused. `kept_bound`: no orders on its placement that keep no more activations
+    than its fullest device does are faster (sought with `effort` only)."""
+
+    name: str
+    strategy: str
+    options: Mapping[str, Any]
+    judged: Judged | None = None
+    why: str = ""
+    hint: str = ""
+    kept_bound: Bound | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.judged is not None and self.judged.over_bytes <= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rows by time, refused ones last. `bound`: of every schedule, whatever its placement. `cut`: the clock ended the comparison."""
+
+    problem: PipelineProblem
+    rows: tuple[Row, ...]
+    bound: Bound
+    cut: Cut | None = None
+
+    @property
+    def fitting(self) -> list[Row]:
+        return [r for r in self.rows if r.fits]
+
+
+def default_candidates(problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> list[Wanted]:
+    """(strategy, options) of everything worth comparing. `effort`: searched orders too, with so much of exact search."""
+    variants = [v for kind in STRATEGIES for v in kind.variants(problem, chunks=chunks, effort=effort)]
+    return [(v.name, options_given(v, v.told)) for v in variants]
+
+
+def make_strategy(name: str, options: Mapping[str, Any]) -> PipelineStrategy:
+    """Raises: UnknownName, UsageError for an option that does not exist, StrategyNotLoaded."""
+    kind: Any = strategy(name)
+    known = {f.name: f.default for f in fields(kind)}
+    made = {}
+    for key, value in options.items():
+        if key not in known:
+            raise UsageError(f"{name} has no option {key!r}", where="--option", hint=f"it has: {', '.join(known) or 'none'}")
+        made[key] = _as(value, known[key], f"{name}.{key}")
+    result: PipelineStrategy = kind(**made)
+    return result
+
+
+def _as(value: Any, default: Any, where: str) -> Any:
+    """`value` (a string from the command line, or already typed) as the default's type."""
+    kind = type(default)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    text = str(value)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise UsageError(f"{text!r} is no {kind.__name__}", where=where) from None
+
+
+def compare_pipelines(
+    problem: PipelineProblem, candidates: Sequence[Wanted] | None = None, *, chunks: Sequence[int] = (2,), seed: int = 0,
+    time_limit_s: float = 120.0, effort: int = 0,
+) -> Comparison:  # fmt: skip
+    """Judge every candidate; each program is checked for form, races and deadlock. Candidates left at the time limit are named, not judged.
+
+    Without `candidates`: every strategy's variants, for so many `chunks` where there is a choice.
+    With `effort` searched orders are one more candidate, and both their exact search and the tighter bound of every row may take so much.
+    """
+    collectives = collective_planner(problem)
+    rows: list[Row] = []
+    listed = candidates if candidates is not None else default_candidates(problem, chunks=chunks, effort=effort)
+    budget = Budget(len(listed) * (2 if effort else 1), time_limit_s=time_limit_s)
+    for name, options in listed:
+        late = Row(name=schedule_label(name, options), strategy=name, options=options, why="not judged: the time limit", hint="raise it")
+        if not budget.spend():
+            rows.append(late)
+            continue
+        try:
+            with budget.net():
+                schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(seed))
+                judged = _checked(judge(problem, schedule, collectives))
+            rows.append(Row(name=schedule_label(name, options), strategy=name, options=schedule.options, judged=judged))
+        except TimeLimit:
+            if budget.cut is None:
+                raise
+            rows.append(late)
+        except (Unsupported, Infeasible) as refused:
+            rows.append(Row(name=schedule_label(name, options), strategy=name, options=options, why=refused.message, hint=refused.hint))
+    if effort:
+        rows = [_bounded(problem, r, effort, budget) for r in rows]
+    rows.sort(key=lambda r: (r.judged is None, r.judged.time_s if r.judged else 0.0, max(r.judged.memory_bytes) if r.judged else 0))
+    return Comparison(problem=problem, rows=tuple(rows), bound=any_bound(problem), cut=budget.cut)
+
+
+def schedule_label(name: str, options: Mapping[str, Any]) -> str:
+    """`chimera pipes=2 split` from the options that are given."""
+    said = [k if v is True else f"{k}={v}" for k, v in options.items() if v is not False and not (k == "pipes" and v == 1 and len(options) == 1)]
+    return " ".join([name, *(s.removeprefix("mode=") for s in said)])
+
+
+def _checked(judged: Judged) -> Judged:
+    from ...check import check_program
+
+    check_program(judged.program, programs=judged.callees).raise_if_wrong()
+    look()  # where time was up the check may not have decided
+    return judged
+
+
+def _bounded(problem: PipelineProblem, row: Row, effort: int, budget: Budget) -> Row:
+    """`row` with the bound for schedules that keep no more activations than it does."""
+    from ...decide.pipeline.exact import counts_bound
+    from ...decide.pipeline.orders import kept_peak_bytes
+
+    j = row.judged
+    if j is None:
+        return row
+    caps = (max(kept_peak_bytes(problem, j.schedule)),) * problem.devices
+    tight = None
+    if budget.spend():
+        with budget.net():
+            tight = counts_bound(problem, j.schedule, cap_bytes=caps, effort=effort)
+    return replace(row, kept_bound=tight or schedule_bound(problem, j.schedule, cap_bytes=caps))
+
+
+def frontier(rows: Sequence[Row]) -> list[Row]:
+    """Fitting rows that no other beats in both time and memory of the fullest device, fastest first."""
+    best: list[Row] = []
+    least = float("inf")
+    for row in sorted((r for r in rows if r.fits), key=lambda r: (r.judged.time_s, max(r.judged.memory_bytes))):  # type: ignore[union-attr]
+        assert row.judged is not None
+        memory = max(row.judged.memory_bytes)
+        if memory < least:
+            best.append(row)
+            least = memory
+    return best
+
+
+# ---- collectives -------------------------------------------------------------------------------------------------------
+def collective_planner(problem: PipelineProblem) -> PlanCollective:
+    """Rings over the problem's own connections, one per kind, group and size."""
+    fabric = fabric_of(problem)
+    known: dict[tuple[str, tuple[int, ...], int], Callee] = {}
+
+    def plan(kind: str, ranks: tuple[int, ...], size_bytes: int) -> Callee:
+        size = -(-max(size_bytes, 4) // 4) * 4
+        if (kind, ranks, size) not in known:
+            names = tuple(fabric.devices[r].name for r in ranks)
+            wanted = CollectiveProblem(fabric=fabric, op=OPERATIONS[kind], ranks=names, size_bytes=size, transport=Transport())
+            program = Ring().plan(wanted, rng=np.random.default_rng(0)).program
+            known[kind, ranks, size] = bindable(program_hash(program), program)
+        return known[kind, ranks, size]
+
+    return plan
+
+
+# ---- plans -------------------------------------------------------------------------------------------------------------
+def plan_pipeline(
+    problem: PipelineProblem, strategy: str = "auto", options: Mapping[str, Any] | None = None, *, seed: int = 0, time_limit_s: float = 120.0
+) -> Plan:
+    """The named schedule, or the fastest that fits; checked. Raises: as `make_strategy`; Infeasible when it does not fit, naming what does."""
+    if strategy == "auto":
+        if options:
+            raise UsageError("options belong to one schedule", where="--option", hint="name it with --strategy")
+        found = compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s)
+        if not found.fitting:
+            raise found.cut.error("no schedule fits so far") if found.cut else nothing_fits(found)
+        chosen = found.fitting[0]
+    else:
+        budget = Budget(1, time_limit_s=time_limit_s)
+        try:
+            with budget.net():
+                schedule = make_strategy(strategy, options or {}).plan(problem, rng=np.random.default_rng(seed))
+                judged = judge(problem, schedule, collective_planner(problem))
+        except TimeLimit as error:
+            raise budget.cut.error(f"{strategy} has no orders so far") if budget.cut else error from None
+        chosen = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=judged.schedule.options, judged=judged)
+        found = Comparison(problem=problem, rows=(chosen,), bound=any_bound(problem), cut=budget.cut)
+        if not chosen.fits:
+            raise nothing_fits(compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s), chosen)
+    plan = _plan(problem, chosen, found, seed)
+    check(plan)
+    return plan
+
+
+def nothing_fits(found: Comparison, wanted: Row | None = None) -> Infeasible:
+    """What was asked for does not fit, and what does; or nothing does, and what needs least."""
+    judged = [r for r in found.rows if r.judged is not None]
+    fitting = [r.name for r in found.fitting]
+    row = wanted or min(judged, key=lambda r: r.judged.over_bytes)  # type: ignore[union-attr]
+    assert row.judged is not None
+    needs = row.judged.memory_bytes
+    worst = max(range(len(needs)), key=lambda d: needs[d] - found.problem.memory_cap_bytes[d])
+    limit = found.problem.memory_cap_bytes[worst]
+    what = f"{row.name} needs" if wanted else f"no schedule fits: the one that needs least, {row.name}, needs"
+    return Infeasible(
+        f"{what} {needs[worst]} bytes on device {worst}, {limit} are there", where="memory_cap_bytes",
+        hint=f"these fit, fastest first: {', '.join(fitting[:8])}" if fitting else "raise the cap, use smaller micro-batches or more stages",
+        data={"limit": "memory", "device": worst, "needed_bytes": needs[worst], "available_bytes": limit, "fit": fitting},
+    )  # fmt: skip
+
+
+def _plan(problem: PipelineProblem, chosen: Row, found: Comparison, seed: int) -> Plan:
+    j = chosen.judged
+    assert j is not None
+    fabric = fabric_of(problem)
+    # the program also holds messages and posted receives, which the cap on weights and activations is not about
+    fabric = replace(fabric, devices=tuple(replace(d, memory_bytes=0) for d in fabric.devices))
+    decision = {
+        "strategy": chosen.strategy, "options": dict(j.schedule.options), **why_with(_why(found, chosen), found.cut), "notes": list(j.schedule.notes),
+        "cite": [strategy(chosen.strategy).cite.key],
+    }  # fmt: skip
+    return make_plan(
+        "pipeline", fabric, tuple(d.name for d in fabric.devices), j.program, others=j.callees.values(),
+        job={"problem": asdict(problem), "schedule": schedule_document(j.schedule)}, cost=price_table(problem, j.schedule),
+        decisions={"pipeline": decision}, bound=j.bound,
+        prediction=Prediction(target_fabric=fabric.name, time_s=j.time_s, memory_peak_bytes=tuple(j.timeline.memory_peak_bytes)),
+        alternatives=(_alternative(r) for r in found.rows if r is not chosen), seed=seed,
+    )  # fmt: skip
+
+
+def _alternative(row: Row) -> Alternative:
+    if row.judged is None:
+        return Alternative(what=row.name, why=row.why)
+    why = "" if row.fits else f"needs {row.judged.over_bytes} bytes more than the cap"
+    return Alternative(what=row.name, time_s=row.judged.time_s, memory_peak_bytes=max(row.judged.memory_bytes), why=why)
+
+
+def _why(found: Comparison, chosen: Row) -> str:
+    return "asked for" if len(found.rows) == 1 else f"fastest of {len(found.fitting)} schedules that fit, {len(found.rows)} tried"
+
+
+def schedule_document(schedule: Schedule) -> dict[str, Any]:
+    """The schedule as JSON: actions as `<stage><kind><micro-batch>`, `-<last>` behind where several run at once."""
+    return {
+        "name": schedule.name, "devices": schedule.devices, "stages": schedule.stages, "placement": [list(x) for x in schedule.placement],
+        "copy_of": list(schedule.copy_of), "split": schedule.split, "parts": schedule.parts,
+        "orders": [" ".join(map(str, order)) for order in schedule.orders],
+        "collectives": [[list(c) for c in row] for row in schedule.collectives], "receives_ahead": schedule.receives_ahead,
+    }  # fmt: skip
+
+
+def schedule_of_plan(plan: Plan) -> Schedule:
+    """The schedule that a pipeline plan holds. Raises: UsageError for another kind of plan, FormatError for a damaged one."""
+    from ...decide.pipeline.orders import check_orders
+    from ...decide.pipeline.problem import Collective
+
+    if plan.kind != "pipeline":
+        raise UsageError(f"this is a {plan.kind} plan, not a pipeline plan", hint="make one with `meshwright pipeline plan`")
+    try:
+        doc = plan.job["schedule"]
+        copy_of = tuple(map(int, doc["copy_of"]))
+        schedule = Schedule(
+            name=str(doc["name"]), devices=int(doc["devices"]), stages=int(doc["stages"]), copy_of=copy_of,
+            placement=tuple(tuple(map(int, row)) for row in doc["placement"]), split=bool(doc["split"]), parts=int(doc["parts"]),
+            orders=tuple(tuple(_action(text, copy_of) for text in row.split()) for row in doc["orders"]),
+            collectives=tuple(tuple(Collective(*c) for c in row) for row in doc["collectives"]), receives_ahead=int(doc["receives_ahead"]),
+        )  # fmt: skip
+        check_orders(schedule)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, MeshwrightError) as error:
+        raise FormatError(f"is no schedule: {str(error)[:160]}", where="plan.job.schedule", hint="make the plan again") from None
+    return schedule
+
+
+def problem_of_plan(plan: Plan) -> PipelineProblem:
+    """The problem that a pipeline plan was made for. Raises: as `schedule_of_plan`."""
+    if plan.kind != "pipeline":
+        raise UsageError(f"this is a {plan.kind} plan, not a pipeline plan", hint="make one with `meshwright pipeline plan`")
+    try:
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
+        return PipelineProblem(**found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"is no problem: {str(error)[:160]}", where="plan.job.problem", hint="make the plan again") from None
+
+
+def plan_schedule(problem: PipelineProblem, schedule: Schedule, strategy: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Plan:
+    """A plan of a given schedule, whoever made it; `strategy` says whose family it is of. Raises: as `judge`; Infeasible when it does not fit."""
+    judged = _checked(judge(problem, schedule, collective_planner(problem)))
+    row = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=options or {}, judged=judged)
+    if not row.fits:
+        raise nothing_fits(compare_pipelines(problem, seed=seed), row)
+    return _plan(problem, row, Comparison(problem=problem, rows=(row,), bound=any_bound(problem)), seed)
+
+
+def relowered(plan: Plan, problem: PipelineProblem) -> Plan:
+    """The plan's schedule for another problem (measured times, other sizes), lowered, simulated and checked anew. Raises: as `plan_schedule`."""
+    chosen = plan.decisions["pipeline"]
+    return replace(plan_schedule(problem, schedule_of_plan(plan), chosen["strategy"], chosen["options"], seed=plan.seed), decisions=plan.decisions)
+
+
+def _action(text: str, copy_of: Sequence[int]) -> Action:
+    at = next(i for i, c in enumerate(text) if c in "FBIW")
+    first, _, last = text[at + 1 :].partition("-")
+    m = int(first)
+    return Action(text[at], int(text[:at]), m, copy_of[m], int(last) - m + 1 if last else 1)  # type: ignore[arg-type]

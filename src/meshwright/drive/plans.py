@@ -1,0 +1,110 @@
+"""What is done with plans of every kind: read, write, simulate, check, say what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import __version__
+from ..bound import Bound
+from ..cost import Cost
+from ..errors import UsageError
+from ..fabric.fabric import Fabric
+from ..plan.plan import Alternative, CycleEntry, Plan, Prediction, TrainingLayout
+from ..program.hash import program_hash
+from ..program.program import Program
+from ..timeline import Timeline
+
+__all__ = [
+    "check", "cost_of", "fabric_of", "make_plan", "read_fabric", "read_plan", "simulate", "works_of", "write_plan",
+]  # fmt: skip
+
+
+def make_plan(
+    kind: str, fabric: Fabric, placement: tuple[str, ...], main: Program, *, decisions: Mapping[str, Any], job: Mapping[str, Any], cost: Cost,
+    works: Mapping[str, Any] | None = None, others: Iterable[Program] = (), table: Mapping[str, str] | None = None,
+    layout: TrainingLayout | None = None, bound: Bound | None = None, prediction: Prediction | float | None = None,
+    alternatives: Iterable[Alternative] = (), seed: int = 0,
+) -> Plan:  # fmt: skip
+    """The plan of what was decided, made here and nowhere else. It is not checked yet.
+
+    Args: others: programs beside the main one, which it calls or takes turns with; table: of these by what selects one of them for a step;
+    prediction: that, or just the seconds of a step.
+    """
+    from ..io.fabric.document import fabric_document
+
+    name = program_hash(main)
+    return Plan(
+        kind=kind,
+        job={**job, "cost": msgspec.to_builtins(cost), "works": {key: msgspec.to_builtins(work) for key, work in sorted((works or {}).items())}},
+        target_fabric=fabric_document(fabric),
+        placement=placement,
+        programs={name: main, **{program_hash(p): p for p in others}},
+        cycle=(CycleEntry(program=name, when="select", table=dict(table)) if table else CycleEntry(program=name),),
+        decisions=dict(decisions),
+        layout=layout,
+        bound=bound,
+        prediction=Prediction(target_fabric=fabric.name, time_s=prediction) if isinstance(prediction, float) else prediction,
+        alternatives=tuple(alternatives),
+        seed=seed,
+        versions={"meshwright": __version__},
+    )
+
+
+def read_fabric(spec: str, devices: str | None = None) -> Fabric:
+    """A fabric by file name or preset (`two-islands`, `dgx-h100:2`), optionally only some of its devices (`0-3,8`)."""
+    from ..io.fabric.name import load_fabric
+
+    return load_fabric(spec, devices)
+
+
+def read_plan(path: str | Path) -> Plan:
+    from ..io.plan.plan import read_plan as read
+
+    return read(Path(path))
+
+
+def write_plan(path: str | Path, plan: Plan) -> None:
+    from ..io.plan.plan import write_plan as write
+
+    write(Path(path), plan)
+
+
+def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False) -> Timeline:
+    """Simulates the plan's main program, by default on the fabric it was made for; another fabric takes its devices in order."""
+    from ..simulate import simulate_stored
+
+    target = fabric_of(plan)
+    where = target if fabric is None else fabric
+    placement = plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks])
+    if len(placement) < plan.main.ranks:
+        raise UsageError(f"the plan needs {plan.main.ranks} devices, fabric {where.name!r} has {len(where.devices)}")
+    return simulate_stored(
+        plan.main, where, placement, cost or cost_of(plan), works=works_of(plan), programs=plan.programs, record=record, transfers=transfers
+    )
+
+
+def check(plan: Plan) -> None:
+    """Raises CheckFailed with a witness unless every checker accepts the plan."""
+    from ..check import check_plan
+
+    check_plan(plan, fabric_of(plan)).raise_if_wrong()
+
+
+def fabric_of(plan: Plan) -> Fabric:
+    from ..io.fabric.document import fabric_from_document
+
+    return fabric_from_document(dict(plan.target_fabric))
+
+
+def cost_of(plan: Plan) -> Cost:
+    return msgspec.convert(plan.job["cost"], Cost)
+
+
+def works_of(plan: Plan) -> dict[str, Any]:
+    from ..graph.graph import Work
+
+    return {key: msgspec.convert(value, Work) for key, value in plan.job["works"].items()}

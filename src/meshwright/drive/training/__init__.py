@@ -1,0 +1,1 @@
+"""Training jobs: layout, sharding, schedule, memory, division, collectives and compression decided together."""

@@ -1,0 +1,128 @@
+"""The collectives that a training step calls: planned once per group of devices, size and purpose, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...cost import Transport
+from ...decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, auto, strategy
+from ...errors import Unsupported
+from ...fabric.fabric import Fabric
+from ...kernels.effort import look
+from ...program.calls import Callee
+from ...program.program import Program
+from ..collective.callee import bindable
+
+__all__ = ["PURPOSES", "SCOUTS", "CollectivePlanner", "Planned"]
+
+PURPOSES = ("gradient", "weights", "tensor", "tied")
+
+# What layouts are judged with: the first of the list, most promising first. Planning a call takes milliseconds with these, seconds with some others,
+# and a search over layouts makes hundreds; the winner's calls are tried with all.
+SCOUTS = STRATEGIES[:2]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A collective, how long it takes alone on the fabric, and what else was tried."""
+
+    problem: CollectiveProblem
+    plan: CollectivePlan
+    time_s: float
+    tried: tuple[tuple[str, float | None, str], ...]  # (strategy, seconds alone, why not)
+
+
+@dataclass
+class CollectivePlanner:
+    """Plans collectives (all-reduces, reduce-scatters, all-gathers) over groups of devices of one fabric. `strategy`: a name for all, or `auto`.
+
+    `chosen[purpose]` overrides the strategy for one purpose ("gradient", "tensor", "tied"); `for_placement` gives the callable
+    that lowering wants for a placement of ranks on devices.
+    """
+
+    fabric: Fabric
+    transport: Transport
+    strategy: str = "auto"
+    seed: int = 0
+    chosen: dict[str, str] = field(default_factory=dict)
+    cache: dict[tuple[str, tuple[str, ...], int, str], Planned] = field(default_factory=dict)
+    by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
+    hashes: dict[int, str] = field(default_factory=dict)
+
+    def with_choice(self, purpose: str, strategy: str) -> CollectivePlanner:
+        """The same planner (caches are shared) with another strategy for one purpose."""
+        return replace(self, chosen={**self.chosen, purpose: strategy})
+
+    def for_placement(self, placement: tuple[str, ...]) -> Any:
+        def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
+            return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op)
+
+        return plan
+
+    def collective(
+        self, purpose: str, devices: tuple[str, ...], size_bytes: int, op: str = "all-reduce", *, only: CollectiveStrategy | None = None
+    ) -> Callee:
+        """`only`: this strategy and no other."""
+        unit = 4 if op == "all-reduce" else 4 * len(devices)  # of the others every rank has a part of whole elements
+        size = -(-max(size_bytes, unit) // unit) * unit
+        strategy = repr(only) if only is not None else self.chosen.get(purpose, self.strategy)
+        key = (op, devices, size, strategy)
+        if key not in self.cache:
+            look()
+            self.cache[key] = self._plan(op, devices, size, strategy, only)
+        planned = self.cache[key]
+        program = planned.plan.program
+        name = self._hash(program)
+        self.by_hash.setdefault(name, (purpose, planned))
+        return bindable(name, program)
+
+    def _hash(self, program: Program) -> str:
+        from ...io.plan.plan import program_hash
+
+        if id(program) not in self.hashes:
+            self.hashes[id(program)] = program_hash(program)
+        return self.hashes[id(program)]
+
+    def _plan(self, op: str, devices: tuple[str, ...], size: int, name: str, only: CollectiveStrategy | None) -> Planned:
+        """Raises: Unsupported where the strategy named cannot be called from a step: it has not the operation, or adds in switches."""
+        problem = CollectiveProblem(fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
+        kinds = SCOUTS if name == "auto" or only is not None else (strategy(name, where="--collective"),)
+        candidates = [only] if only is not None else called_variants(kinds, problem)
+        if not candidates:
+            raise Unsupported(f"no program calls {name}: it has no schedule of {op} whose chunks are explicit and whose actors are the ranks alone")
+        ranked = auto(problem, candidates=candidates)
+        best = ranked[0]
+        assert best.plan is not None and best.time_s is not None, "auto raises when nothing has a plan"
+        return Planned(problem, best.plan, best.time_s, tuple((r.strategy, r.time_s, r.why) for r in ranked))
+
+    def decisions(self, callees: dict[str, Program]) -> dict[str, Any]:
+        """Plan entries for the collectives that a step calls, by purpose and group."""
+        found: dict[str, Any] = {}
+        for name in callees:
+            purpose, planned = self.by_hash[name]
+            key = f"collective:{purpose}"
+            entry = {
+                "strategy": planned.plan.strategy,
+                "options": dict(planned.plan.options),
+                "program": name,
+                "alone_s": planned.time_s,
+                "bound_s": planned.plan.bound.value if planned.plan.bound is not None else None,
+                "tried": [{"strategy": s, "alone_s": t, "why": w} for s, t, w in planned.tried],
+            }
+            if key in found:
+                found[key]["programs"].append(entry)
+            else:
+                found[key] = {"strategy": planned.plan.strategy, "options": dict(planned.plan.options), "why": "", "cite": [], "programs": [entry]}
+        for entry in found.values():
+            names = sorted({p["strategy"] for p in entry["programs"]})
+            entry["strategy"] = "+".join(names)
+            several = any(len(p["tried"]) > 1 for p in entry["programs"])
+            entry["why"] = "shortest simulated step of the strategies tried in place" if several else "the only strategy tried"
+        return found
+
+
+def called_variants(kinds: Iterable[type[CollectiveStrategy]], problem: CollectiveProblem) -> list[CollectiveStrategy]:
+    """What a step can call: their programs are written into the step's."""
+    return [v for kind in kinds for v in kind.variants(problem, "inlined")]

@@ -1,0 +1,213 @@
+"""What the decisions on a training step share: what is asked and known (`Context`), what was found (`Found`), and their form (`Decision`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from ...cite import Cite
+from ...cost import Cost
+from ...decide.layout import Grid, LayoutCandidate, LayoutProblem
+from ...decide.layout.problem import Degrees
+from ...decide.layout.unlike import device_orders, relative_speeds
+from ...errors import TimeLimit
+from ...fabric.fabric import Device, Fabric
+from ...graph.graph import OpGraph
+from ...job import Training
+from ...kernels.effort import Budget, Cut, Deadline
+from ...plan.plan import TrainingLayout
+from .collectives import CollectivePlanner
+from .evaluate import Evaluator
+from .evaluated import Evaluated
+from .placements import placements_of
+from .wishes import LayoutWanted, Wishes
+
+__all__ = ["MAX_WORK_S", "TIME_LIMIT_S", "Context", "Decision", "Found", "Looks", "Made", "SearchBudget"]
+
+W = TypeVar("W")
+MAX_WORK_S = 120.0  # counted work of the layout search; README's job counts 4, a model with programs of 300,000 steps is judged in 20 layouts with it
+TIME_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchBudget:
+    """`work_s`: counted work (`kernels.effort`) of the layout search; sharding and schedules have half as much each. `time_limit_s`: the net by the
+    clock under all of it; where it cuts, the best so far stands and the plan says so."""
+
+    work_s: float = MAX_WORK_S
+    time_limit_s: float = TIME_LIMIT_S
+
+
+class Looks:
+    """A decision's evaluations: at most so many, within so much counted work; the clock is a net under them."""
+
+    def __init__(self, evaluations: int, work_s: float) -> None:
+        self.budget, self.deadline = Budget(evaluations), Deadline.after(work_s=work_s)
+
+    @property
+    def spent(self) -> bool:
+        """The work is done; never before the first look."""
+        return self.budget.looked > 0 and self.deadline.work_left_s <= 0
+
+    def at(self, judge: Callable[[], object]) -> bool:
+        """Whether something was looked at: not where the budget is spent, not where the clock ended it."""
+        if self.spent or not self.budget.spend():
+            return False
+        try:
+            with self.budget.net():
+                judge()
+        except TimeLimit:
+            if self.budget.cut is None:
+                raise
+        return self.budget.cut is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a decision gained and took: the step before and after it (None: nothing fitted), candidates judged, seconds by the clock."""
+
+    decision: str
+    before_s: float | None
+    after_s: float | None
+    evaluations: int
+    took_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the seconds that it took: equal plans give equal bytes."""
+        return {"decision": self.decision, "before_s": self.before_s, "after_s": self.after_s, "evaluations": self.evaluations}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best so far, None while nothing fits; everything judged; by names of decisions what they keep for their entries and errors, and which of
+    them the clock cut; and what each gained and took, in order."""
+
+    best: Evaluated | None = None
+    judged: list[Evaluated] = field(default_factory=list)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    made: tuple[Made, ...] = ()
+
+    @property
+    def winner(self) -> Evaluated:
+        assert self.best is not None, "decisions on the winner come after something was found that fits"
+        return self.best
+
+    def noted(self, name: str, note: Any) -> Found:
+        return replace(self, notes={**self.notes, name: note})
+
+    def cut(self, name: str, cut: Cut | None) -> Found:
+        """With the first cut of a decision, if there is one."""
+        return self if cut is None or name in self.cuts else replace(self, cuts={**self.cuts, name: cut})
+
+    @property
+    def step_s(self) -> float | None:
+        return self.best.time_s if self.best is not None else None
+
+
+class Decision:
+    """One decision on a training step. It acts at one or more of four moments, and by default at none of them.
+
+    `variants`: what else is worth judging of a candidate on a placement. `fitted`: what it makes of a candidate that was judged. `choose`: among all
+    that was judged, trying more. `refine`: the winner. Then it says in the plan what was decided and why (`entries`), and whom that rests on.
+    """
+
+    name: ClassVar[str]
+
+    def require(self, context: Context) -> None:
+        """Raises: UsageError, before anything is searched, where what is asked cannot be done."""
+
+    def variants(self, candidate: LayoutCandidate, placement: tuple[str, ...], context: Context) -> Iterable[LayoutCandidate]:
+        return ()
+
+    def fitted(self, found: list[Evaluated], context: Context) -> list[Evaluated]:
+        """`found`: the candidate as it is first, and what decisions before this one made of it; returns all that count."""
+        return found
+
+    def choose(self, found: Found, context: Context) -> Found:
+        return found
+
+    def refine(self, found: Found, context: Context) -> Found:
+        return found
+
+    def entries(self, found: Found, context: Context) -> dict[str, Any]:
+        """Of the plan's `decisions`, by key: strategy, options, why, cite."""
+        return {}
+
+    def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
+        """(what, Cite) of a plan's entry; nothing for entries of others."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A job on a fabric, and how its candidates are judged. `decisions`: in the order in which they are made; `without`: names of those left out;
+    `clock`: the net under all of them, which began with the context."""
+
+    job: Training
+    fabric: Fabric
+    cost: Cost
+    graph: OpGraph
+    evaluator: Evaluator
+    wishes: Wishes
+    budget: SearchBudget
+    clock: Budget
+    decisions: tuple[Decision, ...]
+    without: frozenset[str] = frozenset()
+    watch: Callable[[Made], None] | None = None
+
+    def wish(self, kind: type[W]) -> W:
+        return self.wishes.of(kind)
+
+    def wishing(self, *changed: object) -> Context:
+        """The same job with other wishes."""
+        return replace(self, wishes=self.wishes.but(*changed))
+
+    def on(self, fabric: Fabric, global_batch: int | None = None, work_s: float | None = None) -> Context:
+        """The same wishes on another fabric, for another batch, or with less work; under the same clock."""
+        old = self.evaluator.planner
+        planner = CollectivePlanner(fabric=fabric, transport=old.transport, strategy=old.strategy, seed=old.seed)
+        job = self.job if global_batch is None else msgspec.structs.replace(self.job, global_batch=global_batch)
+        evaluator = replace(self.evaluator, fabric=fabric, planner=planner)
+        budget = self.budget if work_s is None else replace(self.budget, work_s=work_s)
+        return replace(self, job=job, fabric=fabric, evaluator=evaluator, budget=budget)
+
+    @property
+    def made(self) -> Iterator[Decision]:
+        return (d for d in self.decisions if d.name not in self.without)
+
+    @cached_property
+    def problem(self) -> LayoutProblem:
+        wish = self.wish(LayoutWanted)
+        return LayoutProblem(
+            graph_at=self.evaluator.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=wish.fixed,
+            borders=wish.borders,
+        )  # fmt: skip
+
+    def grid(self, refuse: Callable[[Degrees], str] | None = None) -> Grid:
+        from ...graph.liveness import segment_workspace
+
+        return Grid(workspace=segment_workspace, tensor_options=self.wish(LayoutWanted).tensor_options, refuse=refuse)
+
+    @cached_property
+    def speeds(self) -> dict[str, float]:
+        """Of every device, by the whole model on it."""
+        return relative_speeds(self.fabric, self.cost, self.graph)
+
+    @cached_property
+    def orders(self) -> list[tuple[str, tuple[Device, ...]]]:
+        return device_orders(self.fabric, self.speeds)
+
+    def placements(self, layout: TrainingLayout) -> Iterator[tuple[str, tuple[str, ...]]]:
+        return placements_of(layout, self.fabric, self.orders)
+
+    def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str) -> list[Evaluated]:
+        """The candidate as it is and as decisions make it, so that it fits."""
+        found = [self.evaluator.evaluate(candidate, placement, name)]
+        for decision in self.made:
+            found = decision.fitted(found, self)
+        return found

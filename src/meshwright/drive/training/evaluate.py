@@ -1,0 +1,178 @@
+"""How a layout is judged: lowered to a program, simulated on the fabric, and what it needs in the worst order that the program allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...cost import Cost, Priced
+from ...decide.layout import LayoutCandidate
+from ...decide.pipeline import one_f_one_b_order
+from ...errors import TimeLimit, Unsupported
+from ...fabric.fabric import Fabric
+from ...graph.graph import OpGraph
+from ...kernels.effort import count_work, look
+from ...lower.folded import why_not_folded
+from ...lower.training import lower_training, training_works
+from ...plan.on_schedule import split_prices
+from ...plan.plan import TrainingLayout
+from ...program.calls import inline
+from ...program.program import Program
+from .collectives import CollectivePlanner
+from .evaluated import KEEP_ALL, Evaluated, Policy
+from .folded import MAX_FOLDED_STEPS, SCOUTED, folded_step, steady_of, with_microbatches
+from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
+from .schedules import Prices
+
+__all__ = ["Evaluator"]
+
+EVALUATION_S = 0.02  # of counted work: what judging the smallest candidate takes on a quiet core
+STEP_S = 2e-5  # and every executed step of its program: lowered, simulated, its memory bounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Judges candidates of one model on one fabric. Its copies share what it remembers: graphs by batch, recomputation, how many it judged."""
+
+    fabric: Fabric
+    cost: Cost
+    graph: OpGraph
+    planner: CollectivePlanner
+    prices: Prices | None = None
+    graphs: dict[int, OpGraph] = field(default_factory=dict)
+    frontiers: dict[Any, Any] = field(default_factory=dict)
+    tally: Counter[str] = field(default_factory=Counter)  # of evaluations
+
+    def graph_at(self, batch: int) -> OpGraph:
+        from ...graph.scale import at_batch
+
+        if batch not in self.graphs:
+            self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
+        return self.graphs[batch]
+
+    @property
+    def table_share(self) -> float:
+        """Of a core, at which `prices` and prices of codecs hold; 0 where devices state none."""
+        return float(getattr(self.prices, "share", 0.0) or self.fabric.devices[0].cpu_share)
+
+    def evaluate(
+        self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, policy: Policy = KEEP_ALL,
+        codec_prices: Mapping[str, Priced] | None = None,
+    ) -> Evaluated:  # fmt: skip
+        """`codec_prices`: of encode and decode steps, by their keys. What cannot be simulated comes back without a timeline and with a reason."""
+        from ...simulate import simulate_program
+
+        assert candidate.layout is not None
+        graph, codecs = self.graph_at(candidate.layout.microbatch_size), codec_prices or {}
+        self.tally["evaluations"] += 1
+        if self.is_folded(candidate.layout):
+            return self._evaluate_folded(candidate, graph, placement, name, policy)
+        if (steps := expected_steps(candidate.layout)) > MAX_PROGRAM_STEPS:
+            why = why_not_folded(candidate.layout) or "too many for one rank of every stage, too"
+            return Evaluated(candidate=candidate, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,} ({why})")
+        works = training_works(graph, candidate.layout)
+        cost = self._cost(graph, candidate.layout, placement, codecs)
+        try:
+            rings = self.planner.for_placement(placement)
+            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)
+        except Unsupported as error:
+            return Evaluated(candidate=candidate, why=error.message)
+        look()
+        flat = inline(program, callees).program
+        count_work(EVALUATION_S + STEP_S * flat.executed_steps)
+        look()
+        timeline = simulate_program(flat, self.fabric, placement, cost, works=works, record=False)
+        look()
+        over = self._over(_memory_needs(flat, self._limits(placement)), placement)
+        return Evaluated(
+            candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
+            policy=policy, fabric=self.fabric, cost=cost, codec_prices=codecs, **over,
+        )  # fmt: skip
+
+    def again(self, found: Evaluated, layout: TrainingLayout | None = None, policy: Policy | None = None) -> Evaluated:
+        """What was judged, in its place, with another layout (and what that recomputes), or as this evaluator's planner would have it."""
+        candidate = found.candidate if layout is None else replace(found.candidate, layout=layout)
+        return self.evaluate(candidate, found.placement, found.placement_name, policy or found.policy, found.codec_prices)
+
+    def is_folded(self, layout: TrainingLayout) -> bool:
+        """Whether a layout is lowered folded: it is too large otherwise, and not too large so."""
+        large = expected_steps(layout) > MAX_PROGRAM_STEPS
+        return large and self.prices is None and not why_not_folded(layout) and expected_steps(layout, folded=True) <= MAX_FOLDED_STEPS
+
+    def whole(self, found: Evaluated) -> Evaluated:
+        """With all micro-batches, where it was judged by a few. Raises: TimeLimit where it does not fit then."""
+        if not found.extrapolated_s:
+            return found
+        at = self.graph_at(found.layout.microbatch_size)
+        made = self._evaluate_folded(found.candidate, at, found.placement, found.placement_name, found.policy, whole=True)
+        if not made.fits:
+            why = made.why or f"{made.excess_bytes} bytes too many"
+            raise TimeLimit(
+                f"{found.candidate.degrees} fits with few micro-batches and not with all: {why}", where="train plan",
+                hint="fix other degrees (--dp, --tp, --pp, --microbatch)",
+            )  # fmt: skip
+        return made
+
+    def _evaluate_folded(
+        self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, policy: Policy, *, whole: bool = False
+    ) -> Evaluated:
+        """Judged by few micro-batches: in the steady state of 1F1B every further one takes as long as the one before. `whole`: by all."""
+        assert candidate.layout is not None
+        layout, whole_s = candidate.layout, 0.0
+        run = partial(folded_step, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner)
+        try:
+            look()
+            if whole or layout.microbatches <= (most := layout.pipeline + SCOUTED[1]):
+                step = run(layout)
+            else:
+                step = run(with_microbatches(layout, most))
+                whole_s = steady_of(step.program, step.callees, layout).time_s(self.fabric, placement, self.cost, step.works)
+        except Unsupported as error:
+            return Evaluated(candidate=candidate, why=f"{error.message} ({name})")
+        count_work(EVALUATION_S + STEP_S * step.program.executed_steps)
+        return Evaluated(
+            candidate=candidate, placement=placement, placement_name=name, program=step.program, callees=step.callees, works=step.works,
+            timeline=step.timeline, worst_order_bytes=step.needs_bytes, extrapolated_s=whole_s, policy=policy, fabric=self.fabric, cost=self.cost,
+            **self._over(step.needs_bytes, placement),
+        )  # fmt: skip
+
+    def _cost(self, graph: OpGraph, layout: TrainingLayout, placement: tuple[str, ...], codecs: Mapping[str, Priced]) -> Cost:
+        cost = self.cost
+        if self.prices is not None:
+            source = getattr(self.prices, "source", "operators measured")
+            table = split_prices(self.prices(graph, layout), layout, cost, self.fabric.device(placement[0]))
+            cost = cost.with_table(table, source=f"{cost.source}; {source}", share=self.table_share)
+        if any(b.codec for b in layout.buckets):
+            cost = cost.with_table(codecs, source=f"{cost.source}; codecs measured", share=self.table_share)
+        return cost
+
+    def _limits(self, placement: tuple[str, ...]) -> list[int]:
+        return [self.fabric.device(d).memory_bytes for d in placement]
+
+    def _over(self, needs: Sequence[int], placement: tuple[str, ...]) -> dict[str, Any]:
+        """What ranks need beyond what their devices have, as fields of `Evaluated`."""
+        over = [need - limit if limit else 0 for need, limit in zip(needs, self._limits(placement), strict=True)]
+        worst = max(range(len(over)), key=over.__getitem__)
+        return {"excess_bytes": max(over[worst], 0), "worst_rank": worst, "over_bytes": tuple(over)}
+
+
+def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:
+    """Bytes each rank can need in the worst order that the program allows; an upper bound of it where that fits anyway."""
+    from ...check.program.memory import worst_order_peaks
+
+    b, ranks = program.buffers, program.ranks
+    whole = np.bincount(b.actor, weights=b.chunks * b.chunk_bytes.astype(np.float64), minlength=ranks)
+    temporary = int(program.ops.workspace_bytes.max(initial=0))
+    largest = np.zeros(len(program.channels), np.int64)  # message of each channel: at most so much of it is staged, `depth` times
+    receives = program.steps.chan_in >= 0
+    np.maximum.at(largest, program.steps.chan_in[receives], program.message_bytes()[receives])
+    staged = np.bincount(program.channels.dst, weights=largest * program.channels.depth, minlength=len(whole))
+    bounds = [int(x) + int(y) + temporary for x, y in zip(whole, staged, strict=False)]
+    if all(not limit or bound <= limit for bound, limit in zip(bounds, limits, strict=False)):
+        return bounds[:ranks]
+    return list(worst_order_peaks(program))

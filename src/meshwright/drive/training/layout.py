@@ -1,0 +1,143 @@
+"""The decision on the layout: degrees, micro-batch size and placement, every candidate simulated with what other decisions make of it.
+
+Candidates of the grid come in the order of a closed form, a few per combination of degrees; of each, several placements are judged, and the fastest
+that fits wins. Sequence parallelism is part of the grid: both ways are candidates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ...cite import Cite
+from ...decide.layout import LayoutCandidate, grid, megatron, sequence
+from ...decide.layout.unlike import EVEN
+from .context import Context, Decision, Found, Looks
+from .evaluated import Evaluated, fastest
+from .order import Refusal
+from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
+from .wishes import LayoutWanted
+
+__all__ = ["Layout"]
+
+PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
+MAX_SIMULATED = 40
+HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
+
+
+@dataclass(frozen=True)
+class Layout(Decision):
+    name = "layout"
+
+    def choose(self, found: Found, context: Context) -> Found:
+        search = _Search(context)
+        looks = search.run()
+        best = fastest(search.judged, lambda e: (e.candidate.degrees, e.candidate.division, e.placement_name))
+        return replace(found, best=best, judged=search.judged).noted(self.name, search.refusal.left_out).cut(self.name, looks.budget.cut)
+
+    def entries(self, found: Found, context: Context) -> dict[str, Any]:
+        best, layout = found.winner, found.winner.layout
+        options: dict[str, Any] = {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline}
+        options["microbatch_size"] = layout.microbatch_size
+        options |= {"division": str(best.candidate.division)} if best.candidate.division != EVEN else {}
+        simulated = [e for e in found.judged if e.timeline is not None]
+        fitting = sum(e.fits for e in simulated)
+        why = f"shortest simulated step of {fitting} layouts that fit, {len(simulated)} simulated, {len(found.judged)} considered"
+        entries: dict[str, Any] = {
+            "layout": {"strategy": "grid", "options": options, "why": why, "cite": [c.key for c in (grid.CITE, megatron.CITE)]},
+            "placement": {"strategy": best.placement_name, "options": {}, "why": "fastest of the axis orders tried", "cite": []},
+        }
+        if layout.tensor > 1:
+            entries["sequence"] = _sequence(context.wish(LayoutWanted).tensor_options.sequence, best, found.judged)
+        return entries
+
+    def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
+        known = {"layout": (grid.CITE, megatron.CITE), "sequence": (sequence.CITE,)}.get(key, ())
+        return [(key, c) for c in known if c.key in entry["cite"]]
+
+
+class _Search:
+    def __init__(self, context: Context) -> None:
+        self.context, self.judged = context, list[Evaluated]()
+        self.refusal = Refusal(context)
+        self.seen: Counter[tuple[int, int, int, bool]] = Counter()
+        self.simulated, self.fastest_s = 0, float("inf")
+
+    def run(self) -> Looks:
+        """Judges all that is worth it."""
+        candidates = self.context.grid(self.refusal).plan(self.context.problem)
+        unfit = [self.unfit(c) for c in candidates]
+        looks = Looks(sum(not why for why, _ in unfit), self.context.budget.work_s)
+        for c, (why, excess_bytes) in zip(candidates, unfit, strict=True):
+            why, before = why or self.hopeless(c, looks), len(self.judged)
+            if not why and not looks.at(partial(self.judge, c)) and len(self.judged) == before:
+                why = "not simulated: the time limit"
+            if why:
+                self.judged.append(Evaluated(candidate=c, why=why, excess_bytes=excess_bytes))
+        return looks
+
+    def unfit(self, c: LayoutCandidate) -> tuple[str, int]:
+        """(why a candidate is not simulated whatever others do, bytes that it needs too many where that is why)."""
+        if c.layout is None:
+            return c.why or "not built", 0
+        steps = expected_steps(c.layout)
+        if steps > MAX_PROGRAM_STEPS and not self.context.evaluator.is_folded(c.layout):
+            return f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,}", 0
+        limit = max(d.memory_bytes for d in self.context.fabric.devices)
+        if limit and c.memory_floor_bytes > limit:
+            why = f"weights, gradients and optimiser state alone need {c.memory_floor_bytes} bytes, devices have {limit}"
+            return why, c.memory_floor_bytes - limit
+        degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline, c.degrees.sequence)
+        self.seen[degrees] += 1
+        return (_behind(c), 0) if self.seen[degrees] > PER_DEGREES else ("", 0)
+
+    def hopeless(self, c: LayoutCandidate, looks: Looks) -> str:
+        """Why a candidate is not simulated after what was, or nothing."""
+        if self.simulated >= MAX_SIMULATED:
+            return _behind(c)
+        if looks.spent:
+            return f"not simulated: the search's work, {self.context.budget.work_s:g} s, is done"
+        if c.estimate_s > HOPELESS * self.fastest_s:
+            return f"not simulated: closed form {c.estimate_s:.4g} s is over {HOPELESS} times the fastest step"
+        return ""
+
+    def judge(self, c: LayoutCandidate) -> None:
+        """On every placement, with the variants that decisions know; of a folded program on one, others that have its symmetry are much alike."""
+        context = self.context
+        assert c.layout is not None
+        folded = context.evaluator.is_folded(c.layout)
+        for name, placement in context.placements(c.layout):
+            others = [v for d in context.made for v in d.variants(c, placement, context)]
+            found = [e for variant in (c, *others) for e in context.judge(variant, placement, name)]
+            self.judged += found
+            self.simulated += len(found)
+            self.fastest_s = min([self.fastest_s, *(e.time_s for e in found if e.excess_bytes <= 0)])
+            if folded and any(e.timeline is not None for e in found):
+                return
+
+
+def _behind(c: LayoutCandidate) -> str:
+    return f"not simulated: closed form {c.estimate_s:.4g} s is not among the best of its degrees"
+
+
+def _sequence(wanted: bool | None, best: Evaluated, judged: list[Evaluated]) -> dict[str, Any]:
+    """Why what lies between the tensor-parallel regions is split along the sequence, or is not: the same degrees the other way."""
+    chosen = best.layout.sequence
+    other = replace(best.candidate.degrees, sequence=not chosen)
+    same = [e for e in judged if e.candidate.degrees == other]
+    rival = min((e for e in same if e.timeline is not None), key=lambda e: (e.excess_bytes > 0, e.time_s), default=None)
+    if wanted is not None:
+        why = "as asked"
+    elif rival is not None:
+        other_way = "without" if chosen else "with"
+        why = f"{best.time_s:.4g} s and {best.peak_bytes} bytes per rank; {other_way}, {rival.time_s:.4g} s and {rival.peak_bytes} bytes"
+        why += ", which is more than there is" if rival.excess_bytes > 0 else ""
+    else:
+        why = next((e.why for e in same if e.why), "only this way was considered")
+    return {
+        "strategy": "sequence" if chosen else "whole", "options": {"wanted": {None: "auto", True: "on", False: "off"}[wanted]}, "why": why,
+        "cite": [sequence.CITE.key] if chosen else [],
+    }  # fmt: skip

@@ -1,0 +1,120 @@
+"""Which degrees of a large grid are worth building: predicted program sizes, and the order that the layer table gives.
+
+Building a layout operator by operator costs seconds for a large model, and a cluster has hundreds of degrees. Programs that would be too large are
+left out before anything is built; where what is left is still much, layers priced once (`profile.layer_table`) put the degrees in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from ...cost import Cost
+from ...decide.layout.grid import degrees_of
+from ...decide.layout.layer_costs import FULL
+from ...decide.layout.problem import Degrees
+from ...errors import Infeasible
+from ...fabric.fabric import Fabric
+from ...graph.graph import OpGraph
+from ..layout.search import LayoutFindings, find_layouts
+from .context import Context
+from .folded import MAX_FOLDED_STEPS
+from .program_sizes import MAX_PROGRAM_STEPS, steps_of
+
+__all__ = ["BUILT_AT_ONCE", "MANY_DEVICES", "WORTH_BUILDING", "WORTH_FOLDING", "LeftOut", "Refusal", "by_layer_table", "sizes", "table_order"]
+
+BUILT_AT_ONCE = 60_000  # operators times candidates that are built without asking the layer table first
+WORTH_BUILDING = 12  # degrees that are built where it was asked
+WORTH_FOLDING = 2  # degrees whose programs are too large to write out that are built, best by the layer table first
+LARGEST_FOLDED_MICROBATCH = 8
+MANY_DEVICES = 256  # with more, collectives are rings: planning those of every group costs minutes
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Why not all degrees were built. `too_large`: steps of the smallest program that is too large, 0: none is."""
+
+    too_large: int = 0
+    findings: LayoutFindings | None = None  # of the layer table, where it was asked
+
+
+class Refusal:
+    """Which degrees are not built, and why: programs too large to simulate; where many are left, all but the layer table's best."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.left_out = context, LeftOut()
+        small, large = sizes(context)
+        if len(context.fabric.devices) <= MANY_DEVICES and small:
+            large = {}
+        many = len(small) > WORTH_BUILDING and len(small) * len(context.graph.nodes) > BUILT_AT_ONCE
+        self.best: dict[Degrees, float] = {}
+        if many or len(large) > WORTH_FOLDING:
+            self.best, findings = table_order(context, [*small, *large])
+            self.left_out = LeftOut(findings=findings)
+        order = sorted(self.best, key=lambda d: (self.best[d], d))
+        self.small, self.large = small, large
+        self.keep = {*[d for d in order if d in small][:WORTH_BUILDING], *[d for d in order if d in large][:WORTH_FOLDING]}
+
+    def __call__(self, degrees: Degrees) -> str:
+        d = replace(degrees, sequence=False)
+        if d not in self.small and d not in self.large:
+            known = steps_of(self.context.graph, self.context.job.global_batch)(d)
+            self.left_out = replace(self.left_out, too_large=min(self.left_out.too_large or known, known))
+            return f"not built: about {known:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
+        if self.best and d not in self.keep:
+            return f"not built: not among the {WORTH_BUILDING if d in self.small else WORTH_FOLDING} best by the layer table"
+        return "not built: the time limit" if self.context.clock.late else ""
+
+
+def sizes(context: Context) -> tuple[dict[Degrees, int], dict[Degrees, int]]:
+    """Predicted steps of degrees whose programs can be written out, and of those that can be lowered folded only."""
+    whole, folded = (steps_of(context.graph, context.job.global_batch, folded=x) for x in (False, True))
+    small: dict[Degrees, int] = {}
+    large: dict[Degrees, int] = {}
+    most, priced = max_group(context.fabric), context.evaluator.prices is not None
+    for d in degrees_of(context.problem):
+        if (steps := whole(d)) <= MAX_PROGRAM_STEPS:
+            small[d] = steps
+        elif d.tensor <= most and d.microbatch_size <= LARGEST_FOLDED_MICROBATCH and not priced and folded(d) <= MAX_FOLDED_STEPS:
+            large[d] = folded(d)
+    return small, large
+
+
+def table_order(context: Context, degrees: list[Degrees]) -> tuple[dict[Degrees, float], LayoutFindings | None]:
+    """Seconds by the layer table; nothing where it has no answer."""
+    return by_layer_table(context.evaluator.graph_at, context.fabric, context.cost, context.job.global_batch, degrees)
+
+
+def by_layer_table(
+    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, global_batch: int, allowed: Iterable[Degrees]
+) -> tuple[dict[Degrees, float], LayoutFindings | None]:
+    """Closed-form seconds of those degrees that the table covers and whose layouts fit, recomputing if need be; and what the search found.
+
+    Nothing where the fabric has servers of several kinds, or nothing fits: then there is no order.
+    """
+    wanted = set(allowed)
+    if not wanted:
+        return {}, None
+    try:
+        found = find_layouts(
+            graph_at, fabric, cost, global_batch=global_batch, precision=FULL, sequence=False, levels=(0,), methods=("grid",), simulated=4, refine=0,
+            microbatches=sorted({d.microbatch_size for d in wanted}),
+            tensors=[t for t in sorted({d.tensor for d in wanted}) if t <= max_group(fabric)],
+        )  # fmt: skip
+    except Infeasible:
+        return {}, None
+    seconds: dict[Degrees, float] = {}
+    for j in (*found.found.ranked, *found.found.others):
+        layout = j.candidate.layout
+        d = Degrees(layout.data, layout.stages[0].replicas[0].tensor, len(layout.stages), layout.microbatch)
+        if d in wanted and j.estimate.over_bytes <= 0:
+            seconds[d] = min(seconds.get(d, float("inf")), j.estimate.time_s)
+    return seconds, found
+
+
+def max_group(fabric: Fabric) -> int:
+    """Devices of the largest server."""
+    sizes: dict[str, int] = {}
+    for d in fabric.devices:
+        sizes[d.group or d.name] = sizes.get(d.group or d.name, 0) + 1
+    return max(sizes.values(), default=1)

@@ -1,0 +1,164 @@
+"""The decision on data-parallel sharding: which level, and whether gradient sums run during backward, judged by simulation and memory.
+
+The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
+layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
+are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...cite import Cite
+from ...decide.layout.data_sharding import CITE, DataSharding
+from ...decide.layout.problem import LayoutCandidate
+from ...decide.layout.unlike import EVEN
+from ...errors import Infeasible, UsageError
+from .context import Context, Decision, Found, Looks
+from .evaluated import Evaluated, fastest
+from .placements import placements_of
+
+__all__ = ["Sharding", "ShardingWanted", "as_wanted"]
+
+FASTEST = 1  # layouts that fit, fastest first, that are tried sharded and overlapped
+UNFITTING = 4  # layouts that do not fit, best closed form first, that are tried sharded
+ASKED = 8  # layouts tried at a level that was asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingWanted:
+    """`level` 0 to 3 and `overlap`: None where the search may choose. `bucket_bytes` 0: chosen."""
+
+    level: int | None = None
+    overlap: bool | None = None
+    bucket_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        DataSharding(self.level or 0, bool(self.overlap), self.bucket_bytes)
+
+    def text(self) -> dict[str, str]:
+        overlap = {None: "auto", True: "on", False: "off"}[self.overlap]
+        return {"wanted_level": "auto" if self.level is None else str(self.level), "wanted_overlap": overlap}
+
+
+@dataclass(frozen=True)
+class Sharding(Decision):
+    name = "sharding"
+
+    def choose(self, found: Found, context: Context) -> Found:
+        """Raises: Infeasible when a level is asked for and no degrees have replicas; UsageError when the optimizer cannot be sharded."""
+        wanted, custom = context.wish(ShardingWanted), ":" in context.job.optimizer
+        if custom and wanted.level:
+            raise UsageError(
+                f"optimizer {context.job.optimizer} cannot be sharded: it would be given pieces of parameters", where="--zero",
+                hint="adamw or sgd, or --zero 0",
+            )  # fmt: skip
+        if wanted.level == 0 and wanted.overlap is False:
+            return found
+        chooser = _Chooser(context, wanted, 0 if custom else 3, found.judged)
+        chooser.run()
+        required = (e for e in chooser.judged if as_wanted(e, wanted))
+        best = fastest(required, lambda e: (e.candidate.sharding, e.candidate.degrees, e.placement_name))
+        return replace(found, best=best, judged=chooser.judged).cut(self.name, chooser.looks.budget.cut)
+
+    def entries(self, found: Found, context: Context) -> dict[str, Any]:
+        """What was chosen, and what the same degrees and placement do otherwise."""
+        best, layout = found.winner, found.winner.layout
+        if layout.data == 1 and len(layout.placement) <= 1:
+            return {}
+        told = []
+        for e in sorted((e for e in found.judged if _rival(e, best)), key=lambda e: e.candidate.sharding):
+            told.append(f"{e.candidate.sharding}: {e.time_s:.4g} s, {e.peak_bytes} bytes per rank" + (", does not fit" if e.excess_bytes > 0 else ""))
+        why = f"{best.time_s:.4g} s and {best.peak_bytes} bytes per rank" + (f"; {'; '.join(told)}" if told else "")
+        options: dict[str, Any] = {"level": layout.zero_level, "overlap": layout.overlap, "bucket_bytes": layout.bucket_bytes}
+        options |= {"buckets": len(layout.buckets), **context.wish(ShardingWanted).text()}
+        cite = [CITE.key] if layout.zero_level else []
+        return {"sharding": {"strategy": f"zero-{layout.zero_level}", "options": options, "why": why, "cite": cite}}
+
+    def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
+        return [(key, CITE)] if key == "sharding" and entry["cite"] else []
+
+
+def _rival(e: Evaluated, best: Evaluated) -> bool:
+    """What differs from the best in nothing but its sharding."""
+    mine, theirs = best.candidate, e.candidate
+    alike = theirs.degrees == mine.degrees and e.placement == best.placement and theirs.division == mine.division
+    return alike and theirs.sharding != mine.sharding and e.timeline is not None
+
+
+def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
+    """A layout that has the sharding level and the overlap that were asked for."""
+    if e.candidate.degrees.data == 1:
+        return not wanted.level
+    chosen = e.candidate.sharding
+    return wanted.level in (None, chosen.level) and wanted.overlap in (None, chosen.overlap)
+
+
+class _Chooser:
+    def __init__(self, context: Context, wanted: ShardingWanted, highest: int, judged: list[Evaluated]) -> None:
+        self.context, self.wanted, self.highest = context, wanted, highest
+        self.looks = Looks(max(2 * FASTEST + 3 * UNFITTING, ASKED), context.budget.work_s / 2)
+        self.judged = list(judged)
+        self.grid = context.grid()
+
+    def run(self) -> None:
+        replicated = [e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.data > 1]
+        fitting = sorted((e for e in replicated if e.fits), key=lambda e: e.time_s)
+        if self.wanted.level:
+            self._asked(replicated)
+            return
+        even, divided = ([e for e in fitting if (e.candidate.division == EVEN) is equal] for equal in (True, False))
+        for e in (*even[:FASTEST], *divided[:FASTEST]):  # those with equal parts too: which is faster may change with the sums
+            if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
+                self._try(e, self._level(0))
+        if self.wanted.level is None and self.highest:
+            self._unfitting(replicated)
+
+    def _level(self, level: int) -> DataSharding:
+        """Summing early, where it may choose: nothing is lost by it."""
+        return DataSharding(level, self.wanted.overlap is not False, self.wanted.bucket_bytes)
+
+    def _asked(self, replicated: list[Evaluated]) -> None:
+        if not replicated:
+            raise Infeasible(
+                f"sharding level {self.wanted.level} divides state among data-parallel replicas, and no layout has any", where="--zero",
+                hint="a data degree of at least 2 (--dp), or --zero 0", data={"level": self.wanted.level},
+            )  # fmt: skip
+        seen: set[Any] = set()
+        for e in sorted(replicated, key=lambda e: (e.time_s, e.candidate.estimate_s)):
+            if (e.candidate.degrees, e.candidate.division, e.placement) in seen:
+                continue
+            if len(seen) >= ASKED:
+                break
+            seen.add((e.candidate.degrees, e.candidate.division, e.placement))
+            self._try(e, self._level(self.wanted.level or 0))
+
+    def _unfitting(self, replicated: list[Evaluated]) -> None:
+        """Layouts that need more memory than there is, sharded more and more until they fit."""
+        limit = min((e.time_s for e in self.judged if e.fits), default=float("inf"))
+        over: dict[Any, Evaluated] = {}
+        for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: e.candidate.estimate_s):
+            over.setdefault(e.candidate.degrees, e)
+        for e in [x for x in over.values() if x.candidate.estimate_s < limit][:UNFITTING]:
+            for level in range(1, self.highest + 1):
+                tried = self._try(e, self._level(level))
+                if tried is not None and tried.fits:
+                    break
+
+    def _try(self, e: Evaluated, sharding: DataSharding) -> Evaluated | None:
+        candidate: LayoutCandidate = self.grid.sharded(self.context.problem, e.candidate.degrees, sharding, e.candidate.division)
+        if candidate.layout is None:
+            self.judged.append(Evaluated(candidate=candidate, why=candidate.why))
+            return None
+        capacity = max(d.memory_bytes for d in self.context.fabric.devices)
+        if capacity and candidate.memory_floor_bytes > capacity:
+            why = f"weights, gradients and optimizer state alone need {candidate.memory_floor_bytes} bytes, devices have {capacity}"
+            self.judged.append(Evaluated(candidate=candidate, why=why, excess_bytes=candidate.memory_floor_bytes - capacity))
+            return None
+        name, placement = (e.placement_name, e.placement) if e.placement else next(placements_of(candidate.layout, self.context.fabric))
+        found: list[Evaluated] = []
+        self.looks.at(lambda: found.extend(self.context.judge(candidate, placement, name)))
+        self.judged += found
+        return found[-1] if found else None

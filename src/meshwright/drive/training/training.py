@@ -1,0 +1,127 @@
+"""Training plans: problem -> decisions -> program -> check -> simulate -> plan.
+
+    fabric = read_fabric("two-islands")
+    plan = plan_training(Training(model="examples/gpt.py:small", global_batch=32), fabric)
+    write_plan("plan.json", plan)
+
+The operator graph is captured (or given): everything else is arithmetic on it. `decisions.DECISIONS` says what is decided and in which order. The
+winner is checked with code that shares nothing with what decided; only then is it a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from ...bound import Bound, Certificate
+from ...cost import Cost
+from ...fabric.fabric import Fabric
+from ...graph.graph import OpGraph
+from ...job import Training
+from ...plan.plan import Alternative, Plan, Prediction
+from ...timeline import Timeline
+from ..plans import check, make_plan
+from .context import Context, Found, Made, SearchBudget
+from .decisions import context_of, decide
+from .evaluated import Evaluated
+
+__all__ = ["plan_of", "plan_training", "roofline_bound"]
+
+
+def plan_training(
+    job: Training, fabric: Fabric, cost: Cost | None = None, *, graph: OpGraph | None = None, wishes: Iterable[object] = (),
+    budget: SearchBudget | None = None, without: Collection[str] = (), watch: Callable[[Made], None] | None = None,
+) -> Plan:  # fmt: skip
+    """Plans a training job on all devices of `fabric`.
+
+    Args:
+        graph: a captured graph; None captures `job.model` (needs torch).
+        wishes: what is asked of decisions, at most one record of a kind: `LayoutWanted` (degrees that are fixed), `ShardingWanted`, `PipelineWanted`,
+            `RecomputeWanted`, `MemoryWanted`, `DivisionWanted`, `CollectivesWanted`, `CompressWanted`; `StepPrices`. The rest has its defaults.
+        budget: how much is searched; where its time limit cuts, the plan is the best so far, and its entries say `cut`.
+        without: names of decisions that are not made.
+        watch: told what each decision gained and took, as soon as it is made.
+
+    Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
+        limit), TimeLimit (degrees were left out for size or time, none of the others fits), CaptureError,
+        CheckFailed (a planner is wrong: please report it).
+    """
+    fabric.require_connected()
+    if graph is None:
+        from ...capture.graph import capture
+
+        graph = capture(job.model, loss=job.loss, seed=job.seed)
+    context = context_of(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
+    plan = plan_of(decide(context), context)
+    check(plan)
+    return plan
+
+
+def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int) -> Bound:
+    """No plan can do the step's arithmetic faster than all devices at their peak together."""
+    flops = sum(n.forward.flops + n.backward.flops for n in graph.nodes) * global_batch // graph.batch_size
+    speed = sum(int(d.flops.get(cost.dtype, cost.default_flops)) for d in fabric.devices)
+    data = {"flops": flops, "flops_per_s": speed, "devices": len(fabric.devices), "dtype": cost.dtype}
+    return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
+
+
+def plan_of(found: Found, context: Context) -> Plan:
+    """The plan of the winner, with an entry of every decision."""
+    best, job, graph = found.winner, context.job, context.graph
+    assert best.program is not None and best.cost is not None, "the best candidate was simulated"
+    others = sorted((e for e in found.judged if e is not best and e.identity != best.identity), key=_rank)
+    return make_plan(
+        "training", context.fabric, best.placement, best.program,
+        job={
+            "training": msgspec.to_builtins(job), "graph_fingerprint": graph.fingerprint(), "graph_outline": graph.outline(),
+            "parameters": graph.parameter_count,
+        },
+        cost=best.cost, works=best.works, others=best.callees.values(), layout=best.layout, seed=job.seed,
+        decisions=_entries(found, context),
+        bound=roofline_bound(graph, context.fabric, context.cost, job.global_batch),
+        prediction=_prediction(context.fabric, best, best.recorded()),
+        alternatives=[_alternative(e, best) for e in others],
+    )  # fmt: skip
+
+
+def _entries(found: Found, context: Context) -> dict[str, Any]:
+    """Of every decision; where the clock cut one, its entry says so, or the layout's if it has none. The layout's tells what each gained and took."""
+    entries: dict[str, Any] = {}
+    for decision in context.decisions:
+        own = decision.entries(found, context)
+        entries |= own
+        key, cut = next(iter(own), "layout"), found.cuts.get(decision.name)
+        if cut is not None and "cut" not in entries[key]:
+            entries[key] |= {"why": f"{entries[key]['why']}; {cut}", "cut": cut.to_json()}
+    entries["layout"]["made"] = [made.to_json() for made in found.made]
+    return entries
+
+
+def _prediction(fabric: Fabric, best: Evaluated, timeline: Timeline) -> Prediction:
+    from ...check.program.memory import worst_order_peaks
+
+    phases = best.phases(timeline)
+    ranks = len(phases)
+    return Prediction(
+        target_fabric=fabric.name,
+        time_s=timeline.makespan_s,
+        phases_s={name: sum(p[name] for p in phases) / ranks for name in phases[0]},
+        memory_peak_bytes=tuple(timeline.memory_peak_bytes),
+        memory_worst_bytes=best.worst_order_bytes or tuple(worst_order_peaks(best.inlined.program)),
+        evidence=best.evidence(timeline),
+    )
+
+
+def _rank(e: Evaluated) -> tuple[object, ...]:
+    return e.timeline is None, e.excess_bytes > 0, e.time_s, str(e.candidate.degrees), e.placement_name
+
+
+def _alternative(e: Evaluated, best: Evaluated) -> Alternative:
+    what = f"{e.candidate.what}, {e.placement_name}" if e.timeline is not None else e.candidate.what
+    what += f", {e.policy}" if str(e.policy) else ""
+    if e.timeline is None:
+        return Alternative(what=what, why=e.why)
+    slower, over = f"{e.time_s / best.time_s:.3f} times the chosen step time", f"needs {e.excess_bytes} bytes more than rank {e.worst_rank} has"
+    return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=e.peak_bytes, why=over if e.excess_bytes > 0 else slower)

@@ -1,0 +1,277 @@
+"""A collective `Program` as an MSCCL algorithm, within the executor's limits, or a refusal that names the limit.
+
+What is chosen: homes of chunks (`interop.to_msccl_homes`), thread blocks (`interop.to_msccl_blocks`), channels (a colour per chain of connections
+that blocks
+tie together, so that no two share source, destination and channel), waits as `depid` and preceding `nop`s, numbers in file order.
+A program whose lanes repeat is written once: the executor runs all steps for every slice of a chunk, which is what repeating means; `after`
+edges that reach back to earlier slices fall away, because slices share no bytes.
+
+Whether the result is right is decided by `meshwright.check.foreign.msccl`; `meshwright.drive.handover.msccl` puts the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import Unsupported
+from ..program.fold import expand
+from ..program.program import Kind, Part, Program
+from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
+from .to_msccl_blocks import Block, Blocks, blocks_of
+from .to_msccl_homes import moves_of
+from .to_msccl_memory import Memory, Place
+
+__all__ = ["MscclOptions", "lower_to_msccl"]
+
+TYPES = {"XS": "s", "RD": "r", "XD": "cpy", "XAD": "re", "RXAD": "rrc", "RXAS": "rrs", "RDS": "rcs", "RXADS": "rrcs"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MscclOptions:
+    """How to write a schedule.
+
+    place: buffers of the call: `in` place, `out` of place, or `both`.
+    merge, relaxed, squeeze, stretch: see `interop.to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the step limit.
+    blocks: thread blocks per GPU, all of which have to be resident (an A100 has 108 multiprocessors).
+    """
+
+    place: Place = "both"
+    protocol: str = "Simple"
+    min_bytes: int = 0
+    max_bytes: int = 0
+    merge: bool = True
+    relaxed: bool = True
+    squeeze: bool = False
+    stretch: int | None = None
+    blocks: int = 108
+    limits: ExecutorLimits = field(default_factory=ExecutorLimits)
+
+
+def lower_to_msccl(program: Program, options: MscclOptions | None = None) -> MscclAlgo:
+    """The algorithm of a collective program.
+
+    Raises: Unsupported for programs and operations that the format cannot say, and, naming it in `data["limit"]`, for a limit exceeded.
+    """
+    how = options or MscclOptions()
+    p = _plain(program)
+    spelling = _spelling(p)
+    stretches = [how.stretch] if how.stretch is not None else _stretches(p)
+    error: Unsupported | None = None
+    for stretch in stretches:
+        moves, memory = moves_of(p, how.place, how.limits.count, how.limits.depth)
+        made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed, squeeze=how.blocks if how.squeeze else 0)
+        try:
+            return _Writer(p, memory, made, how, spelling).algo()
+        except _TooLong as too_long:
+            error = too_long
+    assert error is not None, "there is a stretch to try"
+    raise Unsupported(error.message, hint="export a schedule with fewer pieces, or for an executor built for 256 steps", data=error.data)
+
+
+class _TooLong(Unsupported):
+    """Some block has too many steps: shorter stretches may help."""
+
+
+def refuse(what: str, *, limit: str, needed: int, most: int, hint: str = "") -> Unsupported:
+    return Unsupported(f"{what}: {needed}, the executor has {most}", hint=hint, data={"limit": limit, "needed": needed, "most": most})
+
+
+def _plain(program: Program) -> Program:
+    """The unfolded program, if it is a collective of transfers."""
+    if program.fold is not None:
+        program = expand(program)
+    if len(program.calls) or np.any(program.steps.kind == Kind.COMPUTE):
+        raise Unsupported("a program that computes or calls others is no MSCCL algorithm", hint="export a collective's own plan")
+    if program.switches or len(program.channels.sets) or np.any(program.steps.parts & (Part.IN_SET | Part.OUT_SET)):
+        raise Unsupported("multicast and sums inside switches cannot be said in MSCCL XML", hint="plan without in-network abilities")
+    if len(program.sizes) or np.any(program.buffers.size >= 0):
+        raise Unsupported("messages of sizes known only at run time cannot be said in MSCCL XML")
+    if len({int(x) for x in program.lanes.repeat[program.lanes.end > program.lanes.start]}) > 1:
+        raise Unsupported("lanes with different numbers of slices cannot be said in MSCCL XML", hint="plan with unrolled pieces")
+    return program
+
+
+def _spelling(p: Program) -> str:
+    c = p.contract
+    if c is None:
+        what = "has several contracts" if len(p.contracts) > 1 else "states no contract"
+        raise Unsupported(f"the program {what}", hint="export one collective at a time")
+    if c.ranks not in ((), tuple(range(p.ranks))):
+        raise Unsupported("the collective is among some of the program's ranks only", hint="plan it on those devices")
+    spelling = spelling_of(c.op)
+    if spelling is None:
+        raise Unsupported(f"MSCCL XML has no {c.op}")
+    for word, ranges, op in (("input", c.inputs, "all-gather"), ("output", c.outputs, "reduce-scatter")):
+        if len({count for _, _, count in ranges}) > 1 and c.op in (op, {"input": "gather", "output": "scatter"}[word]):
+            raise Unsupported(f"{word}s of different sizes cannot be said in MSCCL XML", hint="pad the shards to one size")
+    return spelling
+
+
+def _stretches(p: Program) -> list[int]:
+    """All messages, then ever shorter runs of them."""
+    s = p.steps
+    used = s.chan_out[(s.parts & Part.SEND) != 0]
+    longest = int(np.bincount(used).max()) if len(used) else 1
+    found = [1 << 30]
+    while longest > 4:
+        longest = -(-longest // 2)
+        found.append(longest)
+    return found
+
+
+class _Writer:
+    """Colours, numbers and writes blocks."""
+
+    def __init__(self, p: Program, memory: Memory, made: Blocks, how: MscclOptions, spelling: str) -> None:
+        self.p, self.memory, self.made, self.how, self.spelling = p, memory, made, how, spelling
+        self.limits = how.limits
+        self.awaited = {d for row in made.waits.values() for d in row}
+
+    def algo(self) -> MscclAlgo:
+        colour, channels = self._colours()
+        blocks = self._numbered_blocks()
+        number = {id(b): k for rank in blocks for k, b in enumerate(rank)}
+        home = {k: number[id(b)] for b in self.made.blocks for k in b.moves}
+        position = {k: at for b in self.made.blocks for k, at in self._positions(b).items()}
+        gpus = []
+        for rank, mine in enumerate(blocks):
+            written = tuple(self._block(k, b, colour, home, position) for k, b in enumerate(mine))
+            scratch = max((m[1] + n for b in mine for m, n in self._scratch_used(b)), default=0)
+            gpus.append(MscclGpu(rank, *self._declared(rank), scratch, written))
+        c = self.memory.contract
+        loop = self._loop()
+        offset = max((s.src_offset for g in gpus for b in g.blocks for s in b.steps), default=0)
+        if offset > self.limits.offset:
+            raise refuse("chunks of a buffer", limit="offset", needed=offset, most=self.limits.offset, hint="plan with fewer trees or pieces")
+        for g in gpus:
+            nodes = 1 + len(gpus) + len(g.blocks) + sum(len(b.steps) for b in g.blocks)
+            if nodes > self.limits.nodes:
+                hint = "plan with fewer trees or pieces"
+                raise refuse(f"XML elements of gpu {g.id}", limit="nodes", needed=nodes, most=self.limits.nodes, hint=hint)
+        return MscclAlgo(
+            name=(self.p.name or c.op)[: self.limits.characters], protocol=self.how.protocol, channels=channels, chunks_per_loop=loop,
+            ranks=self.p.ranks, collective=self.spelling, in_place=int(self.how.place != "out"), out_of_place=int(self.how.place != "in"),
+            min_bytes=self.how.min_bytes, max_bytes=self.how.max_bytes, gpus=tuple(gpus),
+            root=c.root if c.op in ("broadcast", "reduce", "scatter", "gather") else -1,
+        )  # fmt: skip
+
+    def _loop(self) -> int:
+        """nchunksperloop: the whole message, or one rank's of a gather or scatter."""
+        c, m = self.memory.contract, self.memory
+        if c.op in ("all-gather", "broadcast", "scatter"):
+            return m.chunks(m.outputs[c.root if c.op == "broadcast" else 0])
+        return m.chunks(m.inputs[0])
+
+    def _declared(self, rank: int) -> tuple[int, int]:
+        return self.memory.chunks(self.memory.inputs[rank]), self.memory.chunks(self.memory.outputs[rank])
+
+    def _scratch_used(self, b: Block) -> list[tuple[tuple[str, int], int]]:
+        found = []
+        for k in b.moves:
+            m = self.made.moves[k]
+            found += [(h, m.count) for part, h in (("X", m.src), ("D", m.dst)) if part in m.parts and h[0] == "s"]
+        return found
+
+    # ---- channels ------------------------------------------------------------------------------------------------------
+    def _colours(self) -> tuple[dict[int, int], int]:
+        """Connection -> channel number, and how many channels that takes."""
+        chain = list(range(len(self.made.connections)))
+
+        def find(x: int) -> int:
+            while chain[x] != x:
+                chain[x] = chain[chain[x]]
+                x = chain[x]
+            return x
+
+        for b in self.made.blocks:
+            if b.send >= 0 and b.recv >= 0:
+                chain[find(b.send)] = find(b.recv)
+        members: dict[int, list[int]] = {}
+        for c in range(len(chain)):
+            members.setdefault(find(c), []).append(c)
+        taken: set[tuple[int, int, int]] = set()
+        ends: dict[tuple[str, int, int], int] = {}
+        colour: dict[int, int] = {}
+        for group in sorted(members.values(), key=lambda g: (-len(g), g[0])):
+            pairs = [(self.made.connections[c].src, self.made.connections[c].dst) for c in group]
+            if len(set(pairs)) < len(pairs):
+                raise Unsupported("a chain of blocks would use one connection twice", data={"limit": "chain"})
+            for number in range(self.limits.channels):
+                crowd: dict[tuple[str, int, int], int] = {}
+                for a, b_ in pairs:
+                    for key in (("send", a, number), ("recv", b_, number)):
+                        crowd[key] = crowd.get(key, 0) + 1
+                fits = all(ends.get(key, 0) + more <= self.limits.blocks_per_channel for key, more in crowd.items())
+                if fits and not any((a, b_, number) in taken for a, b_ in pairs):
+                    break
+            else:
+                busiest = max(pairs, key=lambda pair: sum(1 for a, b_, _ in taken if (a, b_) == pair))
+                needed = sum(1 for x in self.made.connections if (x.src, x.dst) == busiest)
+                hint = "plan with fewer trees, or fewer pieces"
+                raise refuse(f"channels for gpu {busiest[0]} to gpu {busiest[1]}", limit="channels", needed=max(needed, self.limits.channels + 1),
+                             most=self.limits.channels, hint=hint)  # fmt: skip
+            for c, (a, b_) in zip(group, pairs, strict=True):
+                colour[c] = number
+                taken.add((a, b_, number))
+            for key, more in crowd.items():
+                ends[key] = ends.get(key, 0) + more
+        return colour, max(colour.values(), default=0) + 1
+
+    # ---- blocks and steps ----------------------------------------------------------------------------------------------
+    def _numbered_blocks(self) -> list[list[Block]]:
+        """Per rank its blocks; those that others wait for first, because the executor keeps their number in 8 bits."""
+        out: list[list[Block]] = [[] for _ in range(self.p.ranks)]
+        for b in self.made.blocks:
+            out[b.rank].append(b)
+        for rank, mine in enumerate(out):
+            mine.sort(key=lambda b: not self.awaited.intersection(b.moves))
+            if len(mine) > self.how.blocks:
+                hint = "plan with fewer trees, or raise --blocks if the GPU has the multiprocessors"
+                raise refuse(f"thread blocks of gpu {rank}", limit="blocks", needed=len(mine), most=self.how.blocks, hint=hint)
+            awaited = sum(1 for b in mine if self.awaited.intersection(b.moves))
+            if awaited > self.limits.dependable_block + 1:
+                most = self.limits.dependable_block + 1
+                raise refuse(f"blocks of gpu {rank} that others wait for", limit="depid", needed=awaited, most=most, hint="plan with fewer trees")
+        return out
+
+    def _positions(self, b: Block) -> dict[int, int]:
+        """Per move of the block its number in the file: a nop for every wait but one comes before it."""
+        at, out = 0, {}
+        for k in b.moves:
+            at += max(0, len(self.made.waits.get(k, [])) - 1)
+            out[k] = at
+            at += 1
+        if at > self.limits.steps:
+            data = {"limit": "steps", "needed": at, "most": self.limits.steps}
+            raise _TooLong(f"steps of a block of gpu {b.rank}: {at}, the executor has {self.limits.steps}", data=data)
+        return out
+
+    def _block(self, number: int, b: Block, colour: dict[int, int], home: dict[int, int], position: dict[int, int]) -> MscclBlock:
+        steps: list[MscclStep] = []
+        for k in b.moves:
+            m = self.made.moves[k]
+            waits = [(home[d], position[d]) for d in self.made.waits.get(k, [])]
+            for wait in waits[:-1]:
+                steps.append(MscclStep(len(steps), "nop", "i", -1, "o", -1, 0, *wait))
+            src = m.src if "X" in m.parts else m.dst
+            dst = m.dst if "D" in m.parts else src
+            steps.append(MscclStep(len(steps), TYPES[m.parts], *src, *dst, m.count, *(waits[-1] if waits else (-1, -1)), int(k in self.awaited)))
+        connections = self.made.connections
+        send = connections[b.send].dst if b.send >= 0 else -1
+        recv = connections[b.recv].src if b.recv >= 0 else -1
+        channel = colour[b.send if b.send >= 0 else b.recv] if max(b.send, b.recv) >= 0 else 0
+        return MscclBlock(number, send, recv, channel, tuple(self._unfused(steps)))
+
+    def _unfused(self, steps: list[MscclStep]) -> list[MscclStep]:
+        """Reductions that the executor would fuse although their counts differ, or in too long a run, are kept apart by `hasdep`."""
+        run = 1
+        for k in range(1, len(steps)):
+            a, b = steps[k - 1], steps[k]
+            joins = a.type == b.type == "re" and b.depid < 0 and not a.hasdep
+            joins = joins and (a.dst_buffer, a.dst_offset, a.src_buffer) == (b.dst_buffer, b.dst_offset, b.src_buffer)
+            run = run + 1 if joins else 1
+            if joins and (a.chunks != b.chunks or run > self.limits.fused_reductions):
+                steps[k - 1], run = a._replace(hasdep=1), 1
+        return steps

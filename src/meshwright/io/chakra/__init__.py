@@ -1,0 +1,1 @@
+"""Execution traces: Chakra, and what PyTorch observes of one."""

@@ -1,0 +1,1 @@
+"""Measured seconds: cost tables, performance tables of GPUs, layer profiles."""

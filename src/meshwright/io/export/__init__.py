@@ -1,0 +1,1 @@
+"""A training plan's layout in other systems' words: torchtitan, Megatron-LM, DeepSpeed."""

@@ -1,0 +1,110 @@
+"""Reading a cluster from whatever describes it: which format a file has, and the fabric of one file or several.
+
+    import_fabric(["node.xml"], Join(copies=4, net="rails"))        four boxes like one NCCL topology file
+    import_fabric(["topo.txt"], Assumed(nvlink=50 * 10**9))         `nvidia-smi topo -m`
+
+Several files are several servers, joined by the network that the settings state. Every fabric says in its provenance which file and which
+assumptions its numbers come from.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import FormatError, UsageError
+from ...fabric.fabric import Fabric
+from ..nccl.fabric import Join, nccl_fabric
+from ..nccl.topology import parse_nccl_topology
+from .adjacency import parse_edges, parse_matrix
+from .dcgm_topo import parse_dcgm_topo
+from .nvidia_topo import parse_nvidia_topo
+from .topo_matrix import Assumed, matrix_fabric
+
+__all__ = ["FORMATS", "Source", "format_of", "import_fabric", "read_source"]
+
+FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "matrix", "edges")
+MOST_BYTES = 32 << 20
+MOST_FILES = 2048
+_OURS = re.compile(rb'^\s*\{?\s*"?schema"?\s*[:=]\s*"meshwright\.')
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file's contents; `where` names it in messages."""
+
+    where: str
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """Raises: FormatError when it is no text."""
+        try:
+            return self.data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise FormatError(f"is not UTF-8 text (byte {error.start})", where=self.where) from None
+
+
+def read_source(path: str) -> Source:
+    """The contents of a file (`-`: standard input). Raises: UsageError if it cannot be read, FormatError if it is too large."""
+    try:
+        if path == "-":
+            source = Source("standard input", sys.stdin.buffer.read(MOST_BYTES + 1))
+        else:
+            with Path(path).open("rb") as file:
+                source = Source(Path(path).name, file.read(MOST_BYTES + 1))
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where=path, hint="check the path") from error
+    if len(source.data) > MOST_BYTES:
+        raise FormatError(f"larger than {MOST_BYTES} bytes", where=source.where)
+    return source
+
+
+def format_of(source: Source) -> str:
+    """The format, by content. Raises: FormatError when it is none of FORMATS."""
+    head = source.data.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if head[:1] == b"<":
+        return "nccl-graph" if b"<graphs" in head[:4096] else "nccl"
+    if _OURS.search(head[:4096]):
+        raise UsageError("is a document of meshwright already", where=source.where, hint="fabrics: `meshwright fabric show`, `fabric lint`")
+    if head[:1] in (b"{", b"["):
+        return "dcgm"
+    text = source.text
+    if "GPU0" in text and any(word in text for word in ("CPU Affinity", "Legend:", "NV", "PIX", "PHB", "SYS", "NODE")):
+        return "nvidia-smi"
+    for line in text.splitlines():
+        words = line.partition("#")[0].replace("->", " ").replace("<", " ").replace(",", " ").split()
+        if words:
+            edge = words[0] in ("device", "switch") or (len(words) in (3, 4, 5) and not words[0][:1].isdigit() and not words[1][:1].isdigit()
+                                                        and words[2][:1].isdigit())  # fmt: skip
+            return "edges" if edge else "matrix"
+    raise FormatError("is empty", where=source.where)
+
+
+def import_fabric(
+    sources: Sequence[Source], *, form: str = "auto", name: str = "", join: Join | None = None, assumed: Assumed | None = None, unit_Bps: int = 10**9
+) -> Fabric:
+    """The fabric that these files describe. Raises: FormatError with file and line; UsageError for settings that do not fit."""
+    if not 1 <= len(sources) <= MOST_FILES:
+        raise UsageError(f"{len(sources)} files", hint=f"between 1 and {MOST_FILES}")
+    formats = {format_of(source) if form == "auto" else form for source in sources}
+    if len(formats) > 1:
+        raise UsageError(f"files of several formats: {', '.join(sorted(formats))}", hint="import them one after the other, or state --format")
+    found = formats.pop()
+    title = name or Path(sources[0].where).stem[:64] or "imported"
+    if found == "nccl":
+        return nccl_fabric([parse_nccl_topology(s.data, s.where) for s in sources], title, join)
+    if found in ("nvidia-smi", "dcgm"):
+        parse = parse_nvidia_topo if found == "nvidia-smi" else parse_dcgm_topo
+        return matrix_fabric([parse(s.text, s.where) for s in sources], title, assumed)
+    if found == "nccl-graph":
+        raise UsageError("a graph file holds rings and trees, not a fabric", where=sources[0].where, hint="`meshwright fabric import` shows them")
+    if found not in FORMATS:
+        raise UsageError(f"no format {found!r}", where="--format", hint=f"auto, {', '.join(FORMATS)}")
+    if len(sources) > 1:
+        raise UsageError(f"one {found} file describes the whole fabric, got {len(sources)}", hint="import them one by one")
+    reader = parse_matrix if found == "matrix" else parse_edges
+    return reader(sources[0].text, unit_Bps=unit_Bps, name=title, where=sources[0].where)

@@ -1,0 +1,1 @@
+"""Models: operator graphs, and transformers by their sizes."""

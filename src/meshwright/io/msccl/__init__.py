@@ -1,0 +1,1 @@
+"""Schedules of other tools: MSCCL, MSCCL++, sketches of TACCL."""

@@ -1,0 +1,1 @@
+"""NCCL's topology, graph and tuner files."""

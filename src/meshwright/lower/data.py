@@ -1,0 +1,381 @@
+"""What one rank holds of weights, gradients and optimizer state, and the collectives over its data replicas, as steps of a training program.
+
+Parameters lie in groups: the buckets of the layout, and one group for each parameter that several stages share. A group is one flat buffer, padded
+to whole chunks; its name is what follows `gradients` in the name of its gradient buffer (`@0`, `@1+0.1`, `:tokens.weight`), and rank d of n
+replicas owns the d-th n-th of it. By `TrainingLayout.zero_level`:
+
+  0  `weights` and `gradients<group>` whole; gradients are all-reduced.
+  1  `weights<group>` and `gradients<group>` whole, state of the own part; gradients are reduce-scattered, the optimizer updates the own part, and
+     weights are all-gathered at the end of the step.
+  2  as 1, but what stays of gradients is `gradshard<group>`, the own part. Whole gradients `gradfull:<micro-batch><group>` exist from the first
+     backward that adds to them to their reduce-scatter, which follows every micro-batch.
+  3  as 2, and what stays of weights is `shard<group>`. Whole weights `gathered:<number><group>` exist from their all-gather to the last of the
+     compute steps in a row that use them.
+
+Copies of a stage (Chimera) each hold what their data replicas divide: at level 0 one sum goes over replicas and copies, at the others copies sum
+what their replicas were given of it, at levels 2 and 3 once, after backward. Copies finish stages in different orders, and call in one that all
+of them know: by the step, counted on each, after which the last of them has the group's gradients.
+
+With `overlap` a group's sum starts when the last backward that adds to it is done; at levels 2 and 3 the next group is computed meanwhile, and at
+level 3 the group after the one in use is gathered. Never more: whole gradients of one group wait while another's are made, and a gather starts
+when all but one of those before it are no longer used. Without `overlap` sums come after backward (levels 0, 1) or stop it (2, 3).
+
+Sources: Rajbhandari et al., "ZeRO" (SC '20) for the levels; Zhao et al., "PyTorch FSDP" (VLDB 2023) for flat padded groups and bounded prefetch.
+Deviation: at level 2 every micro-batch's gradients are reduce-scattered, so the memory saved is there with gradient accumulation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import lcm
+
+from ..errors import Unsupported
+from ..plan.sizes import summed_over
+from ..program.builder import LaneBuilder, StepRef
+from .compressed import CompressedSums
+from .sequence import per_chunk
+from .step import Position, RankLanes, StepLowering
+
+__all__ = ["DataParallel"]
+
+ADDING = ("B", "W")  # phases that add to gradients of parameters
+STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
+UPDATE_BUFFERS = 2  # temporaries of Adam for the parameter that it updates: the root of the second moment, and that over its correction
+
+Range = tuple[int, int, int]
+
+
+@dataclass
+class _Group:
+    name: str
+    params: tuple[str, ...]
+    size_bytes: int
+    planned_bytes: int  # for which its collectives are planned: a stage's buckets share them, and what they need beside buffers is there once
+    segments: frozenset[str]
+    chunks: int = 1
+    chunk_bytes: int = 0
+    part: tuple[int, int] = (0, 0)  # first chunk of this rank's part, and how many
+
+
+@dataclass
+class _Residency:
+    """Compute steps `start` to `end`, all in a row, that use a group's gathered weights."""
+
+    group: _Group
+    start: int
+    end: int
+    buffer: int = -1
+
+
+@dataclass
+class DataParallel:
+    """Of one rank. `enter` and `leave` surround each of its compute steps, in order; `finish` makes the end of the step."""
+
+    low: StepLowering
+    r: RankLanes
+    order: Sequence[Position]
+    groups: dict[str, _Group] = field(default_factory=dict)
+    refs: list[StepRef] = field(default_factory=list)  # of the compute steps so far
+    closed: list[StepRef] = field(default_factory=list)  # sums whose whole gradients are dead after them
+    common: list[_Group] = field(default_factory=list)  # groups whose sums over copies are still to come, in the order of all copies
+    final: dict[str, StepRef] = field(default_factory=dict)  # by group, the step after which that sum may come
+    full: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, micro-batch) -> its whole gradients that are being made
+    residencies: list[_Residency] = field(default_factory=list)
+    current: list[_Residency] = field(default_factory=list)
+    next: int = 0  # number of the residency that starts next
+    gather_lane: LaneBuilder | None = None
+    compressed: CompressedSums = field(init=False)
+
+    def __post_init__(self) -> None:
+        low, r = self.low, self.r
+        self.level = low.layout.zero_level
+        sizes = {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
+        for buffer, params in r.gradients.items():
+            name = buffer.removeprefix("gradients")
+            if self.level and not name:
+                raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
+            using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
+            alone = ":" in name or not low.layout.buckets
+            self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
+        self.closing: dict[int, list[_Group]] = {}
+        p, d, _ = low.layout.coordinates(r.number)
+        for g in self.groups.values():
+            for i in _ends(g, low.positions(p, d), each=self.level > 1):
+                self.closing.setdefault(i, []).append(g)
+        mates = [low.positions(q, d) for q in low.layout.mates(p)]
+        if len(mates) > 1 and self.level < 2 and low.layout.overlap:
+            self.common = sorted(self.groups.values(), key=lambda g: max((i for order in mates for i in _ends(g, order)), default=-1))
+        self.compressed = CompressedSums.of(low, r, self._data(), self._label("dp"))
+        if self.level == 3:
+            self.gather_lane = low.b.lane(r.number)
+            self._residencies()
+
+    def _residencies(self) -> None:
+        open_of: dict[str, _Residency] = {}
+        for i, at in enumerate(self.order):
+            for g in self.groups.values():
+                if at.segment not in g.segments:
+                    continue
+                found = open_of.get(g.name)
+                if found is not None and found.end == i - 1:
+                    found.end = i
+                else:
+                    open_of[g.name] = _Residency(g, i, i)
+                    self.residencies.append(open_of[g.name])
+
+    # ---- buffers -----------------------------------------------------------------------------------------------
+    def buffers(self) -> None:
+        r, b = self.r, self.low.b
+        for g in self.groups.values():
+            self._cut(g)
+        whole = sum(r.sizes[p] for p in r.stage.params) - (sum(g.size_bytes for g in self.groups.values()) if self.level else 0)
+        r.buffers["weights"] = b.buffer(r.number, chunks=1, chunk_bytes=whole, role="weight", persistent=True, name="weights")
+        for g in self.groups.values():
+            gradients = f"gradients{g.name}" if self.level < 2 else f"gradshard{g.name}"
+            chunks = g.chunks if self.level < 2 else g.part[1]
+            r.buffers[gradients] = b.buffer(
+                r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=gradients,
+            )  # fmt: skip
+            if self.level:
+                weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])
+                r.buffers[weights] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="weight", persistent=True, name=weights)
+            if self.level == 1 and (self._tied(g) is not None or self._copied()):  # what stages that share it, and copies, add up
+                first, count = g.part
+                name = f"gradshard{g.name}"
+                r.buffers[name] = b.buffer(
+                    r.number, chunks=count, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=name,
+                    alias_of=r.buffers[gradients], alias_offset_bytes=first * g.chunk_bytes,
+                )  # fmt: skip
+        self.compressed.buffers()
+        trained = sum(g.part[1] * g.chunk_bytes if self.level else g.size_bytes for g in self.groups.values())
+        r.buffers["state"] = b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
+
+    def _cut(self, g: _Group) -> None:
+        """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
+        plan, n, size = self.low.plan_all_reduce, self.low.layout.data, g.planned_bytes
+        tied, holders = self._tied(g), self._holders(g)
+        replicas = (self._replica(),) if self.low.folded else range(self.low.layout.data)
+        groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
+        counts = [1, *(plan("tensor", x, size).chunks for x in dict.fromkeys(groups))]
+        for data in dict.fromkeys(self._replicas(p, t) for p, _, t in holders):  # who shares a parameter cuts it alike
+            if self.level:
+                counts += [n, plan("weights", data, size, "all-gather").chunks]
+                counts += [plan("gradient", data, size, "reduce-scatter").chunks] if g.name not in self.compressed.groups else []
+            elif len(data) > 1 and g.name not in self.compressed.groups:
+                counts.append(plan("gradient", data, size).chunks)
+        for copies in dict.fromkeys(self._copies(*x) for x in holders):
+            if len(copies) > 1:
+                counts.append(n * plan("gradient", copies, -(-size // n)).chunks)
+        if tied is not None:
+            counts.append(n * plan("tied", tied, -(-size // n)).chunks if self.level else plan("tied", tied, size).chunks)
+        g.chunks = lcm(*counts)
+        g.chunk_bytes = per_chunk(g.size_bytes, g.chunks, self.low.element_bytes)
+        own = g.chunks // n if self.level else g.chunks
+        g.part = (self._replica() * own, own) if self.level else (0, own)
+
+    def _replica(self) -> int:
+        return self.low.layout.coordinates(self.r.number)[1]
+
+    def _data(self) -> tuple[int, ...]:
+        p, _, t = self.low.layout.coordinates(self.r.number)
+        return self._replicas(p, t)
+
+    def _replicas(self, pipeline: int, tensor: int) -> tuple[int, ...]:
+        """Who sums gradients of the same stages: data replicas, where nothing is divided of every copy."""
+        lay = self.low.layout
+        return tuple(lay.rank(p, i, tensor) for p in ((pipeline,) if self.level else lay.mates(pipeline)) for i in range(lay.data))
+
+    def _copies(self, pipeline: int, data: int, tensor: int) -> tuple[int, ...]:
+        """Who adds up what replicas were given: the ranks with the same part of every copy."""
+        lay = self.low.layout
+        return tuple(lay.rank(q, data, tensor) for q in (lay.mates(pipeline) if self.level else (pipeline,)))
+
+    def _copied(self) -> bool:
+        return len(self._copies(*self.low.layout.coordinates(self.r.number))) > 1
+
+    def _holders(self, g: _Group) -> list[tuple[int, int, int]]:
+        """Coordinates of this rank, of those with other stages that share the group's parameter, and of their copies."""
+        lay = self.low.layout
+        places = [lay.coordinates(r) for r in self._tied(g) or (self.r.number,)]
+        return [(q, d, t) for p, d, t in places for q in lay.mates(p)]
+
+    def _tied(self, g: _Group) -> tuple[int, ...] | None:
+        """Ranks of the stages that share the group's parameter."""
+        lay = self.low.layout
+        p, d, t = lay.coordinates(self.r.number)
+        _, shared, param = g.name.partition(":")
+        if not shared:
+            return None
+        member = lay.mates(p).index(p)  # sums over copies come first: one copy of each family adds up
+        return tuple(lay.rank(family[member], d, t) for family in lay.families() if param in lay.held(family[0]).params)
+
+    def _tensor(self, g: _Group, pipeline: int, data: int) -> tuple[int, ...] | None:
+        """Ranks over which the group's gradients are partial sums."""
+        indices = summed_over(g.name)
+        return tuple(self.low.layout.rank(pipeline, data, int(i)) for i in indices) if indices else None
+
+    # ---- around the compute steps ------------------------------------------------------------------------------
+    def enter(self) -> tuple[list[Range], list[Range], list[StepRef]]:
+        """Of the next compute step: ranges of weights that it reads, of gradients that it writes, and what it waits for."""
+        i = len(self.refs)
+        at, r = self.order[i], self.r
+        reads, writes, waits = [self.low.whole(r, "weights")], list[Range](), list[StepRef]()
+        used = [g for g in self.groups.values() if at.segment in g.segments]
+        if self.level in (1, 2):
+            reads += [self.low.whole(r, f"weights{g.name}") for g in used]
+        if self.level == 3:
+            for x in self.current:
+                reads.append((x.buffer, 0, x.group.chunks))
+            while self.next < len(self.residencies) and self.residencies[self.next].start == i:
+                x = self.residencies[self.next]
+                waits.append(self._gather(self.next, x))
+                reads.append((x.buffer, 0, x.group.chunks))
+                self.current.append(x)
+                self.next += 1
+        if at.phase in ADDING:
+            for g in used:
+                if self.level < 2:
+                    writes.append(self.low.whole(r, f"gradients{g.name}"))
+                else:
+                    waits += self._open(g, at.microbatch)
+                    writes.append((self.full[g.name, at.microbatch], 0, g.chunks))
+        if self.level > 1 and not self.low.layout.overlap and self.closed:
+            waits.append(self.closed[-1])
+        return reads, writes, waits
+
+    def leave(self, ref: StepRef) -> None:
+        """The step entered last is `ref`."""
+        i, b = len(self.refs), self.low.b
+        self.refs.append(ref)
+        for x in self.current:
+            if x.end == i:
+                b.dies_after(x.buffer, ref)
+        self.current = [x for x in self.current if x.end > i]
+        if self.level > 1 or self.low.layout.overlap:
+            for g in self.closing.get(i, ()):
+                self._sum(g, ref, self.order[i].microbatch)
+
+    def _gather(self, k: int, x: _Residency) -> StepRef:
+        """Weights of a group from all replicas' parts."""
+        r, g, lane, b = self.r, x.group, self.gather_lane, self.low.b
+        assert lane is not None
+        name = f"gathered:{k}{g.name}"
+        x.buffer = b.buffer(r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="scratch", name=name)
+        free = x.start - 1
+        if self.low.layout.overlap:
+            behind = self.residencies[max(0, k - len(self.groups) - 2) : max(0, k - 1)]
+            free = max((y.end for y in behind if y.end < x.start), default=-1)
+        first, count = g.part
+        lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, first), count, after=[self.refs[free]] if free >= 0 else [])
+        return lane.call(self.low.call("weights", self._label("dpw"), self._data(), r.number, x.buffer, g.planned_bytes, "all-gather"))
+
+    def _open(self, g: _Group, microbatch: int) -> list[StepRef]:
+        """Make room for a group's whole gradients; gives what must be over before."""
+        if (g.name, microbatch) in self.full:
+            return []
+        name = f"gradfull:{microbatch}{g.name}"
+        self.full[g.name, microbatch] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="gradient", name=name)
+        return self.closed[-2:-1] if self.low.layout.overlap else []
+
+    def _label(self, kind: str) -> str:
+        p, _, t = self.low.layout.coordinates(self.r.number)
+        return f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}"
+
+    def _sum(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
+        """`_reduce`, and the sums over copies whose turn it is."""
+        if not self.common:
+            self._reduce(g, after, microbatch)
+            return
+        if self.level:
+            self._reduce(g, after, microbatch)
+        self.final[g.name] = self.r.sync.last if self.level else after
+        while self.common and self.common[0].name in self.final:
+            g = self.common.pop(0)
+            self._over_copies(g, self.final[g.name])
+
+    def _over_copies(self, g: _Group, after: StepRef) -> None:
+        """The sum in which all copies take part, after step `after`."""
+        if self.level:
+            self._add_copies(g, after)
+        else:
+            self._reduce(g, after)
+
+    def _add_copies(self, g: _Group, after: StepRef) -> None:
+        """Sum over the copies what this rank was given of the group's gradients."""
+        low, r = self.low, self.r
+        p, d, t = low.layout.coordinates(r.number)
+        copies = self._copies(p, d, t)
+        part, size = r.buffers[f"gradshard{g.name}"], -(-g.planned_bytes // low.layout.data)
+        r.sync.call(low.call("gradient", f"copies:{low.layout.mates(p)[0]}.{d}.{t}", copies, r.number, part, size), after=[after])
+
+    def _reduce(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
+        """Sum the group's gradients (whole ones of one micro-batch, at levels 2 and 3) over the replicas, after step `after`."""
+        low, r = self.low, self.r
+        buffer = self.full.pop((g.name, microbatch)) if self.level > 1 else r.buffers[f"gradients{g.name}"]
+        p, d, _ = low.layout.coordinates(r.number)
+        tensor = self._tensor(g, p, d)
+        if tensor is not None:
+            label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
+            r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
+        if g.name in self.compressed.groups:
+            self.compressed.send(g.name, after)
+        elif len(self._data()) > 1:
+            operation = ("reduce-scatter",) if self.level else ()
+            r.sync.call(low.call("gradient", self._label("dp"), self._data(), r.number, buffer, g.planned_bytes, *operation), after=[after])
+        if self.level > 1:
+            first, count = g.part
+            copied = r.sync.copy((buffer, first), (r.buffers[f"gradshard{g.name}"], 0), count, add=True)
+            low.b.dies_after(buffer, copied)
+            self.closed.append(copied)
+
+    # ---- end of the step ---------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Sums that have not started yet, shared parameters, the optimizer, and whole weights again."""
+        low, r, lay, last = self.low, self.r, self.low.layout, self.refs[-1]
+        if self.level < 2 and not lay.overlap:
+            for g in self.groups.values():
+                self._reduce(g, last)
+        for g in self.common:  # to one of them no micro-batch of this rank has added, and the others come behind it
+            self._over_copies(g, self.final.get(g.name, last))
+        if self._copied() and (self.level > 1 or not lay.overlap):
+            for g in self.groups.values():
+                self._add_copies(g, r.sync.last)
+        for g in sorted(self.groups.values(), key=lambda g: g.name.partition(":")[2]):  # one order for all stages
+            if (tied := self._tied(g)) is not None:
+                p, d, t = lay.coordinates(r.number)
+                copy = f"{lay.mates(p).index(p)}." if len(lay.mates(p)) > 1 else ""
+                size = -(-g.planned_bytes // lay.data) if self.level else g.planned_bytes
+                buffer = r.buffers[f"{'gradshard' if self.level else 'gradients'}{g.name}"]
+                r.sync.call(low.call("tied", f"tied:{g.name.partition(':')[2]}:{copy}{d}.{t}", tied, r.number, buffer, size), after=[last])
+        if not self.groups:  # nothing here is trained
+            return
+        self.compressed.receive()
+        waits = [r.sync.last] if len(r.sync) else []
+        gradients = [n for n in r.buffers if n.startswith("gradients") or (n.startswith("gradshard") and self.level > 1)]
+        reads = [low.whole(r, n) for n in (*gradients, "state", "weights")]
+        updated = [low.whole(r, "weights")] if not self.level else []
+        for g in self.groups.values() if self.level else ():
+            updated.append((r.buffers[f"weights{g.name}"], *g.part) if self.level < 3 else low.whole(r, f"shard{g.name}"))
+        reads += updated if self.level else []
+        largest = max(r.sizes[p] for names in r.gradients.values() for p in names)  # parameters are updated one after the other
+        op = low.b.op(
+            "optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, workspace_bytes=UPDATE_BUFFERS * largest, reads=reads,
+            writes=[*updated, low.whole(r, "state")],
+        )  # fmt: skip
+        done = r.compute.compute(op, after=waits)
+        if self.level in (1, 2):
+            for g in reversed(self.groups.values()):  # the first layers' first
+                r.sync.call(
+                    low.call("weights", self._label("dpw"), self._data(), r.number, r.buffers[f"weights{g.name}"], g.planned_bytes, "all-gather"),
+                    after=[done],
+                )  # fmt: skip
+
+
+def _ends(g: _Group, order: Sequence[Position], *, each: bool = False) -> list[int]:
+    """Places in an order of the last steps that add to the group: one, or with `each` one per micro-batch."""
+    ends: dict[int, int] = {}
+    for i, at in enumerate(order):
+        if at.phase in ADDING and at.segment in g.segments:
+            ends[at.microbatch if each else 0] = i
+    return [*ends.values()]

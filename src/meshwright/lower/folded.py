@@ -1,0 +1,100 @@
+"""Lowering only one rank of each pipeline stage: tensor-parallel ranks are alike, and data-parallel replicas are.
+
+The program is `lower_training`'s for the ranks whose tensor and data index are 0, with a `Fold` that says what the others are: rank (stage, d, t)
+runs the lanes of (stage, 0, 0), t further along "tensor" and d further along "data". Of a buffer with a slot for every tensor rank's part, slot
+0 of the representative is slot t of the image, which is the fold's shift.
+
+Shares that are not equal (50,257 tokens among 8 ranks) are padded to the largest: every rank then has the buffers, messages and work of the rank with
+the largest share, which is what the step waits for anyway. What is refused: see `why_not_folded`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import Unsupported
+from ..graph.graph import OpGraph, Work
+from ..plan.plan import TrainingLayout, ValueInfo
+from ..plan.shards import local_values, sequence_values
+from ..plan.sizes import shard_bytes, training_works
+from ..program.program import Fold, FoldAxis, Program
+from ..program.validate import validate
+
+__all__ = ["fold_axes", "folded_works", "largest_shards", "largest_values", "require_foldable", "representatives", "with_fold", "why_not_folded"]
+
+SLOTTED = ("actall", "actagain", "actsum", "gradall", "gradpart")  # buffers with a slot for every tensor rank's part
+
+
+def why_not_folded(layout: TrainingLayout) -> str:
+    """Why ranks of this layout are not alike, or are not lowered alike; empty where they are."""
+    if layout.zero_level:
+        return f"sharding level {layout.zero_level} is lowered rank by rank"
+    if layout.placement or layout.split_backward or layout.schedule != "1f1b":
+        return f"schedule {layout.schedule} is lowered rank by rank"
+    if layout.replica_microbatches:
+        return "data replicas have unequal numbers of micro-batches"
+    everyone = tuple(range(layout.tensor))
+    for x in layout.partial_gradients:
+        if x.group_of(0) != everyone:
+            return f"gradients of {x.param} are partial sums on some of the tensor-parallel ranks only"
+    return ""
+
+
+def require_foldable(layout: TrainingLayout) -> None:
+    """Raises: Unsupported, see `why_not_folded`."""
+    if why := why_not_folded(layout):
+        raise Unsupported(f"the layout cannot be lowered folded: {why}", hint="lower it unfolded, on fewer devices")
+
+
+def fold_axes(layout: TrainingLayout) -> tuple[FoldAxis, ...]:
+    """Tensor and data ranks folded, stages not; axes of one rank are plain."""
+    tensor, data = layout.tensor, layout.data
+    return (
+        FoldAxis("tensor", tensor, 1, "shift" if tensor > 1 else "plain"),
+        FoldAxis("data", data, tensor, "shift" if data > 1 else "plain"),
+        FoldAxis("pipeline", layout.pipeline, tensor * data, "plain"),
+    )
+
+
+def representatives(layout: TrainingLayout) -> list[int]:
+    """The ranks that are stored: of each stage the first."""
+    return [layout.rank(p, 0, 0) for p in range(layout.pipeline)]
+
+
+def largest_shards(graph: OpGraph, layout: TrainingLayout) -> dict[str, int]:
+    """Bytes of every parameter on the rank that holds most of it."""
+    every = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
+    return {name: max(sizes[name] for sizes in every) for name in every[0]}
+
+
+def largest_values(layout: TrainingLayout) -> dict[str, ValueInfo]:
+    """Every border value as the rank that holds most of it does."""
+    every = [local_values(layout, layout.rank(0, 0, t)) for t in range(layout.tensor)]
+    return {name: max((values[name] for values in every), key=lambda v: v.size_bytes) for name in every[0]}
+
+
+def folded_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
+    """`training_works` without those of single parts: all ranks do the largest."""
+    return {key: work for key, work in training_works(graph, layout).items() if "@" not in key.rpartition("|")[2]}
+
+
+def with_fold(program: Program, layout: TrainingLayout) -> Program:
+    """The representatives' program as the folded program that it stands for."""
+    axes = fold_axes(layout)
+    folded = [axis.name for axis in axes if axis.kind != "plain"]
+    shift = np.zeros((len(folded), len(program.buffers)), np.int32)
+    apart = sequence_values(layout)
+    if "tensor" in folded and apart:
+        row = shift[folded.index("tensor")]
+        for b, name in enumerate(program.buffers.name):
+            kind, _, rest = name.partition(":")
+            if kind in SLOTTED:
+                value = rest.rpartition(":")[0]
+                value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
+                if value in apart:
+                    row[b] = int(program.buffers.chunks[b]) // layout.tensor
+    made = replace(program, fold=Fold(axes, shift))
+    validate(made)
+    return made

@@ -1,0 +1,29 @@
+"""Which border values of a layout's segments autograd keeps for their backward passes."""
+
+from __future__ import annotations
+
+from ..graph.graph import OpGraph
+from ..graph.liveness import kept_storages
+from ..plan.plan import TrainingLayout
+from ..plan.vocabulary import expand_losses, sums_of
+
+__all__ = ["kept_values"]
+
+
+def kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
+    """Per segment, the border values that autograd keeps for its backward, or that calls read that run again in it.
+
+    Of a split loss these are the completed sums.
+    """
+    kept = kept_storages(graph)
+    storage_of = {n.name: n.outputs[0].storage for n in expand_losses(graph, layout.losses).nodes if n.outputs}
+    found = {
+        s.key: {v for v in (*s.reads, *s.writes) if storage_of.get(v, -1) >= 0 and any(storage_of[v] in kept.get(n, ()) for n in s.nodes)}
+        for s in layout.segments
+    }
+    for s in layout.segments:
+        found[s.key] |= {sums_of(x.node) for x in layout.losses if x.node in s.nodes}
+        found[s.key] |= {v for x in s.recompute for v in x.reads}
+        if s.step is not None:
+            found[s.key] = {*s.step.kept}
+    return found

@@ -1,0 +1,125 @@
+"""Which part of a split dimension a tensor-parallel rank holds: the one place where shares become index ranges.
+
+A dimension consists of blocks; every block is cut at the running sums of the shares. A block of `groups` groups (key-value heads of
+grouped-query attention) is cut between groups only: a part holds every group that its share of the block touches, so with fewer groups
+than ranks several ranks hold the same one. Byte counts, parameter slices, checkpoints and dropout masks all read these ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import msgspec
+
+from ..errors import Unsupported
+from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
+
+__all__ = ["Cut", "local_extent", "local_shape", "local_size", "local_value", "local_values", "part_ranges", "replica_groups", "sequence_values"]
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+class Cut(Protocol):
+    """What `ParamShard` and `ValueSplit` say about a dimension."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def shares(self) -> tuple[int, ...]: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def mixed(self) -> tuple[tuple[int, int], ...]: ...
+
+
+def part_ranges(extent: int, cut: Cut, part: int, parts: int) -> Ranges:
+    """The [start, stop) ranges of a dimension of size `extent` that part `part` of `parts` holds, in order; adjacent ones are not merged.
+
+    Raises: Unsupported when blocks do not make up the dimension, or shares would cut an element or a group's rank count is wrong.
+    """
+    shares = cut.shares or (1,) * parts
+    if len(shares) != parts or min(shares) < 1:
+        raise Unsupported(f"{len(shares)} shares {list(shares)} for {parts} tensor-parallel ranks", hint="one positive share per rank")
+    blocks: Sequence[tuple[int, int]] = cut.mixed or ((extent // cut.blocks, cut.groups),) * cut.blocks
+    if sum(size for size, _ in blocks) != extent:
+        raise Unsupported(f"a dimension of size {extent} does not divide into {len(blocks)} blocks of {parts} parts")
+    edges = [0, *accumulate(shares)]
+    total = edges[-1]
+    found, start = [], 0
+    for size, groups in blocks:
+        count = groups or size
+        if groups:
+            low, high = edges[part] * groups // total, -(-edges[part + 1] * groups // total)
+        else:
+            if any(e * size % total for e in edges):
+                raise Unsupported(
+                    f"a dimension of size {extent} does not divide into {len(blocks)} blocks of {parts} parts",
+                    hint=f"shares that add up to a divisor of {size}",
+                )
+            low, high = edges[part] * size // total, edges[part + 1] * size // total
+        if size % count:
+            raise Unsupported(f"a block of {size} does not divide into {groups} groups")
+        found.append((start + low * (size // count), start + high * (size // count)))
+        start += size
+    return tuple(found)
+
+
+def local_extent(extent: int, cut: Cut, part: int, parts: int) -> int:
+    return sum(b - a for a, b in part_ranges(extent, cut, part, parts))
+
+
+def local_shape(shape: Sequence[int], dim: int, cut: Cut, part: int, parts: int) -> tuple[int, ...]:
+    return tuple(local_extent(d, cut, part, parts) if i == dim else d for i, d in enumerate(shape))
+
+
+def local_size(shape: Sequence[int], size_bytes: int, dim: int, cut: Cut, part: int, parts: int) -> int:
+    """Bytes of a part of something of `size_bytes` bytes."""
+    return size_bytes // max(1, shape[dim]) * local_extent(shape[dim], cut, part, parts)
+
+
+def local_value(value: ValueInfo, part: int, parts: int) -> ValueInfo:
+    """The value as one tensor-parallel rank holds it."""
+    if value.split is None or parts == 1:
+        return value
+    shape = local_shape(value.shape, value.split.dim, value.split, part, parts)
+    size = local_size(value.shape, value.size_bytes, value.split.dim, value.split, part, parts)
+    return msgspec.structs.replace(value, shape=shape, size_bytes=size, split=None)
+
+
+def local_values(layout: TrainingLayout, rank: int) -> dict[str, ValueInfo]:
+    """Every border value as `rank` holds it, by name."""
+    part = layout.coordinates(rank)[2]
+    return {v.name: local_value(v, part, layout.tensor) for v in layout.values}
+
+
+def sequence_values(layout: TrainingLayout) -> set[str]:
+    """The border values that are split along the sequence: all that sequence segments share, and sums that are reduce-scattered."""
+    split = {v.name for v in layout.values if v.split is not None}
+    touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
+    return split & touched
+
+
+def replica_groups(shape: Sequence[int], shard: ParamShard, parts: int) -> PartialGradient | None:
+    """The tensor indices that hold the same groups of a parameter, where some do; None if every part is held once.
+
+    Raises: Unsupported where two parts overlap without being equal: shares must keep a rank inside one group or give it whole groups.
+    """
+    held = [part_ranges(shape[shard.axis], shard, i, parts) for i in range(parts)]
+    groups: list[list[int]] = []
+    for i, mine in enumerate(held):
+        same = next((g for g in groups if held[g[0]] == mine), None)
+        if same is not None:
+            same.append(i)
+            continue
+        for j in range(i):
+            if any(a < d and c < b for (a, b), (c, d) in zip(mine, held[j], strict=True)):
+                raise Unsupported(
+                    f"{shard.param!r}: ranks {j} and {i} would share some groups and not others",
+                    hint="give each rank whole groups, or a part of one group; packed projections need whole groups",
+                )
+        groups.append([i])
+    if all(len(g) == 1 for g in groups):
+        return None
+    return PartialGradient(param=shard.param, groups=tuple(tuple(g) for g in groups))

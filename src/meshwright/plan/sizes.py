@@ -1,0 +1,99 @@
+"""Sizes that follow from a training layout and its graph: parameters per rank, gradient buffers, work per step.
+
+Beside `lowering`, because planners ask for sizes without lowering anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+
+from ..graph.graph import OpGraph, Work
+from .plan import Segment, Stage, TrainingLayout
+from .shards import local_size
+from .vocabulary import base_node
+
+__all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "shard_bytes", "summed_over", "training_works"]
+
+
+def summed_over(buffer: str) -> tuple[str, ...]:
+    """Tensor indices over whose ranks a gradient buffer is summed, by its name: `gradients+0.1` -> 0, 1."""
+    listed = buffer.partition(":")[0].partition("+")[2]
+    return tuple(listed.split(".")) if listed else ()
+
+
+def shard_bytes(graph: OpGraph, layout: TrainingLayout, tensor_index: int = 0) -> dict[str, int]:
+    """Bytes of every parameter on one rank that holds it, by its tensor index."""
+    split = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
+    return {
+        p.name: local_size(p.shape, p.size_bytes, s.axis, s, tensor_index, layout.tensor) if (s := split.get(p.name)) else p.size_bytes
+        for p in graph.parameters
+    }
+
+
+def inputs_read(graph: OpGraph, layout: TrainingLayout) -> dict[str, dict[int, int]]:
+    """By segment, the storages of the example inputs that it reads, and their bytes in one micro-batch (`graph` is captured at its size)."""
+    storage = {f"input:{i}": x.storage for i, x in enumerate(graph.inputs)}
+    read = {n.name: [s for v in n.inputs if (s := storage.get(v, -1)) >= 0] for n in graph.nodes}
+    return {x.key: {s: graph.storages[s].size_bytes for n in x.nodes for s in read.get(base_node(n), ())} for x in layout.segments}
+
+
+def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage, tensor_index: int = 0) -> dict[str, tuple[str, ...]]:
+    """`gradient_names` of the graph's trainable parameters."""
+    return gradient_names(layout, stage, {p.name for p in graph.parameters if p.trainable}, tensor_index)
+
+
+def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[str], tensor_index: int) -> dict[str, tuple[str, ...]]:
+    """Gradient buffers of a rank that holds `stage` (`TrainingLayout.held`): `gradients` with the parameters that no rank with other stages uses,
+    `gradients:<p>` for each that some do.
+
+    Parameters whose gradients are partial sums over a group of tensor indices lie apart, in `gradients+<indices>` (`gradients+<indices>:<p>`).
+    With buckets, `gradients` is divided into `gradients@<number>` (and `gradients@<number>+<indices>`), in the order of the buckets.
+    """
+    users = Counter(p for family in layout.families() for p in layout.held(family[0]).params)
+    partial = {x.param: "+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
+    buckets = layout.buckets_of(stage.index)
+    number = {p: f"@{i}" for i, b in enumerate(buckets) for p in b.params}
+    place = {p: i for i, b in enumerate(buckets) for p in b.params}
+    found: dict[str, tuple[str, ...]] = {}
+    for p in sorted(stage.params, key=lambda p: place.get(p, len(buckets))):
+        if p in trainable and users[p] == 1:
+            name = f"gradients{number.get(p, '')}{partial.get(p, '')}"
+            found[name] = (*found.get(name, ()), p)
+    return found | {f"gradients{partial.get(p, '')}:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
+
+
+def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
+    """Work of every kind of compute step, by the key under which `Cost` prices it.
+
+    Where ranks have unequal shares, `<key>@<part>` is the work of one part; `<key>` that of the largest.
+    """
+    works: dict[str, Work] = {}
+    for s in layout.segments:
+        for name, work in (("F", s.forward), *backward_works(s, split=layout.split_backward)):
+            works[f"{s.key}|{name}"] = work
+            for part, share in enumerate(s.shares):
+                works[f"{s.key}|{name}@{part}"] = work.share(share, max(s.shares))
+    sizes = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
+    for stage in map(layout.held, range(layout.pipeline)):
+        total = max(
+            sum(sizes[t][p] for names in gradient_buffers(graph, layout, stage, t).values() for p in names) for t in range(layout.tensor)
+        )
+        if layout.zero_level:
+            total = -(-total // layout.data)
+        # reads weight, gradient and both moments, writes weight and moments; about ten operations per parameter
+        count = len(stage.params)
+        works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)
+    return works
+
+
+def backward_works(s: Segment, *, split: bool) -> tuple[tuple[str, Work], ...]:
+    """The compute steps of a segment's backward: `B`, or `I` and `W`."""
+    if not split:
+        return (("B", s.backward + s.again),)
+    w, b = s.weight_backward, s.backward
+    rest = Work(
+        flops=max(0, b.flops - w.flops), bytes_read=max(0, b.bytes_read - w.bytes_read), bytes_written=max(0, b.bytes_written - w.bytes_written),
+        calls=max(0, b.calls - w.calls),
+    )  # fmt: skip
+    return ("I", rest + s.again), ("W", w)

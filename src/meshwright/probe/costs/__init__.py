@@ -1,0 +1,1 @@
+"""Costs by name, from measured tables of GPUs, and of a layout on this machine."""

@@ -1,0 +1,1 @@
+"""A fabric inferred from transfers between its ends."""

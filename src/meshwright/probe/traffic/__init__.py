@@ -1,0 +1,1 @@
+"""Profiles of gradient traffic, fitted to steps of the training itself."""

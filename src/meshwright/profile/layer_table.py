@@ -1,0 +1,196 @@
+"""What every layer of a model costs on every kind of device, by micro-batch and tensor degree, with what a planner may choose per layer.
+
+A `LayerTable` is a layer profile with its choices still open: how much of a layer is computed again (none, selective, full) and how far its
+state is sharded over the data-parallel replicas (ZeRO 0-3). `profile` closes them: the `LayerProfile` that `predict` simulates.
+Sizes are bytes; times are seconds of one rank for one micro-batch and contain the layer's tensor-parallel collectives (`tensor_s`).
+
+Sharding levels (Rajbhandari et al., SC 2020): 1 shards optimizer state, 2 gradients too, 3 weights too. Levels 0 and 1 send gradients once a
+step (all-reduce; reduce-scatter, then all-gather of weights: the ring of `predict`). Level 2 scatters gradients after every micro-batch, level 3
+gathers weights before forward and backward as well; those bytes run beside the layer's own computation and cost what is longer of the two
+(`sharding_messages` "overlapped"), or are waited for ("blocking"). They are priced at a rank's share of the links, not simulated as flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ..errors import UsageError
+from .layer_profile import Entry, LayerProfile, LayerSize, LayerTime, ProfileEntryMissing
+
+__all__ = ["LayerChoice", "LayerRow", "LayerTable", "Recompute", "StateBytes", "RECOMPUTE"]
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+class LayerChoice(NamedTuple):
+    """`tensor`: degree of this layer inside its group of ranks, 0 = the group's; the rest of the group then shares the micro-batch's samples."""
+
+    recompute: Recompute = "none"
+    sharding: int = 0
+    tensor: int = 0
+
+
+class StateBytes(NamedTuple):
+    """Bytes per parameter of one rank; `message`: of a gradient on the wire."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+    message: float
+
+    def at(self, sharding: int, replicas: int) -> float:
+        parts = (self.optimizer, self.gradient, self.weight)
+        return sum(p / replicas if level < sharding else p for level, p in enumerate(parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One layer on one rank. `kept_bytes`: from forward to backward under none, selective, full; `again_s`: computed again under each.
+
+    `tensor_s`: part of forward, of backward, that is collectives. `output_bytes`: handed to the next layer. `flops`: forward, backward, this rank's.
+    `parameters` are those of the rank; `update_s` is a full optimizer step over them.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    parameters: float
+    output_bytes: float
+    kept_bytes: tuple[float, float, float]
+    again_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    tensor_s: tuple[float, float] = (0.0, 0.0)
+    flops: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTable:
+    """`rows[entry]`: all layers. Rates and hops are those of the messages of sharding levels 2 and 3, per rank."""
+
+    model: str
+    names: tuple[str, ...]
+    rows: Mapping[Entry, tuple[LayerRow, ...]]
+    state: StateBytes
+    inside_Bps: Mapping[str, float] = field(default_factory=dict)  # per device kind: rank to rank in a server
+    outside_Bps: Mapping[str, float] = field(default_factory=dict)  # per device kind: its share of the server's NICs
+    inside_hop_s: Mapping[str, float] = field(default_factory=dict)  # one message, in a server
+    outside_hop_s: Mapping[str, float] = field(default_factory=dict)  # one message, between servers
+    gpus_per_server: Mapping[str, int] = field(default_factory=dict)
+    sharding_messages: Literal["overlapped", "blocking"] = "overlapped"  # those of levels 2 and 3, with the layer's own computation
+    sample_flops: float = 0.0  # forward and backward of one sample, whole model
+    heads: tuple[str, ...] = ()  # the first operator of every layer, where the table was made from a graph
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    _columns: dict[Entry, LayerRow] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for entry, row in self.rows.items():
+            if len(row) != len(self.names):
+                raise UsageError(f"{len(row)} layers where the table has {len(self.names)}", where=f"{self.model}: rows[{entry}]")
+
+    @property
+    def layers(self) -> int:
+        return len(self.names)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(sorted({e.device for e in self.rows}))
+
+    def row(self, entry: Entry) -> tuple[LayerRow, ...]:
+        """Raises: ProfileEntryMissing."""
+        found = self.rows.get(entry)
+        if found is None:
+            have = "; ".join(str(e) for e in sorted(self.rows)[:6])
+            raise ProfileEntryMissing(f"the table of {self.model!r} lacks {entry}", hint=f"it has {have}", data={"missing": [list(entry)]})
+        return found
+
+    def priced(self, entry: Entry, layer: int, choice: LayerChoice, replicas: int) -> tuple[LayerTime, LayerSize]:
+        """Times and sizes of one layer under a choice, on one rank of `entry`'s group, with `replicas` data-parallel copies of the group.
+
+        Raises: ProfileEntryMissing; UsageError when the group's samples do not divide.
+        """
+        alone, inner = self._alone(entry, choice)
+        return self._price(self.row(alone)[layer], entry, inner, choice, replicas, max)
+
+    def priced_layers(self, entry: Entry, choice: LayerChoice, replicas: int) -> tuple[LayerTime, LayerSize]:
+        """`priced` of all layers under one choice: every field is an array (float64, by layer)."""
+        import numpy as np
+
+        alone, inner = self._alone(entry, choice)
+        if alone not in self._columns:
+            rows = self.row(alone)
+            plain = {f: np.array([getattr(r, f) for r in rows]) for f in ("forward_s", "backward_s", "update_s", "parameters", "output_bytes")}
+            several = {f: tuple(np.array([getattr(r, f) for r in rows]).T) for f in ("kept_bytes", "again_s")}
+            self._columns[alone] = LayerRow(**plain, **several)  # type: ignore[arg-type]
+        return self._price(self._columns[alone], entry, inner, choice, replicas, np.maximum)
+
+    def _alone(self, entry: Entry, choice: LayerChoice) -> tuple[Entry, int]:
+        tensor = choice.tensor or entry.tensor
+        inner, rest = divmod(entry.tensor, tensor)
+        if rest or entry.microbatch % inner:
+            raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=self.model, hint="degrees and samples must divide")
+        return Entry(entry.device, entry.microbatch // inner, tensor), inner
+
+    def _price(
+        self, row: LayerRow, entry: Entry, inner: int, choice: LayerChoice, replicas: int, larger: Callable[[Any, Any], Any]
+    ) -> tuple[LayerTime, LayerSize]:
+        """Of one layer, or of all where `row` holds arrays; `larger` is the maximum of either."""
+        i = RECOMPUTE.index(choice.recompute)
+        copies = replicas * inner
+        forward_s, backward_s, update_s = row.forward_s, row.backward_s + row.again_s[i], row.update_s
+        wire = row.parameters * self.state.message
+        if choice.sharding >= 1:
+            update_s = update_s / copies
+            wire = row.parameters * (self.state.message + self.state.weight) / 2
+        if inner > 1:  # its own reduce-scatter and all-gather of gradients, in the server, after the last micro-batch
+            inside = self._rate(entry.device, "inside")
+            update_s = update_s + 2 * (inner - 1) / inner * wire / inside
+            wire = wire / inner
+        if choice.sharding >= 2 and copies > 1:
+            near = replicas * entry.tensor <= self.gpus_per_server.get(entry.device, 1)
+            part = (copies - 1) / copies * row.parameters / self._rate(entry.device, "inside" if near else "outside")
+            hops = (copies - 1) * (self.inside_hop_s if near else self.outside_hop_s).get(entry.device, 0.0)
+            gather = part * self.state.weight + hops if choice.sharding == 3 else 0.0
+            after = part * self.state.message + hops + gather
+            if self.sharding_messages == "overlapped":
+                forward_s, backward_s = larger(forward_s, gather), larger(backward_s, after)
+            else:
+                forward_s, backward_s = forward_s + gather, backward_s + after
+            wire = part_wire(row.parameters, self.state) if choice.sharding == 2 else 0.0 * row.parameters
+        samples = entry.microbatch
+        # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
+        gathered = row.parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
+        size = LayerSize(
+            parameters=wire / self.state.message, saved_values=row.kept_bytes[i] / samples, output_values=row.output_bytes * inner / samples,
+            state_bytes=row.parameters * self.state.at(choice.sharding, copies),
+            working_bytes=larger(0.0, row.kept_bytes[0] - row.kept_bytes[i]) + gathered,
+        )  # fmt: skip
+        return LayerTime(forward_s, backward_s, update_s), size
+
+    def _rate(self, device: str, where: Literal["inside", "outside"]) -> float:
+        rate = (self.inside_Bps if where == "inside" else self.outside_Bps).get(device, 0.0)
+        if not rate > 0:
+            raise UsageError(f"the table has no rate {where} a server of {device}", where=self.model, hint="give the fabric's links")
+        return rate
+
+    def profile(self, entries: Sequence[Entry], choices: Sequence[LayerChoice], replicas: int) -> LayerProfile:
+        """The `LayerProfile` of those entries under one choice per layer, `replicas` copies. One value is one byte in it.
+
+        All entries must share one tensor degree per layer size row; sizes differ by tensor degree only. Raises: as `priced`.
+        """
+        if len(choices) != self.layers:
+            raise UsageError(f"{len(choices)} choices for {self.layers} layers", where=self.model)
+        times: dict[Entry, tuple[LayerTime, ...]] = {}
+        sizes: dict[int, tuple[LayerSize, ...]] = {}
+        for entry in dict.fromkeys(entries):
+            priced = [self.priced(entry, layer, choice, replicas) for layer, choice in enumerate(choices)]
+            times[entry] = tuple(t for t, _ in priced)
+            sizes[entry.tensor] = tuple(s for _, s in priced)
+        return LayerProfile(model=self.model, layers=self.layers, times=times, sizes=sizes, source=self.source)
+
+
+def part_wire(parameters: float, state: StateBytes) -> float:
+    """Level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)."""
+    return parameters * state.weight / 2

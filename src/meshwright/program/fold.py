@@ -1,0 +1,259 @@
+"""Folded programs: symmetric ranks share lane bodies. Their plain form; calls inside them: `fold_calls`.
+
+`Fold` (see `program`) says which mesh axes of the ranks are symmetric; stored are the lanes and buffers of the representatives, the
+ranks whose coordinates on those axes are 0. A stored channel starts at a representative. A step that receives from it is stored
+at the representative of its destination and means the image that arrives there: so one stored channel has one stored sender and
+one stored receiver, even where it leads to another member. Ops on an axis named "tensor" move their `part` with the member.
+Groups of communicators are stored in rising order, their images too. Everything is defined by `expand`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError, Unsupported
+from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
+from .validate import validate
+
+__all__ = ["expand", "folded_axes", "image", "is_representative", "members"]
+
+
+def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
+    """The symmetric axes, in order; rows of `buffer_shift`."""
+    return tuple(axis for axis in fold.axes if axis.kind != "plain")
+
+
+def members(fold: Fold) -> list[tuple[int, ...]]:
+    """All offsets, one value per folded axis; the first is all zeros."""
+    return list(product(*(range(axis.size) for axis in folded_axes(fold))))
+
+
+def image(fold: Fold, ranks: NDArray[np.int32] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
+    """Where the ranks go under a member's offset."""
+    out = np.asarray(ranks, np.int32)
+    for axis, offset in zip(folded_axes(fold), member, strict=True):
+        at = (out // axis.stride) % axis.size
+        moved = at ^ offset if axis.kind == "xor" else (at + offset) % axis.size
+        out = out + (moved - at) * axis.stride
+    return out.astype(np.int32)
+
+
+def is_representative(fold: Fold, rank: int) -> bool:
+    return all((rank // axis.stride) % axis.size == 0 for axis in folded_axes(fold))
+
+
+def _coordinates(fold: Fold, rank: int) -> tuple[int, ...]:
+    return tuple((rank // axis.stride) % axis.size for axis in folded_axes(fold))
+
+
+def _back(fold: Fold, member: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...]:
+    """The member whose channel, leading `by` further, arrives at `member`."""
+    axes = folded_axes(fold)
+    return tuple(m ^ b if axis.kind == "xor" else (m - b) % axis.size for axis, m, b in zip(axes, member, by, strict=True))
+
+
+def require_folded(p: Program) -> Fold:
+    """The fold of `p` after checking that it fits the program.
+
+    Raises: FormatError (axes do not tile the ranks, lanes or channels start elsewhere than at representatives), Unsupported (switches).
+    """
+    fold = p.fold
+    if fold is None:
+        raise FormatError("is not folded", where=p.name)
+    if p.switches:
+        raise Unsupported("a folded program with in-network actors", where=p.name, hint="expand it before it gets switches")
+    stride = 1
+    for axis in sorted(fold.axes, key=lambda a: (a.stride, a.size)):
+        if axis.stride != stride or axis.size < 1 or (axis.kind == "xor" and axis.size & (axis.size - 1)):
+            what = f"axis {axis.name!r} of size {axis.size} and stride {axis.stride}"
+            raise FormatError(f"{what} does not tile {p.ranks} ranks", where=f"{p.name}.fold")
+        stride *= axis.size
+    if stride != p.ranks:
+        raise FormatError(f"axes hold {stride} ranks, the program has {p.ranks}", where=f"{p.name}.fold")
+    expected = (len(folded_axes(fold)), len(p.buffers))
+    if fold.buffer_shift.shape != expected:
+        raise FormatError(f"shape {fold.buffer_shift.shape}, expected {expected}", where=f"{p.name}.fold.buffer_shift")
+    for what, actors in (("lane", p.lanes.actor), ("buffer", p.buffers.actor), ("channel", p.channels.src)):
+        first = np.ones(len(actors), bool)
+        for axis in folded_axes(fold):
+            first &= (actors // axis.stride) % axis.size == 0
+        if not first.all():
+            number = int(np.flatnonzero(~first)[0])
+            raise FormatError(f"{what} {number} is at rank {int(actors[number])}, which is not a representative", where=f"{p.name}.fold")
+    return fold
+
+
+def expand(program: Program) -> Program:
+    """The plain program with every member's lanes, members in order. A program without a fold is returned as it is.
+
+    Raises: FormatError, Unsupported: see `require_folded`; Unsupported also when a shifted chunk range would wrap, or routes are pinned.
+    """
+    if program.fold is None:
+        return program
+    fold = require_folded(program)
+    if np.any(program.channels.route >= 0):
+        raise Unsupported("a folded program with pinned routes", where=program.name, hint="leave the routes to the fabric")
+    _refuse_too_many_steps(program, fold)
+    everyone = members(fold)
+    number = {m: i for i, m in enumerate(everyone)}
+    comms, comm_of = _expand_comms(program, fold, everyone)
+    steps = [_image_steps(program, fold, m, number) for m in everyone]
+    s, n, k = program.steps, len(program.steps), len(everyone)
+    columns = {name: np.concatenate([x[name] for x in steps]).astype(np.int32) for name in steps[0]}
+    edge_base = np.repeat(np.arange(k, dtype=np.int64) * n, len(s.after_step))
+    after_step = (np.tile(s.after_step, k) + edge_base).astype(np.int32)
+    joined = Steps(after_ptr=_tile_ptr(s.after_ptr, k), after_step=after_step, after_lag=np.tile(s.after_lag, k), **columns)
+    la = program.lanes
+    lane_base = (np.repeat(np.arange(k), len(la)) * n).astype(np.int32)
+    lanes = Lanes(
+        actor=np.concatenate([image(fold, la.actor, m) for m in everyone]), unit=np.tile(la.unit, k), repeat=np.tile(la.repeat, k),
+        role=np.tile(la.role, k), start=np.tile(la.start, k) + lane_base, end=np.tile(la.end, k) + lane_base,
+    )  # fmt: skip
+    plain = replace(
+        program, lanes=lanes, steps=joined, channels=_expand_channels(program, fold, everyone, comm_of),
+        buffers=_expand_buffers(program, fold, everyone), ops=_expand_ops(program, fold, everyone),
+        sizes=_expand_sizes(program.sizes, k, n), comms=comms, calls=_expand_calls(program, k, comm_of), fold=None,
+    )  # fmt: skip
+    validate(plain)
+    return plain
+
+
+def _refuse_too_many_steps(p: Program, fold: Fold) -> None:
+    stored = {
+        "steps": p.executed_steps // fold.members, "edges": len(p.steps.after_step), "buffers": len(p.buffers), "channels": len(p.channels),
+        "ranges of operators": (len(p.ops.reads.values) + len(p.ops.writes.values)) // 3,
+    }  # fmt: skip
+    what, count = max(stored.items(), key=lambda item: item[1])
+    if count * fold.members > MAX_EXECUTED_STEPS:
+        raise FormatError(
+            f"{count} {what} of {fold.members} symmetric ranks are {count * fold.members}, the limit is {MAX_EXECUTED_STEPS}", where=f"{p.name}.fold",
+            hint="simulate it folded",
+        )  # fmt: skip
+
+
+def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mapping[tuple[int, ...], int]) -> dict[str, NDArray[np.int64]]:
+    """Step columns of one member in the plain program's numbers (all but `after`)."""
+    s, c, me = p.steps, p.channels, number[member]
+    sends_to = np.array([number[_back(fold, member, _coordinates(fold, int(dst)))] for dst in c.dst], np.int64)
+    out: dict[str, NDArray[np.int64]] = {}
+    for name in ("kind", "parts", "count", "size"):
+        out[name] = getattr(s, name).astype(np.int64)
+    out["size"] = np.where(s.size >= 0, s.size + me * len(p.sizes), -1)
+    count = np.where(s.kind == Kind.COMPUTE, len(p.ops), len(p.calls))
+    out["op"] = np.where(s.op >= 0, s.op + me * count, -1)
+    sets = (s.parts & (Part.IN_SET | Part.OUT_SET)) != 0
+    if np.any(sets):
+        raise Unsupported("a folded program with channel sets", where=p.name, hint="build it unfolded")
+    incoming = np.maximum(s.chan_in, 0)
+    out["chan_in"] = np.where(s.chan_in >= 0, (sends_to[incoming] if len(c) else 0) * len(c) + s.chan_in, -1)
+    out["chan_out"] = np.where(s.chan_out >= 0, me * len(c) + s.chan_out, -1)
+    for side in ("src", "dst"):
+        buffer, chunk = getattr(s, f"{side}_buffer"), getattr(s, f"{side}_chunk")
+        out[f"{side}_buffer"] = np.where(buffer >= 0, buffer + me * len(p.buffers), -1)
+        out[f"{side}_chunk"] = _shift_chunks(p, fold, member, buffer, chunk, s.count)
+    return out
+
+
+def _shift_chunks(p: Program, fold: Fold, member: tuple[int, ...], buffer: I32, chunk: I32, count: I32) -> NDArray[np.int64]:
+    if not len(p.buffers):
+        return chunk.astype(np.int64)
+    at = np.maximum(buffer, 0)
+    chunks = np.maximum(p.buffers.chunks[at].astype(np.int64), 1)
+    offset = np.asarray(member, np.int64) @ fold.buffer_shift.astype(np.int64) if len(member) else np.zeros(len(p.buffers), np.int64)
+    whole = count >= chunks
+    moved = np.where((buffer >= 0) & ~whole, (chunk + offset[at]) % chunks, chunk)
+    wraps = (buffer >= 0) & (moved + count > chunks)
+    if np.any(wraps):
+        step = int(np.argmax(wraps))
+        raise Unsupported(f"chunks {int(moved[step])}+{int(count[step])} wrap around {int(chunks[step])}", where=f"{p.name} entry {step}")
+    return moved.astype(np.int64)
+
+
+def _tile_ptr(ptr: I32, k: int) -> I32:
+    out: I32 = np.concatenate([[0], np.cumsum(np.tile(np.diff(ptr), k))]).astype(np.int32)
+    return out
+
+
+def _tile_csr(csr: Csr, k: int, step: int) -> Csr:
+    base = np.repeat(np.arange(k, dtype=np.int64) * step, len(csr.values))
+    return Csr(_tile_ptr(csr.ptr, k), (np.tile(csr.values, k) + base).astype(np.int32))
+
+
+def _expand_comms(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> tuple[Comms, NDArray[np.int32]]:
+    """Distinct images of the communicators, and the number of each (member, stored communicator)."""
+    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+    table = np.zeros((len(everyone), len(p.comms)), np.int32)
+    for i, m in enumerate(everyone):
+        for c, name in enumerate(p.comms.name):
+            group = tuple(sorted(image(fold, p.comms.groups[c], m).tolist()))
+            table[i, c] = numbers.setdefault((name, group), len(numbers))
+    return Comms(name=tuple(name for name, _ in numbers), groups=Csr.of([group for _, group in numbers])), table
+
+
+def _expand_channels(p: Program, fold: Fold, everyone: list[tuple[int, ...]], comm_of: NDArray[np.int32]) -> Channels:
+    c, k = p.channels, len(everyone)
+    tags = [np.where(c.tag >= 0, comm_of[i][np.maximum(c.tag, 0)] if len(p.comms) else -1, -1) for i in range(k)]
+    return replace(
+        c, src=np.concatenate([image(fold, c.src, m) for m in everyone]), dst=np.concatenate([image(fold, c.dst, m) for m in everyone]),
+        tag=np.concatenate(tags).astype(np.int32), depth=np.tile(c.depth, k), route=np.tile(c.route, k), sets=Csr(),
+    )  # fmt: skip
+
+
+def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Buffers:
+    b, k, n = p.buffers, len(everyone), len(p.buffers)
+    base = np.repeat(np.arange(k, dtype=np.int32) * n, n)
+    size_base = np.repeat(np.arange(k, dtype=np.int32) * len(p.sizes), n)
+    tiled = {
+        name: np.tile(getattr(b, name), k)
+        for name in ("space", "role", "chunks", "chunk_bytes", "alias_offset_bytes", "window", "persistent", "arena_offset")
+    }
+    alias, size = np.tile(b.alias_of, k), np.tile(b.size, k)
+    return replace(
+        b, actor=np.concatenate([image(fold, b.actor, m) for m in everyone]), alias_of=np.where(alias >= 0, alias + base, -1).astype(np.int32),
+        size=np.where(size >= 0, size + size_base, -1).astype(np.int32), last=_tile_csr(b.last, k, len(p.steps)), name=b.name * k, **tiled,
+    )  # fmt: skip
+
+
+def _expand_ops(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Ops:
+    o, k = p.ops, len(everyone)
+    tensor = [i for i, axis in enumerate(folded_axes(fold)) if axis.name == "tensor"]
+    parts = np.maximum(o.parts, 1)
+    part = [(o.part + (m[tensor[0]] if tensor else 0)) % parts for m in everyone]
+    tiled = {name: np.tile(getattr(o, name), k) for name in ("copy", "stage", "microbatch", "parts", "accumulate", "workspace_bytes")}
+    return replace(
+        o, name=o.name * k, graph=o.graph * k, module=o.module * k, part=np.concatenate(part).astype(np.int32),
+        reads=_expand_ranges(p, fold, everyone, o.reads), writes=_expand_ranges(p, fold, everyone, o.writes), **tiled,
+    )  # fmt: skip
+
+
+def _expand_ranges(p: Program, fold: Fold, everyone: list[tuple[int, ...]], csr: Csr) -> Csr:
+    triples = csr.values.reshape(-1, 3)
+    rows = []
+    for i, m in enumerate(everyone):
+        chunk = _shift_chunks(p, fold, m, triples[:, 0], triples[:, 1], triples[:, 2])
+        rows.append(np.stack([triples[:, 0] + i * len(p.buffers), chunk, triples[:, 2]], axis=1))
+    return Csr(_tile_ptr(csr.ptr, len(everyone)), np.concatenate(rows).reshape(-1).astype(np.int32))
+
+
+def _expand_sizes(z: Sizes, k: int, steps: int) -> Sizes:
+    base = np.repeat(np.arange(k, dtype=np.int64) * steps, len(z))
+    producer = np.where(np.tile(z.producer, k) >= 0, np.tile(z.producer, k) + base, -1).astype(np.int32)
+    names = tuple(f"{name}@{i}" if i else name for i in range(k) for name in z.name)
+    return Sizes(name=names, lower=np.tile(z.lower, k), expected=np.tile(z.expected, k), upper=np.tile(z.upper, k), producer=producer)
+
+
+def _expand_calls(p: Program, k: int, comm_of: NDArray[np.int32]) -> Calls:
+    c = p.calls
+    if not len(c):
+        return c
+    triples = c.binds.values.reshape(-1, 3)
+    rows = [triples + np.array([0, i * len(p.buffers), 0], np.int32) for i in range(k)]
+    return Calls(
+        comm=np.concatenate([comm_of[i][c.comm] for i in range(k)]).astype(np.int32), callee=np.tile(c.callee, k), names=c.names,
+        binds=Csr(_tile_ptr(c.binds.ptr, k), np.concatenate(rows).reshape(-1).astype(np.int32)),
+    )  # fmt: skip

@@ -1,0 +1,456 @@
+"""`Program`: the executable form of a plan. Lanes of steps, channels, buffers, work; no times, no device names.
+
+Semantics (a program is a marked graph, so its outcome does not depend on timing):
+- A lane runs its steps in order, one at a time, `repeat` times. `after (d, lag)`: iteration i of a step waits until step d has
+  completed iteration i - lag (no wait while i < lag). Both lanes are on one actor and have equal `repeat`; an edge from a
+  lane with `repeat` 1 means "wait once".
+- A transfer step is a subset of, in this order: RECV from `chan_in`, READ `src`, ADD (received and read, or read and present
+  `dst`), STORE to `dst`, SEND to `chan_out`. Receive+add+send (`rrs`) keeps nothing.
+- Channels are FIFO with exactly one sending and one receiving lane; at most `depth` messages are sent and not yet consumed.
+- A send is complete when its source may be overwritten, a receive when `dst` holds the data (then the credit returns).
+- Two compute steps of one actor and unit never overlap. Transfers and lanes with unit -1 occupy no unit.
+- Happens-before = lane order + after + channel matching. Credits never protect against races.
+
+Everything is columns (numpy); lists are CSR (`*_ptr`, values). All indices int32, bytes int64, -1 = none. Global ranks only.
+`program.validate` checks shape and ranges; whether a program is right is `meshwright.check`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..shown import repr_html
+
+__all__ = [
+    "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops",
+    "Part", "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
+]  # fmt: skip
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+SCHEMA = "meshwright.program"
+VERSION = 1
+MAX_STEPS = 10_000_000  # expanded steps a file may hold; checked from headers before arrays are made
+MAX_EXECUTED_STEPS = 1 << 24  # steps (and `after` edges) that a file's repeats, calls or fold may stand for
+MAX_ACTORS = 1 << 20
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute")
+# Ops of collectives that work chunk by chunk, see `Ops`.
+CHUNKWISE = frozenset({"select", "encode", "decode", "accumulate", "merge"})
+FEATURES = frozenset({"multi", "lag", "symbolic-size", "fold", "calls", "repeat"})
+
+
+class Kind(IntEnum):
+    COMPUTE = 0
+    TRANSFER = 1
+    CALL = 2
+    NOP = 3
+
+
+class Part(IntFlag):
+    """What a transfer step does, in this order. IN_SET / OUT_SET: the channel field names a channel set."""
+
+    RECV = 1
+    READ = 2
+    ADD = 4
+    STORE = 8
+    SEND = 16
+    IN_SET = 32
+    OUT_SET = 64
+
+
+class Unit(IntEnum):
+    NONE = -1
+    COMPUTE = 0
+    COPY = 1
+    HOST = 2
+
+
+class Role(IntEnum):
+    """Role of a lane (display, executors) …"""
+
+    COMPUTE = 0
+    COMM = 1
+    FILLER = 2
+    BLOCK = 3
+
+
+class Space(IntEnum):
+    DEVICE = 0
+    HOST = 1
+    SWITCH = 2
+
+
+# Roles of buffers, by number.
+BUFFER_ROLES = ("input", "output", "weight", "gradient", "state", "activation", "scratch")
+
+
+def _i32(values: Any = ()) -> I32:
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def _i64(values: Any = ()) -> I64:
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+_E32 = _i32()
+_E64 = _i64()
+
+
+@dataclass(frozen=True)
+class Csr:
+    """Lists of equal-typed values: list i is `values[ptr[i]:ptr[i+1]]`."""
+
+    ptr: I32 = field(default_factory=lambda: _i32([0]))
+    values: I32 = field(default_factory=_i32)
+
+    def __getitem__(self, i: int) -> I32:
+        return self.values[self.ptr[i] : self.ptr[i + 1]]
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    @staticmethod
+    def of(lists: Any) -> Csr:
+        ptr = np.zeros(len(lists) + 1, np.int32)
+        np.cumsum([len(x) for x in lists], out=ptr[1:])
+        flat = [v for x in lists for v in x]
+        return Csr(ptr, _i32(flat))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lanes:
+    actor: I32
+    unit: I32
+    repeat: I32
+    role: I32
+    start: I32  # steps [start, end) of the lane; lanes tile the step table in order
+    end: I32
+
+    def __len__(self) -> int:
+        return len(self.actor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """One entry per stored step. `op`: index into ops (compute) or calls (call), else -1. `count` is in chunks."""
+
+    kind: I32
+    parts: I32
+    op: I32
+    chan_in: I32
+    chan_out: I32
+    src_buffer: I32
+    src_chunk: I32
+    dst_buffer: I32
+    dst_chunk: I32
+    count: I32
+    size: I32  # index into sizes for data-dependent messages, else -1
+    after_ptr: I32
+    after_step: I32
+    after_lag: I32
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channels:
+    src: I32  # actor
+    dst: I32
+    tag: I32  # name space: -1 the program's own, else index into comms
+    depth: I32  # messages, >= 1
+    route: I32  # index into routes, -1 = the fabric's routing
+    routes: tuple[tuple[str, ...], ...] = ()  # actor names of the fabric, from source to destination
+    sets: Csr = field(default_factory=Csr)  # channel sets (switch multicast / aggregate)
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """`chunks` chunks of `chunk_bytes` each. `last`: steps after which the buffer is dead (empty: alive to the end)."""
+
+    actor: I32
+    space: I32
+    role: I32  # index into BUFFER_ROLES
+    chunks: I32
+    chunk_bytes: I64
+    size: I32  # symbol instead of chunk_bytes, else -1
+    alias_of: I32  # buffer that this one lies in, else -1
+    alias_offset_bytes: I64
+    window: I32  # iterations resident at once: 0 each its own slice, k a ring of k slots
+    persistent: I32  # 0 | 1
+    last: Csr
+    arena_offset: I64  # -1 until static packing fills it
+    name: tuple[str, ...] = ()  # "" where unnamed; empty tuple when none is named
+
+    def __len__(self) -> int:
+        return len(self.actor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ops:
+    """Work of compute steps. `reads`/`writes` are CSR lists of (buffer, first chunk, count) triples, flattened.
+
+    `name`: "F", "B", "I", "W", "optimizer", "loss", ...; `graph`: key of the operator-graph segment. `f"{graph}|{name}"` is
+    the key by which `Cost` prices the op and by which an executor finds what to run. `part` of `parts`: tensor-parallel shard.
+    An op named in `CHUNKWISE` makes the i-th chunk that it writes from chunks i, i + w, i + 2w, ... of those that it reads (w: how many it
+    writes), adding them up: whatever it leaves out or packs, the chunk stays those ranks' contribution.
+    """
+
+    name: tuple[str, ...]
+    graph: tuple[str, ...]
+    module: tuple[str, ...]
+    copy: I32
+    stage: I32
+    microbatch: I32
+    part: I32
+    parts: I32
+    accumulate: I32  # 1: writes are added to what is there
+    workspace_bytes: I64
+    reads: Csr
+    writes: Csr
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def key(self, op: int) -> str:
+        return f"{self.graph[op]}|{self.name[op]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Symbols for data-dependent message sizes, in bytes per message. A step with a symbol still names the chunks whose contribution it moves."""
+
+    name: tuple[str, ...] = ()
+    lower: I64 = field(default_factory=_i64)
+    expected: I64 = field(default_factory=_i64)
+    upper: I64 = field(default_factory=_i64)
+    producer: I32 = field(default_factory=_i32)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comms:
+    """Communicators: a list of ranks each. Rank i of a callee is `groups[comm][i]` of the caller."""
+
+    name: tuple[str, ...] = ()
+    groups: Csr = field(default_factory=Csr)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """One entry per (call site, member rank). The k-th call on a comm by one member matches the k-th by every other.
+
+    `callee` indexes `names`, content hashes of other programs of the plan. The callee's buffer b of the member's own rank is
+    bound to the caller's `buffer` from `chunk` on: `binds` is a CSR list of (callee buffer role index, caller buffer,
+    first chunk) triples, where "callee buffer role index" counts that rank's buffers of the callee in table order.
+    From the first chunk on, a bound buffer has as many chunks as the callee's or a multiple; chunk sizes are the caller's: a callee's own
+    `chunk_bytes` is nominal.
+    Callee buffers that are not bound are scratch: `scratch_scale` = caller chunk bytes / callee nominal chunk bytes.
+    """
+
+    comm: I32
+    callee: I32
+    names: tuple[str, ...]
+    binds: Csr
+
+    def __len__(self) -> int:
+        return len(self.comm)
+
+    @staticmethod
+    def none() -> Calls:
+        return Calls(comm=_E32, callee=_E32, names=(), binds=Csr())
+
+
+class FoldAxis(NamedTuple):
+    """One mesh axis of the ranks: `size` values, rank = sum(coordinate · stride). Folded axes hold symmetric ranks."""
+
+    name: str
+    size: int
+    stride: int
+    kind: Literal["shift", "xor", "plain"]  # plain: not folded
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Symmetric ranks share lane bodies: only ranks whose folded coordinates are all 0 are stored.
+
+    The image of a stored body under member offset m (one value per folded axis): every actor's coordinate on that axis becomes
+    (coordinate + m) mod size, or coordinate xor m; a buffer of the representative becomes the image's twin, and a chunk index c
+    of it becomes (c + m · shift) mod chunks for the buffer's `shift` on that axis. A channel goes from the image of its
+    source to the image of its destination. Comms map to the comm that holds the images.
+    """
+
+    axes: tuple[FoldAxis, ...]
+    buffer_shift: I32  # (folded axes, buffers): chunks moved per unit of offset
+
+    @property
+    def members(self) -> int:
+        total = 1
+        for axis in self.axes:
+            if axis.kind != "plain":
+                total *= axis.size
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What a collective program promises to one group of ranks, for the checker. Per member: its input and its output.
+
+    Ranges are (buffer, first chunk, count). `ranks`: the members, () = all ranks; members are numbered by their place in it, and so are
+    `root` and `peers`. Origin chunk j of member m is chunk j of `inputs[m]`.
+    all-reduce: every output chunk j = sum over members of input chunk j. reduce: the same, at the root. broadcast: the root's input.
+    all-gather: every output = the inputs, member after member (their counts may differ). gather: the same, at the root.
+    reduce-scatter: member m's output = its part of the sum, parts in member order (their counts may differ).
+    scatter: member m's output = its part of the root's input, parts in member order; only the root has an input.
+    all-to-all: inputs are equal blocks by destination, outputs equal blocks by source: block s of member m = block m of member s.
+    permute: member m's output = the input of member `peers[m]`; -1: nothing is promised.
+    """
+
+    op: str
+    inputs: tuple[tuple[int, int, int], ...]
+    outputs: tuple[tuple[int, int, int], ...]
+    root: int = -1
+    ranks: tuple[int, ...] = ()
+    peers: tuple[int, ...] = ()
+
+    def members(self, ranks: int) -> tuple[int, ...]:
+        """The group's ranks in a program of `ranks` ranks."""
+        return self.ranks or tuple(range(ranks))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step as an object, made on demand for messages and tests."""
+
+    index: int
+    lane: int
+    actor: int
+    kind: Kind
+    parts: Part
+    op: int
+    chan_in: int
+    chan_out: int
+    src: tuple[int, int]
+    dst: tuple[int, int]
+    count: int
+    size: int
+    after: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """See the module's docstring. Actors 0..ranks-1 are ranks, ranks..ranks+switches-1 are in-network compute."""
+
+    ranks: int
+    lanes: Lanes
+    steps: Steps
+    channels: Channels
+    buffers: Buffers
+    ops: Ops
+    switches: int = 0
+    sizes: Sizes = field(default_factory=Sizes)
+    comms: Comms = field(default_factory=Comms)
+    calls: Calls = field(default_factory=Calls.none)
+    fold: Fold | None = None
+    contracts: tuple[Contract, ...] = ()
+    name: str = ""
+    _repr_html_ = repr_html
+
+    @property
+    def contract(self) -> Contract | None:
+        """The contract of a program that has one; None without, or where several groups have one each."""
+        return self.contracts[0] if len(self.contracts) == 1 else None
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Features a reader must know."""
+        found = []
+        if len(self.channels.sets):
+            found.append("multi")
+        if np.any(self.steps.after_lag):
+            found.append("lag")
+        if len(self.sizes):
+            found.append("symbolic-size")
+        if self.fold is not None:
+            found.append("fold")
+        if len(self.calls):
+            found.append("calls")
+        if np.any(self.lanes.repeat > 1):
+            found.append("repeat")
+        return tuple(found)
+
+    @property
+    def executed_steps(self) -> int:
+        """Steps executed by the stored lanes, repeats counted (times fold members for a folded program)."""
+        total = int(((self.lanes.end - self.lanes.start).astype(np.int64) * self.lanes.repeat).sum())
+        return total * (self.fold.members if self.fold else 1)
+
+    def lane_of_step(self) -> I32:
+        """Lane of every step."""
+        out: I32 = np.repeat(np.arange(len(self.lanes), dtype=np.int32), self.lanes.end - self.lanes.start)
+        return out
+
+    def step(self, index: int) -> Step:
+        s = self.steps
+        lane = int(np.searchsorted(self.lanes.end, index, side="right"))
+        lo, hi = int(s.after_ptr[index]), int(s.after_ptr[index + 1])
+        return Step(
+            index, lane, int(self.lanes.actor[lane]), Kind(int(s.kind[index])), Part(int(s.parts[index])), int(s.op[index]),
+            int(s.chan_in[index]), int(s.chan_out[index]), (int(s.src_buffer[index]), int(s.src_chunk[index])),
+            (int(s.dst_buffer[index]), int(s.dst_chunk[index])), int(s.count[index]), int(s.size[index]),
+            tuple(zip(s.after_step[lo:hi].tolist(), s.after_lag[lo:hi].tolist(), strict=True)),
+        )  # fmt: skip
+
+    def iter_steps(self) -> Iterator[Step]:
+        return (self.step(i) for i in range(len(self.steps)))
+
+    def describe(self, index: int) -> str:
+        """A step in words, for messages: `rank 3 lane 5 step 17 (recv+add 2 chunks from rank 2 into grad[4])`."""
+        st = self.step(index)
+        who = f"rank {st.actor}" if st.actor < self.ranks else f"switch {st.actor - self.ranks}"
+        what = st.kind.name.lower()
+        if st.kind is Kind.COMPUTE:
+            o = self.ops
+            what = f"{o.name[st.op]} {o.graph[st.op]} micro-batch {int(o.microbatch[st.op])}"
+        elif st.kind is Kind.CALL:
+            what = f"call {self.calls.names[int(self.calls.callee[st.op])][:12]} on comm {self.comms.name[int(self.calls.comm[st.op])]}"
+        elif st.kind is Kind.TRANSFER:
+            what = "+".join(p.name.lower() for p in Part if p in st.parts and p.name and p.value <= 16)
+            what += f" {st.count} chunk{'s' if st.count != 1 else ''}"
+            if Part.RECV in st.parts and Part.IN_SET not in st.parts:
+                what += f" from rank {int(self.channels.src[st.chan_in])}"
+            if Part.SEND in st.parts and Part.OUT_SET not in st.parts:
+                what += f" to rank {int(self.channels.dst[st.chan_out])}"
+            for word, (buffer, chunk) in (("of", st.src), ("into", st.dst)):
+                if buffer >= 0:
+                    what += f" {word} {self.buffer_name(buffer)}[{chunk}]"
+        return f"{who} lane {st.lane} step {index} ({what})"
+
+    def buffer_name(self, buffer: int) -> str:
+        named = self.buffers.name[buffer] if self.buffers.name else ""
+        return named or f"{BUFFER_ROLES[int(self.buffers.role[buffer])]}{buffer}"
+
+    def message_bytes(self, which: Literal["lower", "expected", "upper"] = "expected") -> I64:
+        """Bytes that every transfer step moves (0 for other steps): count · chunk bytes, or the symbol's lower, expected or upper size."""
+        s, b = self.steps, self.buffers
+        buffer = np.where(s.dst_buffer >= 0, s.dst_buffer, s.src_buffer)
+        per = np.where(buffer >= 0, b.chunk_bytes[np.maximum(buffer, 0)] if len(b) else 0, 0)
+        out: I64 = np.where(s.kind == Kind.TRANSFER, per * s.count, 0).astype(np.int64)
+        if len(self.sizes):
+            out = np.where(s.size >= 0, getattr(self.sizes, which)[np.maximum(s.size, 0)], out)
+        return out

@@ -1,1 +1,0 @@
-"""`collective bench`: what nccl-tests measures, on any torch.distributed backend."""

@@ -1,0 +1,68 @@
+"""Costs of the machine a run really has, measured at its start in its own ranks, under its own pacing.
+
+All ranks time messages together; then each runs its own steps of the plan's program for real with its messages left out
+(`run.calibrate.rank_times`), all at the same time, so shared caches and memory are as contended as in the run. Prices of a segment are
+the mean over the ranks that have it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ...cost import Cost, Priced
+from ...fabric.fabric import Fabric
+from ...program.program import I32, Program
+from ..executor.executor import Executor
+from ..executor.memory import RankMemory
+from ..machine.pacing import Pacing
+from ..train.work import TrainingWork
+from .message_times import MessageTimes
+from .rank_times import RankTimes, SilentRank, merged_prices
+from .segments import at_share
+from .transport import Calibration, calibration_of, laptop_shape
+
+__all__ = ["MESSAGE_SIZES", "RankCosts", "cost_of_ranks", "time_rank"]
+
+MESSAGE_SIZES = tuple(16 * 8**i for i in range(7))  # 16 B ... 4 MiB
+MESSAGE_BUDGET_S = 0.06
+REPEATS = 3
+
+
+class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What one rank measured: CPU seconds of its steps, and its part of the message times."""
+
+    rank: int
+    times: RankTimes
+    messages: dict[str, Any] = {}
+
+
+def time_rank(
+    program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], *, messages: bool
+) -> RankCosts:
+    """Measure on this rank. Collective if `messages`: all ranks of the default group call it at once.
+
+    `make` gives work and memory that may be spoilt.
+    """
+    parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3).run() if messages else {}
+    work, memory = make()
+    silent = SilentRank(program, rank)
+    executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work))
+    times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS)
+    return RankCosts(rank=rank, times=times, messages=parts)
+
+
+def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, seconds: float = 0.0) -> tuple[Fabric, Cost, Calibration | None]:
+    """(run fabric, its cost, the fitted calibration or None for one rank) from what all ranks measured."""
+    table: dict[str, Priced] = at_share(merged_prices({c.rank: c.times for c in costs}), pacing.share)
+    source = "measured at the start of the run"
+    if len(costs) < 2:
+        return laptop_shape(1), base.with_table(table, source=source), None
+    calibration = calibration_of([c.messages for c in sorted(costs, key=lambda c: c.rank)], pacing, seconds=seconds)
+    per_step = statistics.median(c.times.per_step_s for c in costs)
+    share = pacing.share if pacing.mode == "quota" else 1.0
+    transport = msgspec.structs.replace(calibration.transport, per_step_s=per_step / share)
+    return calibration.fabric, base.with_table(table, source=source, transport=transport), calibration

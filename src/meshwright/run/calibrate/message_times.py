@@ -1,0 +1,159 @@
+"""Message times between the ranks of an initialised process group, measured by all of them together.
+
+Runs in ranks of its own (`calibrate_laptop`) and, at the start of a run, in its ranks; torch.distributed must be initialised with gloo on the
+default group, one intra-op thread. Messages go as in the executor: receives are posted ahead, sends do not block, each work is
+waited for once. Between exchanges every rank computes for a few milliseconds, as between the messages of a training step: the
+transport's threads then find the cores busy and the quota partly used, which costs several times what back-to-back messages show.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..machine.process import CALIBRATING, STATE
+from ..ranks.worker import Seat
+
+__all__ = ["MessageTimes", "add_s_per_byte", "measuring_rank", "reference_s"]
+
+FIRST_TAG = 1 << 20  # above the tags of any program
+MIN_ROUNDS = 8
+Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CPU seconds spent in messages
+
+
+def measuring_rank(seat: Seat) -> dict[str, Any]:
+    """A rank of `calibrate_laptop`: its part, and seconds of the reference work while the others are idle (measured by rank 0)."""
+    options = seat.options
+    link = seat.join("cpu", options["timeout_s"])
+    alone_s = reference_s() if seat.rank == 0 else 0.0
+    link.go()
+    link.progress[STATE] = CALIBRATING
+    part = MessageTimes(sizes=options["sizes"], budget_s=options["budget_s"], batches=options["batches"]).run()
+    return {**part, "alone_s": alone_s}
+
+
+class MessageTimes:
+    """`run()` returns this rank's part; `meshwright.run.calibrate.transport.calibration_of` makes a calibration of all ranks' parts.
+
+    Collective: every rank of the default group must call it at the same point.
+    """
+
+    def __init__(self, *, sizes: Sequence[int], budget_s: float, batches: int) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.group: Any = dist.group.WORLD
+        self.sizes, self.budget_s, self.batches = list(sizes), budget_s, batches
+        self.tag = FIRST_TAG
+        self.work = (torch.ones(256, 512), torch.ones(512, 512), torch.ones(2**19))
+
+    def run(self) -> dict[str, Any]:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            dist.barrier()
+            part: dict[str, Any] = {"reference_s": reference_s(), "add_s_per_byte": add_s_per_byte(), "sizes": self.sizes}
+            part["ring"] = [self.measure(self.ring, size) for size in self.sizes]
+            part["pingpong"] = [self.measure(self.pingpong, size) for size in self.sizes[::2]]
+            dist.barrier()
+            return part
+        finally:
+            if collecting:
+                gc.enable()
+
+    def ring(self, size: int) -> Rounds:
+        """n rounds: all compute, then send to the next rank and receive from the one before, two receives posted ahead."""
+        outgoing = torch.zeros(size, dtype=torch.uint8)
+        slots = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+        after, before, tag, group = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self.tag, self.group
+
+        def rounds(n: int) -> tuple[float, float]:
+            wall = cpu = 0.0
+            posted = [group.recv([slots[i]], before, tag) for i in range(min(2, n))]
+            for i in range(n):
+                self.burst()
+                begin, used = time.perf_counter(), time.process_time()
+                sent = group.send([outgoing], after, tag)
+                posted[i].wait()
+                if i + 2 < n:
+                    posted.append(group.recv([slots[i % 2]], before, tag))
+                sent.wait()
+                wall += time.perf_counter() - begin
+                cpu += time.process_time() - used
+            return wall, cpu
+
+        return rounds
+
+    def burst(self) -> None:
+        """A few milliseconds of what training does between messages."""
+        torch.mm(self.work[0], self.work[1])
+        torch.tanh(self.work[2])
+
+    def pingpong(self, size: int) -> Rounds:
+        """n one-way messages between ranks 0 and 1, by turns; the others do nothing."""
+        outgoing, incoming, tag = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8), self.tag
+        group = self.group
+
+        def rounds(n: int) -> tuple[float, float]:
+            begin, used = time.perf_counter(), time.process_time()
+            if self.rank > 1:
+                return 0.0, 0.0
+            peer = 1 - self.rank
+            for i in range(n):
+                if i % 2 == self.rank:
+                    group.send([outgoing], peer, tag).wait()
+                else:
+                    group.recv([incoming], peer, tag).wait()
+            return time.perf_counter() - begin, time.process_time() - used
+
+        return rounds
+
+    def measure(self, make: Callable[[int], Rounds], size: int) -> dict[str, float]:
+        """Median over batches of wall and CPU seconds per message round; the number of rounds is agreed by all ranks.
+
+        Untimed rounds before each batch bring the ranks together: those leaving a barrier are up to a quota period apart.
+        """
+        self.tag += 1
+        rounds = make(size)
+        dist.barrier()
+        rounds(2)
+        begin = time.perf_counter()
+        rounds(4)
+        guess = torch.tensor([(time.perf_counter() - begin) / 4], dtype=torch.float64)
+        dist.all_reduce(guess, op=dist.ReduceOp.MAX)
+        n = max(MIN_ROUNDS, min(1000, int(self.budget_s / self.batches / max(float(guess), 1e-6)) // 2 * 2))
+        wall, cpu = [], []
+        for _ in range(self.batches):
+            rounds(2)
+            spent, used = rounds(n)
+            wall.append(spent / n)
+            cpu.append(used / n)
+        return {"wall_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "rounds": n}
+
+
+def add_s_per_byte() -> float:
+    """CPU seconds per byte of adding a received fp32 array to a local one, larger than the second-level cache."""
+    a, b = torch.zeros(2**20), torch.ones(2**20)
+    samples = []
+    for _ in range(9):
+        begin = time.thread_time()
+        a.add_(b)
+        samples.append((time.thread_time() - begin) / (4 * 2**20))
+    return statistics.median(samples)
+
+
+def reference_s(repeats: int = 25) -> float:
+    """Median CPU seconds of a fixed piece of work: a product that fits the caches and a pass over memory that does not."""
+    a, b = torch.ones(256, 512), torch.ones(512, 512)
+    c = torch.ones(2**20)
+    samples = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        torch.mm(a, b)
+        torch.tanh(c)
+        samples.append(time.thread_time() - begin)
+    return statistics.median(samples)

@@ -1,0 +1,147 @@
+"""Measured costs of the executor's own compute steps: a rank's whole step runs for real, only its messages are left out.
+
+The executor walks its program as in a run: same order, same micro-batches in flight, same buffers, same local additions and copies. Messages are
+replaced by a transport that fills received tensors with small random numbers. So every compute step is timed in place, with everything the
+executor does around it, and what is left of the step is the executor's own time per transfer step.
+
+    silent = SilentRank(program, rank)
+    executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work))
+    times = silent.measure(executor.run, begin=work.begin)
+
+Parameters and optimizer state change as in a real step (by wrong gradients): use copies, or restore them afterwards. Ranks may measure at the
+same time under their pacing; their CPU times then contain what they cost each other in caches.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from ...cost import Priced
+from ...errors import UsageError
+from ...program.program import Kind, Part, Program
+from .message_times import add_s_per_byte
+from .operators import quiet_single_thread
+
+__all__ = ["RankTimes", "SilentRank", "SilentTransport", "merged_prices"]
+
+_clock = time.thread_time
+PATTERN_NUMEL = 1 << 16
+SCALE = 1e-3  # zeros and denormals would be computed faster or slower than real values
+
+
+class RankTimes(msgspec.Struct, frozen=True):
+    """`prices`: by `Cost.table` key; `step_s`: median CPU seconds of a whole step, messages left out; `per_step_s`: executor's own time per
+    transfer step; what adding received bytes takes (`message_times.add_s_per_byte`) is left out, since `Transport.per_byte_s` holds it."""
+
+    prices: dict[str, Priced]
+    step_s: float
+    per_step_s: float
+
+
+class Work(Protocol):
+    """What is used of `meshwright.run.train.work.TrainingWork`."""
+
+    def compile(self, op: int, memory: Any) -> Callable[[], None]: ...
+
+
+class SilentTransport:
+    """Messages that are not sent and arrive at once. `filled_s`: CPU time spent making their contents."""
+
+    pair_order = False
+
+    def __init__(self) -> None:
+        self.pattern = torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * SCALE
+        self.filled_s = 0.0
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        return None
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        begin = _clock()
+        flat = tensor.detach().reshape(-1)
+        for start in range(0, flat.numel(), PATTERN_NUMEL):
+            part = flat[start : start + PATTERN_NUMEL]
+            part.copy_(self.pattern[: part.numel()])
+        self.filled_s += _clock() - begin
+
+    def wait(self, work: Any) -> None:
+        return None
+
+
+class SilentRank:
+    """Collects the CPU time of every compute step of one rank; see the module's text."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        self.program, self.rank = program, rank
+        self.transport = SilentTransport()
+        self.samples: dict[str, list[float]] = defaultdict(list)
+
+    def timed(self, work: Work) -> Work:
+        """The same work with a clock around every compute step."""
+        return _Timed(work, self.program, self.samples)
+
+    def measure(
+        self, run: Callable[[], object], *, begin: Callable[[int], object] = lambda step: None, repeats: int = 3, warmup: int = 1
+    ) -> RankTimes:
+        """Run `warmup + repeats` steps. `begin(step)` is called before each (fetch micro-batches); its time does not count.
+
+        Raises: UsageError for repeats < 1, and whatever the step raises.
+        """
+        if repeats < 1 or warmup < 0:
+            raise UsageError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
+        totals, rests = [], []
+        transfers, added_bytes = self._transfers()
+        adding_s = added_bytes * add_s_per_byte() if added_bytes else 0.0
+        with quiet_single_thread():
+            for step in range(warmup + repeats):
+                begin(step)
+                if step == warmup:
+                    self.samples.clear()
+                before = sum(map(sum, self.samples.values()))
+                self.transport.filled_s = 0.0
+                start = _clock()
+                run()
+                total = _clock() - start - self.transport.filled_s
+                if step >= warmup:
+                    totals.append(total)
+                    rests.append(total - (sum(map(sum, self.samples.values())) - before))
+        rest = max(0.0, statistics.median(rests) - adding_s)
+        prices = {key: Priced(cpu, "measured", cpu) for key, cpu in ((k, statistics.median(v)) for k, v in self.samples.items())}
+        return RankTimes(prices, statistics.median(totals), rest / transfers if transfers else 0.0)
+
+    def _transfers(self) -> tuple[int, int]:
+        """(transfer steps of this rank, bytes that they add to local ones)."""
+        p = self.program
+        mine = (p.steps.kind == Kind.TRANSFER) & (p.lanes.actor[p.lane_of_step()] == self.rank)
+        return int(mine.sum()), int(p.message_bytes()[mine & ((p.steps.parts & Part.ADD) != 0)].sum())
+
+
+class _Timed:
+    def __init__(self, work: Work, program: Program, samples: dict[str, list[float]]) -> None:
+        self.work, self.program, self.samples = work, program, samples
+
+    def compile(self, op: int, memory: Any) -> Callable[[], None]:
+        action, samples, key = self.work.compile(op, memory), self.samples, self.program.ops.key(op)
+
+        def timed() -> None:
+            begin = _clock()
+            action()
+            samples[key].append(_clock() - begin)
+
+        return timed
+
+
+def merged_prices(times: Mapping[int, RankTimes]) -> dict[str, Priced]:
+    """One table from several ranks' times: the mean over the ranks that have a key (replicas and shards of one segment)."""
+    found: dict[str, list[Priced]] = defaultdict(list)
+    for rank in sorted(times):
+        for key, price in times[rank].prices.items():
+            found[key].append(price)
+    return {key: Priced(statistics.fmean(p.time_s for p in ps), "measured", statistics.fmean(p.cpu_s for p in ps)) for key, ps in found.items()}

@@ -1,0 +1,1 @@
+"""Checkpoints: written by rank, read by any layout."""

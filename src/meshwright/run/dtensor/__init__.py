@@ -1,0 +1,1 @@
+"""Sharding plans (SBP) on processes: pieces, redistributions, one step, a whole run."""

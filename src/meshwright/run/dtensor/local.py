@@ -1,0 +1,277 @@
+"""One operator on one rank's pieces: the captured call with its constants divided, or a call of our own where the pieces must talk to each other.
+
+Own calls: means and losses (scaled to the whole's count), cross-entropy over a split vocabulary, batch norm over a split batch, embeddings by rows of
+the table, dropout (the mask of the whole tensor, drawn from a generator seeded by (seed, step, node), cut to the piece: the same mask whatever the
+layout). Other random operators run under such a seed too, whole.
+"""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...decide.layout.autoddl.network import operator_name
+from ...decide.layout.autoddl.sbp import local_slices, split_of
+from ...errors import Unsupported
+from .redistribute import Place
+
+__all__ = ["LocalCall", "run_local"]
+
+Shape = tuple[int, ...]
+State = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """A node of the traced graph with everything about its pieces. `letters`: per axis the dimension the plan splits, for exchanges inside."""
+
+    name: str
+    target: Any
+    target_name: str
+    args: tuple[Any, ...]  # tensor operands are `Slot(i)`
+    kwargs: dict[str, Any]
+    shapes: tuple[Shape, ...]  # of the whole operands
+    outputs: tuple[Shape, ...]
+    inputs: tuple[State, ...]
+    output: State
+    random: bool
+    mutates_buffer: bool
+
+    def argument(self, index: int, name: str, default: Any = None) -> Any:
+        return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
+
+    def split_axes(self, operand: int, dim: int) -> tuple[int, ...]:
+        """Mesh axes that split dimension `dim` of an operand."""
+        found = [(axis, split_of(kind)) for axis, kind in enumerate(self.inputs[operand])]
+        return tuple(axis for axis, split in found if split is not None and split[0] == dim)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor operand in an argument list."""
+
+    index: int
+
+
+@dataclass
+class Step:
+    """What random draws depend on."""
+
+    seed: int
+    step: int
+
+    def generator(self, name: str, device: Any) -> torch.Generator:
+        number = (self.seed * 1_000_003 + self.step) * 4_294_967_311 + zlib.crc32(name.encode())
+        return torch.Generator(device=device).manual_seed(number % (1 << 63))
+
+
+def run_local(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    """The rank's piece of the result. Raises: Unsupported where the pieces of an operator cannot be computed as planned."""
+    name = operator_name(call.target_name)
+    own = _OWN.get(name)
+    if own is not None:
+        found = own(call, operands, place, draws)
+        if found is not NotImplemented:
+            return found
+    args, kwargs = _filled((call.args, call.kwargs), operands)
+    if name in _SHAPED:
+        return operands[0].reshape(place.local(call.outputs[0], call.output))
+    if name == "expand":
+        return operands[0].expand(place.local(call.outputs[0], call.output))
+    if name in ("split", "split_with_sizes"):
+        dim = int(call.argument(2, "dim", 0)) % len(call.shapes[0])
+        return torch.split(operands[0], [place.local(o, call.output)[dim] for o in call.outputs], dim)
+    target = call.target if call.mutates_buffer else _out_of_place(call.target)
+    if call.random:
+        return _seeded(target, args, kwargs, operands, draws, call.name)
+    return target(*args, **kwargs)
+
+
+_SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+
+
+def _filled(args: Any, operands: Sequence[Any]) -> Any:
+    if isinstance(args, Slot):
+        return operands[args.index]
+    if isinstance(args, (list, tuple)):
+        return type(args)(_filled(a, operands) for a in args)
+    if isinstance(args, dict):
+        return {k: _filled(a, operands) for k, a in args.items()}
+    return args
+
+
+def _out_of_place(target: Any) -> Any:
+    """`aten.relu_.default` -> `aten.relu.default`: pieces may be shared with the value they came from."""
+    schema = getattr(target, "_schema", None)
+    if target is operator.getitem or schema is None or not schema.is_mutable:
+        return target
+    packet = getattr(torch.ops.aten, schema.name.partition("::")[2].rstrip("_"), None)
+    if packet is None or target._overloadname not in packet.overloads():
+        raise Unsupported(f"the in-place operator {target} has no twin out of place", hint="write it out of place in the model")
+    return getattr(packet, target._overloadname)
+
+
+def _seeded(target: Any, args: Any, kwargs: Any, operands: Sequence[Any], draws: Step, name: str) -> Any:
+    devices = sorted({x.device.index or 0 for x in operands if isinstance(x, Tensor) and x.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(draws.generator(name, "cpu").initial_seed())
+        return target(*args, **kwargs)
+
+
+# ---- own calls -------------------------------------------------------------------------------------------------------
+def _mean(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    args, kwargs = _filled((call.args, call.kwargs), operands)
+    found = call.target(*args, **kwargs)
+    local = place.local(call.shapes[0], call.inputs[0]), place.local(call.outputs[0], call.output)
+    have = prod(local[0]) * prod(call.outputs[0])
+    want = prod(call.shapes[0]) * prod(local[1])
+    return found if have == want else found * (have / want)
+
+
+def _mean_loss(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    """mse, l1, ...: a mean over all entries."""
+    args, kwargs = _filled((call.args, call.kwargs), operands)
+    found = call.target(*args, **kwargs)
+    if call.outputs[0] != () or call.argument(_REDUCTION[operator_name(call.target_name)], "reduction", 1) != 1:
+        return found
+    have, want = prod(place.local(call.shapes[0], call.inputs[0])), prod(call.shapes[0])
+    return found if have == want else found * (have / want)
+
+
+_REDUCTION = {
+    "mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "binary_cross_entropy": 3, "binary_cross_entropy_with_logits": 4,
+}  # fmt: skip
+
+
+def _dropout(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    x, p = operands[0], float(call.argument(1, "p", 0.5))
+    if not call.argument(2, "train", True) or p == 0.0:
+        return x
+    whole = torch.rand(call.outputs[0], generator=draws.generator(call.name, x.device), device=x.device, dtype=torch.float32)
+    keep = whole >= p
+    for dim, runs in enumerate(local_slices(call.outputs[0], call.output, place.sizes, place.at)):
+        keep = torch.cat([keep.narrow(dim, a, b - a) for a, b in runs], dim)
+    return x * (keep.to(x.dtype) / (1.0 - p)) if p < 1.0 else x * keep.to(x.dtype)
+
+
+def _embedding(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    axes = call.split_axes(0, 0)
+    if not axes:
+        return NotImplemented
+    weight, ids = operands
+    (run,) = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[0]
+    padding = int(call.argument(2, "padding_idx", -1))
+    outside = (ids < run[0]) | (ids >= run[1])
+    inside = (ids - run[0]).clamp(0, run[1] - run[0] - 1)
+    here = padding - run[0] if run[0] <= padding < run[1] else -1
+    return torch.ops.aten.embedding.default(weight, inside, here).masked_fill(outside.unsqueeze(-1), 0.0)
+
+
+class _Sum(torch.autograd.Function):  # type: ignore[misc]
+    """Sum over mesh axes; the gradient, partial on every rank, is summed too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], place: Place) -> Tensor:
+        ctx.axes, ctx.place = axes, place
+        for axis in axes:
+            x = place.wires.all_reduce(axis, x, "inside")
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        for axis in ctx.axes:
+            gradient = ctx.place.wires.all_reduce(axis, gradient, "inside")
+        return gradient, None, None
+
+
+def _batch_norm(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    axes = call.split_axes(0, 0)
+    if not axes or not call.argument(5, "training"):
+        return NotImplemented
+    args, _ = _filled((call.args, call.kwargs), operands)
+    x, weight, bias, running_mean, running_var = args[:5]
+    momentum, eps = float(call.argument(6, "momentum")), float(call.argument(7, "eps"))
+    over = [0, *range(2, x.dim())]
+    count = prod(call.shapes[0]) // call.shapes[0][1]
+    view = (1, -1) + (1,) * (x.dim() - 2)
+    mean = _Sum.apply(x.sum(over), axes, place) / count
+    centred = x - mean.view(view)
+    var = _Sum.apply((centred * centred).sum(over), axes, place) / count
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.mul_(1 - momentum).add_(mean.detach(), alpha=momentum)
+            running_var.mul_(1 - momentum).add_(var.detach(), alpha=momentum * count / max(1, count - 1))
+    found = centred * torch.rsqrt(var + eps).view(view)
+    if weight is not None:
+        found = found * weight.view(view)
+    return found + bias.view(view) if bias is not None else found
+
+
+class _VocabularyLoss(torch.autograd.Function):  # type: ignore[misc]
+    """Sum over rows of the cross-entropy, the classes split over mesh axes; three numbers per row are exchanged, or two without smoothing."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, first: int, classes: int, ignore: int, smoothing: float, axes: Any, place: Place) -> Tensor:
+        top = logits.max(dim=1).values
+        for axis in axes:
+            top = place.wires.all_reduce(axis, top, "inside", maximum=True)
+        shifted = logits - top[:, None]
+        here = (target >= first) & (target < first + logits.shape[1])
+        index = (target - first).clamp(0, logits.shape[1] - 1)
+        own = torch.where(here, shifted.gather(1, index[:, None]).squeeze(1), shifted.new_zeros(()))
+        sums = [shifted.exp().sum(1), own, *([shifted.sum(1)] if smoothing else [])]
+        packed = torch.cat(sums)
+        for axis in axes:
+            packed = place.wires.all_reduce(axis, packed, "inside")
+        total, own, *rest = packed.chunk(len(sums))
+        counts = target != ignore
+        rows = total.log() - (1 - smoothing) * own - (smoothing / classes * rest[0] if smoothing else 0.0)
+        softmax = shifted.exp() / total[:, None]
+        ctx.save_for_backward(softmax, index, here, counts)
+        ctx.smoothing, ctx.classes = smoothing, classes
+        return torch.where(counts, rows, rows.new_zeros(())).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        softmax, index, here, counts = ctx.saved_tensors
+        found = softmax - ctx.smoothing / ctx.classes if ctx.smoothing else softmax.clone()
+        found.scatter_add_(1, index[:, None], -(1 - ctx.smoothing) * here.to(found.dtype)[:, None])
+        return (found * counts.to(found.dtype)[:, None] * gradient, *(None,) * 7)
+
+
+def _cross_entropy(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    rows, classes = call.split_axes(0, 0), call.split_axes(0, 1)
+    reduction = int(call.argument(3, "reduction", 1))
+    if not rows and not classes:
+        return NotImplemented
+    logits, target = operands
+    smoothing = float(call.argument(5, "label_smoothing", 0.0) or 0.0)
+    if target.is_floating_point():
+        loss = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
+        return loss / call.shapes[0][0] if reduction == 1 else loss
+    ignore = int(call.argument(4, "ignore_index", -100))
+    if classes:
+        (run,) = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[1]
+        loss = _VocabularyLoss.apply(logits, target, run[0], call.shapes[0][1], ignore, smoothing, classes, place)
+    else:
+        loss = F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore, label_smoothing=smoothing)
+    if reduction == 2:
+        return loss
+    count = (target != ignore).sum().reshape(1)
+    for axis in rows:
+        count = place.wires.all_reduce(axis, count, "inside")
+    return loss / count.to(loss.dtype).squeeze()
+
+
+_OWN = {
+    "mean": _mean, "dropout": _dropout, "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy_loss": _cross_entropy,
+    **dict.fromkeys(_REDUCTION, _mean_loss),
+}  # fmt: skip

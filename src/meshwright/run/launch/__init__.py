@@ -1,0 +1,1 @@
+"""Starts ranks, watches them, ends them, and reads what they left behind: `train run` and rehearsals."""

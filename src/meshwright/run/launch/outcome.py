@@ -1,0 +1,186 @@
+"""Before and after the ranks of a training run: its model traced again, the orders of steps, and the document and files that it leaves."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ... import __version__
+from ...cost import Cost
+from ...errors import FormatError, Unsupported, UsageError
+from ...io.fabric.document import fabric_document
+from ...io.plan.run_names import MODULES, PLAN, trace_name
+from ...io.trace.module_tree import write_module_tree
+from ...job import Training
+from ...plan.plan import Plan, TrainingLayout
+from ...plan.vocabulary import base_node
+from ...program.calls import inline
+from ...program.program import I32
+from ...trace.module_tree import CapturedOperator, ModuleTree
+from ..machine.pacing import Pacing, machine_facts
+from ..recording.recording import RankRecording, plan_identity
+from .request import RunDocument, RunRequest
+
+__all__ = ["absolute", "commit", "forward_graph", "make_document", "restart_of", "walk_orders", "write_modules", "versions"]
+
+
+def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
+    """The traced model, checked against the plan's layout."""
+    from ...capture.forward import trace_forward
+    from ..steps.forward_graph import from_traced
+
+    job = msgspec.convert(plan.job["training"], Training)
+    traced = trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed)
+    if traced.method == "opaque" and {n for s in layout.segments for n in s.nodes} != set(traced.nodes):
+        raise Unsupported(f"the model cannot be traced here: {'; '.join(traced.notes)}", where=job.model)
+    _refuse_changed_model(plan, job.model, traced)
+    try:
+        graph = from_traced(traced)
+    except Unsupported:
+        graph = from_traced(trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device="cpu"))
+    planned = {base_node(n) for s in layout.segments for n in s.nodes}
+    found = {n.name for n in graph.nodes}
+    if planned != found:
+        odd = sorted(planned ^ found)
+        raise UsageError(
+            f"the model {job.model!r} is not the one that was planned: {len(odd)} operators differ, e.g. {odd[0]!r}", where=job.model,
+            hint="make the plan again",
+        )  # fmt: skip
+    return graph
+
+
+def _refuse_changed_model(plan: Plan, model: str, traced: Any) -> None:
+    """The plan holds the fingerprint of the graph it was made for, whatever its batch size. Plans without one pass."""
+    from ...capture.graph import executed_graph
+
+    planned = plan.job.get("graph_fingerprint")
+    if not planned:
+        return
+    found = executed_graph(traced)
+    if found.fingerprint() == planned:
+        return
+    try:
+        then = msgspec.convert(plan.job.get("graph_outline", []), list[str])
+    except msgspec.ValidationError as error:
+        raise FormatError(str(error), where="plan.job.graph_outline") from None
+    message = f"the model {model!r} is not the one that was planned: its graph is {found.fingerprint()}, the plan was made for {planned!s:.32}"
+    pairs = zip_longest(then, found.outline(), fillvalue="nothing")
+    first = next(((a, b) for a, b in pairs if a != b), None) if then else None
+    if first is not None:
+        message += f"; first difference: planned `{first[0][:160]}`, found `{first[1][:160]}`"
+    data = {"planned": str(planned)[:64], "found": found.fingerprint()} | ({"first_difference": list(first)} if first else {})
+    raise UsageError(message, where=model, hint="make the plan again", data=data)
+
+
+def walk_orders(plan: Plan, cost: Cost | None = None) -> list[I32]:
+    """The order in which every rank walks its steps: by simulation on this machine's shape."""
+    from ...drive.plans import cost_of, works_of
+    from ...simulate import simulate_program
+    from ..calibrate.transport import laptop_shape
+    from ..executor.lanes import fuse_lanes
+
+    program = inline(plan.main, plan.programs).program
+    fabric = laptop_shape(max(2, program.ranks))
+    placement = [d.name for d in fabric.devices[: program.ranks]]
+    timeline = simulate_program(program, fabric, placement, cost or cost_of(plan), works=works_of(plan))
+    start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
+    known = timeline.spans.step >= 0
+    start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
+    return fuse_lanes(program, start, end, late_receives=True)
+
+
+def make_document(
+    plan: Plan, request: RunRequest, pacing: Pacing, recordings: Sequence[bytes], costs: Sequence[bytes], use: Mapping[str, Any], *,
+    first: int, before: Sequence[float], launcher: str,
+) -> RunDocument:  # fmt: skip
+    """Everything about a finished run, from what its ranks left."""
+    from ...drive.plans import cost_of
+    from ..calibrate.calibrate import RankCosts, cost_of_ranks
+
+    layout = plan.layout
+    assert layout is not None
+    ranks = [msgspec.json.decode(r, type=RankRecording) for r in recordings]
+    measured = [msgspec.json.decode(c, type=RankCosts) for c in costs]
+    fabric, cost, calibration = cost_of_ranks(cost_of(plan), measured, pacing)
+    columns = [r.losses for r in ranks if r.losses and layout.coordinates(r.rank)[2] == 0]
+    ends = [max(r.steps[i].end_s for r in ranks) for i in range(len(ranks[0].steps))]
+    starts = [min(r.steps[i].start_s for r in ranks) for i in range(len(ranks[0].steps))]
+    facts = machine_facts()
+    notes = []
+    if use.get("disturbed"):
+        notes.append(f"other programs used {100 * use['others']:.0f} % of the machine; times are disturbed")
+    return RunDocument(
+        plan=plan_identity(plan), ranks=len(ranks), data=request.data, device=request.device, first_step=first, steps=len(ends),
+        losses=[*before, *(sum(c) / len(c) for c in zip(*columns, strict=True))],
+        step_s=[b - a for a, b in zip([starts[0], *ends[:-1]], ends, strict=True)],
+        profiled_steps=[s.step for s in ranks[0].steps if s.profiled], memory_peak_bytes=[r.memory_peak_bytes for r in ranks],
+        rss_peak_bytes=[r.rss_peak_bytes for r in ranks], cpu_s=[_mean([s.cpu_s for s in r.steps]) for r in ranks],
+        process_cpu_s=[_mean([s.process_cpu_s for s in r.steps]) for r in ranks], recordings=[f"rank-{r.rank:03d}.json" for r in ranks],
+        pacing={"mode": pacing.mode, "share": pacing.share, "why": pacing.why}, machine_use=dict(use),
+        machine={"cores": facts.cores, "cpu_model": facts.cpu_model, "memory_bytes": facts.memory_bytes},
+        run_fabric=fabric_document(fabric), cost=msgspec.to_builtins(cost), calibration=calibration.to_json() if calibration else None,
+        launcher=launcher, versions=versions(), notes=notes, restart=restart_of(plan, ranks), modules=MODULES,
+        traces=[trace_name(r.rank) for r in ranks] if request.profile else [],
+    )  # fmt: skip
+
+
+def write_modules(folder: Path, plan: Plan, graph: Any) -> None:
+    """`modules.json`: the model's modules, and its captured calls in order by the names that a trace gives them. Calls of the loss are left out."""
+    number = {m.path: i for i, m in enumerate(graph.tree)}
+    calls = ((n.target.split("."), number.get(graph.modules.get(n.name, ""))) for n in graph.nodes)
+    operators = (CapturedOperator(name="::".join(t[:2]), module=module) for t, module in calls if len(t) == 3 and module is not None)
+    tree = ModuleTree(model=plan.job["training"]["model"], modules=tuple(graph.tree), operators=tuple(operators))
+    write_module_tree(folder / MODULES, tree)
+
+
+def absolute(folder: str) -> str:
+    return str(Path(folder).resolve()) if folder else ""
+
+
+def restart_of(plan: Plan, ranks: Sequence[RankRecording]) -> dict[str, Any]:
+    """What resuming moved, per rank, beside what the plan said; empty where nothing was read in parts."""
+    if any(r.restart is None for r in ranks):
+        return {}
+    counted = {f: [getattr(r.restart, f) for r in ranks] for f in ("needed_bytes", "reused_bytes", "received_bytes", "sent_bytes", "stored_bytes")}
+    planned = {f: list(v) for f in counted if (v := plan.decisions.get("restart", {}).get(f))}
+    read = [a + b + c for a, b, c in zip(counted["reused_bytes"], counted["received_bytes"], counted["stored_bytes"], strict=True)]
+    shared = not any(counted["reused_bytes"]) and not any(counted["received_bytes"])  # all from storage: then only the total is planned
+    return {
+        **counted, "verified_bytes": [r.restart.verified_bytes for r in ranks if r.restart is not None], "planned": planned,
+        "as_planned": read == planned.get("needed_bytes") if shared else {f: counted[f] for f in planned} == planned,
+    }  # fmt: skip
+
+
+def commit(partial: Path, out: Path) -> RunDocument:
+    """Move recordings, the plan, then run.json, into the run folder."""
+    document = msgspec.json.decode((partial / "run.json").read_bytes(), type=RunDocument)
+    (out / "run.json").unlink(missing_ok=True)  # of an earlier run; its recordings are about to be replaced
+    here = [document.modules, *(t for t in document.traces if not (partial / t).exists())]  # ranks under torchrun write their traces themselves
+    for old in (*out.glob("rank-*.json"), *(t for t in out.glob("trace-rank-*.json.gz") if t.name not in here)):
+        old.unlink()
+    for name in (*document.recordings, *document.traces, document.modules, PLAN, "run.json"):
+        if name not in here or (partial / name).exists():
+            (partial / name).replace(out / name)
+    return document
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    return {
+        "meshwright": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{sys.platform} {platform.machine()}",
+    }

@@ -1,0 +1,324 @@
+"""One rank of a training run, from the plan to its recording. The same for ranks that our launcher started and for ranks under torchrun."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+from ...capture.forward import trace_forward
+from ...capture.resolve import build_model
+from ...errors import Unsupported
+from ...io.plan.plan import read_plan
+from ...io.plan.run_names import PLAN
+from ...job import Training
+from ...plan.plan import Plan, TrainingLayout
+from ...plan.shards import local_values
+from ...program.calls import inline
+from ...program.program import I32, Program
+from ..calibrate.calibrate import time_rank
+from ..checkpoint.checkpoint import commit_index, keep_latest, load_rank, make_index, save_rank
+from ..checkpoint.index import CheckpointIndex, SavedRank, checkpoint_folder
+from ..checkpoint.restore import Restored, agree_on_shards, device_folder
+from ..executor.executor import Executor
+from ..executor.memory import RankMemory
+from ..executor.transport import own_device, own_transport
+from ..machine.pacing import PacedClock, Pacing
+from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
+from ..ranks.worker import RankLink, Seat
+from ..recording.module_clock import ModuleClock
+from ..recording.recording import RankRecording, RestartBytes, StepRecord
+from ..recording.tracer import StepTracer
+from ..steps.forward_graph import OPAQUE, ForwardGraph
+from ..steps.storage_peak import peak_of
+from ..train.data import Batches, open_data
+from ..train.optimizers import make_optimizer
+from ..train.segments import RankModule, build_rank_module
+from ..train.work import TrainingWork, gradient_bytes
+
+__all__ = ["RankOptions", "run_rank", "training_rank"]
+
+RECORDED_STEPS = 64  # training steps whose program steps are kept one by one; losses and times are kept of all
+
+
+class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a run is told, the same for all its ranks."""
+
+    data: str
+    steps: int  # train until this many steps are done, counted from the first run
+    out: str  # folder that checkpoints go to
+    device: str = "cpu"
+    checkpoint_every: int = 0  # 0: only at the end
+    resume_from: str = ""  # a checkpoint's folder
+    local_shards: str = ""  # folder of the own device's shards, with {device} for its name; "": all ranks share `out`
+    resume_local: bool = False
+    drop_residual: bool = False  # what the checkpoint's codecs had not sent may be lost
+    also_shared: bool = False  # with local shards: checkpoints go to `out` too
+    timeout_s: float = 60.0
+    pacing: str = "none"
+    share: float = 1.0
+    calibrate: bool = True
+    module_spans: bool = True  # record when which module runs
+    traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
+
+
+def preload() -> None:
+    """What ranks need beside the imports of this module: torch loads it at first use."""
+    import safetensors.torch  # noqa: F401
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+
+
+def training_rank(seat: Seat) -> RankRecording:
+    """A rank that our launcher started."""
+    options = msgspec.convert(seat.options, RankOptions)
+    plan = read_plan(seat.folder / PLAN)
+    link = seat.join(options.device, options.timeout_s)
+    graph, orders = fetch_setup(link.store)
+    return run_rank(plan, graph, orders, seat.rank, options, link)
+
+
+def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, options: RankOptions, link: RankLink) -> RankRecording:
+    """Load, calibrate, train, checkpoint. `torch.distributed` is initialised. Raises what goes wrong, `StepFailed` inside a step."""
+    layout = plan.layout
+    assert layout is not None
+    torch.set_num_threads(1)
+    job = msgspec.convert(plan.job["training"], Training)
+    device = own_device(options.device, rank)
+    program = inline(plan.main, plan.programs).program
+    made = _Maker(plan, job, layout, graph, program, rank, device)
+    marks = ModuleClock() if options.module_spans else None
+    module, optimizer = made.module(marks)
+    first = 0
+    index: CheckpointIndex | None = None
+    losses_before: list[float] = []
+    restart: RestartBytes | None = None
+    if options.resume_local:
+        index, restart = _from_local_shards(plan, rank, options, link, module, optimizer)
+        first, losses_before = index.step, index.losses
+    elif options.resume_from:
+        index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
+        restart = load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
+        first, losses_before = index.step, index.losses
+    data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
+    pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
+    work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
+    if index is not None:
+        work.compressed.load(Path(options.resume_from), index.residuals, drop_residual=options.drop_residual)
+    memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
+    clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
+    executor = Executor(program, orders, rank, memory=memory, transport=own_transport(rank, device), work=work, clock=clock, progress=link.progress)
+    data.microbatch(first, 0, 0)  # wrong data is told before anything starts
+    link.go()
+    link.progress[STATE] = CALIBRATING
+    if options.calibrate:
+
+        def spoilable() -> tuple[TrainingWork, RankMemory]:
+            copy, its_optimizer = made.module()
+            spare = RankMemory(program, rank, device, local_values(layout, rank), copy.flats, layout=layout)
+            return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed, alone=True), spare
+
+        costs = time_rank(program, orders, rank, spoilable, messages=layout.ranks > 1)
+        blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
+    made.forget()
+    if layout.ranks > 1:
+        dist.barrier()
+    link.progress[STATE] = TRAINING
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks)
+    recording = trainer.train(first)
+    recording.restart = restart
+    link.progress[STATE] = DONE
+    return recording
+
+
+def _from_local_shards(
+    plan: Plan, rank: int, options: RankOptions, link: RankLink, module: RankModule, optimizer: Any
+) -> tuple[CheckpointIndex, RestartBytes]:
+    """The newest checkpoint of which the devices have parts; storage supplies, of the same checkpoint, what no device has."""
+    assert plan.layout is not None
+    own = device_folder(options.local_shards, plan.placement[rank])
+    found = agree_on_shards(link.store, rank, plan.layout.ranks, plan.placement[rank], own)
+    shared = checkpoint_folder(Path(options.out) / "checkpoint", found.index.step)
+    made = Restored(
+        plan=plan, rank=rank, index=found.index, shared=shared if shared.is_dir() else None, own=checkpoint_folder(own, found.index.step),
+        homes=found.homes,
+    )  # fmt: skip
+    return found.index, made.run(module, optimizer)
+
+
+class _Maker:
+    """Builds rank modules from the model function; every rank draws the whole model from the same seed and keeps its part."""
+
+    def __init__(
+        self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
+    ) -> None:
+        self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
+        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size)
+        self.examples = source.examples
+        self.parameters = dict(source.module.named_parameters())
+        self.buffers = dict(source.module.named_buffers())
+        self.opaque = None
+        if any(n.target == OPAQUE for n in graph.nodes):
+            traced = trace_forward(
+                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device), opaque=True
+            )
+            self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
+
+    def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
+        module = build_rank_module(
+            self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
+            gradient_bytes=gradient_bytes(self.program, self.rank),
+            opaque=self.opaque, clock=clock,
+        )  # fmt: skip
+        if module.groups and ":" in self.job.optimizer:
+            raise Unsupported(
+                f"optimizer {self.job.optimizer} would be given pieces of parameters", where=f"sharding level {self.layout.zero_level}",
+                hint="plan with --zero 0, or use adamw or sgd, which update every element by itself",
+            )  # fmt: skip
+        return module, make_optimizer(self.job.optimizer, [(p.name, tensor) for p, tensor, _ in module.updated()], self.job.learning_rate)
+
+    def forget(self) -> None:
+        self.parameters, self.buffers = {}, {}
+
+
+class _Trainer:
+    def __init__(
+        self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
+        plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
+    ) -> None:  # fmt: skip
+        self.marks = marks
+        self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
+        self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
+        self.losses_before = losses_before
+        runs = marks.runs if marks else []
+        self.recording = RankRecording(rank=rank, host=socket.gethostname(), order=list(executor.order), steps=[], module_runs=runs)
+        self.zero = self._common_zero()
+
+    def _common_zero(self) -> float:
+        """Ranks of one machine share its clock; others start theirs here, right after a barrier."""
+        key, mine = _machine(), f"{time.perf_counter()}"
+        self.recording.clock = hashlib.sha256(key.encode()).hexdigest()[:16]
+        if self.rank == 0:
+            self.link.store.set("clock", f"{key} {mine}")
+        machine, _, zero = self.link.store.get("clock").decode().partition(" ")
+        return float(zero) if machine == key else float(mine)
+
+    def train(self, first: int) -> RankRecording:
+        r, options = self.recording, self.options
+        profiled = min(first + 1, options.steps - 1)  # optimizer state exists by then; not among the steps that are compared unless there is one only
+        tracer = StepTracer(options.traces, self.rank, self.executor.memory.device, first + 2, options.steps, self.marks) if options.traces else None
+        for step in range(first, options.steps):
+            self.link.progress[STEP], self.link.progress[POSITION] = step, 0
+            if tracer is not None and step in tracer.steps:
+                with tracer.step(step):
+                    self.one(step, traced=True)
+            elif step == profiled:
+                r.memory_peak_bytes = peak_of(lambda s=step: self.one(s, profiled=True), self.resident())  # type: ignore[misc]
+            else:
+                self.one(step)
+            every = options.checkpoint_every
+            if step + 1 == options.steps or (every and (step + 1) % every == 0):
+                self.checkpoint(step + 1)
+        r.rss_peak_bytes = peak_rss_bytes()
+        r.parameters_bytes = sum(t.numel() * t.element_size() for _, t, _ in self.module.kept())
+        return r
+
+    def one(self, step: int, *, profiled: bool = False, traced: bool = False) -> None:
+        executor, zero = self.executor, self.zero
+        cpu, process, start = time.thread_time(), time.process_time(), time.perf_counter()
+        with record_function("load data") if traced else nullcontext():
+            self.work.begin(step)
+        loaded = time.perf_counter()
+        executor.run()
+        end = time.perf_counter()
+        record = StepRecord(
+            step=step, start_s=_rounded(start - zero), end_s=_rounded(end - zero), cpu_s=time.thread_time() - cpu,
+            process_cpu_s=time.process_time() - process, profiled=profiled, traced=traced, data_end_s=_rounded(loaded - zero),
+        )  # fmt: skip
+        loss = self.work.loss()
+        if loss is not None:
+            self.recording.losses.append(loss)
+        marks = self.marks.take(zero) if self.marks else ([], [])
+        if len(self.recording.steps) < RECORDED_STEPS:
+            record.marks, record.marks_s = marks
+            record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
+            record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
+        self.recording.steps.append(record)
+
+    def resident(self) -> list[torch.Tensor]:
+        """Tensors that live between steps."""
+        found: list[torch.Tensor] = [p.tensor for p in self.module.parameters.values() if p.tensor.numel()]
+        found += [*self.module.buffers.values(), *self.module.flats.values()]
+        found += [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        found += [t for free in self.memory.staging.free.values() for t in free]
+        found += [f for f in self.memory.flats if f is not None]
+        found += self.work.compressed.tensors()
+        return found + [t for s in self.module.segments.values() for t in s.constants]
+
+    def checkpoint(self, step: int) -> None:
+        """Every rank writes its part; rank 0 commits when all have. With local shards every device gets the index too."""
+        store, root, options = self.link.store, Path(self.options.out) / "checkpoint", self.options
+        local = device_folder(options.local_shards, self.plan.placement[self.rank]) if options.local_shards else None
+        shared = local is None or options.also_shared
+        folders = ([checkpoint_folder(local, step)] if local is not None else []) + ([checkpoint_folder(root, step)] if shared else [])
+        for folder in folders:
+            saved = save_rank(folder, self.rank, self.module, self.optimizer, self.layout, self.recording.losses)
+            saved.residual = self.work.compressed.save(folder, step)
+        blob_put(store, f"saved/{step}/{self.rank}", msgspec.json.encode(saved))
+        if self.rank == 0:
+            ranks = [msgspec.json.decode(blob_get(store, f"saved/{step}/{r}"), type=SavedRank) for r in range(self.layout.ranks)]
+            columns = [x.losses for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
+            losses = self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)]
+            index = make_index(self.plan, step, self.options.data, losses, ranks)
+            if shared:
+                commit_index(checkpoint_folder(root, step), index)
+                keep_latest(root)
+            blob_put(store, f"committed/{step}", msgspec.json.encode(index))
+        index = msgspec.json.decode(blob_get(store, f"committed/{step}"), type=CheckpointIndex)
+        if local is not None:
+            commit_index(checkpoint_folder(local, step), index)
+            keep_latest(local)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 7)
+
+
+def _machine() -> str:
+    """Names the machine whose clock this is."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def options_device(device: torch.device) -> str:
+    return str(device)
+
+
+def fetch_setup(store: Any) -> tuple[ForwardGraph, list[I32]]:
+    """The forward graph and all ranks' orders, as the coordinating process put them into the store."""
+    return ForwardGraph.from_json(blob_get(store, "setup/graph")), fetch_orders(store)
+
+
+def fetch_orders(store: Any) -> list[I32]:
+    return [np.asarray(o, np.int32) for o in msgspec.json.decode(blob_get(store, "setup/orders"), type=list[list[int]])]
+
+
+def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32]) -> None:
+    blob_put(store, "setup/graph", graph.to_json())
+    put_orders(store, orders)
+
+
+def put_orders(store: Any, orders: Sequence[I32]) -> None:
+    blob_put(store, "setup/orders", msgspec.json.encode([o.tolist() for o in orders]))

@@ -1,0 +1,263 @@
+"""CPU quotas through control groups, v2 (`cpu.max`) or v1 (`cpu.cfs_quota_us`), whichever has the cpu controller.
+
+A group is named `meshwright-<owner pid>-<owner start time>-<serial>` and lies in the deepest group of this process's own
+ancestry where groups can be made. It is removed by `close()`, on interpreter exit, or by `gc()` of any later process once
+its owner is gone (killed owners included); the pair of pid and start time keeps a recycled pid from passing as the owner.
+The period is 10 ms: at the kernel's default of 100 ms a step that fits into one period's burst runs unthrottled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import time
+import weakref
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from ...errors import RunError, UsageError
+
+__all__ = ["CgroupPlace", "CpuQuota", "Throttling", "cgroup_cpu_limit", "find_place", "gc", "process_start_ticks", "quota_place"]
+
+PERIOD_US = 10_000
+MIN_QUOTA_US = 1_000  # the kernel refuses quotas below 1 ms
+PREFIX = "meshwright-"
+_NAME = re.compile(rf"{PREFIX}(\d+)-(\d+)-(\d+)")
+_serial = itertools.count()
+REMOVE_SECONDS = 2.0  # an exiting member keeps its group busy for a moment
+
+
+@dataclass(frozen=True)
+class CgroupPlace:
+    """A folder of the cgroup file system in which quota groups can be made."""
+
+    version: Literal[1, 2]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """Counters of a group since it was made (`cpu.stat`)."""
+
+    periods: int
+    throttled_periods: int
+    throttled_s: float
+
+
+def _ancestry(root: Path) -> list[CgroupPlace]:
+    """Own group and its ancestors on every hierarchy that has the cpu controller, deepest first, v2 before v1."""
+    proc = root / "proc/self"
+    paths: dict[str, str] = {}
+    for line in _lines(proc / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(",") or [""]:
+            paths[name] = path
+    found: list[CgroupPlace] = []
+    for line in _lines(proc / "mountinfo"):
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(), right.split(" ", 2)
+        inner, mount = fields[3], root / fields[4].lstrip("/")
+        if kind == "cgroup2" and "" in paths:
+            version: Literal[1, 2] = 2
+            path = paths[""]
+        elif kind == "cgroup" and "cpu" in options.split(","):
+            version, path = 1, paths.get("cpu", "/")
+        else:
+            continue
+        relative = path.removeprefix(inner.rstrip("/")).strip("/")
+        folder = mount / relative if ".." not in relative.split("/") else mount
+        for candidate in (folder, *folder.parents):
+            if candidate.is_dir():
+                found.append(CgroupPlace(version, candidate))
+            if candidate == mount:
+                break
+    return sorted(found, key=lambda place: -place.version)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
+    """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it."""
+    limits = []
+    for place in _ancestry(root):
+        if place.version == 2:
+            quota, _, period = "".join(_lines(place.folder / "cpu.max")[:1]).partition(" ")
+        else:
+            quota = "".join(_lines(place.folder / "cpu.cfs_quota_us")[:1])
+            period = "".join(_lines(place.folder / "cpu.cfs_period_us")[:1])
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def find_place(root: Path = Path("/")) -> CgroupPlace | None:
+    """Where quota groups can really be made and joined, found by doing it with a short-lived child; None if nowhere.
+
+    On v2 this may enable the cpu controller for the children of a group of ours, as service managers do.
+    """
+    for place in _ancestry(root):
+        if place.version == 2 and "cpu" not in "".join(_lines(place.folder / "cgroup.subtree_control")).split():
+            try:
+                (place.folder / "cgroup.subtree_control").write_text("+cpu")
+            except OSError:  # no cpu controller here, no right, or processes of its own (v2 allows either those or children)
+                continue
+        child = subprocess.Popen(["/bin/sleep", "30"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with CpuQuota(0.5, place=place) as quota:
+                quota.attach(child.pid)
+            return place
+        except RunError:
+            continue
+        finally:
+            child.kill()
+            child.wait()
+    return None
+
+
+@cache
+def quota_place() -> CgroupPlace | None:
+    """`find_place()` of this machine, tried once per process."""
+    return find_place()
+
+
+def process_start_ticks(pid: int) -> str | None:
+    """Start time of a live process in clock ticks since boot; None if there is none (a zombie counts as gone)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+class CpuQuota:
+    """Limits processes to `share` of one core, together, per 10 ms.
+
+    with CpuQuota(0.4) as quota:
+        quota.attach(pid)            # the whole process with all its threads, and children it starts from now on
+
+    Raises: UsageError for a share that is not positive; RunError when the group cannot be made or joined.
+    """
+
+    def __init__(self, share: float, *, period_us: int = PERIOD_US, place: CgroupPlace | None = None) -> None:
+        if not 0 < share < float("inf"):
+            raise UsageError(f"a CPU share must be positive, got {share}", hint="0.4 means four tenths of one core")
+        self.share, self.period_us = share, period_us
+        self._place = place
+        self._folder: Path | None = None
+        self._finalizer: weakref.finalize[..., CpuQuota] | None = None
+
+    def open(self) -> CpuQuota:
+        """Make the group; done by `with` and by the first `attach`."""
+        if self._folder is not None:
+            return self
+        place = self._place or quota_place()
+        if place is None:
+            hint = "use paced compute: --pacing paced; quotas need root or a delegated group"
+            raise RunError("no control group with the cpu controller can be written here", hint=hint)
+        self._place = place
+        folder = place.folder / f"{PREFIX}{os.getpid()}-{process_start_ticks(os.getpid())}-{next(_serial)}"
+        quota_us = max(round(self.share * self.period_us), MIN_QUOTA_US)
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise RunError(f"cannot make a control group: {error.strerror}", where=str(folder), hint="use --pacing paced, or run as root") from error
+        self._folder = folder
+        self._finalizer = weakref.finalize(self, _remove_if_owner, folder, os.getpid())
+        try:
+            if place.version == 2:
+                (folder / "cpu.max").write_text(f"{quota_us} {self.period_us}")
+            else:
+                (folder / "cpu.cfs_period_us").write_text(str(self.period_us))
+                (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+        except OSError as error:
+            self.close()
+            hint = "a parent group may allow less than this share"
+            raise RunError(f"cannot set a CPU quota: {error.strerror}", where=str(folder), hint=hint) from error
+        return self
+
+    def attach(self, pid: int) -> None:
+        """Move a process, with all its threads, into the group."""
+        self.open()
+        folder = self._folder
+        assert folder is not None
+        try:
+            (folder / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            message = f"cannot put process {pid} under a CPU quota: {error.strerror}"
+            raise RunError(message, where=str(folder), hint="is it running, and yours?") from error
+
+    @property
+    def members_file(self) -> Path:
+        """The file through which a process joins the group by writing `0` to it."""
+        self.open()
+        assert self._folder is not None
+        return self._folder / "cgroup.procs"
+
+    def pids(self) -> list[int]:
+        return [] if self._folder is None else [int(line) for line in _lines(self._folder / "cgroup.procs")]
+
+    def throttling(self) -> Throttling:
+        """How often and how long the members were held back."""
+        self.open()
+        assert self._folder is not None
+        stat = dict(line.split(" ", 1) for line in _lines(self._folder / "cpu.stat"))
+        throttled_s = int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat.get("throttled_time", 0)) / 1e9
+        return Throttling(int(stat.get("nr_periods", 0)), int(stat.get("nr_throttled", 0)), throttled_s)
+
+    def close(self) -> None:
+        """Let members go back to the group above and remove this one."""
+        if self._folder is not None:
+            _remove(self._folder)
+            self._folder = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+
+    __enter__ = open
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _remove_if_owner(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child must not take its parent's groups away
+        _remove(folder)
+
+
+def _remove(folder: Path) -> bool:
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while True:
+        for line in _lines(folder / "cgroup.procs"):
+            try:
+                (folder.parent / "cgroup.procs").write_text(line)
+            except OSError:  # it ended meanwhile, or may not be moved: rmdir below decides
+                pass
+        try:
+            folder.rmdir()
+            return True
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+
+
+def gc(root: Path = Path("/")) -> list[str]:
+    """Remove the groups of owners that are gone; returns their names. Members still running lose the quota, nothing else."""
+    removed = []
+    for place in _ancestry(root):
+        for folder in sorted(place.folder.glob(f"{PREFIX}*")):
+            match = _NAME.fullmatch(folder.name)
+            if match and process_start_ticks(int(match[1])) != match[2] and _remove(folder):
+                removed.append(folder.name)
+    return removed

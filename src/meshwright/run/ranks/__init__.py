@@ -1,0 +1,1 @@
+"""Starts the ranks of this machine from one warm process, watches them, names the first cause of a failure, ends them."""

@@ -1,0 +1,109 @@
+"""Which module runs when, on one rank: marks between the calls of the compiled segments, forward and backward.
+
+A segment's calls are cut into runs of one innermost module. A mark is written where a run begins; the run lasts until the next mark or the end
+of the program step. Backward is exact without a hook per operator: autograd runs ready nodes in descending order of their creation, and whatever
+made a node ready was created later, so the nodes of one run come one after another; a hook on the run's last node is where its backward begins
+(parameters' gradients are added at once, inside it). Costs about 0.2 µs per forward mark and 3 µs per backward mark.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...plan.vocabulary import base_node
+from ...trace.module_tree import MODULE_SPAN
+from ..steps.forward_graph import ForwardNode
+from .recording import ModuleRun
+
+__all__ = ["ModuleClock", "ModuleMarks"]
+
+
+class ModuleClock:
+    """`runs`: what marks refer to; `which`, `times_s`: the marks since `clear`, `perf_counter` seconds. `annotate`: also as profiler ranges."""
+
+    def __init__(self) -> None:
+        self.runs: list[ModuleRun] = []
+        self.which, self.times_s = array("i"), array("d")
+        self.annotate = False
+        self._open: Any = None
+
+    def begins(self, segment: str, module: str) -> tuple[Callable[[], None], Callable[[Any], None]]:
+        """A new run: what to call before its first call, and with the result of its last differentiable one."""
+        number = len(self.runs)
+        self.runs += [ModuleRun(segment, module, False), ModuleRun(segment, module, True)]
+        which, times, now = self.which, self.times_s, time.perf_counter
+
+        def enter() -> None:
+            which.append(number)
+            times.append(now())
+            if self.annotate:
+                self._range(MODULE_SPAN + module)
+
+        def backward(_: Any) -> None:
+            which.append(number + 1)
+            times.append(now())
+
+        def leave(result: Any) -> None:
+            made = result.grad_fn if isinstance(result, torch.Tensor) else None
+            if made is not None:
+                made.register_prehook(backward)
+
+        return enter, leave
+
+    def _range(self, name: str) -> None:
+        self.close()
+        self._open = torch.profiler.record_function(name)
+        self._open.__enter__()
+
+    def close(self) -> None:
+        """End the profiler range of the last run."""
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+    def take(self, zero: float) -> tuple[list[int], list[float]]:
+        """The marks so far, seconds from `zero`, and forget them."""
+        found = list(self.which), [round(t - zero, 7) for t in self.times_s]
+        del self.which[:], self.times_s[:]
+        return found
+
+
+class ModuleMarks:
+    """Adds the clock's marks to the graph of one segment: where a run of calls of one module begins, and at its last differentiable result."""
+
+    def __init__(self, clock: ModuleClock | None, modules: Mapping[str, str], segment: str, graph: fx.Graph) -> None:
+        self.clock, self.modules, self.segment, self.graph = clock, modules, segment, graph
+        self.module: str | None = None
+        self.last: fx.Node | None = None
+        self.leave: Callable[[Any], None] | None = None
+
+    def before(self, node: ForwardNode) -> None:
+        module = self.modules.get(base_node(node.name), self.module or "")
+        if self.clock is None or module == self.module:
+            return
+        self._leave()
+        enter, self.leave = self.clock.begins(self.segment, module)
+        self.module = module
+        self.graph.call_function(enter)
+
+    def after(self, node: ForwardNode, made: fx.Node) -> None:
+        info = node.outputs[0]
+        if not node.many and info is not None and not info.dtype.startswith(("int", "uint", "bool")):
+            self.last = made
+
+    def _leave(self) -> None:
+        if self.leave is not None and self.last is not None:
+            with self.graph.inserting_after(self.last):
+                self.graph.call_function(self.leave, (self.last,))
+        self.last = None
+
+    def end(self) -> None:
+        self._leave()
+        if self.clock is not None:
+            self.graph.call_function(self.clock.close)

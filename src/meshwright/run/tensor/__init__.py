@@ -1,0 +1,1 @@
+"""Tensor parallelism by rewriting a segment's calls."""

@@ -1,0 +1,154 @@
+"""Training data: what sample `i` is depends on `i` alone, never on who reads it.
+
+Global sample j of step s has index s · global_batch + j; replica d takes the d-th contiguous part of a step's samples,
+micro-batch m the m-th part of that. So every layout trains on the same samples, and a resumed run continues where the first one
+stopped.
+
+Sources: `python-source` (bytes of the standard library's own `.py` files), a text or binary file (its bytes), `FILE.py:function`
+or `module:function` returning a dataset (`len(dataset)` optional, `dataset[i]` -> tuple of tensors, one per example input, target
+last), and `synthetic`.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ...capture.resolve import resolve_function, user_code
+from ...errors import UsageError
+from ...plan.plan import TrainingLayout
+from ..steps.forward_graph import TensorInfo
+
+__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data"]
+
+MAX_BYTES = 16_000_000
+
+
+class Dataset(Protocol):
+    def sample(self, index: int) -> tuple[torch.Tensor, ...]: ...
+
+
+class ByteWindows:
+    """Byte-level text: sample i is (bytes, the same shifted by one), windows spread over the text by a fixed multiplicative step."""
+
+    def __init__(self, text: bytes, length: int) -> None:
+        if len(text) <= length:
+            raise UsageError(f"the text has {len(text)} bytes; windows of {length} need more", hint="give a longer text")
+        self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.length = length
+        self.places = len(text) - length
+        # A step coprime to the number of places visits each once before any repeats, far apart.
+        self.stride = next(k for k in range(int(self.places * 0.6180339887), self.places + 2) if _coprime(k, self.places))
+
+    def sample(self, index: int) -> tuple[torch.Tensor, ...]:
+        start = index * self.stride % self.places
+        window = self.text[start : start + self.length + 1].to(torch.int64)
+        return window[:-1], window[1:]
+
+
+class Synthetic:
+    """Random tensors of the example inputs' shapes, drawn per sample index. Integers are drawn from the range of the example's values."""
+
+    def __init__(self, examples: Sequence[torch.Tensor], seed: int) -> None:
+        self.seed = seed
+        self.specs = [(tuple(x.shape[1:]), x.dtype, int(x.max()) + 1 if not x.is_floating_point() and x.numel() else 0) for x in examples]
+
+    def sample(self, index: int) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + index) % (1 << 62))
+        return tuple(self.draw(shape, dtype, limit, generator) for shape, dtype, limit in self.specs)
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, limit: int, generator: torch.Generator) -> torch.Tensor:
+        if dtype.is_floating_point:
+            return torch.randn(shape, dtype=dtype, generator=generator)
+        return torch.randint(0, max(1, limit), shape, generator=generator).to(dtype)
+
+
+class _Indexed:
+    """A user's dataset: anything with `dataset[i]`, taken modulo its length if it has one."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.dataset, self.name = dataset, name
+        self.length = len(dataset) if hasattr(dataset, "__len__") else 0
+        if hasattr(dataset, "__len__") and not self.length:
+            raise UsageError("the dataset is empty", where=name)
+
+    def sample(self, index: int) -> tuple[torch.Tensor, ...]:
+        with user_code(self.name, self.name.rpartition(":")[0]):
+            item = self.dataset[index % self.length if self.length else index]
+            return tuple(torch.as_tensor(x) for x in (item if isinstance(item, (tuple, list)) else (item,)))
+
+
+class Batches:
+    """Micro-batches of a dataset, checked against the shapes that the model was traced with."""
+
+    def __init__(self, dataset: Dataset, layout: TrainingLayout, inputs: Sequence[TensorInfo], device: torch.device) -> None:
+        self.dataset, self.layout, self.inputs, self.device = dataset, layout, inputs, device
+
+    def microbatch(self, step: int, replica: int, microbatch: int) -> tuple[torch.Tensor, ...]:
+        lay = self.layout
+        first = step * lay.global_batch + lay.first_sample(replica, microbatch)
+        rows = [self.dataset.sample(first + i) for i in range(lay.microbatch_size)]
+        batch = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        if len(batch) != len(self.inputs):
+            raise UsageError(f"a sample has {len(batch)} tensors, the model takes {len(self.inputs)} (target last)")
+        for i, (x, info) in enumerate(zip(batch, self.inputs, strict=True)):
+            if tuple(x.shape) != info.shape or str(x.dtype) != f"torch.{info.dtype}":
+                raise UsageError(f"tensor {i} of the data is {tuple(x.shape)} {x.dtype}, the model takes {info.shape} torch.{info.dtype}")
+        return tuple(x.to(self.device) for x in batch)
+
+
+def open_data(name: str, examples: Sequence[torch.Tensor], seed: int) -> Dataset:
+    """The dataset called `name` for a model with these example inputs.
+
+    Raises: UsageError when a text source does not fit the model's inputs, a file is missing, or the name means nothing.
+    """
+    if name == "synthetic":
+        return Synthetic(examples, seed)
+    if name == "python-source":
+        return ByteWindows(python_source(), _window(examples, name))
+    path = Path(name)
+    if path.is_file() and ":" not in name:
+        with path.open("rb") as file:
+            return ByteWindows(file.read(MAX_BYTES), _window(examples, name))
+    if ":" in name:
+        return _Indexed(resolve_function(name, what="data")(), name)
+    raise UsageError(f"no data {name!r}", where="--data", hint="python-source, synthetic, a file of text, or FILE.py:function")
+
+
+def python_source(limit: int = MAX_BYTES) -> bytes:
+    """The standard library's Python files in sorted order, tests and site-packages left out, cut at `limit` bytes."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    parts: list[bytes] = []
+    total = 0
+    for path in sorted(root.rglob("*.py")):
+        folders = path.relative_to(root).parts[:-1]
+        if {"site-packages", "dist-packages", "test", "tests", "__pycache__"} & set(folders):
+            continue
+        data = path.read_bytes()
+        parts.append(data)
+        total += len(data)
+        if total >= limit:
+            break
+    return b"".join(parts)[:limit]
+
+
+def _window(examples: Sequence[torch.Tensor], name: str) -> int:
+    ok = len(examples) == 2 and all(x.dim() == 2 and x.dtype == torch.int64 for x in examples) and examples[0].shape == examples[1].shape
+    if not ok:
+        shapes = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in examples)
+        raise UsageError(
+            f"text gives (tokens, next tokens), but the model takes {shapes}",
+            where=name,
+            hint="use --data synthetic, or FILE.py:function for your own data",
+        )
+    return int(examples[0].shape[1])
+
+
+def _coprime(a: int, b: int) -> bool:
+    while b:
+        a, b = b, a % b
+    return a == 1

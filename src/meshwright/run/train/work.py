@@ -1,0 +1,216 @@
+"""What the compute steps of a training program do on one rank: `F` and `B` (or `I` and `W`) of segments, `encode`, `advance`, `decode`,
+`optimizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import Unsupported
+from ...plan.plan import TrainingLayout
+from ...program.program import Program
+from ..executor.memory import RankMemory
+from .compressed import STEPS, CompressedGroups
+from .segments import RankModule, SegmentModule, random_seed
+from .sharded_state import ParameterGroup, referring
+
+__all__ = ["BatchSource", "TrainingWork", "gradient_bytes", "optimizer_update"]
+
+
+class BatchSource(Protocol):
+    """Micro-batches by what they are, not by who asks: `inputs` of (step, replica, micro-batch), one tensor per example input."""
+
+    def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]: ...
+
+
+@dataclass
+class TrainingWork:
+    """State of the compute steps. Set `step` before every pass; `losses` then holds the loss of every micro-batch (last stage only)."""
+
+    program: Program
+    layout: TrainingLayout
+    rank: int
+    module: RankModule
+    data: BatchSource
+    optimizer: Any  # torch.optim.Optimizer
+    seed: int = 0
+    alone: bool = False  # messages are left out: the steps are only timed
+    step: int = 0
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    _batches: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # what this rank reads, by the number of the input
+    compressed: CompressedGroups = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compressed = CompressedGroups(self.layout, self.rank, self.module, alone=self.alone)
+
+    def begin(self, step: int) -> None:
+        """Start training step `step`: fetch what this rank reads of its micro-batches, forget the last one's."""
+        self.step = self.compressed.step = step
+        self.losses.clear()
+        self._batches.clear()
+        if not any(s.inputs for s in self.module.segments.values()):
+            return
+        lay, (pipeline, replica, _) = self.layout, self.layout.coordinates(self.rank)
+        read: dict[int, set[int]] = {}  # by copy of the stages
+        for stage, copy in lay.hosted(pipeline):
+            read.setdefault(copy, set()).update(i for key in lay.stages[stage].segments for i in self.module.segments[key].inputs)
+        for mb in range(lay.microbatches_of(replica)):
+            if wanted := read.get(lay.copy(mb), set()):
+                found = self.data.microbatch(step, replica, mb)
+                self._batches[mb] = {i: found[i] for i in wanted}
+
+    def loss(self) -> float | None:
+        """This rank's part of the mean loss of the current step, so that the mean over ranks that compute some is it; None where none is computed.
+
+        With a replica of its own whole share, that is the mean loss of its micro-batches.
+        """
+        if not self.losses:
+            return None
+        shares = len(set(self.layout.copy_of)) or 1
+        return sum(float(x) for x in self.losses.values()) * shares / (self.layout.all_microbatches / self.layout.data)
+
+    def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
+        ops = self.program.ops
+        name = ops.name[op]
+        if name == "optimizer":
+            return self._optimizer()
+        if name in STEPS:
+            return self.compressed.compile(name, ops.graph[op], memory)
+        segment = self.module.segments.get(ops.graph[op])
+        actions = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
+        if segment is None or name not in actions:
+            raise Unsupported(
+                f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together"
+            )
+        microbatch = int(ops.microbatch[op])
+        action = actions[name](segment, microbatch, memory)
+        return self._with_whole(op, memory, action) if self.module.groups else action
+
+    def _with_whole(self, op: int, memory: RankMemory, action: Callable[[], None]) -> Callable[[], None]:
+        """The action with gathered weights attached, and whole gradients to add to."""
+        ops, names = self.program.ops, self.program.buffers.name
+
+        def groups(triples: Sequence[int], kind: str) -> list[tuple[ParameterGroup, int]]:
+            buffers = [b for b in triples[::3] if names[b].startswith(f"{kind}:")]
+            return [(self.module.groups[memory.info(b).value], b) for b in buffers]
+
+        gathered, full = groups(ops.reads[op].tolist(), "gathered"), groups(ops.writes[op].tolist(), "gradfull")
+        if not gathered and not full:
+            return action
+        attached = [g for g, _ in gathered]
+        segment = self.module.segments[ops.graph[op]]
+
+        def act() -> None:
+            for g, buffer in gathered:
+                g.attach(memory.make(buffer))
+            for g, buffer in full:
+                g.collect(memory.make(buffer, zero=True))
+            segment.refer = referring(attached)
+            action()
+            for g, _ in full:
+                g.let_go()
+            for g in attached:
+                g.detach()
+
+        return act
+
+    def _optimizer(self) -> Callable[[], None]:
+        return optimizer_update(self.optimizer, self.module)
+
+    def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        read, batches, losses, put, loss_name = memory.read, self._batches, self.losses, memory.put, self.module.loss
+        reads = [
+            self._buffer(memory, f"actall:{v}:{segment.key}:{microbatch}" if v in segment.gathers else f"act:{v}:{microbatch}")
+            for v in segment.reads
+        ]
+        sums = [memory.by_name.get(f"actsum:{v}:{microbatch}", -1) for v in segment.writes]
+        writes = [(v, b if b >= 0 else memory.by_name.get(f"act:{v}:{microbatch}", -1)) for v, b in zip(segment.writes, sums, strict=True)]
+        again = frozenset(i for i, v in enumerate(segment.reads) if f"actagain:{v}:{segment.key}:{microbatch}" in memory.by_name)
+        missing = [v for v, b in writes if b < 0 and v != loss_name]
+        if missing:
+            raise Unsupported(f"the program has no buffer for {missing[0]!r}, which segment {segment.key!r} writes")
+        replica, tensor = self.layout.coordinates(self.rank)[1:]
+        place = (replica, microbatch, segment.key, *((tensor,) if segment.split else ()))
+        lay, draws = self.layout, self.module.draws
+        sample = lay.first_sample(replica, microbatch)
+
+        def forward() -> None:
+            draws.seed, draws.step, draws.first, draws.samples = self.seed, self.step, self.step * lay.global_batch + sample, lay.microbatch_size
+            if segment.random:
+                torch.manual_seed(random_seed(self.seed, self.step, *place))
+            batch = batches.get(microbatch, {})
+            outputs = segment.forward(microbatch, [read(b) for b in reads], [batch[i] for i in segment.inputs], again)
+            for (value, buffer), output in zip(writes, outputs, strict=True):
+                if value == loss_name:
+                    losses[microbatch] = output
+                if buffer >= 0:
+                    put(buffer, output)
+
+        return forward
+
+    def _backward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        values, put, names, loss_name = memory.values, memory.put, memory.by_name, self.module.loss
+        exact = 1.0 / self.layout.all_microbatches
+        share = torch.tensor(exact, dtype=torch.float64, device=memory.device)  # autograd gives it the loss's own precision
+        gathered = [names.get(f"gradall:{v}:{microbatch}", names.get(f"grad:{v}:{microbatch}", -1)) for v in segment.writes]
+        incoming = [-1 if v == loss_name else b for v, b in zip(segment.writes, gathered, strict=True)]
+        seeds = [share if v == loss_name else None for v in segment.writes]
+        again = {i: b for i, v in enumerate(segment.reads) if (b := names.get(f"actagain:{v}:{segment.key}:{microbatch}", -1)) >= 0}
+        read, outgoing = memory.read, dict[int, int]()
+        for i, v in enumerate(segment.reads):
+            if segment.differentiable[i]:
+                part = names.get(f"gradpart:{v}:{segment.key}:{microbatch}", -1)
+                outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
+
+        split = self.layout.split_backward
+        run = segment.backward_input if split else segment.backward
+
+        def backward() -> None:
+            gradients = [read(b) if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
+            seen = {_storage(g) for g in gradients if g is not None}
+            for i, gradient in run(microbatch, gradients, {i: read(b) for i, b in again.items()}).items():
+                buffer = outgoing[i]
+                before = values[buffer]
+                if before is not None:
+                    put(buffer, before + gradient)
+                else:
+                    storage = _storage(gradient)
+                    put(buffer, gradient, shared=split or storage in seen)  # what is left of a split backward holds gradients too
+                    seen.add(storage)
+
+        return backward
+
+    def _weights(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
+        return partial(segment.backward_weight, microbatch)
+
+    def _buffer(self, memory: RankMemory, name: str) -> int:
+        if name not in memory.by_name:
+            raise Unsupported(f"the program has no buffer {name!r} on rank {self.rank}", hint="the plan's program and layout do not belong together")
+        return memory.by_name[name]
+
+
+def optimizer_update(optimizer: Any, module: RankModule) -> Callable[[], None]:
+    """The optimizer's step, then zero gradients for the next."""
+    step, flats = optimizer.step, list(module.gradients.values())
+
+    def update() -> None:
+        step()
+        for flat in flats:
+            flat.zero_()
+
+    return update
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def gradient_bytes(program: Program, rank: int) -> Mapping[str, int]:
+    """Sizes of the gradient buffers of `rank` that live between steps, and of the sums of their encoded forms, padding included, by name."""
+    b = program.buffers
+    mine = (b.actor == rank).nonzero()[0].tolist()
+    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith(("gradients", "gradshard", "sum"))}

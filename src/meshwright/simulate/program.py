@@ -1,0 +1,136 @@
+"""A program run in virtual time: what is asked for is checked, made into tables, run by the engine and told as a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost import Cost
+from ..errors import Unsupported, UsageError
+from ..fabric.fabric import Fabric
+from ..graph.graph import Work
+from ..program.calls import inline
+from ..program.program import Program
+from ..timeline import Timeline
+from .engine import run
+from .folded import simulate_folded
+from .network import Mode, compile_network
+from .pricing import durations
+from .results import make_timeline, refuse_unfinished
+from .tables import link_tables, make_state, program_tables
+from .transfers import link_transfers
+
+Extreme = Literal["lower", "expected", "upper"]
+
+__all__ = ["Extreme", "simulate_program", "simulate_stored"]
+
+
+def simulate_program(
+    program: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None = None, *,
+    durations_s: NDArray[np.float64] | Sequence[float] | None = None, works: Mapping[str, Work] | None = None,
+    programs: Mapping[str, Program] | None = None, network: Mode = "auto", segment_bytes: int | None = None,
+    depth: Mapping[int, int] | int | None = None, sizes: Mapping[str, int] | Extreme | None = None, record: bool = True, memory: bool = True,
+    staging: bool = False, transfers: bool = False,
+) -> Timeline:  # fmt: skip
+    """Run `program` in virtual time.
+
+    Args:
+        placement: fabric device of every rank, then fabric switch of every switch actor, by name.
+        cost: prices the steps (see `pricing`); without it, and without `durations_s`, steps take no time of their own.
+        durations_s: seconds per step instead; of a program with calls, per step of the inlined program.
+        works: work per op key, for what `cost` has no table entry of.
+        programs: callees by content hash, for a program with calls. Calls are inlined: their steps share links and time with the caller's.
+        network, segment_bytes: the model of a shared link, see `network`.
+        depth: of all channels, or by channel, instead of the program's own.
+        sizes: bytes per symbol name, instead of the expected ones; or "lower" or "upper" for all of them.
+        record: also spans, memory curves, the critical path and slack; else only makespan, link busy seconds and memory peaks.
+        memory: without it (and `record`) memory is not counted, which takes longer than many a simulation.
+        transfers: with `record`, also which message was on which link when.
+        staging: count `depth` messages of staging at the receiver of every channel whose messages cannot go straight into their place.
+
+    Returns: a `Timeline`; step ids are those of the inlined program, `slack_s` is per step.
+    Raises: Deadlock (lanes wait for ever; carries the blocked steps), CheckFailed (undelivered messages, two lanes on one channel end),
+    Unsupported (a folded program: see `meshwright.program.fold`), UsageError, UnknownName, Disconnected.
+    """
+    if program.fold is not None:
+        raise Unsupported("a folded program stores only some of its ranks", where=program.name, hint="expand it, or use simulate_folded")
+    inlined = inline(program, programs or {})
+    p = inlined.program
+    links = compile_network(p, fabric, placement, mode=network, segment_bytes=segment_bytes)
+    time_s, evidence = _durations(p, fabric, placement, cost, durations_s, works)
+    tables, messages = program_tables(p, time_s, _message_bytes(p, sizes), _depths(p, depth))
+    links_t = link_tables(links)
+    state = make_state(tables, links_t, messages, record=record)
+    run(tables, links_t, state, record)
+    refuse_unfinished(p, tables, state)
+    makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
+    attributes: dict[str, Any] = {"network": links.mode, "segment_bytes": segment_bytes, "program": program.name}
+    attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew ...
+    attributes["rate_work"] = int(state.work[2])  # ... and the links and flows looked at for it: what such a simulation costs
+    timeline = make_timeline(
+        inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=memory or record,
+        staging=staging, evidence=evidence, attributes=attributes,
+    )  # fmt: skip
+    return replace(timeline, transfers=link_transfers(tables, state, links)) if record and transfers else timeline
+
+
+def simulate_stored(
+    program: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None = None, *, works: Mapping[str, Work] | None = None,
+    programs: Mapping[str, Program] | None = None, record: bool = True, transfers: bool = False,
+) -> Timeline:  # fmt: skip
+    """`simulate_program`, or `simulate_folded` of a folded program, whose spans are those of its representatives (without transfers)."""
+    if program.fold is not None:
+        return simulate_folded(program, fabric, placement, cost, works=works, programs=programs, record=record)
+    return simulate_program(program, fabric, placement, cost, works=works, programs=programs, record=record, transfers=transfers)
+
+
+def _durations(
+    p: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None, given: NDArray[np.float64] | Sequence[float] | None,
+    works: Mapping[str, Work] | None,
+) -> tuple[NDArray[np.float64], NDArray[np.int8] | None]:  # fmt: skip
+    if given is None:
+        if cost is None:
+            return np.zeros(len(p.steps)), None
+        return durations(p, cost, fabric, placement, works)
+    time_s = np.asarray(given, np.float64)
+    if time_s.shape != (len(p.steps),):
+        raise UsageError(f"{time_s.size} durations for {len(p.steps)} steps", where="durations_s", hint="one per step of the inlined program")
+    if not np.all(np.isfinite(time_s) & (time_s >= 0)):
+        at = int(np.argmin(np.isfinite(time_s) & (time_s >= 0)))
+        raise UsageError(f"must be finite and >= 0, got {time_s[at]}", where=f"durations_s[{at}]")
+    return time_s, None
+
+
+def _message_bytes(p: Program, sizes: Mapping[str, int] | Extreme | None) -> NDArray[np.int64]:
+    if isinstance(sizes, str):
+        if sizes not in get_args(Extreme):
+            raise UsageError(f"{sizes!r} is no set of sizes", where="sizes", hint=f"one of {', '.join(get_args(Extreme))}, or bytes by name")
+        return p.message_bytes(sizes)
+    out = p.message_bytes()
+    for name, size_bytes in (sizes or {}).items():
+        if name not in p.sizes.name:
+            raise UsageError(f"the program has no size {name!r}", where="sizes", hint=f"it has: {', '.join(p.sizes.name[:8]) or 'none'}")
+        number = p.sizes.name.index(name)
+        low, high = int(p.sizes.lower[number]), int(p.sizes.upper[number])
+        if not low <= size_bytes <= high:
+            raise UsageError(f"{name!r} must be {low}..{high} bytes, got {size_bytes}", where="sizes")
+        out = np.where(p.steps.size == number, size_bytes, out)
+    return out
+
+
+def _depths(p: Program, depth: Mapping[int, int] | int | None) -> NDArray[np.int64]:
+    out = p.channels.depth.astype(np.int64)
+    if isinstance(depth, int):
+        out = np.full(len(out), depth, np.int64)
+    elif depth is not None:
+        for channel, value in depth.items():
+            if not 0 <= channel < len(out):
+                raise UsageError(f"the program has no channel {channel}", where="depth")
+            out[channel] = value
+    if len(out) and int(out.min()) < 1:
+        raise UsageError(f"must be >= 1 message, got {int(out.min())}", where="depth")
+    return out

@@ -1,0 +1,9 @@
+"""The contract batteries: what every strategy of a decision must do, on generated problems. For ours, and for anyone's.
+
+`meshwright strategies check PACKAGE` runs them on the strategies that an installed package lists as entry points. In our own suite `tests/contract`
+runs them on the tuples of `decide`. They need the `test` extra; nothing in meshwright imports this package.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("collective", "layout", "memory", "pipeline", "restart", "traffic")))

@@ -1,0 +1,106 @@
+"""docs/extending.md, followed literally: the toys are added to a copy of the package, found by commands and `auto`, and meet the batteries."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+NET = '''
+import torch
+from torch import nn
+
+
+def net():
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(3)]
+    return nn.Sequential(*blocks, nn.Linear(64, 8)), (torch.randn(1024, 64), torch.randint(8, (1024,)))
+'''
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(file that the text names before it, block) of every Python block."""
+    found = []
+    for match in re.finditer(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        files = re.findall(r"`(src/meshwright/decide/[\w/]+\.py)`", PAGE[: match.start()])
+        found.append((files[-1], match[1]))
+    return found
+
+
+def commands(word: str) -> list[list[str]]:
+    return [line.split() for line in re.findall(r"^\$ meshwright (.*)$", PAGE, re.MULTILINE) if line.startswith(word)]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the page edits, laid over the rest of the package: kernels elsewhere would all be compiled anew."""
+    folder = tmp_path_factory.mktemp("extended")
+    source, copy = ROOT / "src" / "meshwright", folder / "src" / "meshwright"
+    shutil.copytree(source / "decide", copy / "decide", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "__init__.py").write_text(f"__path__.append({str(source)!r})\n" + (source / "__init__.py").read_text())
+    for file, block in blocks():
+        path = folder / file
+        if path.name != "__init__.py":
+            path.write_text(block)
+            continue
+        line, entry = block.rstrip("\n").split("\n\n")  # the import, and the line of the tuple
+        text = path.read_text()
+        last = text.rindex("\nfrom .", 0, text.index("__all__"))
+        begin = text.index("\nSTRATEGIES")
+        end = text.index("\n)", begin)
+        path.write_text(f"{text[:last]}\n{line}{text[last:end]}\n{entry}{text[end:]}")
+    (folder / "net.py").write_text(NET)
+    return folder
+
+
+def run(package: Path, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(package / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run([sys.executable, *command], cwd=cwd or package, env=environment, capture_output=True, text=True, timeout=280, check=False)
+
+
+def battery(package: Path, words: str) -> subprocess.CompletedProcess[str]:
+    return run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "tests/contract", "-k", words, cwd=ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("toy", "tests"), [("Hub", 10), ("OneByOne", 5), ("Replicated", 2), ("BiggestFirst", 3)])
+def test_the_toys_pass_their_contract_batteries(package: Path, toy: str, tests: int) -> None:
+    assert toy in re.findall(r'\$ \./test tests/contract -k "(.*)"', PAGE)[0].split(" or ")
+    done = battery(package, toy)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= tests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("collective", "hub"), ("pipeline", "one-by-one"), ("layout", "replicated"), ("memory", "biggest-first"), ("strategies", "hub")],
+)
+def test_the_commands_of_the_page_show_the_toys(package: Path, word: str, name: str) -> None:
+    """The first is `auto`, which lists what it tried; the second names the toy (of collectives it is the other way round)."""
+    found = commands(word)
+    assert found and (word == "strategies" or any(name in command for command in found))
+    for command in found:
+        shown = run(package, "-m", "meshwright", *command)
+        assert shown.returncode == 0, (command, shown.stderr)
+        assert name in shown.stdout + shown.stderr, (command, shown.stdout)
+
+
+def test_without_its_edge_the_toy_is_caught(package: Path, tmp_path: Path) -> None:
+    """The page says what happens then."""
+    shutil.copytree(package, tmp_path / "broken")
+    strategy = tmp_path / "broken" / "src" / "meshwright" / "decide" / "collective" / "hub.py"
+    text = strategy.read_text()
+    assert ", after=[sum_of[piece]])" in text
+    strategy.write_text(text.replace(", after=[sum_of[piece]])", ")"))
+    done = battery(tmp_path / "broken", "Hub and accepted_by_every_checker")
+    assert done.returncode == 1
+    assert "race" in done.stdout

@@ -1,0 +1,208 @@
+"""Rules of the repository that no other tool checks."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshwright import errors
+from meshwright.cli.commands import COMMANDS
+from meshwright.cli.frame import _find, _load, _parser
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "src").rglob("*.py"))
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+# Longer than 400 lines, each with the reason.
+LONG = {
+    "src/meshwright/testing/mutate.py": "a list of small independent operators, each a few lines",
+    "src/meshwright/program/program.py": "one noun with all its tables; its docstrings are the reference",
+}
+
+FORBIDDEN_CALLS = {
+    "eval", "exec", "compile", "__import__", "yaml.load", "os.system", "os.popen", "torch.jit.load", "torch.export.load",
+}  # fmt: skip
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def violations(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """What may not stand in src/: code that runs what it reads, and shells."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names if a.name.partition(".")[0] in FORBIDDEN_MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in FORBIDDEN_MODULES and not node.level:
+            yield node.lineno, str(node.module)
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            given = {k.arg: k.value for k in node.keywords}
+            if called in FORBIDDEN_CALLS:  # plain names only: `re.compile` and `model.eval` are others
+                yield node.lineno, called
+            elif called == "torch.load" and not _true(given.get("weights_only")):
+                yield node.lineno, "torch.load without weights_only"
+            elif called.endswith(("np.load", "numpy.load")) and _true(given.get("allow_pickle")):
+                yield node.lineno, "allow_pickle"
+            if _true(given.get("shell")):
+                yield node.lineno, "shell=True"
+
+
+def _true(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def test_the_rule_sees_what_it_should() -> None:
+    bad = "import pickle\nfrom marshal import loads\neval('1')\nyaml.load(x)\nsubprocess.run('x', shell=True)\ntorch.load(f)\nos.system('x')\n"
+    assert [line for line, _ in violations(ast.parse(bad))] == [1, 2, 3, 4, 5, 6, 7]
+    assert not list(violations(ast.parse("model.eval()\nre.compile('x')\nsubprocess.run(['x'])\ntorch.load(f, weights_only=True)\n")))
+
+
+def test_nothing_in_src_runs_what_it_reads() -> None:
+    found = [f"{name(path)}:{line} {what}" for path in MODULES for line, what in violations(ast.parse(path.read_text()))]
+    assert not found
+
+
+# Imports by a text that import-linter cannot see, each with the reason.
+BY_TEXT = {
+    "src/meshwright/__init__.py": "the public names, which stand beside it as typing imports too (test_public_names)",
+    "src/meshwright/cli/frame.py": "the module of a command, from the table of commands (test_commands_have_what_the_frame_asks_for)",
+    "src/meshwright/capture/resolve.py": "modules of the user's model",
+    "src/meshwright/run/ranks/worker.py": "what a rank does, in a process of its own that its caller starts (test_what_ranks_do_is_there)",
+}
+
+
+def imports_by_text(tree: ast.AST) -> list[int]:
+    """Lines that call `import_module` or `__import__`, however they are named there."""
+    aliases = {"import_module", "__import__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            aliases |= {a.asname or a.name for a in node.names if a.name in ("import_module", "__import__")}
+    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in aliases]
+
+
+def test_no_module_is_imported_by_a_text() -> None:
+    bad = "from importlib import import_module as load\nload('x')\nimportlib.import_module('x')\n__import__('x')\n"
+    assert imports_by_text(ast.parse(bad)) == [2, 3, 4]
+    found = {name(path) for path in MODULES if imports_by_text(ast.parse(path.read_text()))}
+    assert found == set(BY_TEXT)
+
+
+def test_what_ranks_do_is_there() -> None:
+    """`module:function` as a caller writes it for the process that it starts: the module has that function."""
+    named = {m for path in MODULES for m in re.findall(r'"meshwright\.([a-z_.]+:[a-z_]+)"', path.read_text())}
+    assert len(named) >= 3
+    for text in named:
+        module, _, function = text.partition(":")
+        tree = ast.parse((ROOT / "src" / "meshwright" / f"{module.replace('.', '/')}.py").read_text())
+        assert function in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, text
+
+
+def test_public_names() -> None:
+    """The table that loads them, the imports that type checkers and import-linter see, and `__all__` say the same."""
+    import meshwright
+
+    typing_only = next(n for n in ast.parse(Path(meshwright.__file__).read_text()).body if isinstance(n, ast.If))
+    seen = {a.name: n.module for n in typing_only.body if isinstance(n, ast.ImportFrom) for a in n.names if n.level == 1}
+    assert ast.unparse(typing_only.test) == "TYPE_CHECKING" and len(seen) > 10
+    assert seen == meshwright._HOME
+    assert meshwright.__all__ == sorted([*seen, "__version__"])
+    assert all(getattr(meshwright, n) is not None for n in seen)
+
+
+def test_commands_have_what_the_frame_asks_for() -> None:
+    folder = ROOT / "src" / "meshwright" / "cli"
+    for module, _ in COMMANDS.values():
+        tree = ast.parse((folder / f"{module}.py").read_text())
+        bound = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+        bound |= {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+        bound |= {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+        bound |= {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+        assert {"HELP", "arguments", "run"} <= bound, module
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert not [name(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text())) and path.read_text().strip()]
+
+
+def test_modules_are_short() -> None:
+    long = {name(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {n: lines for n, lines in long.items() if lines > 400 and n not in LONG} == {}
+    assert not [n for n in LONG if long.get(n, 0) <= 400], "no longer an exception"
+
+
+def test_names_say_something() -> None:
+    assert not [name(p) for p in MODULES if p.stem in ("utils", "util", "helpers", "common", "misc", "tools")]
+
+
+def test_every_error_is_tested() -> None:
+    """Each class of the tree is expected by some test (`pytest.raises`), or named in one that looks at what was raised."""
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    classes = [n for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, Exception)]
+    assert len(classes) >= 15
+    assert not [c for c in classes if not re.search(rf"\b{c}\b", text)]
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by name: two of one name would hide each other."""
+    seen: dict[str, list[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.name not in ("conftest.py", "__init__.py"):
+            seen.setdefault(path.name, []).append(name(path))
+    assert not [paths for paths in seen.values() if len(paths) > 1]
+
+
+def test_imports_go_one_way() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:|#", target):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Lines `$ meshwright ...` of all pages, continued lines joined."""
+    found = []
+    for page in DOCS:
+        for block in re.findall(r"```\w*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.match(r"\s*\$ meshwright (.*)", line):
+                    found.append((name(page), match[1].partition(" #")[0]))
+    return found
+
+
+def test_pages_show_commands() -> None:
+    assert len(shown_commands()) >= 10
+
+
+@pytest.mark.parametrize(("page", "command"), shown_commands())
+def test_shown_commands_parse(page: str, command: str) -> None:
+    words = shlex.split(command)
+    if words[0].startswith("-"):
+        return
+    found, rest = _find(words)
+    assert found in COMMANDS, command
+    _, unknown = _parser(found, _load(found)).parse_known_args(rest)
+    assert not unknown
+
+
+def test_scripts_can_be_run() -> None:
+    for script in ("quickstart", "test", ".ci/run"):
+        assert os.access(ROOT / script, os.X_OK), script
+        subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=20)
+    subprocess.run(["bash", "-n", str(ROOT / "tools" / "environment.sh")], check=True, timeout=20)

@@ -1,0 +1,184 @@
+"""Stages timed by the executor's own pieces: real segments and programs of the small example model, CPU time only."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+import torch
+
+from meshwright.cost import Priced
+from meshwright.errors import UsageError
+from meshwright.run.calibrate.operators import quiet_single_thread
+from meshwright.run.calibrate.rank_times import RankTimes, SilentRank, SilentTransport, merged_prices
+from meshwright.run.calibrate.segments import at_share, measure_segments, one_forward_one_backward
+
+
+class Linear:
+    """A segment of one layer, written with plain autograd."""
+
+    def __init__(self, reads, writes, size, log):
+        self.reads, self.writes, self.inputs = reads, writes, (0,) if not reads else ()
+        self.weight = torch.randn(size, size) / size**0.5
+        self.weight.requires_grad_()
+        self.saved, self.log = {}, log
+
+    def forward(self, microbatch, reads, inputs):
+        self.log.append(("F", self.writes[0], microbatch))
+        entries = [x.detach().requires_grad_() for x in reads]
+        out = (entries or list(inputs))[0] @ self.weight
+        out = out.sum() if self.writes == ("loss",) else out
+        self.saved[microbatch] = (entries, out)
+        return [out.detach()]
+
+    def backward(self, microbatch, gradients):
+        self.log.append(("B", self.writes[0], microbatch))
+        entries, out = self.saved.pop(microbatch)
+        assert gradients[0] is not None and gradients[0].shape == out.shape and torch.isfinite(gradients[0]).all()
+        found = torch.autograd.grad(out, [*entries, self.weight], gradients[0])
+        return dict(enumerate(found[: len(entries)]))
+
+
+def test_schedule_is_one_forward_one_backward():
+    assert one_forward_one_backward(1, 3) == [("F", 0), ("B", 0), ("F", 1), ("B", 1), ("F", 2), ("B", 2)]
+    assert one_forward_one_backward(2, 3) == [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)]
+    assert one_forward_one_backward(5, 2) == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
+
+
+def test_a_stage_runs_in_the_order_of_the_step():
+    log = []
+    segments = {"a": Linear((), ("x",), 64, log), "b": Linear(("x",), ("loss",), 64, log)}
+    steps = []
+    times = measure_segments(
+        segments, {}, [torch.randn(8, 64)], loss="loss", in_flight=2, microbatches=2, repeats=2, optimizer=("opt0", lambda: steps.append(1))
+    )
+    once = [("F", "x", 0), ("F", "loss", 0), ("F", "x", 1), ("F", "loss", 1), ("B", "loss", 0), ("B", "x", 0), ("B", "loss", 1), ("B", "x", 1)]
+    assert log == once * 3 and len(steps) == 3  # one pass to warm up
+    assert set(times.prices) == {"a|F", "a|B", "b|F", "b|B", "opt0|optimizer"}
+    assert all(p.evidence == "measured" and p.time_s == p.cpu_s > 0 for p in times.prices.values())
+    assert set(times.sends) == {"x", "loss"}
+
+
+def test_a_middle_stage_gets_values_and_gradients_of_its_own():
+    log = []
+    received = {"x": torch.randn(8, 32)}
+    times = measure_segments({"b": Linear(("x",), ("y",), 32, log)}, received, [], loss="loss", repeats=1)
+    assert set(times.prices) == {"b|F", "b|B"} and times.sends["y"].shape == (8, 32) and "x" not in times.sends
+
+
+def test_a_bigger_layer_costs_more():
+    log = []
+    small = measure_segments({"s": Linear((), ("y",), 64, log)}, {}, [torch.randn(64, 64)], loss="l", repeats=3).prices["s|F"]
+    large = measure_segments({"s": Linear((), ("y",), 1024, log)}, {}, [torch.randn(256, 1024)], loss="l", repeats=3).prices["s|F"]
+    assert large.cpu_s > 5 * small.cpu_s  # a thousand times the work
+
+
+def test_missing_values_and_wrong_counts():
+    with pytest.raises(UsageError, match="'x', which is neither"):
+        measure_segments({"b": Linear(("x",), ("y",), 8, [])}, {}, [], loss="loss")
+    with pytest.raises(UsageError, match="at least 1"):
+        measure_segments({}, {}, [], loss="loss", repeats=0)
+
+
+def test_prices_at_a_share():
+    prices = at_share({"a|F": Priced(0.2, "measured", 0.2)}, 0.4, 1.05)
+    assert prices["a|F"].time_s == pytest.approx(0.525) and prices["a|F"].cpu_s == pytest.approx(0.21) and prices["a|F"].evidence == "measured"
+    for share, slowdown in ((0.0, 1.0), (1.1, 1.0), (0.5, 0.9)):
+        with pytest.raises(UsageError):
+            at_share({}, share, slowdown)
+
+
+def test_replicas_are_averaged():
+    times = {
+        1: RankTimes({"a|F": Priced(3.0, "measured", 3.0)}, 0, 0),
+        0: RankTimes({"a|F": Priced(1.0, "measured", 1.0), "b|F": Priced(5.0, "measured", 5.0)}, 0, 0),
+    }
+    assert merged_prices(times) == {"a|F": Priced(2.0, "measured", 2.0), "b|F": Priced(5.0, "measured", 5.0)}
+
+
+def test_silent_messages_are_filled_with_small_numbers():
+    transport = SilentTransport()
+    for numel in (0, 1, 70_000):
+        tensor = torch.full((numel,), float("nan"))
+        transport.wait(transport.receive(tensor, 1, 0))
+        assert torch.isfinite(tensor).all() and (tensor.abs() < 0.1).all()
+    assert transport.filled_s > 0 and transport.send(torch.zeros(1), 1, 0) is None
+
+
+@pytest.fixture(scope="module")
+def rig():
+    pytest.importorskip("torch")
+    import rig
+
+    return rig
+
+
+def rank_of(rig, degrees, rank, silent_of):
+    """(executor, work, silent) of one rank of the tiny example."""
+    from meshwright.plan.shards import local_values
+    from meshwright.program.calls import inline
+    from meshwright.run.executor.executor import Executor
+    from meshwright.run.executor.lanes import fuse_lanes
+    from meshwright.run.executor.memory import RankMemory
+    from meshwright.run.train.optimizers import make_optimizer
+    from meshwright.run.train.segments import build_rank_module
+    from meshwright.run.train.work import TrainingWork
+
+    layout, program, callees = rig.lowered(rig.TINY, degrees, microbatch=2, global_batch=8)
+    flat = inline(program, callees).program
+    forward = rig.forward_of(rig.TINY, 2)
+    _, parameters, buffers = rig.whole_model(rig.TINY)
+    b, device = flat.buffers, torch.device("cpu")
+    sizes = {b.name[i]: int(b.chunks[i] * b.chunk_bytes[i]) for i in range(len(b)) if b.actor[i] == rank and b.name[i].startswith("gradients")}
+    module = build_rank_module(forward, layout, rank, parameters, buffers, device=device, gradient_bytes=sizes)
+    memory = RankMemory(flat, rank, device, local_values(layout, rank), module.gradients, layout=layout)
+
+    class Data:
+        def microbatch(self, step, replica, microbatch):
+            return [torch.randint(0, 16, (2, *x.shape[1:])) for x in forward.inputs]
+
+    optimizer = make_optimizer("adamw", [(p.name, p.tensor) for p in module.trained()], 1e-3)
+    work = TrainingWork(program=flat, layout=layout, rank=rank, module=module, data=Data(), optimizer=optimizer)
+    silent = SilentRank(flat, rank)
+    executor = Executor(flat, fuse_lanes(flat), rank, memory=memory, transport=silent.transport, work=silent.timed(work) if silent_of else work)
+    return executor, work, silent, layout
+
+
+@pytest.mark.timeout(120)
+def test_prices_sum_to_the_step_of_a_real_executor(rig):
+    for _ in range(3):  # CPU time too has bad moments on a busy machine
+        executor, work, silent, layout = rank_of(rig, (1, 1, 1), 0, True)
+        times = silent.measure(executor.run, begin=work.begin, repeats=5)
+        assert set(times.prices) == {"s0.0|F", "s0.0|B", "opt0|optimizer"} and times.per_step_s == 0.0
+        total = sum(p.cpu_s * (1 if "optimizer" in key else layout.microbatches) for key, p in times.prices.items())
+        plain, work, _, _ = rank_of(rig, (1, 1, 1), 0, False)
+        samples = []
+        with quiet_single_thread():
+            for step in range(6):
+                work.begin(step)
+                begin = time.thread_time()
+                plain.run()
+                samples.append(time.thread_time() - begin)
+        ratio = total / statistics.median(samples[1:])
+        if 0.7 < ratio < 1.4:
+            return
+    pytest.fail(f"the prices sum to {ratio} of a real step")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("degrees", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_every_layout_can_be_timed_without_its_peers(rig, degrees):
+    executor, work, silent, layout = rank_of(rig, degrees, 1, True)
+    times = silent.measure(executor.run, begin=work.begin, repeats=1, warmup=0)
+    stage = layout.coordinates(1)[0]
+    keys = {f"{s.key}|{phase}" for s in layout.segments if s.stage == stage for phase in "FB"} | {f"opt{stage}|optimizer"}
+    assert set(times.prices) == keys and times.step_s >= sum(p.cpu_s for p in times.prices.values()) * 0.5
+    assert 0 <= times.per_step_s < 0.05
+
+
+def test_measure_refuses_wrong_counts(rig):
+    executor, work, silent, _ = rank_of(rig, (1, 1, 1), 0, True)
+    for repeats, warmup in ((0, 1), (1, -1)):
+        with pytest.raises(UsageError, match="repeats"):
+            silent.measure(executor.run, begin=work.begin, repeats=repeats, warmup=warmup)

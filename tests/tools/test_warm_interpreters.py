@@ -1,0 +1,133 @@
+"""A fork of the warm interpreter and a real one cannot be told apart by who starts them, except that torch is there at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import warm_interpreters
+from warm_interpreters import PRELOADED, real_interpreters
+
+needs_forks = pytest.mark.skipif(
+    subprocess.Popen is warm_interpreters._real_popen, reason="interpreters are not forked here (another system, or MESHWRIGHT_TEST_WARM=0)"
+)
+SEEN = """
+import json, os, sys, warnings
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__, "parent": os.getppid(), "session": os.getsid(0) == os.getpid(),
+    "command": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0)), "open": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
+    "said": os.environ.get("SAID"), "home": os.environ.get("HOME"), "threads": len(os.listdir("/proc/self/task")), "stdin": sys.stdin.read(),
+    "warns": [f[0] for f in warnings.filters][:1],
+}))
+"""
+WARM = "import sys; print('torch' in sys.modules)"
+
+
+def both(*words: str, **options: Any) -> tuple[Any, Any]:
+    """What a fork and what a real interpreter give."""
+    forked = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, **options)
+    with real_interpreters():
+        real = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, **options)
+    return forked, real
+
+
+@needs_forks
+def test_forks_have_torch_and_real_interpreters_do_not() -> None:
+    forked, real = both("-c", WARM)
+    assert (forked.stdout, real.stdout) == ("True\n", "False\n")
+
+
+@pytest.mark.interpreter
+def test_under_the_mark_interpreters_are_real() -> None:
+    assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60).stdout == "False\n"
+
+
+@pytest.mark.parametrize("how", ["code", "module", "script", "quiet"])
+def test_a_fork_sees_what_a_real_interpreter_sees(how: str, tmp_path: Path) -> None:
+    (tmp_path / "seen.py").write_text(SEEN)
+    words = {
+        "code": ["-c", SEEN], "module": ["-m", "seen"], "script": [str(tmp_path / "seen.py")], "quiet": ["-W", "ignore", "-c", SEEN],
+    }[how]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k != "HOME"} | {"SAID": "a b"}
+    done = both(*words, "x", "y z", cwd=tmp_path, env=environment, input="in", start_new_session=how == "code")
+    assert [d.stderr for d in done] == ["", ""]
+    forked, real = (json.loads(d.stdout) for d in done)
+    assert forked["parent"] == os.getpid() and forked["said"] == "a b" and forked["home"] is None and forked["stdin"] == "in"
+    del forked["open"][3:], real["open"][3:]  # a script may hold its file open
+    if how != "quiet":
+        del forked["warns"], real["warns"]
+    assert forked == real
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("import sys; sys.exit(7)", 7), ("raise SystemExit", 0), ("import sys; sys.exit('gone')", 1), ("1 / 0", 1), ("raise KeyboardInterrupt", -2),
+     ("import os; os.kill(os.getpid(), 9)", -9), ("import os; os._exit(3)", 3), ("import sys; sys.exit(300)", 300 & 0xFF),
+     ("import atexit, threading, time; atexit.register(print, 'end'); threading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()", 0),
+     ("import sys; sys.excepthook = lambda *e: print('hook', e[0].__name__); 1 / 0", 1)],
+)  # fmt: skip
+def test_ends_are_the_same(code: str, status: int) -> None:
+    forked, real = both("-c", code)
+    assert forked.returncode == real.returncode == status
+    assert forked.stdout == real.stdout
+    assert forked.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
+
+
+def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
+    """Signals, pipes that are passed on, output into a file, waiting with a limit."""
+    read, write = os.pipe()
+    code = f"import os, time; os.write({write}, b'here'); print('said', flush=True); time.sleep(60)"
+    with (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=out, pass_fds=[write])
+    os.close(write)
+    assert os.read(read, 10) == b"here"
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.2)
+    assert child.poll() is None and (tmp_path / "out").read_text() == "said\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == -signal.SIGTERM
+    assert os.read(read, 10) == b""
+    os.close(read)
+
+
+@needs_forks
+def test_what_a_fork_cannot_give_is_a_real_interpreter(tmp_path: Path) -> None:
+    def warm(**options: Any) -> bool:
+        done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60, **options)
+        return done.stdout == "True\n"
+
+    assert warm(env=os.environ | {"PYTHONWARNINGS": "ignore"}) and warm(env=os.environ | {"ANY": "x"})
+    assert not warm(env=os.environ | {"PYTHONHASHSEED": "1"}) and not warm(env=os.environ | {"OMP_NUM_THREADS": "7"})
+    assert not warm(preexec_fn=os.getpid)
+    with pytest.raises(FileNotFoundError):
+        warm(cwd=tmp_path / "nowhere")
+
+
+@needs_forks
+def test_what_a_fork_starts_is_forked_too_and_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "outer.py").write_text(
+        f"import os, subprocess, sys\ncode = {WARM!r} + '; import os; print(os.getppid())'\n"
+        "done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)\nprint(os.getpid(), *done.stdout.split())\n"
+    )
+    done = subprocess.run([sys.executable, str(tmp_path / "outer.py")], capture_output=True, text=True, timeout=60, check=True)
+    outer, warm, parent = done.stdout.split()
+    assert warm == "True" and outer == parent
+
+
+def test_random_numbers_of_two_forks_differ() -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.random())"
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.split() for _ in range(2)]
+    assert all(a != b for a, b in zip(*said, strict=True))
+
+
+@pytest.mark.parametrize("name", PRELOADED)
+def test_what_is_imported_ahead_is_there(name: str) -> None:
+    assert find_spec(name) is not None
