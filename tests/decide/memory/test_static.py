@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from static_rig import apart, problems, smallest_arena
+from static_rig import apart, smallest_arena
 
 from meshwright.arena import ArenaPlan, ArenaProblem, intervals_problem, rows
 from meshwright.check.arena import check_arena
@@ -15,6 +15,7 @@ from meshwright.decide.memory.static import FirstFit, StaticMemory, conflicts, h
 from meshwright.decide.memory.static import order as static_order
 from meshwright.decide.memory.static.intervals import FITS, NEVER, STOPPED, mixed_order, preorders, search
 from meshwright.errors import Infeasible, Unsupported, UsageError
+from meshwright.testing.arenas import arena_problems
 
 NO_STOP = np.zeros(1, np.int64)
 
@@ -27,7 +28,7 @@ def planned(problem: ArenaProblem, **options: float) -> ArenaPlan:
 
 
 @settings(max_examples=150, deadline=None)
-@given(problem=problems())
+@given(problem=arena_problems())
 def test_order_and_bound_are_those_of_the_graph(problem: ArenaProblem) -> None:
     life, order = lifetimes(problem), apart(problem)
     count = len(problem.size_bytes)
@@ -46,7 +47,7 @@ def test_order_and_bound_are_those_of_the_graph(problem: ArenaProblem) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(problem=problems(storages=6))
+@given(problem=arena_problems(storages=6))
 def test_plans_are_safe_and_near_the_smallest_arena(problem: ArenaProblem) -> None:
     smallest = smallest_arena(problem)
     plan = planned(problem)
@@ -117,7 +118,7 @@ def test_a_search_that_is_cut_short_says_so() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(problem=problems(), data=st.data())
+@given(problem=arena_problems(), data=st.data())
 def test_moving_a_storage_onto_one_in_use_is_refused(problem: ArenaProblem, data: st.DataObject) -> None:
     plan = planned(problem, effort=0)
     order = apart(problem)

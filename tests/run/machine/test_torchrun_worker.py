@@ -50,6 +50,7 @@ def test_without_torchrun_no_error_file_is_written(tmp_path):
     assert done.returncode != 0 and not (tmp_path / "error.json").exists()
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize(("words", "code"), [((), -signal.SIGTERM), (("told",), 7), (("told", "hang"), -signal.SIGALRM)])
 def test_a_signal_during_shutdown_does_not_change_the_exit_code(words, code):
     done = subprocess.run([sys.executable, "-c", LEAVING, *words], capture_output=True, timeout=30)
