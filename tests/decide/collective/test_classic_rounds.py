@@ -84,7 +84,7 @@ def test_right_in_any_order_from_any_root(data: st.DataObject, n: int, op: str, 
         cuts = sorted(data.draw(st.sets(st.integers(1, n - 1), max_size=3)))
         strategy = Hierarchical(groups=tuple(order[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)), pieces=which.pieces)
     else:
-        strategy = type(which)(**{**{k: getattr(which, k) for k in which.__dataclass_fields__}, "order": order})
+        strategy = replace(which, order=order)
     problem = CollectiveProblem.on(hub(n), op, 4 * data.draw(st.integers(1, 200)), **more)
     plan = plan_of(strategy, problem)
     if plan is not None:
