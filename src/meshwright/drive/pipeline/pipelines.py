@@ -100,9 +100,11 @@ def _as(value: Any, default: Any, where: str) -> Any:
 
 def compare_pipelines(
     problem: PipelineProblem, candidates: Sequence[Wanted] | None = None, *, chunks: Sequence[int] = (2,), seed: int = 0,
-    time_limit_s: float = 120.0, effort: int = 0,
+    time_limit_s: float = 120.0, effort: int = 0, checks: bool = True,
 ) -> Comparison:  # fmt: skip
     """Judge every candidate; each program is checked for form, races and deadlock. Candidates left at the time limit are named, not judged.
+
+    Without `checks` nothing is: for whoever checks the one plan that comes of it, which a large step's 38 candidates would keep waiting for minutes.
 
     Without `candidates`: every strategy's variants, for so many `chunks` where there is a choice.
     With `effort` searched orders are one more candidate, and both their exact search and the tighter bound of every row may take so much.
@@ -119,7 +121,8 @@ def compare_pipelines(
         try:
             with budget.net():
                 schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(seed))
-                judged = _checked(judge(problem, schedule, collectives))
+                judged = judge(problem, schedule, collectives)
+                judged = _checked(judged) if checks else judged
             rows.append(Row(name=schedule_label(name, options), strategy=name, options=schedule.options, judged=judged))
         except TimeLimit:
             if budget.cut is None:
@@ -202,7 +205,7 @@ def plan_pipeline(
     if strategy == "auto":
         if options:
             raise UsageError("options belong to one schedule", where="--option", hint="name it with --strategy")
-        found = compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s)
+        found = compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s, checks=False)
         if not found.fitting:
             raise found.cut.error("no schedule fits so far") if found.cut else nothing_fits(found)
         chosen = found.fitting[0]
@@ -217,7 +220,7 @@ def plan_pipeline(
         chosen = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=judged.schedule.options, judged=judged)
         found = Comparison(problem=problem, rows=(chosen,), bound=any_bound(problem), cut=budget.cut)
         if not chosen.fits:
-            raise nothing_fits(compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s), chosen)
+            raise nothing_fits(compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s, checks=False), chosen)
     plan = _plan(problem, chosen, found, seed)
     check(plan)
     return plan
@@ -318,7 +321,7 @@ def plan_schedule(problem: PipelineProblem, schedule: Schedule, strategy: str, o
     judged = _checked(judge(problem, schedule, collective_planner(problem)))
     row = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=options or {}, judged=judged)
     if not row.fits:
-        raise nothing_fits(compare_pipelines(problem, seed=seed), row)
+        raise nothing_fits(compare_pipelines(problem, seed=seed, checks=False), row)
     return _plan(problem, row, Comparison(problem=problem, rows=(row,), bound=any_bound(problem)), seed)
 
 
