@@ -19,7 +19,7 @@ __all__ = ["ArenaPlan", "ArenaProblem", "Rows", "intervals_problem", "rows"]
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
-SIZE_LIMIT = 1 << 60  # of all storages together, so that no offset overflows
+MAX_SIZE_BYTES = 1 << 60  # of all storages together, so that no offset overflows
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ArenaProblem:
             raise UsageError("streams are numbered from 0", where=f"operator {int(self.stream.argmin())}")
         if not len(self.after) == ops or not len(self.sources) == len(self.consumers) == storages:
             raise UsageError("one row per operator in `after`, one per storage in `sources` and `consumers`", where="arena problem")
-        if storages and (int(self.size_bytes.min()) < 0 or int(self.size_bytes.max()) > SIZE_LIMIT // storages):
+        if storages and (int(self.size_bytes.min()) < 0 or int(self.size_bytes.max()) > MAX_SIZE_BYTES // storages):
             wrong = int(self.size_bytes.argmin() if self.size_bytes.min() < 0 else self.size_bytes.argmax())
             raise UsageError(f"cannot place {int(self.size_bytes[wrong])} bytes", where=self.name(wrong))
         if len(self.clock) not in (0, ops):

@@ -17,7 +17,7 @@ __all__ = ["PUBLISHED_SKETCHES", "Sketch", "sketch_of"]
 INTRANODE = ("none", "switch", "minmax", "maxmin")
 CONNECTIONS = ("direct-map", "fully-connected")
 HYPEREDGES = ("uc-min", "uc-max")
-MOST_GPUS, MOST_CHUNKUP, MOST_NODES, MOST_OFFSETS = 1024, 64, 1024, 64
+MAX_GPUS, MAX_CHUNKUP, MAX_NODES, MAX_OFFSETS = 1024, 64, 1024, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Sketch:
 
     def __post_init__(self) -> None:
         for name, value in (("nnodes", self.nnodes), ("chunkup", self.chunkup)):
-            most = MOST_NODES if name == "nnodes" else MOST_CHUNKUP
+            most = MAX_NODES if name == "nnodes" else MAX_CHUNKUP
             if type(value) is not int or not 1 <= value <= most:
                 raise UsageError(f"must be 1..{most}, got {value!r}", where=f"sketch.{name}")
         if self.intranode not in INTRANODE:
@@ -71,10 +71,10 @@ class Sketch:
             for key, gpus in pairs:
                 _gpus(gpus, f"sketch.{name}.{key}")
         self._check_senders()
-        if len(self.symmetry) > MOST_OFFSETS:
-            raise UsageError(f"{len(self.symmetry)} offsets; at most {MOST_OFFSETS}", where="sketch.symmetry")
+        if len(self.symmetry) > MAX_OFFSETS:
+            raise UsageError(f"{len(self.symmetry)} offsets; at most {MAX_OFFSETS}", where="sketch.symmetry")
         for index, (offset, group) in enumerate(self.symmetry):
-            if type(offset) is not int or type(group) is not int or not 0 < offset < group <= MOST_GPUS * MOST_NODES:
+            if type(offset) is not int or type(group) is not int or not 0 < offset < group <= MAX_GPUS * MAX_NODES:
                 raise UsageError(f"needs 0 < offset < group, got [{offset}, {group}]", where=f"sketch.symmetry[{index}]")
 
     def _check_senders(self) -> None:
@@ -95,8 +95,8 @@ def _gpus(gpus: Sequence[int], where: str) -> None:
     if len(set(gpus)) < len(gpus):
         raise UsageError(f"names GPU {next(g for i, g in enumerate(gpus) if g in gpus[:i])} twice", where=where)
     for gpu in gpus:
-        if type(gpu) is not int or not 0 <= gpu < MOST_GPUS:
-            raise UsageError(f"must be GPU numbers 0..{MOST_GPUS - 1}, got {gpu!r}", where=where)
+        if type(gpu) is not int or not 0 <= gpu < MAX_GPUS:
+            raise UsageError(f"must be GPU numbers 0..{MAX_GPUS - 1}, got {gpu!r}", where=where)
 
 
 def _tuples(value: Any) -> Any:

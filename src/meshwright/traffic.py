@@ -24,7 +24,7 @@ from .errors import UsageError
 __all__ = ["MAX_TENSORS", "CodecCost", "Curve", "GradientTensor", "TrafficGroup", "TrafficPlan", "TrafficProfile", "TrafficTime"]
 
 MAX_TENSORS = 4096
-_LONGEST_NS = 10**15  # a time beyond eleven days is a mistake, and sums of such times would leave 64 bits
+_MAX_NS = 10**15  # a time beyond eleven days is a mistake, and sums of such times would leave 64 bits
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,7 +42,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise UsageError(f"{len(self.sizes)} sizes for {len(self.times_ns)} times", where="curve", hint="give a time for every size")
         if any(a >= b for a, b in pairwise(self.sizes)) or self.sizes[0] < 0:
             raise UsageError("sizes must rise from 0 or more", where="curve.sizes")
-        if any(a > b for a, b in pairwise(self.times_ns)) or not 0 <= self.times_ns[0] <= self.times_ns[-1] <= _LONGEST_NS:
+        if any(a > b for a, b in pairwise(self.times_ns)) or not 0 <= self.times_ns[0] <= self.times_ns[-1] <= _MAX_NS:
             raise UsageError("times must be 0 or more, below eleven days, and not fall with the size", where="curve.times_ns")
 
 
@@ -102,7 +102,7 @@ class TrafficProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise UsageError("ranks >= 1, interference from 0 to 100000 per mille", where="profile")
         ready = [0, *(t.ready_ns for t in self.tensors)]
         ends = (ready[-1], self.backward_ns, self.finish_ns, self.plain_ns)
-        if any(a > b for a, b in pairwise(ready)) or not 0 <= min(ends) <= max(ends) <= _LONGEST_NS:
+        if any(a > b for a, b in pairwise(ready)) or not 0 <= min(ends) <= max(ends) <= _MAX_NS:
             raise UsageError("tensors must stand in the order in which they become ready, within eleven days", where="tensors.ready_ns")
         for t in self.tensors:
             if any(extent < 0 for extent in t.shape) or t.elements > 1 << 40:

@@ -72,7 +72,7 @@ def test_parts_of_all_members_are_the_whole(op: str) -> None:
 
 
 def test_a_big_fold_is_proved_by_the_program_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "EXPAND_LIMIT", 10)
+    monkeypatch.setattr(whole, "MAX_EXPANDED_STEPS", 10)
     verdict = check_program(folded())
     assert verdict.ok and any("class" in note or "every class" in note for note in verdict.notes)
     broken = check_program(_steps(folded(), "src_chunk", lambda p: _first(p, Part.READ), 1))

@@ -32,7 +32,7 @@ def test_before_is_reachability_by_clocks_and_by_search(monkeypatch: pytest.Monk
         order = Order(p, iterations=3)
         a, b, truth = pairs_and_truth(order)
         np.testing.assert_array_equal(order.before(a, b), truth)
-        monkeypatch.setattr(order_module, "CLOCK_LIMIT", -1)
+        monkeypatch.setattr(order_module, "MAX_CLOCK_ENTRIES", -1)
         np.testing.assert_array_equal(Order(p, iterations=3).before(a, b), truth)
         monkeypatch.undo()
         monkeypatch.setattr(order_module, "BLOCK", 1)  # every lane a block of its own
@@ -48,8 +48,8 @@ def test_before_is_reachability_by_clocks_and_by_search(monkeypatch: pytest.Monk
 
 def test_what_takes_too_long_is_a_time_limit_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     p = next(q for q in map(random_program, range(99)) if not find_cycle(q) and len(messages(q).send) > 3)
-    monkeypatch.setattr(order_module, "CLOCK_LIMIT", -1)
-    monkeypatch.setattr(order_module, "SEARCH_LIMIT", -1)
+    monkeypatch.setattr(order_module, "MAX_CLOCK_ENTRIES", -1)
+    monkeypatch.setattr(order_module, "MAX_SEARCHED_JOINS", -1)
     order = Order(p)
     with pytest.raises(TimeLimit, match="takes too long"):
         order.before(order.cross_src, order.cross_dst)

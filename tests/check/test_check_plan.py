@@ -131,7 +131,7 @@ def test_a_folded_program_too_big_to_expand_is_unknown(monkeypatch: pytest.Monke
     b.lane(0).nop()
     p = b.build()
     folded = replace(p, fold=Fold(axes=(FoldAxis("data", 4, 1, "shift"),), buffer_shift=np.zeros((1, 0), np.int32)))
-    monkeypatch.setattr(whole, "EXPAND_LIMIT", 3)
+    monkeypatch.setattr(whole, "MAX_EXPANDED_STEPS", 3)
     verdict = check_program(folded)
     assert verdict.status == "unknown" and "too many to expand" in verdict.findings[0].message
     assert any("have no cycle" in note for note in verdict.notes)

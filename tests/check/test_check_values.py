@@ -117,7 +117,7 @@ def test_planned_collectives_are_proved_and_replayed(op: str) -> None:
 
 
 def test_too_much_to_follow_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values_module, "CELL_LIMIT", 3)
+    monkeypatch.setattr(values_module, "MAX_CELLS", 3)
     verdict = check_program(tree_all_reduce(3))
     assert verdict.status == "unknown" and not verdict.ok and "too many chunks" in verdict.findings[0].message
     verdict.raise_if_wrong()  # unknown is not wrong, but it is no pass either

@@ -111,11 +111,11 @@ def test_a_table_that_cannot_be_read(package, tmp_path, capsys, monkeypatch):
 def test_files_of_senseless_size(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
     with path.open("wb") as f:
-        f.truncate(perf_tables.MOST_BYTES + 1)
+        f.truncate(perf_tables.MAX_BYTES + 1)
     with pytest.raises(FormatError, match="more than the 268,435,456"):
         perf_tables._columns(path, ("m",))
     (tmp_path / "data/x").mkdir(parents=True)
-    (tmp_path / "x.yaml").write_text("#" * (perf_tables.MOST_TEXT_BYTES + 1))
+    (tmp_path / "x.yaml").write_text("#" * (perf_tables.MAX_TEXT_BYTES + 1))
     monkeypatch.setattr(perf_tables, "_root", lambda: tmp_path)
     with pytest.raises(FormatError, match="more than the 1,048,576"):
         perf_tables.read_system("x")
@@ -126,7 +126,7 @@ def test_files_of_too_many_rows(tmp_path, monkeypatch):
     from pyarrow import parquet, table
 
     parquet.write_table(table({"m": list(range(100))}), tmp_path / "x.parquet")
-    monkeypatch.setattr(perf_tables, "MOST_ROWS", 99)
+    monkeypatch.setattr(perf_tables, "MAX_ROWS", 99)
     with pytest.raises(FormatError, match="100 rows are more than the 99"):
         perf_tables._columns(tmp_path / "x.parquet", ("m",))
 

@@ -10,7 +10,7 @@ from meshwright.decide.collective import CollectiveProblem, collective_bound
 from meshwright.drive.lint import fault_costs, lint_known_fabric, lint_source
 from meshwright.fabric.edit import edited, with_one_more
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
-from meshwright.fabric.lint import MOST_OF_A_KIND, RULES, lint_fabric, missing_nics
+from meshwright.fabric.lint import MAX_OF_A_KIND, RULES, lint_fabric, missing_nics
 from meshwright.fabric.presets import PRESETS
 from meshwright.fabric.repair import REPAIRS, repaired
 from meshwright.io.fabric.imported import Source
@@ -106,7 +106,7 @@ def test_no_nic_at_all_is_an_error_and_many_findings_are_counted():
     assert found["missing-nic"].severity == "error" and found["missing-nic"].message == "no NIC; most servers like it have 8"
     assert {"island"} <= set(found)
     many = [f for f in lint_fabric(small("a b", cables("a-b"), " ".join(f"s{i}" for i in range(30)))) if f.rule == "unused-switch"]
-    assert len(many) == MOST_OF_A_KIND and many[-1].message == "and 23 more like this"
+    assert len(many) == MAX_OF_A_KIND and many[-1].message == "and 23 more like this"
 
 
 def test_servers_of_unlike_kinds_are_not_compared():

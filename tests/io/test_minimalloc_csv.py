@@ -54,9 +54,9 @@ def test_files_from_outside(tmp_path, monkeypatch):
         read_buffers_csv(file)
     file.write_bytes(b"\xef\xbb\xbfid,lower,upper,size\na,0,1,2\n")
     assert read_buffers_csv(file).names == ("a",)
-    monkeypatch.setattr(minimalloc_csv, "MOST_ROWS", 0)
+    monkeypatch.setattr(minimalloc_csv, "MAX_ROWS", 0)
     with pytest.raises(FormatError, match="has 1 storages"):
         read_buffers_csv(file)
-    monkeypatch.setattr(minimalloc_csv, "MOST_BYTES", 3)
+    monkeypatch.setattr(minimalloc_csv, "MAX_BYTES", 3)
     with pytest.raises(FormatError, match="larger than 3"):
         read_buffers_csv(file)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import Unsupported, UsageError
-from meshwright.kernels.maxflow import CAPACITY_LIMIT, FlowNetwork, checked_capacities
+from meshwright.kernels.maxflow import MAX_CAPACITY, FlowNetwork, checked_capacities
 
 Arcs = dict[tuple[int, int], int]
 
@@ -109,13 +109,13 @@ def test_capacities_can_be_edited_between_flows(case: tuple[int, Arcs], edits: l
 
 
 def test_a_flow_of_nearly_2_to_the_62_is_exact() -> None:
-    big = CAPACITY_LIMIT // 2
+    big = MAX_CAPACITY // 2
     assert FlowNetwork.of(3, {(0, 1): big, (1, 2): big - 1}).max_flow(0, 2) == big - 1
 
 
 def test_capacities_that_could_overflow_are_refused() -> None:
     with pytest.raises(Unsupported, match="64-bit") as caught:
-        FlowNetwork.of(3, {(0, 1): CAPACITY_LIMIT, (1, 2): 1})
+        FlowNetwork.of(3, {(0, 1): MAX_CAPACITY, (1, 2): 1})
     assert "round" in caught.value.hint
 
 

@@ -293,7 +293,7 @@ def test_a_plan_that_is_too_large_unfolded_is_written_folded(monkeypatch: pytest
     """Planned, proved folded, written, read, simulated again, explained; its time is the unfolded program's."""
     made = planned(monkeypatch, data=2, tensor=2, pipeline=2, microbatch=1)
     assert made.main.fold is not None and made.prediction is not None and made.layout is not None
-    monkeypatch.setattr("meshwright.check.whole.EXPAND_LIMIT", 0)
+    monkeypatch.setattr("meshwright.check.whole.MAX_EXPANDED_STEPS", 0)
     verdict = check_plan(made)
     assert verdict.ok and any("representatives" in note for note in verdict.notes), verdict
     write_plan(tmp_path / "plan.json", made)

@@ -120,7 +120,7 @@ def test_many_bars_are_joined_and_many_ranks_are_left_out_and_said(monkeypatch: 
     rows = [(0, k * 1e-6, (k + 1) * 1e-6, "forward", "") for k in range(20_000)]
     svg = schedule_svg(spans(rows))
     assert len(svg) < 300_000
-    monkeypatch.setattr(module, "MOST_RANKS", 2)
+    monkeypatch.setattr(module, "MAX_RANKS", 2)
     words = schedule_svg(spans([(r, 0.0, 1.0, "forward", "") for r in range(5)]))
     assert "3 more ranks are not drawn" in words
     many = schedule_svg(spans([(0, 0.0, 1.0 + k, "gradient", "") for k in range(9)]))

@@ -15,8 +15,8 @@ from meshwright.io.trace.events import build_trace
 from meshwright.program.program import Kind, Part
 from meshwright.report.page.curves import thinned
 from meshwright.report.page.document import report_page
-from meshwright.report.page.packed import LONGEST_TEXT, clean, pack
-from meshwright.report.page.spans import MOST_TICKS, tick_of, timeline_view
+from meshwright.report.page.packed import MAX_TEXT, clean, pack
+from meshwright.report.page.spans import MAX_TICKS, tick_of, timeline_view
 
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 
@@ -26,7 +26,7 @@ def test_what_is_packed_is_read_back(whole: list[int], parts: list[float], texts
     block = pack({"a": np.array(whole, np.int64), "b": np.array(parts, np.float64)}, {"t": texts})
     found = unpacked(block)
     assert found["a"] == whole and found["b"] == parts
-    assert found["t"] == [clean(t) for t in texts] and all(t.isprintable() and len(t) <= LONGEST_TEXT for t in found["t"])
+    assert found["t"] == [clean(t) for t in texts] and all(t.isprintable() and len(t) <= MAX_TEXT for t in found["t"])
     assert pack({"a": np.array(whole, np.int64), "b": np.array(parts, np.float64)}, {"t": texts}) == block
 
 
@@ -37,14 +37,14 @@ def test_numbers_beyond_32_bits_are_refused() -> None:
 
 def test_names_keep_one_line_and_lose_what_hides() -> None:
     assert clean(HOSTILE) == HOSTILE.replace("\u202e", "\ufffd").replace("\x07", "\ufffd")
-    assert clean("\ud800a\nb") == "\ufffda\ufffdb" and clean("x" * 1000) == "x" * (LONGEST_TEXT - 1) + "…"
+    assert clean("\ud800a\nb") == "\ufffda\ufffdb" and clean("x" * 1000) == "x" * (MAX_TEXT - 1) + "…"
 
 
 @given(st.floats(1e-12, 1e9))
 def test_ticks_are_fine_and_fit(end_s: float) -> None:
     tick_s = 10.0 ** tick_of(end_s)
-    assert end_s / tick_s <= MOST_TICKS * 1.001
-    assert tick_s <= 1e-9 or end_s / tick_s > MOST_TICKS / 11
+    assert end_s / tick_s <= MAX_TICKS * 1.001
+    assert tick_s <= 1e-9 or end_s / tick_s > MAX_TICKS / 11
 
 
 @pytest.mark.parametrize("kind", ["pipeline", "collective", "training"])

@@ -17,7 +17,7 @@ from .verdict import Finding, Verdict
 
 __all__ = ["check_arena"]
 
-OPERATOR_LIMIT = 65_536
+MAX_OPERATORS = 65_536
 CHUNK = 1 << 20  # pairs looked at together
 Bits = NDArray[np.uint8]
 
@@ -28,8 +28,8 @@ def check_arena(problem: ArenaProblem, plan: ArenaPlan) -> Verdict:
     if len(plan.offset_bytes) != len(problem.size_bytes):
         return Verdict(findings=(_wrong(f"{len(plan.offset_bytes)} offsets for {len(problem.size_bytes)} storages"),), facts=facts)
     found = [*_places(problem, plan), *_runs(problem, plan)]
-    if len(problem.stream) > OPERATOR_LIMIT:
-        unknown = Finding(check="arena", message=f"{len(problem.stream)} operators, more than {OPERATOR_LIMIT}: safety not decided", status="unknown")
+    if len(problem.stream) > MAX_OPERATORS:
+        unknown = Finding(check="arena", message=f"{len(problem.stream)} operators, more than {MAX_OPERATORS}: safety not decided", status="unknown")
         return Verdict(findings=(*found, unknown), facts=facts)
     ancestors = _ancestors(problem)
     found += _shared(problem, plan, ancestors)

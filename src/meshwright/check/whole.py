@@ -36,7 +36,7 @@ from .verdict import Finding, Verdict, guarded
 
 __all__ = ["check_layout", "check_plan", "check_program"]
 
-EXPAND_LIMIT = 400_000  # executed steps up to which a folded program is checked in its expanded form
+MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form
 
 
 def check_program(program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None) -> Verdict:
@@ -79,7 +79,7 @@ def _with_order(p: Program, keep: list[Order]) -> list[Finding]:
 
 def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> tuple[list[Finding], Program | None]:
     """The call-free, unfolded form of a program that is well-formed, or what is wrong with it; neither for a fold too big to write out."""
-    if program.fold is not None and program.executed_steps > EXPAND_LIMIT:
+    if program.fold is not None and program.executed_steps > MAX_EXPANDED_STEPS:
         return [], None
     if program.fold is not None:
         unfolded: list[Program] = []
@@ -136,7 +136,7 @@ def _proved(program: Program, table: Mapping[str, Program], layout: TrainingLayo
     try:
         return check_folded_training(program, table, layout)
     except (Unsupported, TimeLimit) as error:
-        text = f"{program.executed_steps} executed steps are too many to expand (limit {EXPAND_LIMIT}), and they are not proved folded: {error}"
+        text = f"{program.executed_steps} executed steps are too many to expand (limit {MAX_EXPANDED_STEPS}), and they are not proved folded: {error}"
         return [Finding(check="fold", message=text, status="unknown")]
 
 
@@ -157,7 +157,7 @@ def _folded(program: Program, notes: list[str]) -> list[Finding]:
         why = str(error)
     if not find_cycle(program):  # a cycle of the expanded form would be one of the representatives too
         notes.append("folded: the waits among its representatives, calls taken as single steps, have no cycle")
-    text = f"{program.executed_steps} executed steps are too many to expand (limit {EXPAND_LIMIT}): races and values are not proved ({why})"
+    text = f"{program.executed_steps} executed steps are too many to expand (limit {MAX_EXPANDED_STEPS}): races and values are not proved ({why})"
     return [Finding(check="fold", message=text, status="unknown")]
 
 

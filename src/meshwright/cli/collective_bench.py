@@ -20,7 +20,7 @@ examples:
   torchrun --nproc-per-node 4 --no-python meshwright collective bench all-reduce     (inside a job: every rank runs the command, rank 0 prints)
 
 Without --lab and outside a job, --ranks processes are started on this machine."""
-MOST_RANKS = 256
+MAX_RANKS = 256
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +59,8 @@ def request_of(args: argparse.Namespace) -> Request:
     for name, number, least in counts:
         if number < least:
             raise UsageError(f"must be >= {least}, got {number}", where=name)
-    if args.ranks > MOST_RANKS:
-        raise UsageError(f"at most {MOST_RANKS} processes on one machine, got {args.ranks}", where="--ranks")
+    if args.ranks > MAX_RANKS:
+        raise UsageError(f"at most {MAX_RANKS} processes on one machine, got {args.ranks}", where="--ranks")
     first, last = size_bytes(args.minbytes, "-b"), size_bytes(args.maxbytes, "-e")
     if not 0 < first <= last:
         raise UsageError(f"the sizes {args.minbytes} to {args.maxbytes} are empty", where="-b, -e", hint="-b must be above 0 and not above -e")

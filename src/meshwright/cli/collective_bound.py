@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HELP = "the least time a collective can take on a fabric, with its proof"
 
-MOST_PIECES = 4096  # more take minutes to simulate and gain nothing
+MAX_PIECES = 4096  # more take minutes to simulate and gain nothing
 EFFORT = "counted work of the search, in seconds of a quiet machine: the same plan however busy this one is (default {})"
 SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
 
@@ -62,9 +62,9 @@ def limits(args: argparse.Namespace) -> dict[str, float]:
 
 
 def count(text: str) -> int:
-    """A number of pieces or trees, for `type=`: 1 to MOST_PIECES."""
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MOST_PIECES:
-        raise argparse.ArgumentTypeError(f"must be >= 1 and at most {MOST_PIECES}, got {text[:32]!r}")
+    """A number of pieces or trees, for `type=`: 1 to MAX_PIECES."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MAX_PIECES:
+        raise argparse.ArgumentTypeError(f"must be >= 1 and at most {MAX_PIECES}, got {text[:32]!r}")
     return int(text)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
 
 HELP = "all strategies at all sizes: time, algbw, busbw, the bound and the winner"
-MOST_SIZES = 64
+MAX_SIZES = 64
 EACH_S = 5
 
 
@@ -42,11 +42,11 @@ def sizes_of(text: str) -> list[int]:
         if size < 1 or size > last:
             raise UsageError(f"the range {text[:64]!r} is empty", where="--sizes", hint="the first size must be >= 1 B and not above the last")
         found = []
-        while size <= last and len(found) <= MOST_SIZES:
+        while size <= last and len(found) <= MAX_SIZES:
             found.append(size)
             size *= int(factor)
-    if len(found) > MOST_SIZES:
-        raise UsageError(f"more than {MOST_SIZES} sizes", where="--sizes", hint="use a larger factor")
+    if len(found) > MAX_SIZES:
+        raise UsageError(f"more than {MAX_SIZES} sizes", where="--sizes", hint="use a larger factor")
     return found
 
 

@@ -31,7 +31,7 @@ SIDES = (64, 128, 256)
 WIDTHS = (64, 128, 192, 256)
 RAGGED = 0.2  # where its search starts
 TILINGS, TREES = 2, 300
-FEWEST_WAVES = (*range(16, 129, 8), 144, 160)  # widths of tiles among which the fewest waves are sought
+MIN_WAVES = (*range(16, 129, 8), 144, 160)  # widths of tiles among which the fewest waves are sought
 BLOCK = 200_000  # rows that are predicted at once
 
 
@@ -133,7 +133,7 @@ def _features(m: F64, n: F64, k: F64, base: F64, processors: int, filling: bool)
 def _fewest_waves(m: F64, n: F64, processors: int) -> list[F64]:
     """The tiling with the fewest waves, of those the one with the fullest last wave (the first rule of DeepGEMM's choice): its features."""
     waves, full, tall, wide = np.full(len(m), np.inf), np.zeros(len(m)), np.zeros(len(m)), np.zeros(len(m))
-    for heights, widths in ((np.where(m <= 64, 64.0, 128.0), FEWEST_WAVES), (np.full(len(m), 256.0), [w for w in FEWEST_WAVES if w <= 128])):
+    for heights, widths in ((np.where(m <= 64, 64.0, 128.0), MIN_WAVES), (np.full(len(m), 256.0), [w for w in MIN_WAVES if w <= 128])):
         for width in widths:
             tiles = np.ceil(m / heights) * np.ceil(n / width)
             now = np.ceil(tiles / processors)

@@ -26,7 +26,7 @@ from ..kernels.effort import Deadline
 __all__ = ["FaultCost", "Lint", "fault_costs", "lint_known_fabric", "lint_source"]
 
 SIZE_BYTES = 1 << 30
-MOST_RANKS = 1024  # each bound of a larger fabric takes seconds
+MAX_RANKS = 1024  # each bound of a larger fabric takes seconds
 MAX_COSTS_WORK_S = 10.0  # counted work, seconds of a quiet core: after it no further kind of fault is priced
 
 
@@ -101,7 +101,7 @@ def _servers(system: NcclSystem, copies: int) -> Fabric:
 def fault_costs(fabric: Fabric, findings: Sequence[Finding], repair: Callable[[str], Fabric | None], on: str) -> list[FaultCost]:
     """For every rule among the findings that has a repair: the bound as it is and with it. Nothing where the fabric has no bound at all."""
     rules = [rule for rule in REPAIRS if any(f.rule == rule for f in findings)]
-    if not rules or not 2 <= len(fabric.devices) <= MOST_RANKS:
+    if not rules or not 2 <= len(fabric.devices) <= MAX_RANKS:
         return []
     deadline, costs = Deadline.after(MAX_COSTS_WORK_S), []
     now = _best(fabric)

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 UNCOMPRESSED = "none"
-LEAST_GAIN = 0.05  # of the step that DDP takes by itself: gradients are left to it for less
+MIN_GAIN = 0.05  # of the step that DDP takes by itself: gradients are left to it for less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def plan_traffic(
         if uncompressed is None:
             uncompressed = least if names == (UNCOMPRESSED,) else _uncompressed(profile, options if wanted is Cupcake else None)
     told = dict(found.options) | (budget.cut.to_json() if budget.cut else {})
-    leave = codecs is None and 0 < profile.plain_ns * (1 - LEAST_GAIN) < found.step_ns
+    leave = codecs is None and 0 < profile.plain_ns * (1 - MIN_GAIN) < found.step_ns
     return _checked(TrafficPlan(
         leave=leave, profile=profile, groups=found.groups, strategy=strategy, options=told, codecs=names, step_ns=found.step_ns,
         payload_bytes=_payload(profile, found.groups), bound=least, uncompressed=uncompressed, version=__version__,

@@ -42,8 +42,8 @@ RULES = {  # what each looks for; docs/clusters.md lists them
 SLOW_PCIE_Bps = 3_000_000_000  # gen 3 x4; a GPU or NIC behind less is as good as lost
 UNLIKELY = 8  # times slower than its neighbours
 EXACT_BITS = 62  # what the exact planner's integers hold
-MOST_ISLANDS = 64
-MOST_OF_A_KIND = 8  # findings of one rule that are listed one by one
+MAX_ISLANDS = 64
+MAX_OF_A_KIND = 8  # findings of one rule that are listed one by one
 _BUNDLE = re.compile(r"NV(\d{1,4})\Z")
 
 
@@ -62,7 +62,7 @@ class Finding:
 
 
 def lint_fabric(fabric: Fabric) -> list[Finding]:
-    """All findings, errors first; of one rule at most MOST_OF_A_KIND, the rest counted in a last one."""
+    """All findings, errors first; of one rule at most MAX_OF_A_KIND, the rest counted in a last one."""
     found = [
         f
         for rule in (_connected, _slow_pcie, _directions, _nvlinks, _nics, _gpu_to_nic, _dangling, _parallel, _rates, _latencies, _facts)
@@ -72,9 +72,9 @@ def lint_fabric(fabric: Fabric) -> list[Finding]:
 
 
 def _capped(found: list[Finding]) -> list[Finding]:
-    if len(found) <= MOST_OF_A_KIND:
+    if len(found) <= MAX_OF_A_KIND:
         return found
-    first, rest = found[: MOST_OF_A_KIND - 1], found[MOST_OF_A_KIND - 1 :]
+    first, rest = found[: MAX_OF_A_KIND - 1], found[MAX_OF_A_KIND - 1 :]
     return [*first, Finding(first[0].severity, first[0].rule, rest[0].where, f"and {len(rest)} more like this", first[0].hint)]
 
 
@@ -98,7 +98,7 @@ def _islands(fabric: Fabric) -> list[list[int]]:
     """Sets of devices that reach each other both ways, that of device 0 first; when there are very many, the first of them."""
     left = set(range(len(fabric.devices)))
     islands: list[list[int]] = []
-    while left and len(islands) <= MOST_ISLANDS:
+    while left and len(islands) <= MAX_ISLANDS:
         start = min(left)
         there, back = _reach(fabric, start, forward=True), _reach(fabric, start, forward=False)
         islands.append(sorted(left & there & back))

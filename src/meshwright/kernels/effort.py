@@ -46,7 +46,7 @@ __all__ = [
 
 TICKS = 1 << 30  # per second
 INFINITE = float("inf")
-MOST_REMEMBERED = 512
+MAX_REMEMBERED = 512
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -212,7 +212,7 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
             if cuts() > before:
                 return value
             kept[key] = value, worked_s() - begin_s
-            while len(kept) > MOST_REMEMBERED:
+            while len(kept) > MAX_REMEMBERED:
                 kept.popitem(last=False)
         kept.move_to_end(key)
         value, work_s = kept[key]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..errors import Unsupported, UsageError
 from .effort import count_work
 
-__all__ = ["CAPACITY_LIMIT", "FlowNetwork", "Sweep", "checked_capacities", "dinic"]
+__all__ = ["MAX_CAPACITY", "FlowNetwork", "Sweep", "checked_capacities", "dinic"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -29,7 +29,7 @@ I32 = NDArray[np.int32]
 FLOW_S = 2e-8  # work of a flow per slot of the network
 
 # Sums of two quantities below this stay below 2^63.
-CAPACITY_LIMIT = (1 << 62) - 1
+MAX_CAPACITY = (1 << 62) - 1
 
 
 def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I64:
@@ -39,9 +39,9 @@ def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I6
     """
     listed = list(values)
     total = sum(listed)
-    if total > CAPACITY_LIMIT:
+    if total > MAX_CAPACITY:
         raise Unsupported(
-            f"{what} add up to {total}, more than {CAPACITY_LIMIT}: exact 64-bit max-flow is not possible",
+            f"{what} add up to {total}, more than {MAX_CAPACITY}: exact 64-bit max-flow is not possible",
             hint="round link rates to a coarser common unit (for instance whole MB/s)",
             data={"total": str(total)},
         )
@@ -171,7 +171,7 @@ class FlowNetwork:
 
     @staticmethod
     def of_arrays(nodes: int, tails: I64, heads: I64, capacities: I64) -> FlowNetwork:
-        """The same from columns; arcs given twice count once, with the last capacity. The caller keeps the capacities' sum below CAPACITY_LIMIT."""
+        """The same from columns; arcs given twice count once, with the last capacity. The caller keeps the capacities' sum below MAX_CAPACITY."""
         forward = tails * nodes + heads
         keys = np.unique(np.concatenate([forward, heads * nodes + tails]))
         tail, head = keys // max(nodes, 1), keys % max(nodes, 1)
@@ -192,7 +192,7 @@ class FlowNetwork:
             raise UsageError(f"no arc from node {int(keys[i]) // self.nodes} to {int(keys[i]) % self.nodes}", hint="give it capacity 0 when building")
         return at
 
-    def max_flow(self, source: int, sink: int, *, limit: int = CAPACITY_LIMIT) -> int:
+    def max_flow(self, source: int, sink: int, *, limit: int = MAX_CAPACITY) -> int:
         """Maximum flow, or `limit` if it is at least that. Source and sink must differ."""
         if source == sink:
             raise UsageError(f"flow from node {source} to itself", hint="choose two different nodes")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckFailed, TimeLimit
 from .effort import NEVER, Deadline, count_work
-from .maxflow import CAPACITY_LIMIT, FLOW_S, FlowNetwork, dinic
+from .maxflow import FLOW_S, MAX_CAPACITY, FlowNetwork, dinic
 
 __all__ = ["TreeBatch", "pack_trees"]
 
@@ -116,7 +116,7 @@ def pack_trees(
     pending = np.zeros(nodes, np.int64)
     for r, count in demand.items():
         pending[r] = count
-    unlimited = min(int(network.capacity.sum() + pending.sum()) + 1, CAPACITY_LIMIT)
+    unlimited = min(int(network.capacity.sum() + pending.sum()) + 1, MAX_CAPACITY)
     residual, level = np.empty_like(network.capacity), np.empty(nodes + 1, np.int32)
     work = tuple(np.empty(nodes + 2, np.int32) for _ in range(3))
     batches: list[TreeBatch] = []

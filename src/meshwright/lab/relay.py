@@ -33,8 +33,8 @@ HEADER = b"\0" * 10  # virtio_net_hdr: nothing to check, nothing to segment
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO6 = 0x01, 0x02, 0x04
-MOST_AT_ONCE = 32  # frames taken from one cable before the others have their turn
-MOST_WAITING_BYTES = 64 << 20
+MAX_AT_ONCE = 32  # frames taken from one cable before the others have their turn
+MAX_WAITING_BYTES = 64 << 20
 
 
 class Direction:
@@ -47,7 +47,7 @@ class Direction:
         self._bytes = 0
 
     def put(self, frame: bytes, now: float) -> None:
-        if (self.loss and self._random.random() < self.loss) or self._bytes > MOST_WAITING_BYTES:
+        if (self.loss and self._random.random() < self.loss) or self._bytes > MAX_WAITING_BYTES:
             return
         self._waiting.append((now + self.delay_s, frame))
         self._bytes += len(frame)
@@ -99,7 +99,7 @@ def _carry(ways: dict[int, tuple[int, Direction]]) -> None:
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for fd in select.select(list(ways), [], [], wait)[0]:
             way = ways[fd][1]
-            for _ in range(MOST_AT_ONCE):
+            for _ in range(MAX_AT_ONCE):
                 try:
                     frame = os.read(fd, FRAME_BYTES)
                 except BlockingIOError:

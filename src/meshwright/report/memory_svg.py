@@ -12,8 +12,8 @@ from .svg import PALETTE, document, legend, line, rect, text, ticks
 
 __all__ = ["memory_curves", "memory_panel", "memory_svg"]
 
-MOST_CURVES = len(PALETTE)
-MOST_POINTS = 1200  # of a curve: more are thinned to the highest of each stretch
+MAX_CURVES = len(PALETTE)
+MAX_POINTS = 1200  # of a curve: more are thinned to the highest of each stretch
 _RANK = re.compile(r"memory of rank (\d+)$")
 LEFT, RIGHT, TOP = 92, 24, 44
 
@@ -36,7 +36,7 @@ def memory_curves(timeline: Timeline) -> list[Curve]:
     for name, (time_s, value) in timeline.counters.items():
         if (match := _RANK.search(name)) and len(time_s):
             found.setdefault((np.asarray(time_s, np.float64).tobytes(), np.asarray(value, np.float64).tobytes()), []).append(int(match[1]))
-    highest = sorted(found.items(), key=lambda item: (-float(np.frombuffer(item[0][1]).max()), item[1]))[:MOST_CURVES]
+    highest = sorted(found.items(), key=lambda item: (-float(np.frombuffer(item[0][1]).max()), item[1]))[:MAX_CURVES]
     return [(_whose(ranks), np.frombuffer(t), np.frombuffer(v)) for (t, v), ranks in sorted(highest, key=lambda item: item[1])]
 
 
@@ -74,8 +74,8 @@ def memory_panel(
 
 
 def _thinned(time_s: np.ndarray, value: np.ndarray) -> tuple[list[float], list[float]]:
-    """At most MOST_POINTS points; each stands for the highest of its stretch, so that no peak is lost."""
-    if len(time_s) <= MOST_POINTS:
+    """At most MAX_POINTS points; each stands for the highest of its stretch, so that no peak is lost."""
+    if len(time_s) <= MAX_POINTS:
         return time_s.tolist(), value.tolist()
-    first = np.linspace(0, len(time_s), MOST_POINTS, endpoint=False).astype(np.int64)
+    first = np.linspace(0, len(time_s), MAX_POINTS, endpoint=False).astype(np.int64)
     return time_s[first].tolist(), np.maximum.reduceat(value, first).tolist()

@@ -26,8 +26,8 @@ from .svg import cut
 
 __all__ = ["html_of"]
 
-MOST_ROWS = 8
-MOST_TEXT = 120
+MAX_ROWS = 8
+MAX_TEXT = 120
 DRAWN_DEVICES = 32  # larger fabrics get their table only
 DRAWN_SPANS = 2_000
 
@@ -128,14 +128,14 @@ def _trace(trace: Trace) -> str:
 
 
 def _card(title: str, rows: Rows, drawing: str = "") -> str:
-    shown = [(k, v) for k, v in rows if v][:MOST_ROWS]
+    shown = [(k, v) for k, v in rows if v][:MAX_ROWS]
     left = len([v for _, v in rows if v]) - len(shown)
     shown += [("", f"and {left} more")] if left else []
     cells = "".join(
         f'<tr><td style="text-align:left;padding:1px 12px 1px 0;opacity:.7">{escape(cut(k, 40))}</td>'
-        f'<td style="text-align:left;padding:1px 0">{escape(cut(v, MOST_TEXT))}</td></tr>'
+        f'<td style="text-align:left;padding:1px 0">{escape(cut(v, MAX_TEXT))}</td></tr>'
         for k, v in shown
     )
-    head = f'<div style="font-weight:bold">{escape(cut(title, MOST_TEXT))}</div>'
+    head = f'<div style="font-weight:bold">{escape(cut(title, MAX_TEXT))}</div>'
     picture = f'<div style="max-width:100%;overflow-x:auto">{drawing}</div>' if drawing else ""
     return f'<div class="meshwright">{head}<table>{cells}</table>{picture}</div>'

@@ -24,7 +24,7 @@ __all__ = ["schedule_svg"]
 F64 = NDArray[np.float64]
 WIDTH, LEFT, RIGHT, TOP = 1120, 84, 20, 52
 TALL, THIN, GAP = 24, 6, 8
-MOST_RANKS, MOST_BARS, MOST_THIN = 64, 20_000, 4
+MAX_RANKS, MAX_BARS, MAX_THIN = 64, 20_000, 4
 MEMORY_HEIGHT = 120
 
 # What a bar is -> (name in the legend, colour). Compute by the op's name, messages by phase.
@@ -73,7 +73,7 @@ def schedule_svg(timeline: Timeline, program: Program | None = None, *, title: s
         panels.append(rect(LEFT, y, WIDTH - LEFT - RIGHT, sum(high for _, high in lines), kind="panel"))
         panels.append(text(LEFT - 8, y + min(sum(high for _, high in lines), TALL) / 2 + 4, f"rank {rank}", anchor="end"))
         for shown, high in lines:
-            bars += _bars(shown, y, high, scale, tips=drawn + len(shown) <= MOST_BARS // 5)
+            bars += _bars(shown, y, high, scale, tips=drawn + len(shown) <= MAX_BARS // 5)
             drawn += len(shown)
             y += high
         y += GAP
@@ -104,7 +104,7 @@ def _rows(timeline: Timeline, program: Program | None) -> tuple[dict[int, _Row],
     spans = timeline.spans
     ranks = np.unique(spans.rank)
     known = ranks[ranks < program.ranks] if program is not None else ranks
-    rows = {int(r): _Row() for r in known[:MOST_RANKS]}
+    rows = {int(r): _Row() for r in known[:MAX_RANKS]}
     used: dict[str, tuple[str, str]] = {}
     shades: dict[tuple[int, int], bool] = {}
     for rank, step, start, end, phase, given in _intervals(timeline, program):
@@ -144,7 +144,7 @@ def _intervals(timeline: Timeline, program: Program | None) -> Iterator[tuple[in
         if timeline.transfers is not None:
             start, end = _moving(timeline, timeline.transfers, start, end, zero)
     order = np.lexsort((end, start))
-    for i in order[chosen[order]][: 4 * MOST_BARS].tolist():
+    for i in order[chosen[order]][: 4 * MAX_BARS].tolist():
         phase, name = spans.phase[i] if spans.phase else "", spans.name[i] if spans.name else ""
         yield int(spans.rank[i]), int(spans.step[i]), float(start[i]), float(end[i]), phase, name
 
@@ -194,7 +194,7 @@ def _place(row: _Row, bar: _Bar) -> None:
         if bars[-1].end_s <= bar.start_s:
             bars.append(bar)
             return
-    if len(row.thin) < MOST_THIN:
+    if len(row.thin) < MAX_THIN:
         row.thin.append([bar])
     else:
         row.hidden += 1

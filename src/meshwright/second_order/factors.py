@@ -16,9 +16,9 @@ import torch
 
 from ..errors import RunError
 
-__all__ = ["LEAST_DAMPING", "damping_split", "damped_inverse", "gram", "pack", "trace", "unpack", "with_ones"]
+__all__ = ["MIN_DAMPING", "damping_split", "damped_inverse", "gram", "pack", "trace", "unpack", "with_ones"]
 
-LEAST_DAMPING = 1e-7
+MIN_DAMPING = 1e-7
 RAISES = 8
 
 
@@ -46,7 +46,7 @@ def damping_split(a: torch.Tensor, b: torch.Tensor, damping: float) -> tuple[flo
     mean_a, mean_b = trace(a) / a.shape[0], trace(b) / b.shape[0]
     pi = math.sqrt(mean_a / mean_b) if mean_a > 0 and mean_b > 0 else 1.0
     root = math.sqrt(damping)
-    return max(root * pi, LEAST_DAMPING), max(root / pi, LEAST_DAMPING)
+    return max(root * pi, MIN_DAMPING), max(root / pi, MIN_DAMPING)
 
 
 def damped_inverse(factor: torch.Tensor, gamma: float, *, where: str) -> tuple[torch.Tensor, float]:

@@ -27,7 +27,7 @@ from ..program.program import I32, Channels, Kind, Part, Program, Steps
 __all__ = ["Mode", "Network", "compile_network", "link_names", "used_channels"]
 
 Mode = Literal["fair", "exclusive", "auto"]
-MOST_KEPT = 16  # networks per fabric
+MAX_KEPT = 16  # networks per fabric
 F64 = NDArray[np.float64]
 
 
@@ -77,7 +77,7 @@ def compile_network(
     if key not in kept:
         made = _compiled(program, fabric, placement, mode, segment_bytes)
         kept[key] = program.channels, program.steps, made  # held, so that no other table gets their identity
-        if len(kept) > MOST_KEPT:
+        if len(kept) > MAX_KEPT:
             kept.popitem(last=False)
     return kept[key][2]
 

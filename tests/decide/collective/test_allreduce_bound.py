@@ -207,7 +207,7 @@ def test_refusals() -> None:
 def test_a_fabric_that_is_too_large_has_no_dual_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.decide.collective.bounds import allreduce as allreduce_bound
 
-    monkeypatch.setattr(allreduce_bound, "MOST_ARCS", 3)
+    monkeypatch.setattr(allreduce_bound, "MAX_ARCS", 3)
     assert all_reduce_dual_bound(CollectiveProblem.on(box(), "all-reduce", 400)) is None
 
 

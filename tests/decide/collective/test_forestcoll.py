@@ -81,7 +81,7 @@ def test_programs_that_would_be_huge_take_fewer_trees(monkeypatch: pytest.Monkey
     problem = CollectiveProblem.on(without_a_port("dgx-h100:5"), "all-gather", 1 << 20)
     usual = planned(problem, structure=True)
     assert usual.notes["trees_per_root"] > 1 and usual.notes["ratio"] == "1"
-    monkeypatch.setattr(forestcoll, "MOST_STORED", 2 * 40 * 40)
+    monkeypatch.setattr(forestcoll, "MAX_STORED", 2 * 40 * 40)
     few = planned(replace(problem, fabric=replace(problem.fabric)), structure=True)
     assert few.notes["trees_per_root"] == 1 and Fraction(9, 10) < Fraction(few.notes["ratio"]) < 1
     assert few.program.executed_steps < usual.program.executed_steps and check_program(few.program).ok
@@ -184,7 +184,7 @@ def test_tries_that_would_take_long_are_left_out(monkeypatch: pytest.MonkeyPatch
     problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
     strategy = ForestColl(trees=14)
     ready = strategy._prepared(problem, NEVER)
-    monkeypatch.setattr(forest_trial, "MOST_WORK", 0)
+    monkeypatch.setattr(forest_trial, "MAX_WORK", 0)
     assert strategy._way(problem, ready) == strategy._ways(problem, ready)[0]
 
 

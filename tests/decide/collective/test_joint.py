@@ -286,7 +286,7 @@ def test_refusals() -> None:
 def test_a_program_that_never_closes_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.decide.collective.trees import lp as joint_lp
 
-    monkeypatch.setattr(joint_lp, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(joint_lp, "MAX_ROUNDS", 1)
     graph = rate_graph(load_fabric("dgx-h100:2"), [d.name for d in load_fabric("dgx-h100:2").devices])
     with pytest.raises(TimeLimit, match="no end of violated cuts"):
         solve_packing(packing_problem(graph), what="t")

@@ -592,7 +592,7 @@ def test_what_is_not_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Unsupported) as found:
             Taccl(**options).plan(refused_problem, rng=np.random.default_rng(0))
         assert found.value.hint
-    monkeypatch.setattr("meshwright.decide.collective.taccl.setup.MOST_MOVES", 10)
+    monkeypatch.setattr("meshwright.decide.collective.taccl.setup.MAX_MOVES", 10)
     with pytest.raises(Unsupported, match="too many to route"):
         Taccl().plan(replace(problem, fabric=two_boxes()), rng=np.random.default_rng(0))
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from meshwright.capture.step import capture_step
 from meshwright.check.training.step_memory import check_step_plan
-from meshwright.decide.memory.fusionaware.network import BANS, LEAST_MEMORY, MinCut, saved_set
+from meshwright.decide.memory.fusionaware.network import BANS, MIN_MEMORY, MinCut, saved_set
 from meshwright.errors import Infeasible, UnknownName
 
 RNG = np.random.default_rng(0)
@@ -57,9 +57,9 @@ def test_attention_saves_one_matrix():
 
 def test_feed_forward_saves_half_a_mebibyte_where_torch_saves_more_than_one():
     graph = step(Feed(), torch.randn(128, 256, requires_grad=True))
-    least = saved_set(graph, bans=LEAST_MEMORY, distance=False, write_twice=False)
+    least = saved_set(graph, bans=MIN_MEMORY, distance=False, write_twice=False)
     assert least.new_bytes <= 525_312
-    plan = MinCut(bans=LEAST_MEMORY, distance=False, write_twice=False).plan(graph, None, rng=RNG)
+    plan = MinCut(bans=MIN_MEMORY, distance=False, write_twice=False).plan(graph, None, rng=RNG)
     products = [graph.nodes[a.node].name for a in plan.actions if "mm" in graph.nodes[a.node].target]
     assert len(products) == len({*products}) and not check_step_plan(graph, plan).findings
     with pytest.raises(Infeasible):

@@ -178,12 +178,12 @@ def test_bounds_runs_and_alignment_are_checked() -> None:
 def test_too_many_operators_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = two_streams([[]] * 4)
     plan = planned(problem)
-    monkeypatch.setattr("meshwright.check.arena.OPERATOR_LIMIT", 3)
+    monkeypatch.setattr("meshwright.check.arena.MAX_OPERATORS", 3)
     assert check_arena(problem, plan).status == "unknown"
 
 
 def test_too_many_pairs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_order, "PAIR_LIMIT", 0)
+    monkeypatch.setattr(static_order, "MAX_PAIRS", 0)
     with pytest.raises(Unsupported, match="1 pairs"):
         planned(two_streams([[]] * 4))
 

@@ -86,8 +86,8 @@ def test_folders_that_others_may_write_to_are_not_used(tmp_path: Path) -> None:
 
 
 def test_large_answers_are_not_kept_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "MOST_FILE_BYTES", 1000)
-    monkeypatch.setattr(plan_cache, "MOST_FOLDER_BYTES", 2000)
+    monkeypatch.setattr(plan_cache, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(plan_cache, "MAX_FOLDER_BYTES", 2000)
     kept = PlanCache(tmp_path)
     kept.put(QUESTION, b"x" * 1000)
     assert files(tmp_path) == []

@@ -87,7 +87,7 @@ def test_ranks_that_share_cores_are_judged_by_late_messages_too() -> None:
 
 
 def test_programs_too_long_to_walk_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.run.group.choose.MOST_STEPS", 1)
+    monkeypatch.setattr("meshwright.run.group.choose.MAX_STEPS", 1)
     with pytest.raises(Infeasible, match="executed"):
         executed(problem(), [Ring()])
 

@@ -19,7 +19,7 @@ from ...fabric.fabric import Fabric
 
 __all__ = ["DelayOpen", "delay_seconds"]
 
-MOST_ACTORS = 1200
+MAX_ACTORS = 1200
 FAR = 1 << 60
 I64 = NDArray[np.int64]
 
@@ -36,8 +36,8 @@ def delay_seconds(data: Mapping[str, Any], fabric: Fabric, crossing: Fraction, l
     op, inside, ranks = data["demand"], set(data["inside"]), set(data["devices"])
     if op not in ("all-gather", "reduce-scatter", "broadcast", "reduce"):
         raise ValueError(f"delays bound no {op}")
-    if len(fabric.actor_names) > MOST_ACTORS:
-        raise DelayOpen(f"{len(fabric.actor_names)} actors, more than {MOST_ACTORS}")
+    if len(fabric.actor_names) > MAX_ACTORS:
+        raise DelayOpen(f"{len(fabric.actor_names)} actors, more than {MAX_ACTORS}")
     turned = op in ("reduce-scatter", "reduce")
     number = {name: i for i, name in enumerate(fabric.actor_names)}
     far_side = [number[name] for name in fabric.actor_names if (name in inside) == turned]

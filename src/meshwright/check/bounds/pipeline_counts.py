@@ -26,7 +26,7 @@ from .pipeline_ways import Pipeline
 __all__ = ["counted_time"]
 
 Class = tuple[int, str, int]  # (copy, kind, stage)
-MOST_SLOTS = 1_000_000
+MAX_SLOTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Facts:
 def counted_time(pipeline: Pipeline, data: Mapping[str, Any]) -> Fraction:
     """Seconds that the multipliers prove. Raises: ValueError when they prove nothing."""
     slot, slots = fraction_of(str(data["slot_s"])), int(data["slots"])
-    if slot <= 0 or not 0 <= slots <= MOST_SLOTS:
+    if slot <= 0 or not 0 <= slots <= MAX_SLOTS:
         raise ValueError("a slot has no length, or there are none or too many")
     table = _table(pipeline, slot, slots)
     factor: dict[tuple[Class, int], int] = {}

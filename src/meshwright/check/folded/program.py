@@ -31,7 +31,7 @@ from ..verdict import Finding
 
 __all__ = ["check_folded"]
 
-COMPONENT_LIMIT = 200_000  # lanes written out at once
+MAX_COMPONENT_LANES = 200_000  # lanes written out at once
 Ints = NDArray[np.int64]
 _LOW = (1 << 32) - 1
 
@@ -52,9 +52,9 @@ def check_folded(p: Program) -> list[Finding]:
     for lane in range(len(p.lanes)):
         if instance[lane] >= 0:
             continue
-        nodes = lifted.component(lane, COMPONENT_LIMIT)
+        nodes = lifted.component(lane, MAX_COMPONENT_LANES)
         if nodes is None:
-            raise Unsupported(f"more than {COMPONENT_LIMIT} lanes hang together")
+            raise Unsupported(f"more than {MAX_COMPONENT_LANES} lanes hang together")
         _number(instance, nodes, len(written), k)
         cells, wrong = _check_component(part(lifted, nodes), claim)
         found += wrong

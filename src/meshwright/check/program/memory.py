@@ -7,7 +7,7 @@ share the bytes of their root; a repeated lane's slices are allocated together a
 Worst order: a moment of an execution is a set of step starts and ends closed under happens-before. Its memory is a sum of +bytes
 for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
 (Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
-buffer has one first writer and one last step under happens-before; otherwise, and beyond FLOW_LIMIT, an upper bound, and said so. Programs of
+buffer has one first writer and one last step under happens-before; otherwise, and beyond MAX_FLOW_NODES, an upper bound, and said so. Programs of
 SWEPT_FROM buffers and more get the bound of `memory_sweep`.
 """
 
@@ -28,7 +28,7 @@ from .sweep import posted_ahead, swept_peaks
 
 __all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
 
-FLOW_LIMIT = 60_000  # closure nodes of one actor
+MAX_FLOW_NODES = 60_000  # closure nodes of one actor
 SWEPT_FROM = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead
 
 
@@ -165,7 +165,7 @@ def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bo
         for node in ends:
             weight[2 * node + 1] = weight.get(2 * node + 1, 0) - life.size[e]
     events = sorted(weight)
-    if len(events) > FLOW_LIMIT:
+    if len(events) > MAX_FLOW_NODES:
         return fixed + sum(w for w in weight.values() if w > 0), False, []
     closed, gain = _closure(order, events, weight)
     held = [e for e in elements if life.size[e] and not life.begins[e] and not life.ends[e]]

@@ -24,8 +24,8 @@ __all__ = ["Accesses", "Addresses", "Messages", "Order", "accesses", "messages",
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 BLOCK = 64  # lanes per clock block
-CLOCK_LIMIT = 60_000_000  # clock entries that are computed and kept; beyond it `before` searches
-SEARCH_LIMIT = 30_000_000  # joins visited by searches
+MAX_CLOCK_ENTRIES = 60_000_000  # clock entries that are computed and kept; beyond it `before` searches
+MAX_SEARCHED_JOINS = 30_000_000  # joins visited by searches
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class Order:
             c = column[k]
             if c >= 0 and at[c] < source_pos[k]:
                 at[c] = source_pos[k]
-        if self.clock_cost <= CLOCK_LIMIT:
+        if self.clock_cost <= MAX_CLOCK_ENTRIES:
             self._cache[block] = clock
         return clock
 
@@ -296,7 +296,7 @@ class Order:
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
         across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
         across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
-        if self.clock_cost > CLOCK_LIMIT:
+        if self.clock_cost > MAX_CLOCK_ENTRIES:
             out[across] = self._search(a[across], b[across])
             return out
         block = self.block_of_lane[self.lane[a[across]]]
@@ -338,7 +338,7 @@ class Order:
                     out[found] = True
                     queries = [k for k in queries if not out[k]]
             steps += len(seen)
-            if steps > SEARCH_LIMIT:
+            if steps > MAX_SEARCHED_JOINS:
                 raise TimeLimit(f"happens-before among {self.rows} joins in {len(self.program.lanes)} lanes takes too long to decide")
         return out
 
@@ -350,7 +350,7 @@ class Order:
 
     def _column(self, lane: int) -> Ints:
         """Per global row the last ancestor position in one lane."""
-        if self.clock_cost > CLOCK_LIMIT * 4:
+        if self.clock_cost > MAX_CLOCK_ENTRIES * 4:
             raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
         out = np.full(self.rows, -1, np.int64)
         near = np.concatenate([[False], self.component[self.lane[self.join_nodes]] == self.component[lane]])

@@ -9,7 +9,7 @@ from .order import Addresses, Ints, Order, accesses
 
 __all__ = ["staging_bytes"]
 
-PAIR_LIMIT = 1 << 18  # (receive, step that shares its place) looked at together
+MAX_PAIRS = 1 << 18  # (receive, step that shares its place) looked at together
 
 
 def staging_bytes(p: Program, order: Order) -> Ints:
@@ -79,7 +79,7 @@ def _used_before(uses: _Uses, order: Order, receives: Ints, credit: Ints) -> Int
     found = np.zeros(len(receives), bool)
     done = np.zeros(len(receives), np.int64)  # rows looked at; a place that many steps use is looked at piece by piece
     while len(left := np.flatnonzero(~found & (done < count))):
-        take = np.minimum(count[left] - done[left], max(1, PAIR_LIMIT // len(left)))
+        take = np.minimum(count[left] - done[left], max(1, MAX_PAIRS // len(left)))
         of = np.repeat(left, take)
         row = np.repeat(begin[left] + done[left] - (np.cumsum(take) - take), take) + np.arange(len(of))
         done[left] += take

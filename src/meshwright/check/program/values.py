@@ -26,7 +26,7 @@ from .wellformed import LIMIT, witness
 
 __all__ = ["Machine", "check_collective"]
 
-CELL_LIMIT = 40_000_000
+MAX_CELLS = 40_000_000
 _LOW = (1 << 32) - 1
 
 
@@ -43,7 +43,7 @@ class Machine:
             self.memory[b] = [0] * int(top[b] * self.where.size[b] // self.cell[b])
         self.writer: dict[int, list[int]] = {b: [-1] * len(cells) for b, cells in self.memory.items()}
         moved = int(p.steps.count.astype(np.int64).sum())
-        if sum(map(len, self.memory.values())) + moved > CELL_LIMIT:
+        if sum(map(len, self.memory.values())) + moved > MAX_CELLS:
             raise TimeLimit("too many chunks to follow one by one")
         self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
         self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()

@@ -17,7 +17,7 @@ from ..verdict import Finding, Verdict
 
 __all__ = ["check_step_plan"]
 
-FOUND_LIMIT = 20
+MAX_FINDINGS = 20
 
 
 @dataclass(eq=False)  # two allocations of one action may be of one size
@@ -49,7 +49,7 @@ def check_step_plan(graph: StepGraph, plan: StepPlan, *, split: int = -1) -> Ver
         return Verdict(findings=tuple(walk.found))
     for i in range(len(plan.actions)):
         walk.action(i)
-        if len(walk.found) >= FOUND_LIMIT:
+        if len(walk.found) >= MAX_FINDINGS:
             break
     walk.whole()
     facts = {} if walk.found else walk.figures() | ({} if split < 0 else {"split_bytes": walk.crossing(split)})

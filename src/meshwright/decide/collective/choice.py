@@ -16,18 +16,18 @@ from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .rates import rate_graph
-from .value import MOST_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
+from .value import MAX_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
 
 __all__ = ["explained", "rank", "tuned"]
 
 PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts a message is cut; None = the strategy's choice
-MOST_PIECES = 1024
+MAX_PIECES = 1024
 WORTH = 0.998  # a finer or coarser cut must gain at least this much
 SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
 HOPELESS = 2.0  # times slower than the fastest: no search for another cut
 MANY_RANKS = 256  # up to so many every program is simulated, however long it is
-LEAST_S = 1e-9  # what the first candidate gets even if no time is left
-LARGEST_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
+MIN_S = 1e-9  # what the first candidate gets even if no time is left
+MAX_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def tuned(
 def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: _Tried, deadline: Deadline) -> tuple[CollectivePlan, float]:
     option = next((f.name for f in fields(candidate) if f.name in PIECES and getattr(candidate, f.name) is None), "")  # type: ignore[arg-type]
     chosen = first.plan.options.get(option)
-    if not option or type(chosen) is not int or first.steps > LARGEST_SEARCH_STEPS:
+    if not option or type(chosen) is not int or first.steps > MAX_SEARCH_STEPS:
         return first.plan, first.time_s
     best = first
     for double in (True, False):
         pieces, here = chosen, first
-        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MOST_PIECES and not deadline.past:
+        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MAX_PIECES and not deadline.past:
             try:
                 found = _try(replace(candidate, **{option: pieces}), problem)  # type: ignore[type-var]
             except (Unsupported, UsageError, TimeLimit):  # finer than elements, or than the strategy allows
@@ -76,7 +76,7 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
     actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
-    if steps > MOST_SIMULATED and len(actors) > MANY_RANKS and plan.program.fold is None and not plan.switches:
+    if steps > MAX_SIMULATED and len(actors) > MANY_RANKS and plan.program.fold is None and not plan.switches:
         note = f"the busiest link's time: {steps} steps are too many to simulate here"
         return _Tried(replace(plan, notes={**plan.notes, "time": note}), busiest_link_s(plan.program, problem.fabric, actors))
     return _Tried(plan, simulated_time_s(plan.program, problem.fabric, actors, problem.transport))
@@ -137,7 +137,7 @@ def rank(
 def _own(problem: CollectiveProblem, deadline: Deadline, each_s: float) -> CollectiveProblem:
     """The problem for one candidate that begins now."""
     clock_s = min(deadline.clock_left_s, problem.time_limit_s * min(1.0, each_s / problem.budget_s))
-    return replace(problem, time_limit_s=max(clock_s, LEAST_S), effort_s=max(min(deadline.work_left_s, each_s), LEAST_S))
+    return replace(problem, time_limit_s=max(clock_s, MIN_S), effort_s=max(min(deadline.work_left_s, each_s), MIN_S))
 
 
 def explained(entries: Sequence[Ranked]) -> list[Ranked]:

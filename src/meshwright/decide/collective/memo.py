@@ -19,8 +19,8 @@ from ...program.program import Program
 
 __all__ = ["in_pieces", "remember", "with_chunk_bytes"]
 
-MOST_KEPT = 512  # per fabric; the least recently used goes first
-MOST_STEPS = 4_000_000  # stored steps of all kept programs, about 100 bytes each
+MAX_KEPT = 512  # per fabric; the least recently used goes first
+MAX_STEPS = 4_000_000  # stored steps of all kept programs, about 100 bytes each
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
         if cuts() > before:
             return found
         kept[key] = found, worked_s() - begin_s
-        while len(kept) > 1 and (len(kept) > MOST_KEPT or sum(_steps(x) for x, _ in kept.values()) > MOST_STEPS):
+        while len(kept) > 1 and (len(kept) > MAX_KEPT or sum(_steps(x) for x, _ in kept.values()) > MAX_STEPS):
             kept.popitem(last=False)
     kept.move_to_end(key)
     value, work_s = kept[key]

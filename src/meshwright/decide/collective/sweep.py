@@ -17,7 +17,7 @@ from ...bound import Bound
 from ...errors import MeshwrightError, TimeLimit
 from ...kernels.effort import Budget
 from .bounds.collective import collective_bound
-from .choice import LARGEST_SEARCH_STEPS, explained, rank, tuned
+from .choice import MAX_SEARCH_STEPS, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .value import simulated_steps, simulated_time_s
@@ -118,7 +118,7 @@ def _between(
             entries[i] = _faster(entry, _afresh(problem, entry.strategy, by_name[entry.strategy], False, each_s))
     ranked = explained(entries)
     first = ranked[0]
-    if search and first.plan is not None and first.plan.program.executed_steps <= LARGEST_SEARCH_STEPS:
+    if search and first.plan is not None and first.plan.program.executed_steps <= MAX_SEARCH_STEPS:
         again = _afresh(problem, first.strategy, by_name[first.strategy], True, each_s)
         ranked = explained([_faster(e, again) if e.strategy == first.strategy else e for e in entries])
     return SweepRow(problem=problem, bound=bound, ranked=tuple(ranked), planned=False)

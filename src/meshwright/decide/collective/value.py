@@ -17,10 +17,10 @@ from ...program.fold import expand
 from ...program.program import Part, Program
 from ...simulate import compile_network, simulate_folded, simulate_program
 
-__all__ = ["MOST_SIMULATED", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
+__all__ = ["MAX_SIMULATED", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
 
 STEP_S, INSTANT_S, LOOK_S = 2e-7, 3e-7, 2e-8  # work of a simulated step, of an instant with new rates, and of a link or flow looked at for them
-MOST_SIMULATED = 1_200_000  # steps; where thousands of messages share links, more take many minutes
+MAX_SIMULATED = 1_200_000  # steps; where thousands of messages share links, more take many minutes
 
 
 def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> float:

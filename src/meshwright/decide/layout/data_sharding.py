@@ -27,7 +27,7 @@ CITE = Cite(
     year=2020,
     venue="SC '20, arXiv:1910.02054",
 )
-LARGEST_BUCKET_BYTES = 25 << 20  # unless another size is asked for
+MAX_BUCKET_BYTES = 25 << 20  # unless another size is asked for
 BUCKETS = 4  # of the stage with the most parameters, where that makes them smaller
 SLACK = 0.5  # of a bucket: how far behind the place where it is full a cut is looked for
 
@@ -64,7 +64,7 @@ def bucket_size(sharding: DataSharding, stage_bytes: Sequence[int]) -> int:
     """Bytes up to which buckets are filled."""
     if not sharding.cuts:
         return 1 << 62
-    return sharding.bucket_bytes or max(1, min(LARGEST_BUCKET_BYTES, -(-max(stage_bytes, default=1) // BUCKETS)))
+    return sharding.bucket_bytes or max(1, min(MAX_BUCKET_BYTES, -(-max(stage_bytes, default=1) // BUCKETS)))
 
 
 def cut_run(parameter_bytes: Sequence[int], crossing_bytes: Sequence[int], allowed: Sequence[bool], size: int) -> list[int]:

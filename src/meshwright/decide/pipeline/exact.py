@@ -26,7 +26,7 @@ from .problem import Action, PipelineProblem, Schedule
 
 __all__ = ["Proof", "counts_bound", "exact_search"]
 
-MOST_VARIABLES = 6_000
+MAX_VARIABLES = 6_000
 CLEAR = 1e-6  # least violation that is worth proving
 LOOK_S = 0.1  # work that linear programs may do per unit of effort, in which integer programs look up once (`kernels.highs.Looks`)
 PRECISION = 10**6  # multipliers are whole multiples of its inverse
@@ -129,7 +129,7 @@ def _grid(facts: Mapping[str, Any], caps: tuple[int, ...], span_s: Fraction, mos
 
 
 def counts_bound(
-    problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), effort: int = 100, most_variables: int = MOST_VARIABLES
+    problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), effort: int = 100, most_variables: int = MAX_VARIABLES
 ) -> Bound | None:
     """The relaxation's bound with its certificate; None when the effort was too small for it, or when the simple bounds are no smaller."""
     facts = facts_of(problem, schedule)
@@ -163,7 +163,7 @@ def _relaxed(grid: Grid, low_s: Fraction, known_s: Fraction, deadline: Deadline)
 
 def exact_search(
     problem: PipelineProblem, schedule: Schedule, *, cap_bytes: tuple[int, ...] = (), effort: int = 300,
-    most_variables: int = MOST_VARIABLES,
+    most_variables: int = MAX_VARIABLES,
 ) -> Proof:  # fmt: skip
     """From the best known `schedule` (which must be within the cap) to better ones, until the optimum or the end of the effort."""
     deadline, looks = Deadline.after(effort * LOOK_S), Looks(effort)

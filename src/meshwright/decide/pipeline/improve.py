@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["improved"]
 
-MOST_WORK = 20_000_000  # actions placed in all: some seconds
+MAX_WORK = 20_000_000  # actions placed in all: some seconds
 
 
 def improved(
@@ -37,7 +37,7 @@ def improved(
     """
     from ...kernels.pipeline_search import anneal
 
-    tries = min(tries, MOST_WORK // max(1, sum(map(len, schedule.orders))))
+    tries = min(tries, MAX_WORK // max(1, sum(map(len, schedule.orders))))
     actions, shop = _shop(problem, schedule, cap, sizes or [1] * schedule.stages)
     clock = times(problem, schedule)
     began = {a: clock.start_s[d][i] for d, order in enumerate(schedule.orders) for i, a in enumerate(order)}

@@ -26,7 +26,7 @@ __all__ = ["BUILT_AT_ONCE", "MANY_DEVICES", "WORTH_BUILDING", "WORTH_FOLDING", "
 BUILT_AT_ONCE = 60_000  # operators times candidates that are built without asking the layer table first
 WORTH_BUILDING = 12  # degrees that are built where it was asked
 WORTH_FOLDING = 2  # degrees whose programs are too large to write out that are built, best by the layer table first
-LARGEST_FOLDED_MICROBATCH = 8
+MAX_FOLDED_MICROBATCH = 8
 MANY_DEVICES = 256  # with more, collectives are rings: planning those of every group costs minutes
 
 
@@ -75,7 +75,7 @@ def sizes(context: Context) -> tuple[dict[Degrees, int], dict[Degrees, int]]:
     for d in degrees_of(context.problem):
         if (steps := whole(d)) <= MAX_PROGRAM_STEPS:
             small[d] = steps
-        elif d.tensor <= most and d.microbatch_size <= LARGEST_FOLDED_MICROBATCH and not priced and folded(d) <= MAX_FOLDED_STEPS:
+        elif d.tensor <= most and d.microbatch_size <= MAX_FOLDED_MICROBATCH and not priced and folded(d) <= MAX_FOLDED_STEPS:
             large[d] = folded(d)
     return small, large
 

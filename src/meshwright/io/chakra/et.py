@@ -31,7 +31,7 @@ MAX_ATTRIBUTES = 1024  # of a node
 MAX_VALUES = 1 << 20  # of a list
 MAX_TEXT = 1 << 20  # bytes of one text
 MAX_RANKS = 1 << 14
-_MOST_KNOWN = 1 << 16  # attributes of which one object is made for all nodes that have it
+_MAX_KNOWN = 1 << 16  # attributes of which one object is made for all nodes that have it
 
 _KINDS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",
           "string", "bytes")  # fmt: skip
@@ -161,7 +161,7 @@ def _parse_node(data: bytes, at: int, end: int, where: str, known: dict[bytes, A
             made = known.get(raw) if wire == BYTES else None
             if made is None:
                 made = _parse_attribute(data, *_inside(wire, value, after, f"{where}.attr"))
-                if len(known) < _MOST_KNOWN:
+                if len(known) < _MAX_KNOWN:
                     known[raw] = made
             attr.append(made)
             _few(attr, where)

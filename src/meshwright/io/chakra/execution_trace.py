@@ -19,7 +19,7 @@ from ..strict_json import decode, read_document
 __all__ = ["read_execution_trace"]
 
 MAX_BYTES = 128 << 20  # a node takes about 1 kB
-MOST_DEPTH = 4  # of lists of tensors in an operand
+MAX_DEPTH = 4  # of lists of tensors in an operand
 MOST_BYTES = 1 << 62
 _VERSION = "1.1."
 
@@ -124,14 +124,14 @@ def _bytes(value: Any, node: int, where: str, depth: int = 0) -> int:
         if value[3] < 0 or value[4] < 0 or size > MOST_BYTES:
             raise FormatError(f"a tensor of {value[3]} elements of {value[4]} bytes", where=f"{where}: node {node}")
         return int(size)
-    if not isinstance(value, list) or depth > MOST_DEPTH:
+    if not isinstance(value, list) or depth > MAX_DEPTH:
         return 0
     return sum(_bytes(x, node, where, depth + 1) for x in value)
 
 
 def _shapes(value: Any, shape: Any, found: list[tuple[int, ...]], depth: int = 0) -> None:
     """Shapes of the tensors among the operands; lists of tensors have lists of shapes."""
-    if not isinstance(shape, list) or not isinstance(value, list) or depth > MOST_DEPTH:
+    if not isinstance(shape, list) or not isinstance(value, list) or depth > MAX_DEPTH:
         return
     if _is_tensor(value):
         if all(type(x) is int for x in shape):

@@ -32,8 +32,8 @@ __all__ = [
 
 F64 = NDArray[np.float64]
 PACKAGE = "aiconfigurator-core"
-MOST_BYTES, MOST_ROWS = 1 << 28, 4_000_000  # of one file; the largest real ones have 3 MB and 110,000 rows
-MOST_TEXT_BYTES = 1 << 20
+MAX_BYTES, MAX_ROWS = 1 << 28, 4_000_000  # of one file; the largest real ones have 3 MB and 110,000 rows
+MAX_TEXT_BYTES = 1 << 20
 ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
 PEAK_OF = {
     "bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "fp8_block": "fp8_tc_flops", "int8_wo": "bfloat16_tc_flops",
@@ -140,15 +140,15 @@ def _not_larger(path: Path, most: int) -> None:
 
 
 def _columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    _not_larger(path, MOST_BYTES)
+    _not_larger(path, MAX_BYTES)
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise MissingExtra("pyarrow", extra="tables", needed_for="reading measured GPU tables") from None
     try:
         rows = parquet.read_metadata(path).num_rows
-        if rows > MOST_ROWS:
-            raise FormatError(f"{rows:,} rows are more than the {MOST_ROWS:,} that are read", where=str(path), hint="reinstall the package")
+        if rows > MAX_ROWS:
+            raise FormatError(f"{rows:,} rows are more than the {MAX_ROWS:,} that are read", where=str(path), hint="reinstall the package")
         table = parquet.read_table(path, columns=list(names))
     except (ArrowException, OSError, ValueError) as error:
         raise FormatError(f"not a table of measurements: {str(error).splitlines()[0]}", where=str(path), hint="reinstall the package") from error
@@ -162,7 +162,7 @@ def read_system(system: str) -> System:
     """Raises: UnknownName, MissingExtra, FormatError when a peak is missing."""
     _folder(system)
     path = _root() / f"{system}.yaml"
-    _not_larger(path, MOST_TEXT_BYTES)
+    _not_larger(path, MAX_TEXT_BYTES)
     return parse_system(system, path.read_text(errors="replace"), where=str(path))
 
 

@@ -24,8 +24,8 @@ from ..quantity import parse_rate_Bps, parse_time_s
 
 __all__ = ["edges_text", "matrix_text_of", "parse_edges", "parse_matrix"]
 
-MOST_ACTORS, MOST_EDGES, MOST_LINE, MOST_BYTES = 4096, 1_048_576, 262_144, 32 << 20
-MOST_RATE = 9 * 10**18
+MAX_ACTORS, MAX_EDGES, MAX_LINE, MAX_BYTES = 4096, 1_048_576, 262_144, 32 << 20
+MAX_RATE = 9 * 10**18
 NONE = ("", "0", "-", ".", "X", "x", "0.0")
 _SPLIT = re.compile(r"[,;]|\s+")
 _NAME = re.compile(r"[^\s,;\[\]#]{1,128}\Z")
@@ -33,12 +33,12 @@ _NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,9})?\Z")
 
 
 def _lines(text: str, where: str) -> list[tuple[int, str]]:
-    if len(text) > MOST_BYTES:
-        raise FormatError(f"larger than {MOST_BYTES} bytes", where=where)
+    if len(text) > MAX_BYTES:
+        raise FormatError(f"larger than {MAX_BYTES} bytes", where=where)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
-        if len(line) > MOST_LINE:
-            raise FormatError(f"is longer than {MOST_LINE} characters", where=f"{where}: line {number}")
+        if len(line) > MAX_LINE:
+            raise FormatError(f"is longer than {MAX_LINE} characters", where=f"{where}: line {number}")
         line = line.partition("#")[0].strip()
         if line:
             found.append((number, line))
@@ -57,8 +57,8 @@ def _rate(text: str, unit_Bps: int, where: str) -> int:
             value = parse_rate_Bps(text)
     except ValueError as error:
         raise FormatError(str(error), where=where, hint="a multiple of the unit, or a rate such as 25GB/s") from None
-    if not 0 < value <= MOST_RATE:
-        raise FormatError(f"must be above 0 and at most {MOST_RATE} bytes/s, got {value}", where=where)
+    if not 0 < value <= MAX_RATE:
+        raise FormatError(f"must be above 0 and at most {MAX_RATE} bytes/s, got {value}", where=where)
     return value
 
 
@@ -80,8 +80,8 @@ def parse_matrix(text: str, *, unit_Bps: int = 10**9, name: str = "matrix", wher
         names = [c for c in first if c] if len([c for c in first if c]) == len(rows) - 1 else first[1:]
         rows = rows[1:]
     n = len(rows)
-    if n > MOST_ACTORS:
-        raise FormatError(f"{n} rows, at most {MOST_ACTORS}", where=where)
+    if n > MAX_ACTORS:
+        raise FormatError(f"{n} rows, at most {MAX_ACTORS}", where=where)
     if names is not None and len(names) != n:
         raise FormatError(f"{len(names)} names for {n} rows", where=f"{where}: line {line}")
     table: list[list[str]] = []
@@ -142,7 +142,7 @@ def matrix_text_of(fabric: Fabric) -> str:
 
     Raises: UsageError for more than 4,096 actors.
     """
-    if len(fabric.actor_names) > MOST_ACTORS:
+    if len(fabric.actor_names) > MAX_ACTORS:
         raise UsageError(f"{len(fabric.actor_names)} actors make too large a matrix", hint="export edges instead")
     total: dict[tuple[int, int], int] = {}
     for ends, link in zip(fabric.link_ends, fabric.links, strict=True):
@@ -180,7 +180,7 @@ def parse_edges(text: str, *, unit_Bps: int = 10**9, name: str = "edges", where:
                 devices.setdefault(actor, Device(name=actor))
         twin = Link(src=link.dst, dst=link.src, rate_Bps=link.rate_Bps, latency_s=link.latency_s, kind=link.kind)
         links += [link, twin] if both else [link]
-        if len(links) > MOST_EDGES or len(devices) > 4 * MOST_ACTORS or len(switches) > 16 * MOST_ACTORS:
+        if len(links) > MAX_EDGES or len(devices) > 4 * MAX_ACTORS or len(switches) > 16 * MAX_ACTORS:
             raise FormatError("too many edges, devices or switches", where=here)
     if not devices:
         raise FormatError("names no device", where=where, hint="src dst rate per line")

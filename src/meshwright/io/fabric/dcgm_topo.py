@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import FormatError
-from .topo_matrix import MOST_ENTRIES, TopoMatrix
+from .topo_matrix import MAX_ENTRIES, TopoMatrix
 
 __all__ = ["parse_dcgm_topo"]
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 _GPU = re.compile(r"GPU ID: (\d{1,4})\Z")
 _TO = re.compile(r"To GPU (\d{1,4})\Z")
 _NVLINKS = re.compile(r"Connected via ([a-z]+) NVLINKs?\b")
@@ -43,8 +43,8 @@ def parse_dcgm_topo(text: str, where: str = "topo.json") -> TopoMatrix:
             raise FormatError(f"GPU {gpu} is there twice", where=f"{where}: document {number}")
         rows[gpu] = (affinity, cells)
     gpus = sorted(set(rows) | {other for _, cells in rows.values() for other in cells})
-    if not rows or len(gpus) > MOST_ENTRIES:
-        raise FormatError(f"{len(gpus)} GPUs", where=where, hint=f"between 1 and {MOST_ENTRIES}, from `dcgmi topo --gpuid N --json` for each")
+    if not rows or len(gpus) > MAX_ENTRIES:
+        raise FormatError(f"{len(gpus)} GPUs", where=where, hint=f"between 1 and {MAX_ENTRIES}, from `dcgmi topo --gpuid N --json` for each")
     number_of = {gpu: i for i, gpu in enumerate(gpus)}
     said = {(number_of[a], number_of[b]): cell for a, (_, row) in rows.items() for b, cell in row.items() if cell}
     pairs = {(b, a): cell for (a, b), cell in said.items()} | said  # a GPU without a document of its own is known from the others
@@ -57,8 +57,8 @@ def parse_dcgm_topo(text: str, where: str = "topo.json") -> TopoMatrix:
 
 
 def _documents(text: str, where: str) -> Iterator[Any]:
-    if len(text) > MOST_BYTES:
-        raise FormatError(f"larger than {MOST_BYTES} bytes", where=where)
+    if len(text) > MAX_BYTES:
+        raise FormatError(f"larger than {MAX_BYTES} bytes", where=where)
     decoder, at, count = json.JSONDecoder(), 0, 0
     while (at := _skip(text, at)) < len(text):
         try:
@@ -68,8 +68,8 @@ def _documents(text: str, where: str) -> Iterator[Any]:
             raise FormatError(f"not JSON: {why}", where=where, hint="the output of `dcgmi topo --gpuid N --json`") from None
         for one in document if isinstance(document, list) else [document]:
             count += 1
-            if count > MOST_ENTRIES:
-                raise FormatError(f"more than {MOST_ENTRIES} documents", where=where)
+            if count > MAX_ENTRIES:
+                raise FormatError(f"more than {MAX_ENTRIES} documents", where=where)
             yield one
 
 

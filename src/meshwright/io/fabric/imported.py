@@ -27,8 +27,8 @@ from .topo_matrix import Assumed, matrix_fabric
 __all__ = ["FORMATS", "Source", "format_of", "import_fabric", "read_source"]
 
 FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "matrix", "edges")
-MOST_BYTES = 32 << 20
-MOST_FILES = 2048
+MAX_BYTES = 32 << 20
+MAX_FILES = 2048
 _OURS = re.compile(rb'^\s*\{?\s*"?schema"?\s*[:=]\s*"meshwright\.')
 
 
@@ -52,14 +52,14 @@ def read_source(path: str) -> Source:
     """The contents of a file (`-`: standard input). Raises: UsageError if it cannot be read, FormatError if it is too large."""
     try:
         if path == "-":
-            source = Source("standard input", sys.stdin.buffer.read(MOST_BYTES + 1))
+            source = Source("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
         else:
             with Path(path).open("rb") as file:
-                source = Source(Path(path).name, file.read(MOST_BYTES + 1))
+                source = Source(Path(path).name, file.read(MAX_BYTES + 1))
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=path, hint="check the path") from error
-    if len(source.data) > MOST_BYTES:
-        raise FormatError(f"larger than {MOST_BYTES} bytes", where=source.where)
+    if len(source.data) > MAX_BYTES:
+        raise FormatError(f"larger than {MAX_BYTES} bytes", where=source.where)
     return source
 
 
@@ -88,8 +88,8 @@ def import_fabric(
     sources: Sequence[Source], *, form: str = "auto", name: str = "", join: Join | None = None, assumed: Assumed | None = None, unit_Bps: int = 10**9
 ) -> Fabric:
     """The fabric that these files describe. Raises: FormatError with file and line; UsageError for settings that do not fit."""
-    if not 1 <= len(sources) <= MOST_FILES:
-        raise UsageError(f"{len(sources)} files", hint=f"between 1 and {MOST_FILES}")
+    if not 1 <= len(sources) <= MAX_FILES:
+        raise UsageError(f"{len(sources)} files", hint=f"between 1 and {MAX_FILES}")
     formats = {format_of(source) if form == "auto" else form for source in sources}
     if len(formats) > 1:
         raise UsageError(f"files of several formats: {', '.join(sorted(formats))}", hint="import them one after the other, or state --format")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 
 from ...errors import FormatError
-from .topo_matrix import MOST_ENTRIES, TopoMatrix
+from .topo_matrix import MAX_ENTRIES, TopoMatrix
 
 __all__ = ["parse_nvidia_topo"]
 
-MOST_LINES, MOST_LINE = 20_000, 65_536
+MAX_LINES, MAX_LINE = 20_000, 65_536
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(r"(GPU|NIC|mlx\d?_)(\d{1,4})\Z")
 _CELL = re.compile(r"X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC")
@@ -26,8 +26,8 @@ _OLD = {"SOC": "SYS"}
 def parse_nvidia_topo(text: str, where: str = "topo.txt") -> TopoMatrix:
     """The matrix in the text. Raises: FormatError with file and line."""
     lines = _ANSI.sub("", text).splitlines()
-    if len(lines) > MOST_LINES:
-        raise FormatError(f"has more than {MOST_LINES} lines", where=where)
+    if len(lines) > MAX_LINES:
+        raise FormatError(f"has more than {MAX_LINES} lines", where=where)
     start, names, extra = _header(lines, where)
     number = {name: i for i, name in enumerate(names)}
     cells: dict[tuple[int, int], str] = {}
@@ -61,13 +61,13 @@ def parse_nvidia_topo(text: str, where: str = "topo.txt") -> TopoMatrix:
 def _header(lines: list[str], where: str) -> tuple[int, list[str], list[str]]:
     """(line number from 0, labels of rows and columns, words after them)."""
     for at, line in enumerate(lines):
-        if len(line) > MOST_LINE:
-            raise FormatError(f"is longer than {MOST_LINE} characters", where=f"{where}: line {at + 1}")
+        if len(line) > MAX_LINE:
+            raise FormatError(f"is longer than {MAX_LINE} characters", where=f"{where}: line {at + 1}")
         tokens = line.split()
         if tokens and _LABEL.match(tokens[0]) and tokens[0].startswith("GPU") and (len(tokens) == 1 or not _CELLS.match(tokens[1])):
             count = next((i for i, token in enumerate(tokens) if not _LABEL.match(token)), len(tokens))
             names = tokens[:count]
-            if len(set(names)) < count or count > MOST_ENTRIES:
+            if len(set(names)) < count or count > MAX_ENTRIES:
                 raise FormatError(f"the header names {count} columns, {len(set(names))} of them different", where=f"{where}: line {at + 1}")
             return at, names, tokens[count:]
     raise FormatError("no header such as `GPU0 GPU1 ... CPU Affinity`", where=where, hint="the output of `nvidia-smi topo -m`")

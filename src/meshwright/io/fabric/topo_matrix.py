@@ -20,8 +20,8 @@ from ...fabric.preset_parts import Chosen, Parts, network
 __all__ = ["LEVELS", "Assumed", "TopoMatrix", "matrix_fabric"]
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-MOST_NVLINKS = 18  # of one GPU, in any generation so far
-MOST_ENTRIES = 1024
+MAX_NVLINKS = 18  # of one GPU, in any generation so far
+MAX_ENTRIES = 1024
 _NAME = {"PIX": "pcie", "PXB": "pcie-tree", "PHB": "bridge", "NODE": "numa", "SYS": "socket"}
 
 
@@ -159,7 +159,7 @@ def _nvlinks(parts: Parts, box: str, matrix: TopoMatrix, actor: Mapping[int, str
     gpus = matrix.gpus
     counts = {matrix.nvlinks(a, b) for a in gpus for b in gpus if a != b}
     most = max(counts, default=0)
-    if len(counts) == 1 and most and most * (len(gpus) - 1) > MOST_NVLINKS and len(gpus) > 2:
+    if len(counts) == 1 and most and most * (len(gpus) - 1) > MAX_NVLINKS and len(gpus) > 2:
         parts.switches.append(Switch(name=f"{box}/nvswitch", group=box))
         for a in gpus:
             parts.cable(actor[a], f"{box}/nvswitch", most * how.nvlink, NVSWITCH_S, f"NV{most}", LIBRARY_NVLINK_S)

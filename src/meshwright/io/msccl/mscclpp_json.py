@@ -19,18 +19,18 @@ from ..strict_json import decode, read_document, write_document
 __all__ = ["mscclpp_bytes", "parse_mscclpp", "read_mscclpp", "write_mscclpp"]
 
 _PLAN = msgspec.json.Decoder(MscclppPlan)
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 def read_mscclpp(path: str | os.PathLike[str]) -> MscclppPlan:
     """The plan in a file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    return parse_mscclpp(read_document(path, limit=_MOST_BYTES), os.path.basename(path) if str(path) != "-" else "standard input")  # noqa: PTH119
+    return parse_mscclpp(read_document(path, limit=_MAX_BYTES), os.path.basename(path) if str(path) != "-" else "standard input")  # noqa: PTH119
 
 
 def parse_mscclpp(data: bytes, where: str = "plan") -> MscclppPlan:
     """The plan in a document. Raises: FormatError."""
-    if len(data) > _MOST_BYTES:
-        raise FormatError(f"larger than {_MOST_BYTES} bytes", where=where)
+    if len(data) > _MAX_BYTES:
+        raise FormatError(f"larger than {_MAX_BYTES} bytes", where=where)
     try:
         plan = decode(data, _PLAN, where)
     except FormatError as error:

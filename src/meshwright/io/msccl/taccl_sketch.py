@@ -15,14 +15,14 @@ import msgspec
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
-from ...sketch import CONNECTIONS, MOST_CHUNKUP, MOST_GPUS, MOST_NODES, Sketch
+from ...sketch import CONNECTIONS, MAX_CHUNKUP, MAX_GPUS, MAX_NODES, Sketch
 from ..fields import Table, shown
 from ..strict_json import decode, read_document, refuse_ambiguous
 
 __all__ = ["profile_fabric", "read_profile", "read_sketch", "sketch_from_json"]
 
-MOST_BYTES = 8 << 20
-MOST_BOX = 64  # GPUs per box of a custom profile
+MAX_BYTES = 8 << 20
+MAX_BOX = 64  # GPUs per box of a custom profile
 _BETA_1_LINK = (  # beta class of each pair in an NDv2 box: 1 = two NVLinks, 2 = one (matrix rows of the public profile)
     "01221000", "10210200", "22010010", "21100002", "10000122", "02001021", "00102201", "00022110",
 )  # fmt: skip
@@ -30,20 +30,20 @@ _BETA_1_LINK = (  # beta class of each pair in an NDv2 box: 1 = two NVLinks, 2 =
 
 def read_sketch(path: str | os.PathLike[str]) -> Sketch:
     """The sketch in a file. Raises: UsageError if it cannot be read; FormatError, naming the field, if it is no sketch."""
-    return sketch_from_json(read_document(path, limit=MOST_BYTES), Path(path).name)
+    return sketch_from_json(read_document(path, limit=MAX_BYTES), Path(path).name)
 
 
 def sketch_from_json(data: bytes, where: str = "sketch") -> Sketch:
     """As `read_sketch`, from bytes; `where` names the document in messages."""
     top = _table(data, where)
-    nnodes = top.integer("nnodes", 1, least=1, most=MOST_NODES)
+    nnodes = top.integer("nnodes", 1, least=1, most=MAX_NODES)
     found: dict[str, Any] = {"nnodes": nnodes} | _intranode(top) | _internode(top, nnodes)
     if top.has("multinode_sketch"):
         _multinode(_sub(top, "multinode_sketch"))
     found["symmetry"] = tuple(_pair(top, f"symmetry_offsets[{i}]", x) for i, x in enumerate(_list(top, "symmetry_offsets", [])))
     if top.has("hyperparameters"):
         hyper = _sub(top, "hyperparameters")
-        found["chunkup"] = hyper.integer("input_chunkup", 1, least=1, most=MOST_CHUNKUP)
+        found["chunkup"] = hyper.integer("input_chunkup", 1, least=1, most=MAX_CHUNKUP)
         found["heuristic"] = hyper.integer("heuristic", 0, most=1000)
         hyper.done()
     top.done()
@@ -68,27 +68,27 @@ def _list(table: Table, field: str, default: list[Any] | None = None) -> list[An
         table.take(field)
         return default
     value = table.take(field)
-    if not isinstance(value, list) or len(value) > MOST_GPUS:
-        raise table.error(field, f"must be a list of at most {MOST_GPUS} entries, got {shown(value)}")
+    if not isinstance(value, list) or len(value) > MAX_GPUS:
+        raise table.error(field, f"must be a list of at most {MAX_GPUS} entries, got {shown(value)}")
     return value
 
 
 def _numbers(table: Table, field: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MOST_GPUS:
+    if not isinstance(value, list) or len(value) > MAX_GPUS:
         raise table.error(field, f"must be a list of GPU numbers, got {shown(value)}")
-    return tuple(table.checked_integer(f"{field}[{i}]", x, least=0, most=MOST_GPUS - 1) for i, x in enumerate(value))
+    return tuple(table.checked_integer(f"{field}[{i}]", x, least=0, most=MAX_GPUS - 1) for i, x in enumerate(value))
 
 
 def _pair(table: Table, field: str, value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
         raise table.error(field, f"must be [offset, group], got {shown(value)}")
-    offset, group = (table.checked_integer(f"{field}[{i}]", x, least=1, most=MOST_GPUS * MOST_NODES) for i, x in enumerate(value))
+    offset, group = (table.checked_integer(f"{field}[{i}]", x, least=1, most=MAX_GPUS * MAX_NODES) for i, x in enumerate(value))
     return offset, group
 
 
 def _map(table: Table, field: str, value: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """{"sender": [GPUs]} as pairs in order of the sender's number."""
-    if not isinstance(value, dict) or len(value) > MOST_GPUS:
+    if not isinstance(value, dict) or len(value) > MAX_GPUS:
         raise table.error(field, f'must be {{"sender": [GPUs]}}, got {shown(value)}')
     found = {}
     for key, gpus in value.items():
@@ -146,7 +146,7 @@ def _multinode(table: Table) -> None:
 # ---- topology profiles ---------------------------------------------------------------------------------------------------
 def read_profile(path: str | os.PathLike[str], *, boxes: int, kind: str = "custom", chunk_bytes: int = 10**6) -> Fabric:
     """The fabric that a topology profile stands for; see `profile_fabric`."""
-    return profile_fabric(read_document(path, limit=MOST_BYTES), Path(path).name, boxes=boxes, kind=kind, chunk_bytes=chunk_bytes)
+    return profile_fabric(read_document(path, limit=MAX_BYTES), Path(path).name, boxes=boxes, kind=kind, chunk_bytes=chunk_bytes)
 
 
 def profile_fabric(data: bytes, where: str = "profile", *, boxes: int, kind: str = "custom", chunk_bytes: int = 10**6) -> Fabric:
@@ -160,11 +160,11 @@ def profile_fabric(data: bytes, where: str = "profile", *, boxes: int, kind: str
     """
     if kind not in ("ndv2", "dgx2", "hub", "custom"):
         raise UsageError(f"no profile kind {kind!r}", hint="ndv2, dgx2, hub or custom")
-    if not 1 <= boxes <= MOST_NODES or chunk_bytes < 1:
-        raise UsageError(f"needs 1..{MOST_NODES} boxes and a chunk of at least a byte, got {boxes} and {chunk_bytes}")
+    if not 1 <= boxes <= MAX_NODES or chunk_bytes < 1:
+        raise UsageError(f"needs 1..{MAX_NODES} boxes and a chunk of at least a byte, got {boxes} and {chunk_bytes}")
     top = _table(data, where)
     name = top.text("name", "profile")
-    gpus = top.integer("gpus_per_node", least=1, most=MOST_BOX)
+    gpus = top.integer("gpus_per_node", least=1, most=MAX_BOX)
     nics = top.integer("nics_per_node", 1, least=1, most=gpus)
     alpha_s = top.number("alpha", most=1e9) * 1e-6
     rates = _rates(top, kind, gpus, chunk_bytes)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 
-from ...fabric.lint import MOST_OF_A_KIND, SEVERITIES, Finding
+from ...fabric.lint import MAX_OF_A_KIND, SEVERITIES, Finding
 from .fabric import bus_id
 from .topology import NcclPci, NcclSystem
 
@@ -37,9 +37,9 @@ def lint_nccl(system: NcclSystem) -> list[Finding]:
     found: list[Finding] = []
     for rule in (_speeds, _nics, _nvlinks, _back_links, _placement, _direct):
         some = list(rule(system))
-        found += some[:MOST_OF_A_KIND]
-        if len(some) > MOST_OF_A_KIND:
-            found.append(Finding(some[0].severity, some[0].rule, system.where, f"and {len(some) - MOST_OF_A_KIND} more like this", some[0].hint))
+        found += some[:MAX_OF_A_KIND]
+        if len(some) > MAX_OF_A_KIND:
+            found.append(Finding(some[0].severity, some[0].rule, system.where, f"and {len(some) - MAX_OF_A_KIND} more like this", some[0].hint))
     return sorted(found, key=lambda f: SEVERITIES.index(f.severity))
 
 

@@ -28,7 +28,7 @@ ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_t
 PROTOCOLS = ("ll", "ll128", "simple")
 NO_LIMIT = (1 << 64) - 1  # size_t; the plugin's own documents write 4294967295, which ends at 4 GiB
 _FIELDS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps", "regBuff")
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _LINE = 255
 
 
@@ -114,14 +114,14 @@ def write_tuner(path: str | os.PathLike[str], rows: Sequence[TunerRow]) -> None:
 # ---- reading -----------------------------------------------------------------------------------------------------------
 def read_tuner(path: str | os.PathLike[str]) -> list[TunerRow]:
     """The rows of a file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where, data = read_at_most(path, _MOST_BYTES)
+    where, data = read_at_most(path, _MAX_BYTES)
     return parse_tuner(data, where)
 
 
 def parse_tuner(data: bytes, where: str = "tuner") -> list[TunerRow]:
     """The rows of a document. Raises: FormatError, with the line."""
-    if len(data) > _MOST_BYTES:
-        raise FormatError(f"larger than {_MOST_BYTES} bytes", where=where)
+    if len(data) > _MAX_BYTES:
+        raise FormatError(f"larger than {_MAX_BYTES} bytes", where=where)
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:

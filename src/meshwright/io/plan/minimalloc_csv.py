@@ -15,7 +15,7 @@ from ..strict_json import read_at_most
 
 __all__ = ["BufferTable", "buffers_csv", "parse_buffers_csv", "read_buffers_csv"]
 
-MOST_BYTES, MOST_ROWS, MOST_VALUE = 64 << 20, 1_000_000, 1 << 60
+MAX_BYTES, MAX_ROWS, MAX_VALUE = 64 << 20, 1_000_000, 1 << 60
 HEADINGS = {"id": "id", "buffer": "id", "lower": "lower", "start": "lower", "upper": "upper", "end": "upper", "size": "size", "offset": "offset"}
 _NUMBER = re.compile(r"-?\d{1,19}\Z")
 _NAME = re.compile(r"[^,\s\"\x00-\x1f]{1,128}\Z")
@@ -34,9 +34,9 @@ class BufferTable:
 
 def read_buffers_csv(path: str | os.PathLike[str]) -> BufferTable:
     """A file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where, data = read_at_most(path, MOST_BYTES)
-    if len(data) > MOST_BYTES:
-        raise FormatError(f"larger than {MOST_BYTES} bytes", where=where)
+    where, data = read_at_most(path, MAX_BYTES)
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"larger than {MAX_BYTES} bytes", where=where)
     try:
         return parse_buffers_csv(data.decode("utf-8-sig"), where=where)
     except UnicodeDecodeError as error:
@@ -48,8 +48,8 @@ def parse_buffers_csv(text: str, *, where: str = "csv") -> BufferTable:
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if not lines:
         raise FormatError("is empty", where=where, hint="a heading `id,lower,upper,size` and one line per storage")
-    if len(lines) - 1 > MOST_ROWS:
-        raise FormatError(f"has {len(lines) - 1} storages, more than {MOST_ROWS}", where=where)
+    if len(lines) - 1 > MAX_ROWS:
+        raise FormatError(f"has {len(lines) - 1} storages, more than {MAX_ROWS}", where=where)
     columns = _heading(lines[0][1], f"{where}: line {lines[0][0]}")
     cells: dict[str, list[str]] = {column: [] for column in columns}
     numbers: dict[str, list[int]] = {column: [] for column in columns if column != "id"}
@@ -89,7 +89,7 @@ def _heading(line: str, where: str) -> list[str]:
 
 
 def _value(text: str, column: str, where: str) -> int:
-    if not _NUMBER.match(text) or abs(int(text)) > MOST_VALUE or (column != "lower" and column != "upper" and int(text) < 0):
+    if not _NUMBER.match(text) or abs(int(text)) > MAX_VALUE or (column != "lower" and column != "upper" and int(text) < 0):
         raise FormatError(f"{text[:32]!r} is no whole number{'' if column in ('lower', 'upper') else ' >= 0'} up to 2^60", where=where)
     return int(text)
 

@@ -21,7 +21,7 @@ __all__ = ["Args", "EventRows", "WarningCounts"]
 
 MAX_EVENTS = 50_000_000
 MAX_NAME = 4096  # characters
-MOST_US = 4e15  # more than any clock says: the epoch was 1.8e15 µs ago
+MAX_US = 4e15  # more than any clock says: the epoch was 1.8e15 µs ago
 MAX_NAME_TABLE = 512 << 20  # characters over all names
 
 _RENAMED = {
@@ -209,7 +209,7 @@ class EventRows:
     def to_ns(self, time_us: NDArray[np.float64]) -> NDArray[np.float64]:
         """ns from the first time seen that can be one. Subtracting first keeps the ns that a float of absolute µs still resolves."""
         if self.origin_us is None:
-            possible = time_us[np.abs(time_us) < MOST_US]
+            possible = time_us[np.abs(time_us) < MAX_US]
             self.origin_us = float(math.floor(possible[0])) if len(possible) else None
         return np.rint((time_us - (self.origin_us or 0.0)) * 1000.0)
 

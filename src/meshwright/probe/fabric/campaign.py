@@ -28,7 +28,7 @@ BUDGET_S = 90.0
 ROUNDS = 4
 ALONE_SHARE = 0.3  # of the budget at most for pairs alone
 LONGER = 4.0  # a trial that is run again lasts this many times as long: TCP needs a while to fill a link that many share
-MOST_AGAIN = 12  # trials run again at a time
+MAX_AGAIN = 12  # trials run again at a time
 WIDEST = 24  # transfers at most from or to one host at once
 
 Flow = tuple[int, int]
@@ -186,7 +186,7 @@ class _Campaign:
     def repeat_unexplained(self, found: Inferred) -> bool:
         """Run trials again, longer, that are not explained; an accident is replaced by the run that is explained better. Whether any was replaced."""
         changed, trials = False, list(self.measured.trials)
-        worst = sorted(range(len(trials)), key=lambda k: -found.checks[k].error)[:MOST_AGAIN]
+        worst = sorted(range(len(trials)), key=lambda k: -found.checks[k].error)[:MAX_AGAIN]
         for k in worst:
             check = found.checks[k]
             if check.error > self.tolerance and self.left_s() > 0:

@@ -16,9 +16,9 @@ from ...fabric.fabric import Device, Fabric, Link
 from ...kernels.effort import Budget
 from .share import F64, Fit, Trial
 
-__all__ = ["MOST_NODES", "DirectFit", "alike", "fit_direct"]
+__all__ = ["MAX_NODES", "DirectFit", "alike", "fit_direct"]
 
-MOST_NODES = 16
+MAX_NODES = 16
 FAR = 3.0
 MIXED = 4  # nodes up to which the way back is tried by others than the way there from the start
 MAX_DETOURS_TRIED = 8000  # fits with a cable less: about 2 ms each on 37 trials among 5 hosts, a quarter of a minute in all
@@ -97,7 +97,7 @@ def fit_direct(
     rival: loss of another explanation; where it is far below that of a link for every pair, detours are not tried.
     """
     budget, alone = budget or Budget(MAX_DETOURS_TRIED), _alone(trials, n)
-    if n > MOST_NODES or (alone[~np.eye(n, dtype=bool)] <= 0).any():
+    if n > MAX_NODES or (alone[~np.eye(n, dtype=bool)] <= 0).any():
         return None
     best = DirectFit(trials, n, [(i, j) for i in range(n) for j in range(i + 1, n)], {})
     beam, width = [best] if rival > best.fit.loss / FAR else [], max(1, BEAM // n)

@@ -17,15 +17,15 @@ from typing import Any
 __all__ = ["drain", "stream", "take"]
 
 BLOCK = 1 << 18
-MOST_S, STUCK_S = 60.0, 30.0
-MOST_BUFFER = 1 << 24
+MAX_S, STUCK_S = 60.0, 30.0
+MAX_BUFFER = 1 << 24
 NOT_SENT_BYTES = 1 << 17  # what waits unsent in the sender's kernel is lost time at the end
 
 
 def _seconds(order: dict[str, Any], *names: str) -> list[float]:
     values = [float(order[name]) for name in names]
-    if not all(math.isfinite(x) and x >= 0 for x in values) or sum(values) > MOST_S:
-        raise ValueError(f"{', '.join(names)} must be >= 0 and last {MOST_S:g} s at most together")
+    if not all(math.isfinite(x) and x >= 0 for x in values) or sum(values) > MAX_S:
+        raise ValueError(f"{', '.join(names)} must be >= 0 and last {MAX_S:g} s at most together")
     return values
 
 
@@ -41,7 +41,7 @@ def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any
     try:
         with socket.create_connection((host, port), timeout=STUCK_S, source_address=bound) as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still queued at the end is of no use
-            if 0 < int(order.get("buffer_bytes", 0)) <= MOST_BUFFER:
+            if 0 < int(order.get("buffer_bytes", 0)) <= MAX_BUFFER:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(order["buffer_bytes"]))
                 _by_loss(link)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):

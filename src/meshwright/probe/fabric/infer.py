@@ -16,9 +16,9 @@ from ...errors import CheckFailed, UsageError
 from ...fabric.fabric import Fabric
 from ...kernels.effort import Budget
 from .build import Nodes, build_direct, build_loopback, build_tree
-from .direct import MOST_NODES, DirectFit, fit_direct
+from .direct import MAX_NODES, DirectFit, fit_direct
 from .measurements import Measurements
-from .share import F64, Bools, Fit, LEAST_Bps, Trial, errors_of, share
+from .share import F64, Bools, Fit, MIN_Bps, Trial, errors_of, share
 from .tree import fit_tree, linkage_sets
 
 __all__ = ["TOLERANCE", "UNEXPLAINED", "Inferred", "TrialCheck", "Trunk", "infer_fabric", "nodes_of", "require_explained", "verify"]
@@ -103,7 +103,7 @@ def verify(fabric: Fabric, measured: Measurements) -> tuple[TrialCheck, ...]:
         rate, _ = share(crossed, capacity)
         got = np.array(trial.rate_Bps)
         over, slack = errors_of(crossed, crossed | back, capacity, got)
-        single = float(np.abs(rate / np.maximum(got, LEAST_Bps) - 1).mean())
+        single = float(np.abs(rate / np.maximum(got, MIN_Bps) - 1).mean())
         why = _why(fabric, measured, trial, crossed, crossed | back, capacity, over >= slack)
         checks.append(TrialCheck(trial, held_out, tuple(rate.tolist()), over, slack, single, why))
     return tuple(checks)
@@ -169,7 +169,7 @@ def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: flo
         tree, splits = fit_tree(trials, n, tolerance=tolerance, hints=hints)
     direct = None
     together = any(len(t.flows) > 1 for t in trials)
-    if n == 2 or (together and n <= MOST_NODES and (tree.worst > tolerance / 2 or len(splits) >= n - 3)):
+    if n == 2 or (together and n <= MAX_NODES and (tree.worst > tolerance / 2 or len(splits) >= n - 3)):
         rival = tree.loss if len(splits) < n - 3 else float("inf")
         with until.net():
             direct = fit_direct(trials, n, tolerance=tolerance, rival=rival)

@@ -24,8 +24,8 @@ __all__ = ["Measurements", "measurements_of_matrix", "read_measurements", "write
 
 SCHEMA, VERSION = "meshwright.fabric-measurements", 1
 COSTS = "meshwright.rank-costs"
-MOST_ENDPOINTS, MOST_TRIALS, MOST_FLOWS = 1024, 100_000, 4096
-MOST_Bps = 1e15
+MAX_ENDPOINTS, MAX_TRIALS, MAX_FLOWS = 1024, 100_000, 4096
+MAX_Bps = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +130,8 @@ def measurements_of_matrix(matrix: CostMatrix) -> Measurements:
 
 def _checked(file: _File, where: str) -> Measurements:
     n = len(file.names)
-    if not 2 <= n <= MOST_ENDPOINTS:
-        raise FormatError(f"must be 2 to {MOST_ENDPOINTS} names", where=f"{where}: names")
+    if not 2 <= n <= MAX_ENDPOINTS:
+        raise FormatError(f"must be 2 to {MAX_ENDPOINTS} names", where=f"{where}: names")
     if len(set(file.names)) < n:
         twice = next(x for i, x in enumerate(file.names) if x in file.names[:i])
         raise FormatError(f"{twice!r} is there twice", where=f"{where}: names")
@@ -144,8 +144,8 @@ def _checked(file: _File, where: str) -> Measurements:
     for field, value in (("library_latency_s", file.library_latency_s), ("seconds", file.seconds), ("idle", file.idle)):
         if not 0 <= value < 1e9:
             raise FormatError("must be finite and >= 0", where=f"{where}: {field}")
-    if not 1 <= len(file.trials) <= MOST_TRIALS:
-        raise FormatError(f"must be 1 to {MOST_TRIALS} trials", where=f"{where}: trials")
+    if not 1 <= len(file.trials) <= MAX_TRIALS:
+        raise FormatError(f"must be 1 to {MAX_TRIALS} trials", where=f"{where}: trials")
     trials = tuple(_trial(entry, n, f"{where}: trials[{k}]") for k, entry in enumerate(file.trials))
     return Measurements(
         names=tuple(file.names), host=tuple(file.host or file.names), address=tuple(file.address or [""] * n), rtt_s=rtt, trials=trials,
@@ -155,11 +155,11 @@ def _checked(file: _File, where: str) -> Measurements:
 
 
 def _trial(entry: _TrialFile, n: int, where: str) -> Trial:
-    if not 1 <= len(entry.flows) <= MOST_FLOWS or len(entry.flows) != len(entry.rate_Bps):
-        raise FormatError(f"must have 1 to {MOST_FLOWS} flows and a rate for each", where=where)
+    if not 1 <= len(entry.flows) <= MAX_FLOWS or len(entry.flows) != len(entry.rate_Bps):
+        raise FormatError(f"must have 1 to {MAX_FLOWS} flows and a rate for each", where=where)
     for k, ((i, j), rate) in enumerate(zip(entry.flows, entry.rate_Bps, strict=True)):
         if not (0 <= i < n and 0 <= j < n) or i == j:
             raise FormatError(f"must join two different endpoints 0..{n - 1}, got {i} and {j}", where=f"{where}.flows[{k}]")
-        if not 0 <= rate <= MOST_Bps:
-            raise FormatError(f"must be 0 to {MOST_Bps:g} B/s, got {rate}", where=f"{where}.rate_Bps[{k}]")
+        if not 0 <= rate <= MAX_Bps:
+            raise FormatError(f"must be 0 to {MAX_Bps:g} B/s, got {rate}", where=f"{where}.rate_Bps[{k}]")
     return Trial(entry.kind, tuple((i, j) for i, j in entry.flows), tuple(entry.rate_Bps))

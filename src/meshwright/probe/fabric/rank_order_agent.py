@@ -27,7 +27,7 @@ from typing import Any
 from .flow import drain, stream, take
 
 ECHO_BYTES, LINE_BYTES, BLOCK = 64, 4096, 1 << 16
-MOST_ECHOES, MOST_BURSTS, MOST_BYTES = 10_000, 64, 1 << 30
+MAX_ECHOES, MAX_BURSTS, MAX_BYTES = 10_000, 64, 1 << 30
 LOST_S, STUCK_S = 0.5, 30.0
 FREE_PORT_TRIES = 64
 
@@ -89,7 +89,7 @@ class Agent:
         if order["do"] == "flow":
             return stream(order, self.token, self.host)
         if order["do"] == "sink":
-            left = min(int(order["bytes"]), MOST_BYTES)
+            left = min(int(order["bytes"]), MAX_BYTES)
             while left:
                 data = reader.read1(min(left, BLOCK))
                 if not data:
@@ -98,8 +98,8 @@ class Agent:
             return {"ok": True}
         try:
             return measure(
-                str(order["host"]), int(order["port"]), self.token, echoes=min(int(order["echoes"]), MOST_ECHOES),
-                bursts=min(int(order["bursts"]), MOST_BURSTS), burst_bytes=min(int(order["burst_bytes"]), MOST_BYTES),
+                str(order["host"]), int(order["port"]), self.token, echoes=min(int(order["echoes"]), MAX_ECHOES),
+                bursts=min(int(order["bursts"]), MAX_BURSTS), burst_bytes=min(int(order["burst_bytes"]), MAX_BYTES),
             )  # fmt: skip
         except OSError as error:
             return {"error": f"{order['host']}:{order['port']}: {error}"}

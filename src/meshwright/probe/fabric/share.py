@@ -19,8 +19,8 @@ __all__ = ["Bools", "F64", "Fit", "Trial", "errors_of", "share"]
 
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-LEAST_Bps = 1.0
-SINGLE_WEIGHT, MOST_SINGLE = 0.3, 10.0
+MIN_Bps = 1.0
+SINGLE_WEIGHT, MAX_SINGLE = 0.3, 10.0
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Fit:
         self._seen = np.array([m @ c for m, c in zip(self._measured, self._crossed, strict=True)])
         self._single = np.array([k for k, t in enumerate(self.trials) if len(t.flows) == 1], np.int64)
         self._alone = np.array([self._crossed[k][0] for k in self._single], bool).reshape(len(self._single), self.paths.shape[2])
-        capacity = np.maximum(self._seen.max(axis=0), LEAST_Bps)
+        capacity = np.maximum(self._seen.max(axis=0), MIN_Bps)
         best: tuple[float, F64] | None = None
         for _ in range(self.rounds):
             ratios = self._evaluate(capacity)
             if best is None or self.loss < best[0]:
                 best = (self.loss, capacity)
             capacity = np.array([c * float(np.median(r)) if r else c for c, r in zip(capacity, ratios, strict=True)])
-            capacity = np.maximum(capacity, LEAST_Bps)
+            capacity = np.maximum(capacity, MIN_Bps)
         assert best is not None
         if best[1] is not self.capacity_Bps:
             self._evaluate(best[1])
@@ -124,7 +124,7 @@ class Fit:
                 rate, full = capacity[[link]], {link}
             self.predicted[k] = rate
             error = max(errors_of(crossed, self._either[k], capacity, measured))
-            single = float(np.abs(rate / np.maximum(measured, LEAST_Bps) - 1).clip(0, MOST_SINGLE).mean())
+            single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE).mean())
             self.error[k] = error
             self.loss += float(np.log1p(error + SINGLE_WEIGHT * single))
             for link in full:

@@ -20,7 +20,7 @@ from torch import fx
 from ...errors import UsageError
 from ...graph.step_graph import Alternative, StepGraph, StepNode, StepStorage, renumbered
 from ...run.steps.pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED, pool_geometry
-from ...run.steps.variants import BINARY, BLOCK, IN_PLACE, INVERSE, LEAST_WEIGHT, OVER_GRADIENT, register
+from ...run.steps.variants import BINARY, BLOCK, IN_PLACE, INVERSE, MIN_WEIGHT, OVER_GRADIENT, register
 from .costs import StepCosts
 from .norms_apart import norms_apart
 from .variants import measure_variants, pools_by_offsets
@@ -31,9 +31,9 @@ LOSSY = ("bf16", "int8")
 SMALL = 1 << 12  # bytes: a result this small is not worth a narrower copy
 # they compare with a limit, which rounding may cross
 COMPARING = ("aten.threshold_backward.default", "aten.hardtanh_backward.default", "aten.max_pool2d_with_indices_backward.default")
-LEAST_WORKSPACE = 1 << 16  # bytes: below, an operator is not done in pieces
+MIN_WORKSPACE = 1 << 16  # bytes: below, an operator is not done in pieces
 PARTS = (1, 4, 16)  # images or channels in one piece
-MOST_PIECES = 64
+MAX_PIECES = 64
 ELEMENTWISE = ("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default", "aten.gelu.default")
 
 
@@ -202,7 +202,7 @@ class _Choices:
     def pieces(self, i: int, n: StepNode, *, over: bool) -> None:
         """In pieces of 1, 4 or 16 images or channels' groups, where there is something to save."""
         able = {kind for target, kind in PIECES if target == n.target}
-        if not able or n.workspace_bytes < LEAST_WORKSPACE:
+        if not able or n.workspace_bytes < MIN_WORKSPACE:
             return
         args: Any = self.call[n.name].args
         wholes = dict(zip(("images", "channels"), args[0].meta["val"].shape, strict=False))
@@ -210,7 +210,7 @@ class _Choices:
             able.remove("channels")  # of the weight's gradient only, and where an output channel reads all of the input
         for kind in sorted(able):
             for k in sorted({-(-wholes[kind] // part) for part in PARTS}):
-                if 1 < k <= MOST_PIECES:
+                if 1 < k <= MAX_PIECES:
                     self.way(i, f"{kind} {k}", n.inputs, lossless=False)  # until it is measured
                     if over and n.target == CONVOLUTION_BACKWARD and args[MASK][0] and kind == "images":
                         self.image_over(i, n, k)
@@ -290,7 +290,7 @@ class _Choices:
         found = None if source is None else dict(source.module.named_parameters()).get(owner)
         if found is None or found.is_meta or isinstance(found.data, torch._subclasses.FakeTensor):
             return False
-        return bool(found.abs().min() < LEAST_WEIGHT)
+        return bool(found.abs().min() < MIN_WEIGHT)
 
     def narrower(self, i: int, n: StepNode, form: str) -> None:
         if n.target in COMPARING or (form == "int8" and "norm" in n.target):  # a normalisation divides the rounding by what may be a small variance

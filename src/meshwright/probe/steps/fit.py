@@ -23,7 +23,7 @@ from .measured import MeasuredStep
 
 __all__ = ["LargestBatch", "budget_bytes", "largest_batch", "planned", "planned_in_any", "refusal", "what_would_help"]
 
-BATCH_LIMIT = 1 << 20
+MAX_BATCH = 1 << 20
 ANY, IN_ORDER = "any plan", "operators in the graph's order"  # scopes of a proof
 
 
@@ -147,7 +147,7 @@ def largest_batch(at: Callable[[int], Sequence[MeasuredStep]], budget: int, stra
     low, high = 1, 2
     while ok(high):
         low, high = high, 2 * high
-        if high > BATCH_LIMIT:
+        if high > MAX_BATCH:
             raise UsageError(f"a batch of {low} fits easily: the budget does not bind", where="--budget")
     while high - low > 1:
         middle = (low + high) // 2

@@ -32,11 +32,11 @@ from .costs import StepCost, StepCosts, keys_of
 __all__ = ["EVIDENCE", "Ratios", "in_place", "ratios_in_place", "ratios_of_ways"]
 
 ROUNDS = 7
-LONGEST_S = 20.0  # all rounds together: fewer, then, but not below `FEWEST`
+MAX_S = 20.0  # all rounds together: fewer, then, but not below `FEWEST`
 FEWEST = 2
-MOST_STEPS = 8  # kinds of steps in which other implementations are timed: fewer where that would take longer than
-MOST_S = 120.0
-LEAST_S = 5e-5  # alone: what takes less is left as it is
+MAX_STEPS = 8  # kinds of steps in which other implementations are timed: fewer where that would take longer than
+MAX_S = 120.0
+MIN_S = 5e-5  # alone: what takes less is left as it is
 LIMITS = (0.5, 2.0)  # beyond, something else was measured
 EVIDENCE = ", times as in whole steps"
 PLAIN = ""  # the name of a node's own implementation, which may have taken the plain one's place
@@ -57,7 +57,7 @@ def ratios_in_place(module: fx.GraphModule, graph: StepGraph, tensors: Tensors, 
     are kept in `costs`, for this graph. Raises: RunError when the step fails, naming the node.
     """
     keys = keys_of(module, graph)
-    long = {name: key for name, key in keys.items() if costs.costs[key].time_s >= LEAST_S}
+    long = {name: key for name, key in keys.items() if costs.costs[key].time_s >= MIN_S}
     prefix = _prefix(keys)
     if any(f"{prefix}|{key}" not in costs.costs for key in long.values()):
         found = _timed(module, graph, tensors(), [keep_everything(graph)], lambda n, _: long.get(n.name, ""), rounds)
@@ -76,14 +76,14 @@ def ratios_of_ways(
     for n in graph.nodes:
         if n.name in plain.plain:
             own = [(PLAIN, n.time_s)] if replacement(n.target) not in ("", APART, FROM_STATISTICS) else []
-            alone |= {(n.name, way): t for way, t in (*own, *((a.name, a.time_s) for a in n.alternatives)) if t >= LEAST_S}
+            alone |= {(n.name, way): t for way, t in (*own, *((a.name, a.time_s) for a in n.alternatives)) if t >= MIN_S}
 
     def key(n: StepNode, alternative: int) -> str:
         way = n.alternatives[alternative].name if alternative >= 0 else PLAIN
         return f"by {way}|{keys[n.name]}" if (n.name, way) in alone else ""
 
     plans = _plans_with_ways(graph)
-    while len(plans) > 1 and (FEWEST + 1) * sum(p.time_s for p in plans) > MOST_S:
+    while len(plans) > 1 and (FEWEST + 1) * sum(p.time_s for p in plans) > MAX_S:
         plans.pop()
     number = {n.name: i for i, n in enumerate(graph.nodes)}
     run = {key(graph.nodes[a.node], a.alternative) for plan in plans for a in plan.actions} - {""}
@@ -117,7 +117,7 @@ def _plans_with_ways(graph: StepGraph) -> list[StepPlan]:
     """Steps that keep everything and run nodes by other implementations: first by those that write over something, where nobody misses it."""
     ways = [sorted(range(len(n.alternatives)), key=lambda k, n=n: n.alternatives[k].over < 0) for n in graph.nodes]  # type: ignore[misc]
     ways = [[k for k in mine if not n.alternatives[k].name.startswith("host")] for n, mine in zip(graph.nodes, ways, strict=True)]
-    steps = min(MOST_STEPS, max(map(len, ways), default=0))
+    steps = min(MAX_STEPS, max(map(len, ways), default=0))
     return [_plan(graph, {i: mine[k] for i, mine in enumerate(ways) if k < len(mine)}) for k in range(steps)]
 
 
@@ -142,7 +142,7 @@ def _timed(
 ) -> dict[str, float]:  # fmt: skip
     """Median seconds by key; an empty key is not asked for."""
     runners = [StepRunner(module, graph, plan) for plan in plans]
-    rounds = max(FEWEST, min(rounds, int(LONGEST_S / max(sum(p.time_s for p in plans), 1e-9))))
+    rounds = max(FEWEST, min(rounds, int(MAX_S / max(sum(p.time_s for p in plans), 1e-9))))
     times: dict[str, list[float]] = defaultdict(list)
     bare: list[float] = []
     kept = torch.get_rng_state()

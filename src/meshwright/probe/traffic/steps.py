@@ -50,7 +50,7 @@ NEAR = 0.02  # how far a line may be from what was measured here
 FIRST_STEPS = 3  # DDP orders its buckets anew after the first
 FREE = Curve(sizes=(0,), times_ns=(0,))
 NO_BOUND = Bound(quantity="step time", value="0", unit="s", certificate=Certificate(kind="fusion", data={}))
-_MOST_LOST = (3000, 4_000_000)  # per mille of the compute's speed while messages are under way, ns of it per message
+_MAX_LOST = (3000, 4_000_000)  # per mille of the compute's speed while messages are under way, ns of it per message
 
 Groups = tuple[TrafficGroup, ...]
 
@@ -242,9 +242,9 @@ def fit_profile(
     def misfit(lost: tuple[int, int]) -> float:
         return _misfit(_fits(runs, *lost, profile.finish_ns))
 
-    lost, width = (0, 0), _MOST_LOST
+    lost, width = (0, 0), _MAX_LOST
     while width[0] >= 10 and overlap:
-        near = [[min(most, max(0, x + k * w // 2)) for k in range(-2, 3)] for x, w, most in zip(lost, width, _MOST_LOST, strict=True)]
+        near = [[min(most, max(0, x + k * w // 2)) for k in range(-2, 3)] for x, w, most in zip(lost, width, _MAX_LOST, strict=True)]
         lost = min(sorted({(permille, overhead) for permille in near[0] for overhead in near[1]}), key=misfit)
         width = (width[0] // 2, width[1] // 2)
     shifted = tuple(msgspec.structs.replace(c, encode=_later(c.encode, lost[1])) for c in profile.codecs)

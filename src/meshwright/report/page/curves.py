@@ -17,12 +17,12 @@ __all__ = ["memory_section", "run_section", "thinned"]
 
 F64 = NDArray[np.float64]
 WIDTH, HEIGHT = 1000, 100
-MOST_CURVES = 32
-MOST_POINTS = 400
-MOST_STEPS = 2000
+MAX_CURVES = 32
+MAX_POINTS = 400
+MAX_STEPS = 2000
 
 
-def thinned(time_s: F64, value: F64, end_s: float, most: int = MOST_POINTS) -> tuple[F64, F64]:
+def thinned(time_s: F64, value: F64, end_s: float, most: int = MAX_POINTS) -> tuple[F64, F64]:
     """At most `most` steps of a staircase: of every stretch of time the highest value in it, so that no peak is lost."""
     if len(time_s) <= most or end_s <= 0:
         return time_s, value
@@ -47,7 +47,7 @@ def memory_section(page: PageContent) -> Html:
     measured = page.run.comparison.measured.memory_peak_bytes if page.run is not None else ()
     of = represented_by(page.plan.main)
     curves = {r: shown.counters[f"memory of rank {r}"] for r in sorted(set(of.tolist())) if f"memory of rank {r}" in shown.counters}
-    chosen = sorted(sorted(curves, key=lambda r: (-shown.memory_peak_bytes[r], r))[:MOST_CURVES])
+    chosen = sorted(sorted(curves, key=lambda r: (-shown.memory_peak_bytes[r], r))[:MAX_CURVES])
     source = "simulated for the run" if page.run is not None else "simulated"
     parts: list[Html] = []
     if not any(shown.memory_peak_bytes):
@@ -100,7 +100,7 @@ def run_section(page: PageContent) -> Html:
     run = page.run
     assert run is not None
     c = run.comparison
-    losses, steps = list(c.measured.losses)[-MOST_STEPS:], c.step_s[-MOST_STEPS:]
+    losses, steps = list(c.measured.losses)[-MAX_STEPS:], c.step_s[-MAX_STEPS:]
     figures = []
     if losses:
         figures.append(_line(losses, f"Loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(c.measured.losses)} steps", 0.0))

@@ -20,10 +20,10 @@ from ...errors import UsageError
 
 __all__ = ["clean", "pack"]
 
-LONGEST_TEXT = 400  # characters of a name that are kept
+MAX_TEXT = 400  # characters of a name that are kept
 
 
-def clean(text: str, limit: int = LONGEST_TEXT) -> str:
+def clean(text: str, limit: int = MAX_TEXT) -> str:
     """A name from outside, on one line, without control and direction characters and halves of surrogate pairs, at most `limit` long."""
     if len(text) <= limit and text.isprintable():
         return text

@@ -17,7 +17,7 @@ __all__ = ["alternatives", "breakdown_section", "decisions", "layout_table", "su
 
 SHOWN = 12  # alternatives before the rest is folded away
 MOST = 300  # alternatives in all
-MOST_RANKS = 128  # rows of per-rank tables
+MAX_RANKS = 128  # rows of per-rank tables
 
 
 def summary(page: PageContent) -> Html:
@@ -141,7 +141,7 @@ def layout_table(page: PageContent) -> Html:
         )
         parts += [tag("p", head), table("Pipeline stages", ["stage", "ranks", "segments", "which", "parameter tensors"], rows, numbers=(2, 4))]
         parts += [tag("p", "note: ", n) for n in layout.notes]
-    ranks = list(range(min(page.ranks, MOST_RANKS)))
+    ranks = list(range(min(page.ranks, MAX_RANKS)))
     heads = ["rank", "device", *(("stage", "replica", "part") if layout is not None else ())]
     body = []
     for r in ranks:
@@ -150,7 +150,7 @@ def layout_table(page: PageContent) -> Html:
             pipeline, data, tensor = layout.coordinates(r)
             more = ["+".join(str(s) for s, _ in layout.hosted(pipeline)), str(data), str(tensor)]
         body.append([str(r), shortened(plan.placement[r]), *more])
-    left = f", the first {MOST_RANKS} of {page.ranks}" if page.ranks > MOST_RANKS else ""
+    left = f", the first {MAX_RANKS} of {page.ranks}" if page.ranks > MAX_RANKS else ""
     listing = table(f"Ranks and their devices{left}", heads, body)
     parts.append(tag("details", tag("summary", f"Where {page.ranks} ranks are"), listing))
     return joined(parts)

@@ -1,7 +1,7 @@
 """The timeline of the page: rows of spans as columns, few enough for a page, predictions and measurements of a lane next to each other.
 
-Times are whole ticks from each timeline's first span; a tick is a power of ten of a second. Beyond MOST_SPANS, neighbours in a row that begin in
-the same short stretch of time are one span that says how many it stands for and how long they took together; beyond MOST_ROWS, messages that
+Times are whole ticks from each timeline's first span; a tick is a power of ten of a second. Beyond MAX_SPANS, neighbours in a row that begin in
+the same short stretch of time are one span that says how many it stands for and how long they took together; beyond MAX_ROWS, messages that
 share a link with others and then rows of later ranks are left out. Both are said in `notes`.
 """
 
@@ -20,13 +20,13 @@ from ...io.trace.slices import Slices, Trace, take
 from ...program.program import Kind, Part, Program, Role
 from ...timeline import Timeline
 
-__all__ = ["MOST_ROWS", "MOST_SPANS", "Row", "TimelineView", "tick_of", "timeline_view"]
+__all__ = ["MAX_ROWS", "MAX_SPANS", "Row", "TimelineView", "tick_of", "timeline_view"]
 
 I64 = NDArray[np.int64]
-MOST_SPANS = 250_000
-MOST_ROWS = 12_000
+MAX_SPANS = 250_000
+MAX_ROWS = 12_000
 NANOSECOND = -9  # ticks are no finer than this unless a timeline is short
-MOST_TICKS = 2_000_000_000
+MAX_TICKS = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class TimelineView:
 
 
 def tick_of(end_s: float) -> int:
-    """Exponent of the finest tick, at most a nanosecond, with which `end_s` stays below MOST_TICKS."""
+    """Exponent of the finest tick, at most a nanosecond, with which `end_s` stays below MAX_TICKS."""
     if end_s <= 0:
         return NANOSECOND
-    exponent = math.ceil(math.log10(end_s / MOST_TICKS))
+    exponent = math.ceil(math.log10(end_s / MAX_TICKS))
     return exponent if exponent > NANOSECOND else max(exponent, NANOSECOND - 6)
 
 
 def timeline_view(
-    program: Program, timelines: Sequence[Timeline], *, collective: bool = False, most_spans: int = MOST_SPANS, most_rows: int = MOST_ROWS
+    program: Program, timelines: Sequence[Timeline], *, collective: bool = False, most_spans: int = MAX_SPANS, most_rows: int = MAX_ROWS
 ) -> TimelineView:
     """`program` is the one whose step ids the timelines carry. Of a collective, categories say what a step does instead of a training phase.
 

@@ -13,10 +13,10 @@ from ...io.trace.slices import Slices, Trace
 from ...program.program import Part, Program
 from ...simulate import compile_network
 
-__all__ = ["MOST_MESSAGES", "Transfers", "transfers"]
+__all__ = ["MAX_MESSAGES", "Transfers", "transfers"]
 
 I64 = NDArray[np.int64]
-MOST_MESSAGES = 30_000
+MAX_MESSAGES = 30_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Transfers:
     """Columns in order of arrival. `start`: when it enters its first link, `end`: when the receiving step has the data, both in ticks.
 
     `route` indexes `routes`, lists of link numbers (empty: not known, of a folded program). `received_bytes[actor]` is of all messages,
-    also of those beyond MOST_MESSAGES.
+    also of those beyond MAX_MESSAGES.
     """
 
     src: I64
@@ -43,7 +43,7 @@ class Transfers:
 
 
 def transfers(
-    program: Program, trace: Trace, category: I64, fabric: Fabric, placement: Sequence[str], tick_s: float, *, most: int = MOST_MESSAGES
+    program: Program, trace: Trace, category: I64, fabric: Fabric, placement: Sequence[str], tick_s: float, *, most: int = MAX_MESSAGES
 ) -> Transfers:
     """Of the trace's first timeline; `category` is per slice of the trace."""
     slices = trace.slices

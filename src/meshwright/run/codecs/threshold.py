@@ -20,7 +20,7 @@ from .sparse import Sparse
 
 __all__ = ["Threshold"]
 
-UP, DOWN, MOST_RISES = 1.03, 1.012, 5
+UP, DOWN, MAX_RISES = 1.03, 1.012, 5
 
 
 class Threshold(Sparse):
@@ -43,7 +43,7 @@ class Threshold(Sparse):
             found: torch.Tensor = kernels.select_above(x, kth - 1, expected=k)
         else:
             found = kernels.select_above(x, magnitude_of(threshold), expected=k)
-            for _ in range(MOST_RISES):
+            for _ in range(MAX_RISES):
                 if 3 * found.numel() <= 4 * k:
                     break
                 threshold *= UP

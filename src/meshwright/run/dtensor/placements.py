@@ -25,7 +25,7 @@ from ...errors import Unsupported, UsageError
 __all__ = ["derived_signatures", "dtensor_signatures", "placement_of", "placements", "wrap"]
 
 FAKE_RANKS = 2
-MOST_ELEMENTS = 1 << 22  # of an operand: PyTorch is asked by calling the operator
+MAX_ELEMENTS = 1 << 22  # of an operand: PyTorch is asked by calling the operator
 
 
 def placement_of(kind: str) -> Any:
@@ -152,7 +152,7 @@ def derived_signatures(traced: TracedForward, names: Sequence[str]) -> dict[str,
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: torch.empty_like(n.meta["val"], device="meta"))
             sizes = [a.meta["val"].numel() for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
-            if not isinstance(node.meta.get("val"), torch.Tensor) or not sizes or max(sizes) > MOST_ELEMENTS:
+            if not isinstance(node.meta.get("val"), torch.Tensor) or not sizes or max(sizes) > MAX_ELEMENTS:
                 continue
             pairs = dtensor_signatures(node.target, args, kwargs, mesh=mesh)
             found[node.name] = [

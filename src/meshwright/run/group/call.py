@@ -19,9 +19,9 @@ from ...errors import UsageError
 from ...program.program import Program
 from .chunks import BLOCKED
 
-__all__ = ["MOST_BINDINGS", "Call", "Code", "Session"]
+__all__ = ["MAX_BINDINGS", "Call", "Code", "Session"]
 
-MOST_BINDINGS = 64  # per session: buckets of one model that have the same length
+MAX_BINDINGS = 64  # per session: buckets of one model that have the same length
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Session:
         key = tuple(t.data_ptr() for t in buffers)
         found = self.bound.get(key)
         if found is None:
-            if len(self.bound) >= MOST_BINDINGS:
+            if len(self.bound) >= MAX_BINDINGS:
                 self.bound.clear()
             found = self.bound[key] = (self.code.bind(buffers, self.staging), buffers)
 

@@ -21,9 +21,9 @@ from ...fabric.fabric import Fabric
 from ...kernels.effort import Deadline
 from .predict import quickest_walk
 
-__all__ = ["MOST_STEPS", "Executed", "builtin", "executed"]
+__all__ = ["MAX_STEPS", "Executed", "builtin", "executed"]
 
-MOST_STEPS = 60_000  # unrolled, of all ranks; a program beyond is not predicted
+MAX_STEPS = 60_000  # unrolled, of all ranks; a program beyond is not predicted
 TUNED = 3  # so many of the best are cut finer and coarser
 CUTS = ("pieces", "slices", "chunks")
 FEWER_TREES = (8, 2)  # every tree sends messages of its own: is a packing with fewer as good?
@@ -67,7 +67,7 @@ def executed(
 
 def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None, shared: bool) -> Executed | None:
     assert ranked.plan is not None
-    if ranked.plan.program.switches or ranked.plan.program.executed_steps > MOST_STEPS:
+    if ranked.plan.program.switches or ranked.plan.program.executed_steps > MAX_STEPS:
         return None
     program, fabric, transport = ranked.plan.program, fabric or problem.fabric, problem.transport or Transport()
     try:

@@ -26,7 +26,7 @@ __all__ = ["ALIVE", "GONE", "STOPPED", "UNKNOWN", "Diagnosis", "GroupFinding", "
 
 ALIVE, GONE, STOPPED, UNKNOWN = "alive", "gone", "stopped", "unknown"
 STUCK_S = 1.0
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 Key = tuple[tuple[int, ...], int]  # a group: its global ranks, and which of those with the same ranks
 
 
@@ -78,7 +78,7 @@ def find_records(paths: Sequence[str | Path], run: str = "") -> tuple[list[RankR
     damaged: list[str] = []
     for path in map(Path, paths):
         named = not path.is_dir()
-        for file in [path] if named else sorted(path.glob(f"*{SUFFIX}"))[:MOST_FILES]:
+        for file in [path] if named else sorted(path.glob(f"*{SUFFIX}"))[:MAX_FILES]:
             try:
                 found.append(read_record(file))
             except (FormatError, UsageError) as error:

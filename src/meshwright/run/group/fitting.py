@@ -14,7 +14,7 @@ from ...fabric.fabric import Fabric
 __all__ = ["LIKE", "require_fitting"]
 
 LIKE = 1.5  # rates here over those planned for may differ from place to place by this factor: labs are scaled, measurements differ
-MOST_DEVICES = 64  # whose pairs are compared
+MAX_DEVICES = 64  # whose pairs are compared
 
 
 def require_fitting(
@@ -53,7 +53,7 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 def _unlike(planned: Sequence[str], planned_for: Fabric, fabric: Fabric) -> str:
     """In words where the two fabrics differ between the plan's devices; empty where rates are in proportion."""
-    some = planned[:MOST_DEVICES]
+    some = planned[:MAX_DEVICES]
     shares: dict[str, float] = {}
     for a, b in permutations(some, 2):
         before, now = (_rate_Bps(f, a, b) for f in (planned_for, fabric))

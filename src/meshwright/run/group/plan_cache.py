@@ -2,7 +2,7 @@
 
 A file per question: what was asked (fabric, devices, operation, size class, settings, this package's own files) is hashed to its name; the answer
 lies in it behind a header with its length and hash. Whatever is damaged, of another version, too large or not readable counts as not there. Files
-are written all or nothing, and those not used for longest go when the folder grows beyond `MOST_FOLDER_BYTES`, so runs side by side need no lock.
+are written all or nothing, and those not used for longest go when the folder grows beyond `MAX_FOLDER_BYTES`, so runs side by side need no lock.
 
 The folder is the user's own (mode 0700): MESHWRIGHT_CACHE, or `meshwright/plans` where the system keeps caches. What is read is checked like a
 plan file before it runs.
@@ -25,13 +25,13 @@ from ...errors import MeshwrightError
 from ...io.atomic import write_bytes
 from ...io.strict_json import decode, read_at_most, refuse_ambiguous
 
-__all__ = ["MOST_FILE_BYTES", "MOST_FOLDER_BYTES", "PlanCache", "cache_folder"]
+__all__ = ["MAX_FILE_BYTES", "MAX_FOLDER_BYTES", "PlanCache", "cache_folder"]
 
 VERSION = 1
-MOST_FILE_BYTES = 64 << 20
-MOST_FOLDER_BYTES = 256 << 20
+MAX_FILE_BYTES = 64 << 20
+MAX_FOLDER_BYTES = 256 << 20
 SUFFIX = ".plans"
-_MOST_HEADER = 512
+_MAX_HEADER = 512
 OFF = ("0", "off")
 
 
@@ -70,9 +70,9 @@ class PlanCache:
         if folder is None:
             return None
         try:
-            where, data = read_at_most(folder / f"{name}{SUFFIX}", MOST_FILE_BYTES)
+            where, data = read_at_most(folder / f"{name}{SUFFIX}", MAX_FILE_BYTES)
             head, _, answer = data.partition(b"\n")
-            if len(data) > MOST_FILE_BYTES or len(head) > _MOST_HEADER:
+            if len(data) > MAX_FILE_BYTES or len(head) > _MAX_HEADER:
                 return None
             header = decode(head, _HEADER, where)
             refuse_ambiguous(head, where)
@@ -89,7 +89,7 @@ class PlanCache:
         name = _name(question)
         header = _Header(schema=_SCHEMA, version=VERSION, question=name, length=len(answer), sha256=hashlib.sha256(answer).hexdigest())
         data = msgspec.json.encode(header) + b"\n" + answer
-        if len(data) > MOST_FILE_BYTES or (folder := self._own(make=True)) is None:
+        if len(data) > MAX_FILE_BYTES or (folder := self._own(make=True)) is None:
             return
         with contextlib.suppress(MeshwrightError, OSError):
             write_bytes(folder / f"{name}{SUFFIX}", data)
@@ -135,5 +135,5 @@ def _sweep(folder: Path) -> None:
     total = 0
     for _, size, path in sorted(rows, reverse=True):
         total += size
-        if total > MOST_FOLDER_BYTES:
+        if total > MAX_FOLDER_BYTES:
             path.unlink(missing_ok=True)

@@ -36,8 +36,8 @@ PER_MESSAGE_S = 1e-4  # at either end, a core to itself
 PER_BYTE_S = 1e-9
 WIRE_BYTES = 256  # that a message adds on the wire: gloo's header, what announces it and what allows it, each a small packet in line with the data
 LOSS_PER_FLOW = 0.005  # of a link's rate, for every pair of ranks beyond the first
-MOST_LOSS = 0.3
-MOST_TIMED_STEPS = 60_000  # executed steps of all ranks, up to which walks follow a simulation
+MAX_LOSS = 0.3
+MAX_TIMED_STEPS = 60_000  # executed steps of all ranks, up to which walks follow a simulation
 LATE_SHARE, LATE_S = 0.05, 3e-3  # so many messages find their rank waiting for its core, on average for so long: a time slice
 LATE_RUNS = 3  # simulations with other messages late
 MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
@@ -103,7 +103,7 @@ def flows_on_links(program: Program, fabric: Fabric, ranks: Sequence[str]) -> np
 
 def slowed_by_flows(fabric: Fabric, flows: np.ndarray, loss_per_flow: float = LOSS_PER_FLOW) -> Fabric:
     """`flows`: by link, of `flows_on_links`."""
-    share = 1 - np.minimum(loss_per_flow * np.maximum(flows - 1, 0), MOST_LOSS)
+    share = 1 - np.minimum(loss_per_flow * np.maximum(flows - 1, 0), MAX_LOSS)
     return replace(fabric, links=tuple(replace(x, rate_Bps=max(1, int(x.rate_Bps * f))) for x, f in zip(fabric.links, share.tolist(), strict=True)))
 
 
@@ -135,7 +135,7 @@ def timed_form(program: Program, fabric: Fabric | None, ranks: Sequence[str]) ->
         start_s[spans.step[known]], end_s[spans.step[known]] = spans.start_s[known], spans.end_s[known]
         return start_s, end_s
 
-    return form_of(program, times if fabric is not None and program.executed_steps <= MOST_TIMED_STEPS else None)
+    return form_of(program, times if fabric is not None and program.executed_steps <= MAX_TIMED_STEPS else None)
 
 
 def walked(program: Program, fabric: Fabric | None, ranks: Sequence[str], walk: str) -> Form:

@@ -31,7 +31,7 @@ from ...errors import UsageError
 __all__ = ["Settings", "configure", "current_settings", "settings_from"]
 
 MIN_BYTES = 1 << 15
-MOST_TUNED = 8
+MAX_TUNED = 8
 TUNE_S = 60.0
 PREFIX, ALIKE = "MESHWRIGHT_", 0.8
 NAMES = (
@@ -119,8 +119,8 @@ def _validated(settings: Settings) -> Settings:
         raise UsageError(f"must be above 0 s, got {settings.timeout_s}", where="MESHWRIGHT_TIMEOUT_S")
     if settings.min_bytes < 0:
         raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
-    if not 0 <= settings.tune <= MOST_TUNED:
-        raise UsageError(f"must be 0..{MOST_TUNED} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
+    if not 0 <= settings.tune <= MAX_TUNED:
+        raise UsageError(f"must be 0..{MAX_TUNED} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
     if not settings.tune_s >= 0:
         raise UsageError(f"must be >= 0 s, got {settings.tune_s}", where="MESHWRIGHT_TUNE_S")
     return settings

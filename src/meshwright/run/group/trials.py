@@ -18,7 +18,7 @@ from collections import deque
 __all__ = ["MARGIN", "Trials", "most_calls"]
 
 TURNS, LAST_TURNS = 2, 3  # of everybody left in a round; of the last two
-LEAST_TURNS = 2  # of both, before one is preferred to the predicted choice
+MIN_TURNS = 2  # of both, before one is preferred to the predicted choice
 MARGIN = 0.03  # so much less time the predicted choice has to be beaten by
 
 
@@ -61,7 +61,7 @@ class Trials:
     def typical_s(self, option: int) -> float:
         """The lower median of its calls; infinite where there are too few."""
         times = sorted(self.times_s[option])
-        return times[(len(times) - 1) // 2] if len(times) >= LEAST_TURNS else float("inf")
+        return times[(len(times) - 1) // 2] if len(times) >= MIN_TURNS else float("inf")
 
     @property
     def winner(self) -> int:

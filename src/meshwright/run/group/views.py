@@ -14,10 +14,10 @@ from .walk import Under
 
 __all__ = ["needs_of", "partners", "view_of"]
 
-MOST_OPEN = 512
+MAX_OPEN = 512
 
 
-_MOST_KNOWN = 8
+_MAX_KNOWN = 8
 _known: dict[int, tuple[weakref.ref[Program], Mapping[int, int]]] = {}
 
 
@@ -28,7 +28,7 @@ def partners(program: Program) -> Mapping[int, int]:
         return kept[1]
     sends, receives = channel_messages(program)
     found = {b: a for out, into in zip(sends, receives, strict=True) for a, b in zip(out, into, strict=True)}
-    while len(_known) >= _MOST_KNOWN:
+    while len(_known) >= _MAX_KNOWN:
         _known.pop(next(iter(_known)))
     _known[id(program)] = weakref.ref(program), found
     return found
@@ -57,5 +57,5 @@ def view_of(recorder: Recorder, rank: int, code: RankCode | None, under: Under |
         view.text = code.unrolled.describe(step)
     view.needs = needs_of(code, step, receives) if waiting else None
     if under is not None:
-        view.open, view.taken = list(under.open)[:MOST_OPEN], list(under.taken)
+        view.open, view.taken = list(under.open)[:MAX_OPEN], list(under.taken)
     return view

@@ -22,9 +22,9 @@ import torch
 from .code import Bound
 from .instructions import Op
 
-__all__ = ["MOST_TAKEN", "Messages", "Under", "Wait", "walk"]
+__all__ = ["MAX_TAKEN", "Messages", "Under", "Wait", "walk"]
 
-MOST_TAKEN = 512
+MAX_TAKEN = 512
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # in place into the first
 
@@ -50,7 +50,7 @@ class Under:
     """What a walk has under way, readable from other threads: a send of step s is s, a posted receive of it -1 - s. `taken`: the last sends taken."""
 
     open: dict[int, None] = field(default_factory=dict)
-    taken: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TAKEN))
+    taken: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TAKEN))
 
 
 def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iterator[Wait]:

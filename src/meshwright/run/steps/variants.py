@@ -23,10 +23,10 @@ from . import norms_apart
 from .pieces import arguments, in_pieces, pool_gradient
 from .step import VARIANTS, Variants
 
-__all__ = ["BINARY", "BLOCK", "LEAST_WEIGHT", "Packed", "register"]
+__all__ = ["BINARY", "BLOCK", "MIN_WEIGHT", "Packed", "register"]
 
 BLOCK = 256  # elements that share one scale in int8
-LEAST_WEIGHT = 1e-3  # a normalisation is not inverted when one of its weights is nearer to 0
+MIN_WEIGHT = 1e-3  # a normalisation is not inverted when one of its weights is nearer to 0
 
 aten = torch.ops.aten
 
@@ -156,7 +156,7 @@ def group_norm_inverse(call: fx.Node, gradient: torch.Tensor, y: torch.Tensor, m
 def _safe(weight: torch.Tensor) -> torch.Tensor:
     """Raises: ValueError (the runner says for which node) for a weight near 0, by which the output cannot be inverted."""
     least = float(weight.abs().min())
-    if least < LEAST_WEIGHT:
+    if least < MIN_WEIGHT:
         raise ValueError(f"a weight of magnitude {least:.3g} cannot be divided by: plan without inverse implementations")
     return weight
 

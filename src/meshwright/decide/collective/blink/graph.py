@@ -23,9 +23,9 @@ from ..rates import RateGraph
 
 __all__ = ["Allocation", "canonical", "canonical_order", "path_edges"]
 
-MOST_PATHS = 4  # kept per ordered pair of ranks, and per source and switch on the way
+MAX_PATHS = 4  # kept per ordered pair of ranks, and per source and switch on the way
 WORK_BUDGET = 60_000  # arcs looked at during one canonical numbering
-MOST_CANONICAL = 64  # nodes
+MAX_CANONICAL = 64  # nodes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def canonical(graph: RateGraph, root: int = -1) -> tuple[Allocation, tuple[int, 
 
 def canonical_order(nodes: int, arcs: dict[tuple[int, int], int], colour: Sequence[int]) -> tuple[int, ...]:
     """Nodes in canonical order, higher colours first. Isomorphic coloured graphs give equal arcs in these numbers, within the budget."""
-    if nodes > MOST_CANONICAL:
+    if nodes > MAX_CANONICAL:
         return tuple(sorted(range(nodes), key=lambda v: (-colour[v], v)))
     search = _Search(nodes, arcs, colour)
     search.descend(search.refine([-c for c in colour]), ())
@@ -145,7 +145,7 @@ class _Search:
 
 
 def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
-    """Paths between all pairs of ranks that pass no other rank: the shortest, and others up to MOST_PATHS by length, then by number.
+    """Paths between all pairs of ranks that pass no other rank: the shortest, and others up to MAX_PATHS by length, then by number.
 
     `undirected`: only pairs that have a path each way. Raises: Disconnected when a rank has no path from or to any other.
     """
@@ -160,7 +160,7 @@ def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
             longer = []
             for path in layer:
                 for v in out[path[-1]]:
-                    if v in path or passed[v] >= MOST_PATHS:
+                    if v in path or passed[v] >= MAX_PATHS:
                         continue
                     passed[v] += 1
                     if v < allocation.ranks:

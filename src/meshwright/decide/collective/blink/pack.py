@@ -30,13 +30,13 @@ from .graph import Allocation, Paths, path_edges
 __all__ = ["SHAPES", "Packing", "Rooted", "best_rate", "pack"]
 
 SHAPES = {"broadcast": ARBORESCENCE, "all-reduce": SPANNING, "scatter": SHORTEST, "all-gather": ARBORESCENCE}
-MOST_ROUNDS = 20_000
+MAX_ROUNDS = 20_000
 ROUND_WORK = 200_000_000  # rounds · arcs looked at per round
-MOST_COLUMNS = 160
-MOST_UNIT = 12  # smallest unit tried: 1/12 of a link
-MOST_BASE = 64
+MAX_COLUMNS = 160
+MAX_UNIT = 12  # smallest unit tried: 1/12 of a link
+MAX_BASE = 64
 MIP_NODES = 50  # branch-and-bound nodes, a limit that does not depend on the machine; more find hardly fewer trees
-MOST_ENTRIES = 16_000  # of the integer program's matrix; larger ones take too long, weights are rounded instead
+MAX_ENTRIES = 16_000  # of the integer program's matrix; larger ones take too long, weights are rounded instead
 COUNTS = (4, 6, 8, 12, 16, 24, 32, 48)  # units tried when no unit of rate fits
 
 
@@ -141,7 +141,7 @@ class _Job:
         """Fill the columns; returns the feasible rate of the weights."""
         e = self.paths.edges
         work = (e.ptr[-1] + e.nodes * e.nodes) * (len(self.roots) if self.mode == ARBORESCENCE else 1)
-        most = max(50, min(MOST_ROUNDS, ROUND_WORK // int(work), 8_000_000 // (e.nodes * len(self.roots))))
+        most = max(50, min(MAX_ROUNDS, ROUND_WORK // int(work), 8_000_000 // (e.nodes * len(self.roots))))
         done = pack_by_weights(e, self.mode, self.roots, epsilon=epsilon, most=most, target=target)
         if done is None:
             raise Disconnected("a root of the allocation does not reach every rank", hint="add links, or name a connected part of the devices")
@@ -202,7 +202,7 @@ def _add_column(model: Any, column: _Column, arcs: int) -> None:
 # ---- few trees -----------------------------------------------------------------------------------------------------------
 def _kept(job: _Job) -> list[_Column]:
     """The columns an integer program chooses from: the heaviest of every group."""
-    each = max(6, MOST_COLUMNS // job.groups)
+    each = max(6, MAX_COLUMNS // job.groups)
     found: list[_Column] = []
     for g in range(job.groups):
         found += sorted((c for c in job.columns.values() if c.group == g), key=lambda c: (-c.weight, c.key))[:each]
@@ -215,9 +215,9 @@ def _few_trees(job: _Job, theta: float, optimum: float) -> tuple[list[tuple[_Col
     best: tuple[Fraction, list[tuple[_Column, int]], str] | None = None
     rates = [int(c) for c in job.capacity]
     common = int(np.gcd.reduce(np.array(rates, np.int64)))
-    base = common if max(rates) // common <= MOST_BASE else min(rates)
-    small = sum(int(np.count_nonzero(c.usage)) for c in kept) <= MOST_ENTRIES
-    for divisor in range(1, MOST_UNIT + 1 if small else 1):
+    base = common if max(rates) // common <= MAX_BASE else min(rates)
+    small = sum(int(np.count_nonzero(c.usage)) for c in kept) <= MAX_ENTRIES
+    for divisor in range(1, MAX_UNIT + 1 if small else 1):
         if floor(optimum * divisor / base + 1e-6) * base / divisor < (1 - theta) * optimum:
             continue
         counts = _whole_counts(job, kept, np.floor(job.capacity * divisor / base + 1e-9), floor(optimum * divisor / base + 1e-6))

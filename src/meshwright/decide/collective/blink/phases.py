@@ -25,7 +25,7 @@ from .sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
 
 __all__ = ["port_shares", "servers_of", "three_phase_set"]
 
-MOST_UNITS = 128
+MAX_UNITS = 128
 Path = tuple[int, ...]
 
 
@@ -59,7 +59,7 @@ def three_phase_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: fl
     best: tuple[Fraction, int, list[Chosen]] | None = None
     period = max(len(local.roots) for local in locals_) * len(servers)
     for count in sorted({*range(1, 25), *(period * i for i in range(1, 5))}):
-        if count > MOST_UNITS and count != period:
+        if count > MAX_UNITS and count != period:
             continue
         trees = _units(problem, graph, locals_, count)
         if trees is None:

@@ -33,9 +33,9 @@ SHAPE_OF = {
     "scatter": "scatter", "gather": "scatter",
 }  # fmt: skip
 REVERSED = ("reduce", "reduce-scatter", "gather")  # packed on the reversed graph, climbed
-MOST_EXACT_TREES = 4096
+MAX_EXACT_TREES = 4096
 FEW_TREES = 32
-MOST_GRAINS = 96
+MAX_GRAINS = 96
 FAST_KINDS = ("NV", "XGMI")
 
 
@@ -178,9 +178,9 @@ def _exact_spanning(problem: CollectiveProblem, graph: RateGraph) -> Packing:
     edges = _undirected(graph)
     best = strength(graph.ranks, edges)
     count, scale = best.ratio.numerator, best.ratio.denominator
-    if count > MOST_EXACT_TREES:
+    if count > MAX_EXACT_TREES:
         raise Unsupported(
-            f"the exact packing needs {count} trees, more than {MOST_EXACT_TREES}",
+            f"the exact packing needs {count} trees, more than {MAX_EXACT_TREES}",
             hint="give links rates with a larger common unit, or leave `exact` off", data={"trees": count},
         )  # fmt: skip
     found = pack_spanning_trees(graph.ranks, {pair: r * scale for pair, r in edges.items()}, count)
@@ -336,7 +336,7 @@ def channel_set(problem: CollectiveProblem, fast: TreeSet, slow: TreeSet, extra_
     for a in range(1, 17):
         for b in range(1, 17):
             total = a * units[0] + b * units[1]
-            if total > MOST_GRAINS:
+            if total > MAX_GRAINS:
                 break
             part = Fraction(b * units[1], total)
             time = max(part * size / slow.rate_Bps + Fraction(extra_s), (1 - part) * size / fast.rate_Bps)

@@ -55,9 +55,9 @@ DEVIATIONS = (
     "the simulator chooses among packed trees, one hop, one tree, three phases and channels, and the number of pieces",
 )
 FORMS = ("trees", "one-hop", "one-tree", "three-phase", "channels")
-MOST_RANKS = 64
+MAX_RANKS = 64
 LARGE_STEPS = 60_000  # steps up to which pieces are written out; beyond, lanes repeat
-MOST_STEPS = 200_000  # executed steps that a simulation of a candidate may have
+MAX_STEPS = 200_000  # executed steps that a simulation of a candidate may have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Blink(CollectiveStrategy):
 
     @classmethod
     def applies(cls, problem: CollectiveProblem) -> bool:
-        return problem.op in cls.operations and len(problem.ranks) <= MOST_RANKS
+        return problem.op in cls.operations and len(problem.ranks) <= MAX_RANKS
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected; Unsupported (operation, more than 64 ranks, a form that does not apply, exact trees where none are known);
@@ -99,9 +99,9 @@ class Blink(CollectiveStrategy):
         self._require_sense()
         bound = _bound(problem)
         require_operation(problem, self.name, self.operations)
-        if len(problem.ranks) > MOST_RANKS:
+        if len(problem.ranks) > MAX_RANKS:
             raise Unsupported(
-                f"packing trees by weights for {len(problem.ranks)} ranks takes too long, at most {MOST_RANKS}",
+                f"packing trees by weights for {len(problem.ranks)} ranks takes too long, at most {MAX_RANKS}",
                 hint="use --strategy forestcoll, or blueconnect", data={"ranks": len(problem.ranks)},
             )  # fmt: skip
         deadline = problem.deadline()
@@ -208,7 +208,7 @@ class Blink(CollectiveStrategy):
             return self.parts, time_s, steps[self.parts]
         shards = len(problem.ranks) if per_root(problem.op) or problem.op in ("scatter", "gather") else 1
         units = sum(t.units for t in trees.trees)
-        most_steps = LARGE_STEPS if self.unroll else MOST_STEPS
+        most_steps = LARGE_STEPS if self.unroll else MAX_STEPS
         elements = problem.size_bytes // problem.element_bytes
         most = min(self.max_parts, max(1, most_steps // max(1, _steps(problem, trees))), max(1, elements // max(units, shards)))
         pieces, time_s = fastest_count(time_of, most if trees.depth > 1 or problem.op == "all-reduce" else 1)
@@ -260,7 +260,7 @@ def _bound(problem: CollectiveProblem) -> Bound:
     if problem.op != "all-reduce":
         return common
     graph = rate_graph(problem.fabric, problem.ranks)
-    if graph.nodes > graph.ranks or graph.ranks > MOST_RANKS:
+    if graph.nodes > graph.ranks or graph.ranks > MAX_RANKS:
         return common
     both: dict[tuple[int, int], int] = {}
     for (u, v), rate in graph.arcs.items():

@@ -26,8 +26,8 @@ from .stages import PRIMITIVES, halves
 
 __all__ = ["CostTable", "Level", "factorisations", "ranked_plans"]
 
-MOST_ORDERS = 24
-MOST_FACTORS = 6
+MAX_ORDERS = 24
+MAX_FACTORS = 6
 HALVES = {"all-reduce": 2, "broadcast": 2, "reduce": 2}
 
 
@@ -185,7 +185,7 @@ def _digit_sets(sizes: Sequence[int]) -> list[tuple[int, ...]]:
                 joined[-1] *= size
         for parts in product(*(factorisations(size) for size in joined)):
             factors = tuple(k for part in parts for k in part)
-            if len(factors) <= MOST_FACTORS:
+            if len(factors) <= MAX_FACTORS:
                 found[factors] = None
     return list(found)
 

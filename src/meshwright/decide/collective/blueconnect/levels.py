@@ -17,7 +17,7 @@ from ..problem import CollectiveProblem
 
 __all__ = ["Hierarchy", "find_hierarchy", "given_hierarchy"]
 
-MOST_COMPARED = 96  # ranks compared pair by pair inside one level
+MAX_COMPARED = 96  # ranks compared pair by pair inside one level
 Closeness = tuple[int, int, int]  # devices passed, links, -narrowest rate
 
 
@@ -82,7 +82,7 @@ def find_hierarchy(problem: CollectiveProblem) -> Hierarchy:
 def _nested(problem: CollectiveProblem, members: Sequence[int]) -> tuple[list[int], list[int]]:
     """(sizes innermost first, members in nested order) of the levels between single ranks and all of them."""
     k = len(members)
-    if k < 4 or k > MOST_COMPARED:
+    if k < 4 or k > MAX_COMPARED:
         return [k], list(members)
     closeness = {pair: _closeness(problem, *pair) for pair in combinations(members, 2)}
     label = {m: m for m in members}

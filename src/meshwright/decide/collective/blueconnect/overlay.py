@@ -23,7 +23,7 @@ from .stages import all_gather, reduce_scatter
 
 __all__ = ["OverlayPlan", "elementary_intervals", "overlay_program"]
 
-MOST_GRAINS = 1024  # chunks that the message is cut into; finer borders are rounded to this grid
+MAX_GRAINS = 1024  # chunks that the message is cut into; finer borders are rounded to this grid
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def elementary_intervals(plan: OverlayPlan) -> tuple[int, list[tuple[int, int, t
     """
     servers = len(plan.servers)
     unit = lcm(*(s.denominator for row in plan.shares for s in row))
-    unit = min(unit, MOST_GRAINS // servers)
+    unit = min(unit, MAX_GRAINS // servers)
     borders = []
     for row in plan.shares:
         ends, total = [], Fraction(0)

@@ -51,7 +51,7 @@ DEVIATIONS = (
     "rings of the gathering half turn the other way round",
 )
 OPS = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all")
-MOST_RANKS = 512
+MAX_RANKS = 512
 LARGE_STEPS = 60_000  # steps up to which slices are written out; beyond, lanes repeat
 SEARCH_STEPS = 60_000  # steps built for simulations, in all
 
@@ -110,15 +110,15 @@ class BlueConnect(CollectiveStrategy):
 
     @classmethod
     def applies(cls, problem: CollectiveProblem) -> bool:
-        return problem.op in cls.operations and len(problem.ranks) <= MOST_RANKS
+        return problem.op in cls.operations and len(problem.ranks) <= MAX_RANKS
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected; Unsupported (operation, more than 512 ranks, ranks that cannot all reach each other); UsageError (options)."""
         self._require_sense(len(problem.ranks))
         bound = collective_bound(problem)
         require_operation(problem, self.name, self.operations)
-        if len(problem.ranks) > MOST_RANKS:
-            raise Unsupported(f"at most {MOST_RANKS} ranks, got {len(problem.ranks)}", hint="use --strategy forestcoll", where="blueconnect")
+        if len(problem.ranks) > MAX_RANKS:
+            raise Unsupported(f"at most {MAX_RANKS} ranks, got {len(problem.ranks)}", hint="use --strategy forestcoll", where="blueconnect")
         try:
             best, judged = self._search(problem, self._candidates(problem, rng))
         except Disconnected as error:  # the bound found no cut, so only some pair that a stage needs cannot talk

@@ -30,7 +30,7 @@ from ..trees.lp import Arc, Demand, PackingProblem, solve_packing
 
 __all__ = ["all_reduce_dual_bound", "best_bound", "hosts_of", "packing_bound", "whole_lengths"]
 
-MOST_ARCS = 3000  # a larger fabric's program is no longer cheap
+MAX_ARCS = 3000  # a larger fabric's program is no longer cheap
 SIMPLE, SHARPEST = (12, 100, 1000), 1 << 24  # denominators of lengths as parts of the largest; the most that they are brought to
 TREES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 Pair = tuple[str, str]
@@ -44,7 +44,7 @@ def all_reduce_dual_bound(problem: CollectiveProblem, deadline: Deadline = NEVER
     if problem.op != "all-reduce":
         raise Unsupported(f"joint packing bounds all-reduce, not {problem.op}", hint="use collective_bound")
     graph = rate_graph(problem.fabric, problem.ranks)
-    if len(graph.arcs) > MOST_ARCS:
+    if len(graph.arcs) > MAX_ARCS:
         return None
     hosts = hosts_of(problem)
     names, host = graph.names, {graph.names.index(s): graph.names.index(r) for s, r in hosts.items()}

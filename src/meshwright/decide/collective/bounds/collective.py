@@ -41,7 +41,7 @@ from .latency import latency_bound
 
 __all__ = ["bandwidth_bound", "collective_bound", "crossing_bytes"]
 
-MOST_DUAL_ARCS = 1000  # larger graphs: partitions only, which find the optimum where servers are alike
+MAX_DUAL_ARCS = 1000  # larger graphs: partitions only, which find the optimum where servers are alike
 MAX_WIDTHS = 16  # partitions tried by width; more distinct rates than this are sampled
 
 
@@ -86,7 +86,7 @@ def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     if op == "all-reduce":
         found = [_cut_bound(problem, graph, _narrowest(graph))]
         found += [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
-        dual = all_reduce_dual_bound(problem) if len(graph.arcs) <= MOST_DUAL_ARCS else None
+        dual = all_reduce_dual_bound(problem) if len(graph.arcs) <= MAX_DUAL_ARCS else None
         return found + ([dual] if dual is not None else [])
     cuts = [cut for cut in _cuts_to_try(graph) if op == "all-to-all" or crossing_bytes(problem, cut)]
     found = [_cut_bound(problem, graph, cut) for cut in cuts]

@@ -30,8 +30,8 @@ from .collective import bandwidth_bound, crossing_bytes
 __all__ = ["delay_bound"]
 
 OPERATIONS = ("all-gather", "reduce-scatter", "broadcast", "reduce")
-MOST_CUTS = 48
-MOST_RANKS = 256  # beyond it only the bottleneck is tried
+MAX_CUTS = 48
+MAX_RANKS = 256  # beyond it only the bottleneck is tried
 
 
 def delay_bound(problem: CollectiveProblem) -> Bound | None:
@@ -64,7 +64,7 @@ def _cuts(problem: CollectiveProblem, bottleneck: frozenset[str]) -> list[frozen
     fabric, ranks = problem.fabric, set(problem.ranks)
     everyone = frozenset(fabric.actor_names)
     cuts = [bottleneck]
-    if len(ranks) <= MOST_RANKS:
+    if len(ranks) <= MAX_RANKS:
         servers: dict[str, set[str]] = {}
         for name, group in [(d.name, d.group) for d in fabric.devices] + [(s.name, s.group) for s in fabric.switches]:
             if group:
@@ -73,7 +73,7 @@ def _cuts(problem: CollectiveProblem, bottleneck: frozenset[str]) -> list[frozen
         if problem.op in ROOTED:
             alone.insert(0, alone[problem.root])
         parts = alone[:1] + [frozenset(part) for part in servers.values() if part & ranks] + alone[1:]
-        every = -(-2 * len(parts) // MOST_CUTS)
+        every = -(-2 * len(parts) // MAX_CUTS)
         cuts += [side for part in parts[::every] for side in (part, everyone - part)]
     return list(dict.fromkeys(cuts))
 

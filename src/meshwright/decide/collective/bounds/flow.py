@@ -21,9 +21,9 @@ from ....kernels.effort import Deadline
 from ..problem import CollectiveProblem
 from ..rates import RateGraph
 
-__all__ = ["MOST_COLUMNS", "Arc", "Wanted", "demands", "flow_bound", "least_time_flow"]
+__all__ = ["MAX_COLUMNS", "Arc", "Wanted", "demands", "flow_bound", "least_time_flow"]
 
-MOST_COLUMNS = 20_000  # sources · arcs of the linear program; larger fabrics are left to cuts
+MAX_COLUMNS = 20_000  # sources · arcs of the linear program; larger fabrics are left to cuts
 SHARPEST = 1 << 24  # denominators that lengths are rounded to
 MAX_FLOW_WORK_S = 20.0  # counted work of the linear program, seconds of a quiet core: 16,000 columns take 4
 SAME = 1e-7  # of the least time: what the flow of fewest hops may take beyond it
@@ -49,7 +49,7 @@ def flow_bound(problem: CollectiveProblem, graph: RateGraph) -> Bound | None:
     `graph`: all links of the fabric (`rate_graph` with relays). Cost: one linear program of ranks · arcs columns.
     """
     wanted = demands(problem)
-    if not wanted or len(wanted) * len(graph.arcs) > MOST_COLUMNS:
+    if not wanted or len(wanted) * len(graph.arcs) > MAX_COLUMNS:
         return None
     try:
         lengths = _dual_lengths(graph, wanted)
@@ -82,9 +82,9 @@ def flow_bound(problem: CollectiveProblem, graph: RateGraph) -> Bound | None:
 def least_time_flow(graph: RateGraph, wanted: Wanted) -> dict[int, dict[Arc, float]]:
     """Bytes of every source on every arc that pass all links in the least time, on the fewest hops.
 
-    A pair that has no link at all is left out. Raises: Infeasible (a pair has no path), Unsupported (a program of more than MOST_COLUMNS).
+    A pair that has no link at all is left out. Raises: Infeasible (a pair has no path), Unsupported (a program of more than MAX_COLUMNS).
     """
-    if len(wanted) * len(graph.arcs) > MOST_COLUMNS:
+    if len(wanted) * len(graph.arcs) > MAX_COLUMNS:
         raise Unsupported(f"{len(wanted)} sources on {len(graph.arcs)} links make too large a flow", hint="fewer devices, or a folded strategy")
     if not wanted or not graph.arcs:
         return {s: {} for s in wanted}

@@ -25,9 +25,9 @@ from .collective import collective_bound, crossing_bytes
 __all__ = ["Bottleneck", "bottleneck_facts", "find_bottleneck"]
 
 MAX_CHANGES_WORK_S = 10.0  # counted work, seconds of a quiet core: after it no further change of the fabric is tried
-MOST_RANKS = 2048  # on larger fabrics no change is tried: each costs as much as the bound itself
-MOST_TIED = 4096  # alike places that are compared exactly
-MOST_CLASSES = 2  # kinds of links of which one more is tried
+MAX_RANKS = 2048  # on larger fabrics no change is tried: each costs as much as the bound itself
+MAX_TIED = 4096  # alike places that are compared exactly
+MAX_CLASSES = 2  # kinds of links of which one more is tried
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _tied(problem: CollectiveProblem, bound: Bound, where: str) -> dict[str, tup
         places = {d.name: {d.name} for d in fabric.devices}
     else:
         return {}
-    if len(places) > MOST_TIED:
+    if len(places) > MAX_TIED:
         return {}
     owner = {name: place for place, names in places.items() for name in names}
     crossing: dict[str, tuple[list[int], list[int]]] = {place: ([], []) for place in places}
@@ -136,7 +136,7 @@ def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, effort_s: floa
         ends = {"from": data["from"], "to": data["to"]} if bound.certificate.kind == "latency" else {}
         return {"kind": bound.certificate.kind, "complete": True, "changes": [], **ends}
     fabric = problem.fabric
-    changes, complete = _changes(problem, bound, place, effort_s if len(problem.ranks) <= MOST_RANKS else -1.0)
+    changes, complete = _changes(problem, bound, place, effort_s if len(problem.ranks) <= MAX_RANKS else -1.0)
     links = [{"kind": k, "rate_Bps": r, "count": n, "example": e, "nics": _nics(fabric, place.links, (k, r))}
              for (k, r), (n, e) in _classes(fabric, place.links).items()]  # fmt: skip
     return {
@@ -168,7 +168,7 @@ Element = str | tuple[str, str]  # a NIC by name, a link (both directions) by it
 def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, effort_s: float) -> tuple[list[dict[str, Any]], bool]:
     fabric, deadline = problem.fabric, Deadline.after(effort_s)
     classes = _classes(fabric, place.links)
-    by_share = sorted(classes, key=lambda c: -c[1] * classes[c][0])[:MOST_CLASSES]
+    by_share = sorted(classes, key=lambda c: -c[1] * classes[c][0])[:MAX_CLASSES]
     tried: list[tuple[str, dict[str, Any], Callable[[], Fabric]]] = []
     for kind in by_share:
         one = _element(fabric, _own(fabric, place, kind))

@@ -45,7 +45,7 @@ CITE = Cite(
     doi="10.1016/j.jpdc.2008.09.002",
 )
 DEVIATIONS = ("slices, two directions and several rings at once are options", "broadcast and reduce are pipelined chains along the ring")
-MOST_RINGS = 32
+MAX_RINGS = 32
 EXCHANGES_UP_TO = 16  # ranks; larger rings keep the best constructed order
 HOP_S = 1e-6  # work of judging a ring, per hop
 
@@ -178,7 +178,7 @@ def _rings(problem: CollectiveProblem, hops: _Hops, order: tuple[int, ...], opti
 
     if options.rings is not None:
         return several(options.rings)
-    widest = 1 if options.folded or len(runs) == 1 else min(max(len(run) for run in runs), MOST_RINGS)
+    widest = 1 if options.folded or len(runs) == 1 else min(max(len(run) for run in runs), MAX_RINGS)
     return min((several(count) for count in range(1, widest + 1)), key=lambda rings: (_load(hops, rings)[0], len(rings)))
 
 

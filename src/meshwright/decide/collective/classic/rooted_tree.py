@@ -41,8 +41,8 @@ CITE = Cite(
 )
 DEVIATIONS = ("all-reduce climbs and descends the same tree", "pieces by the square-root rule")
 OPS = ("broadcast", "reduce", "all-reduce", "scatter", "gather")
-MOST_PIECES = 64
-SMALLEST_PIECE_BYTES = 4096
+MAX_PIECES = 64
+MIN_PIECE_BYTES = 4096
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _depths(parents: Sequence[int]) -> list[int]:
 def choose_pieces(problem: CollectiveProblem, trees: Sequence[Sequence[int]]) -> int:
     """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
 
-    A piece shorter than the latency of a hop, or than SMALLEST_PIECE_BYTES, gains nothing.
+    A piece shorter than the latency of a hop, or than MIN_PIECE_BYTES, gains nothing.
     """
     hops = max(max(_depths(parents)) for parents in trees) * (2 if problem.op == "all-reduce" else 1)
     if hops <= 1:
@@ -108,7 +108,7 @@ def choose_pieces(problem: CollectiveProblem, trees: Sequence[Sequence[int]]) ->
         raise Unsupported(f"a tree needs a path that is missing: {error.message}", hint="use --strategy forestcoll", data=error.data) from None
     time_s = problem.size_bytes / len(trees) * max(count / fabric.links[link].rate_Bps for link, count in load.items())
     transport = problem.transport or Transport()
-    wanted = min(MOST_PIECES, problem.size_bytes // len(trees) // SMALLEST_PIECE_BYTES)
+    wanted = min(MAX_PIECES, problem.size_bytes // len(trees) // MIN_PIECE_BYTES)
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
     latency_s = max(fabric.links[x].latency_s + fabric.links[x].library_latency_s for x in load)
     for pause_s, power in ((overhead_s, 0.5), (latency_s, 1.0)):

@@ -38,7 +38,7 @@ __all__ = ["ALGORITHMS", "CITE", "DEVIATIONS", "Classic", "classic_candidates"]
 
 CITE = Cite(key=THAKUR.key, title=THAKUR.title, authors=THAKUR.authors, year=THAKUR.year, venue=THAKUR.venue, doi=THAKUR.doi)
 DEVIATIONS = ("simulation instead of fixed thresholds", "rank orders as given and server by server")
-MOST_MESSAGES = 40_000  # algorithms with n (n - 1) messages are left out beyond this
+MAX_MESSAGES = 40_000  # algorithms with n (n - 1) messages are left out beyond this
 ALGORITHMS = named((Ring, DoubleTree, HalvingDoubling, RecursiveDoubling, Bruck, Pat, Direct, RootedTree, ScatterAllGather, Hierarchical))
 BY_OPERATION: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "all-reduce": (
@@ -69,7 +69,7 @@ def classic_candidates(problem: CollectiveProblem) -> list[tuple[str, dict[str, 
     for name, options in BY_OPERATION[problem.op]:
         rounds = 2 if name == "ring" and problem.op == "all-reduce" else 1
         quadratic = name in ("ring", "direct") and problem.op not in ("broadcast", "reduce", "scatter", "gather", "permute")
-        if quadratic and rounds * n * (n - 1) > MOST_MESSAGES:
+        if quadratic and rounds * n * (n - 1) > MAX_MESSAGES:
             continue
         if name == "hierarchical" and not 1 < len(groups) < n:
             continue

@@ -32,7 +32,7 @@ __all__ = ["ALGORITHMS", "BCUBE_RADIX", "CostMatrix", "Model", "Objective", "con
 
 F64 = NDArray[np.float64]
 SCHEMA, VERSION = "meshwright.rank-costs", 1
-MOST_NAMES = 4096
+MAX_NAMES = 4096
 ALGORITHMS = ("ring", "halving-doubling", "bcube", "recursive-doubling", "bruck", "hierarchical", "double-tree", "rooted-tree")
 BCUBE_RADIX = 4
 
@@ -121,8 +121,8 @@ class CostMatrix:
             found = f"{document.get('schema')!r} version {document.get('version')!r}"
             raise FormatError(f"must be {SCHEMA} version {VERSION}, got {found}", where="schema")
         names = document.get("names")
-        if not isinstance(names, list) or not 2 <= len(names) <= MOST_NAMES or not all(isinstance(x, str) and x for x in names):
-            raise FormatError(f"must be a list of 2 to {MOST_NAMES} names", where="names")
+        if not isinstance(names, list) or not 2 <= len(names) <= MAX_NAMES or not all(isinstance(x, str) and x for x in names):
+            raise FormatError(f"must be a list of 2 to {MAX_NAMES} names", where="names")
         if len(set(names)) < len(names):
             raise FormatError(f"{next(x for i, x in enumerate(names) if x in names[:i])!r} is named twice", where="names")
         n = len(names)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 __all__ = ["balanced_capacities", "surpluses"]
 
 Arcs = dict[tuple[int, int], int]
-MOST_PATHS = 256  # tried per switch and unit
-MOST_HOPS = 4
+MAX_PATHS = 256  # tried per switch and unit
+MAX_HOPS = 4
 
 
 def surpluses(nodes: int, ranks: int, capacities: Mapping[tuple[int, int], int]) -> dict[int, int]:
@@ -45,7 +45,7 @@ def _trimmed(
     arcs: Arcs, ranks: int, unlike: Mapping[int, int], switch: int, surplus: int, enough: Callable[[Arcs], bool]
 ) -> Arcs | None:  # fmt: skip
     for number, path in enumerate(_paths(arcs, ranks, unlike, switch, inward=surplus > 0)):
-        if number == MOST_PATHS:
+        if number == MAX_PATHS:
             break
         end = path[-1][0] if surplus > 0 else path[-1][1]
         most = min(abs(surplus), *(arcs[a] for a in path), *([abs(unlike[end])] if end in unlike else []))
@@ -69,7 +69,7 @@ def _paths(
         near, far = (arc[1], arc[0]) if inward else arc
         sides.setdefault(near, []).append((far, arc))
     layer: list[tuple[int, tuple[tuple[int, int], ...]]] = [(switch, ())]
-    for _ in range(MOST_HOPS):
+    for _ in range(MAX_HOPS):
         beyond: list[tuple[int, tuple[tuple[int, int], ...]]] = []
         for node, path in layer:
             for far, arc in sides.get(node, ()):
@@ -79,4 +79,4 @@ def _paths(
                     yield (*path, arc)
                 else:
                     beyond.append((far, (*path, arc)))
-        layer = beyond[:MOST_PATHS]
+        layer = beyond[:MAX_PATHS]

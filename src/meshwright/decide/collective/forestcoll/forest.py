@@ -33,8 +33,8 @@ FEW_TREES = 8
 NEARLY = Fraction(995, 1000)
 SMALL_FOREST = 4096  # trees in all
 MAX_UNITS = 1 << 20  # shares that a message may be cut into
-MANY_RANKS, MOST_ROTATED = 72, 512  # among more than so many, trees two hops high are looked for where entering servers once does not do
-MOST_WIDENED = 64  # steps by which capacities may grow until switches can be balanced
+MANY_RANKS, MAX_ROTATED = 72, 512  # among more than so many, trees two hops high are looked for where entering servers once does not do
+MAX_WIDENED = 64  # steps by which capacities may grow until switches can be balanced
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _without_surplus(
     """
     demand, every = [k * w for w in weight], np.arange(graph.ranks, dtype=np.int32)
     wider = stretch
-    for _ in range(MOST_WIDENED):
+    for _ in range(MAX_WIDENED):
         capacities = rounded_capacities(graph, wider)
         if not surpluses(graph.nodes, graph.ranks, capacities):
             return wider, capacities
@@ -273,7 +273,7 @@ def _structured(
             try:
                 trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
             except Unsupported:
-                if not MANY_RANKS < graph.ranks <= MOST_ROTATED or k > FEW_TREES or set(weight) != {1}:
+                if not MANY_RANKS < graph.ranks <= MAX_ROTATED or k > FEW_TREES or set(weight) != {1}:
                     raise
                 return Forest(graph, tuple(weight), k, stretch, optimum, rotated_trees(graph, boxes, k, capacities), None, "rotated ranks")
             require_automorphism(graph, shift.generator)

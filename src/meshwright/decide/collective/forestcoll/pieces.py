@@ -11,17 +11,17 @@ from .quick import HopTimes, arrival_s
 __all__ = ["depth_of", "lead_of", "round_number", "wanted_pieces"]
 
 DEPTHS = (4, 8, 16, 32, 64)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
-SMALLEST_PIECE_BYTES = 8192
+MIN_PIECE_BYTES = 8192
 ROUNDED_PIECES = 32  # up to so many are powers of two
-MOST_LEAD = 16
-MOST_STORED = 400_000  # steps of an iteration
+MAX_LEAD = 16
+MAX_STORED = 400_000  # steps of an iteration
 
 
 def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, *, most: int, depth: int | None) -> int:
     """Square-root rule: filling a pipeline of h hops costs h - 1 pieces' time, every further piece costs one message overhead.
 
     All trees share the links all the time, so a piece takes 1/pieces of the whole time. The pieces that a channel holds (`depth`, or the most of
-    DEPTHS) must outlast the latency of a hop, and a piece smaller than SMALLEST_PIECE_BYTES gains nothing.
+    DEPTHS) must outlast the latency of a hop, and a piece smaller than MIN_PIECE_BYTES gains nothing.
     """
     hops = sum(f.height for f in forests)
     if hops <= 1:
@@ -29,7 +29,7 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     time_s = bandwidth_s(problem, forests)
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    wanted = min(most, problem.size_bytes // parts // SMALLEST_PIECE_BYTES)
+    wanted = min(most, problem.size_bytes // parts // MIN_PIECE_BYTES)
     if overhead_s > 0:
         wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
     latency_s = _latency_s(problem)
@@ -47,11 +47,11 @@ def depth_of(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> 
 def lead_of(problem: CollectiveProblem, forests: list[Forest], pieces: int, steps: int) -> int:
     """Of so many pieces of a reduction, those that its links carry while the latest piece travels, hop by hop, there and back: a power of two.
 
-    It divides `pieces`, is at most MOST_LEAD, and with `steps` per piece an iteration has at most MOST_STORED; 1 = none.
+    It divides `pieces`, is at most MAX_LEAD, and with `steps` per piece an iteration has at most MAX_STORED; 1 = none.
     """
     late_s = arrival_s(forests[0], HopTimes(problem.fabric, forests[0].graph, turned=True))
     wanted, lead = 2 * (late_s * pieces / bandwidth_s(problem, forests) + forests[0].height), 1
-    while lead < wanted and 2 * lead <= min(MOST_STORED // steps, MOST_LEAD) and pieces % (2 * lead) == 0:
+    while lead < wanted and 2 * lead <= min(MAX_STORED // steps, MAX_LEAD) and pieces % (2 * lead) == 0:
         lead *= 2
     return lead
 

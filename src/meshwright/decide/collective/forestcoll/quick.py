@@ -23,13 +23,13 @@ from .forest import Forest
 
 __all__ = ["HopTimes", "arrival_s", "quicker", "without_way_back"]
 
-MOST_ROWS = 1024  # trees, each counted as often as it occurs
-MOST_ENTRIES = 1 << 17  # devices of all trees
+MAX_ROWS = 1024  # trees, each counted as often as it occurs
+MAX_ENTRIES = 1 << 17  # devices of all trees
 PROPOSALS = 2000  # per tree and device ...
-MOST_WORK = 16_000_000  # ... and at most so many, times devices
+MAX_WORK = 16_000_000  # ... and at most so many, times devices
 FIRST_WORK = 4_000_000  # of the first attempt; the second has more, where there are trees enough ...
-MOST_STARTS = 4  # ... or so many are as long as the first
-MOST_SPARE = 64  # entries of a device that no tree uses
+MAX_STARTS = 4  # ... or so many are as long as the first
+MAX_SPARE = 64  # entries of a device that no tree uses
 STILL_S = 1e-6  # a hop where links state no latency
 
 
@@ -119,20 +119,20 @@ def quicker(forest: Forest, seconds: HopTimes, *, hurried: bool = False) -> Fore
 
     `hurried`: what the first of several attempts finds.
     """
-    if forest.symmetry is not None or len(forest.trees) < 2 or len(forest.trees) * forest.graph.ranks > MOST_ENTRIES:
+    if forest.symmetry is not None or len(forest.trees) < 2 or len(forest.trees) * forest.graph.ranks > MAX_ENTRIES:
         return forest
     found, arrives = forest, arrival_s(forest, seconds)
     total = sum(tree.units for tree in forest.trees)
     ways = [list(forest.trees)]
-    if len(forest.trees) < total <= MOST_ROWS:
+    if len(forest.trees) < total <= MAX_ROWS:
         ways.append([replace(tree, units=1) for tree in forest.trees for _ in range(tree.units)])
     for trees in ways:
         n = forest.graph.ranks
-        if len(trees) > MOST_ROWS or len(trees) * n > MOST_ENTRIES:
+        if len(trees) > MAX_ROWS or len(trees) * n > MAX_ENTRIES:
             continue
-        long = max(1, min(PROPOSALS * len(trees) * n, MOST_WORK // n))
+        long = max(1, min(PROPOSALS * len(trees) * n, MAX_WORK // n))
         short = min(long, max(1, FIRST_WORK // n))
-        attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MOST_STARTS)]
+        attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MAX_STARTS)]
         for proposals, seed in attempts:
             other = _annealed(forest, trees, seconds, proposals, seed)
             if (at := arrival_s(other, seconds)) < arrives * (1 - 1e-9):
@@ -185,7 +185,7 @@ def _spare(forest: Forest, trees: list[Tree], seconds: HopTimes) -> list[list[Pa
     known.update(dict.fromkeys(path for tree in trees for path in tree.paths if path))
     out: list[list[Path]] = [[] for _ in range(graph.ranks)]
     for path in sorted(known, key=lambda path: (seconds(path), path)):
-        amount = min(MOST_SPARE - len(out[path[-1]]), *(left[arc] for arc in pairwise(path)))
+        amount = min(MAX_SPARE - len(out[path[-1]]), *(left[arc] for arc in pairwise(path)))
         if amount > 0:
             out[path[-1]] += [path] * amount
             for arc in pairwise(path):

@@ -31,9 +31,9 @@ OPERATIONS = ("all-gather", "reduce-scatter", "all-reduce")
 TIMES = 2  # a link's extra latency that is kept free
 BUILT = 2  # forests
 GAIN = 0.003  # share of the time that another forest must promise to save
-LEAST_BYTES = 1 << 28
+MIN_BYTES = 1 << 28
 FINE = 1000  # shares of a rate are multiples of 1 / FINE
-MOST_SHARE = Fraction(1, 4)  # of a rate that is given up at most
+MAX_SHARE = Fraction(1, 4)  # of a rate that is given up at most
 
 
 def relieved(graph: RateGraph, weight: Sequence[int], seconds: HopTimes, times: int) -> RateGraph:
@@ -51,7 +51,7 @@ def relieved(graph: RateGraph, weight: Sequence[int], seconds: HopTimes, times: 
         latency[part] = max(latency.get(part, 0.0), seconds.wire[arc] + seconds.library[arc])
     least = min(latency.values())
     time_s = float(LARGE_BYTES * worst_cut(graph, weight).ratio / graph.unit_Bps / sum(weight))
-    share = {part: min(Fraction(round(times * (s - least) / time_s * FINE), FINE), MOST_SHARE) for part, s in latency.items()}
+    share = {part: min(Fraction(round(times * (s - least) / time_s * FINE), FINE), MAX_SHARE) for part, s in latency.items()}
     if not any(share.values()):
         raise Unsupported("no link has more latency than the others, to be left idle for", hint="leave relief out")
     arcs = {arc: int(rate * FINE * (1 - share[joined[arc]])) for arc, rate in graph.arcs.items()}
@@ -101,7 +101,7 @@ def require_relief(problem: CollectiveProblem, relief: int | None) -> None:
 def may_relieve(problem: CollectiveProblem, ready: Prepared) -> bool:
     """Whether other forests are worth the work of finding them: among few ranks, for much data, where pieces are many."""
     few = len(problem.ranks) <= SMALL_RANKS and ready.servers == 1 and not is_uneven(problem)
-    return few and problem.op in ("all-gather", "reduce-scatter") and problem.size_bytes >= LEAST_BYTES
+    return few and problem.op in ("all-gather", "reduce-scatter") and problem.size_bytes >= MIN_BYTES
 
 
 def relief_of(problem: CollectiveProblem, ready: Prepared, most: int, prepare: Callable[[int], Prepared]) -> int | None:

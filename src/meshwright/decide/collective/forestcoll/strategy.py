@@ -69,18 +69,18 @@ OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce
 LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator
 COARSER = (2, 8)  # times as many units per channel are tried
-LEAST_PACE = 4
+MIN_PACE = 4
 LEADING = ("reduce-scatter", "reduce")  # where ranks have much to pass on before it takes the slow way; other operations take it first anyway
-MOST_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
+MAX_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
 ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
-MOST_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
+MAX_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
 WORTH = 0.995  # share of the optimum from which on they are not
 TIMES_FEWER = 4  # so many times `max_trees` are tried
 TIMES_RELIEVED = 2  # the same where slow ways are left time: more leave too few pieces
 FEWER_BUILT = 3
 UNLIKE_TREES = 4  # of a root's trees so many differ, about
 LOW = 2  # hops that trees over servers need at least
-MOST_LOW_TREES = 1024
+MAX_LOW_TREES = 1024
 TIMES_MORE = (1, 2, 3, 4, 6, 8)
 
 
@@ -271,7 +271,7 @@ class ForestColl(CollectiveStrategy):
             pieces = self.pieces or max(1, round_number(possible) // (self.lead or 1)) * (self.lead or 1)
             lead = self.lead or (lead_of(problem, forests, pieces, steps) if leads and not self.depth else 1)
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
-            pace = self.pace if self.pace is not None else max(depth, LEAST_PACE, 2 * lead * (lead > 1)) * paced
+            pace = self.pace if self.pace is not None else max(depth, MIN_PACE, 2 * lead * (lead > 1)) * paced
             return Way(quantum, pieces, pace if pieces > 1 else 0, lead)
 
         if self.quantum is not None or self.pieces is not None or wanted < TRIED_PIECES:
@@ -331,7 +331,7 @@ class ForestColl(CollectiveStrategy):
     def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: Deadline) -> Forest:
         """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
         structure = True if self.structure is None else self.structure
-        most = max(1, MOST_STORED // (2 * graph.ranks * sum(weight)))
+        most = max(1, MAX_STORED // (2 * graph.ranks * sum(weight)))
         few = most < self.max_trees and not alike(graph, weight)
         held = min(most, self.max_trees) if few else self.max_trees
         first = build_forest(graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few)
@@ -349,7 +349,7 @@ class ForestColl(CollectiveStrategy):
         """Fewer trees where so many leave too few pieces to fill the pipeline: of the numbers that promise most, the best when built."""
         graph, sinks = first.graph, sinks_of_each_kind(first.graph, weight)
         promise: dict[int, float] = {}
-        for trees in range(1, min(TIMES_FEWER * self.max_trees, first.k - 1) + 1 if graph.ranks <= MOST_TRIED_RANKS and worth(first) < WORTH else 1):
+        for trees in range(1, min(TIMES_FEWER * self.max_trees, first.k - 1) + 1 if graph.ranks <= MAX_TRIED_RANKS and worth(first) < WORTH else 1):
             ratio = trees * first.optimum / smallest_stretch(graph, weight, trees, first.optimum, sinks)
             channels = sum(weight) * (trees * min(trees, UNLIKE_TREES)) ** 0.5
             promise[trees] = float(ratio) * filled(graph.ranks, sum(map(bool, weight)), channels, first.height)
@@ -372,7 +372,7 @@ class ForestColl(CollectiveStrategy):
         ways = (True, False) if small else (True,) if base.method != "general" else ()
         for times in sorted({*(TIMES_MORE if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small and pruned is None else ())} - {0}):
             for structure in ways:
-                if base.k * times > MOST_LOW_TREES or deadline.past:
+                if base.k * times > MAX_LOW_TREES or deadline.past:
                     break
                 try:
                     found = build_forest(pruned or graph, weight, trees=base.k * times, deadline=deadline, structure=structure)

@@ -23,7 +23,7 @@ __all__ = ["Way", "best_way", "timed"]
 
 # Pieces of the shorter simulation of a try: the most that keep to ENOUGH_WORK, or the least; the longer has twice as many. Leads divide them.
 PIECES = (256, 128, 64, 32)
-ENOUGH_WORK, MOST_WORK = 13_000_000, 40_000_000  # steps times ranks of a try; beyond the second it is left out ...
+ENOUGH_WORK, MAX_WORK = 13_000_000, 40_000_000  # steps times ranks of a try; beyond the second it is left out ...
 ALIKE = 16  # ... or beyond so many times as much where ranks are rotated: then messages end together, which costs a simulator little
 
 FINALISTS = 2  # so many are simulated whole, unless pieces times squared steps of one are more than
@@ -46,7 +46,7 @@ def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], l
     todo = list(dict.fromkeys(ways))
     if len(todo) < 2:
         return todo[0]
-    tried = MOST_WORK * (ALIKE if all(f.method == "rotated ranks" for f in ready.forests) else 1)
+    tried = MAX_WORK * (ALIKE if all(f.method == "rotated ranks" for f in ready.forests) else 1)
     tried //= 3 if problem.op == "all-reduce" else 1  # its halves run at once, which costs a simulator more than their sum
     todo = [way for way in todo if _work(ready, way, PIECES[-1]) <= tried] or todo[:1]
     if len(todo) == 1:

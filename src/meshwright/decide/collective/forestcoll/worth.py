@@ -7,18 +7,18 @@ from .quick import HopTimes, arrival_s
 
 __all__ = ["SMALL_RANKS", "filled", "most_steps", "worth_of"]
 
-MOST_STEPS = 500_000  # executed steps up to which more pieces are chosen ...
+MAX_STEPS = 500_000  # executed steps up to which more pieces are chosen ...
 FEW_RANKS, FEW_STEPS = 160, 2_600_000  # ... and for many roots among up to so many ranks at least so many
-MOST_WORK = 12_300_000_000  # steps times ranks squared up to which more pieces are chosen, within 1 and 8 times MOST_STEPS
+MAX_WORK = 12_300_000_000  # steps times ranks squared up to which more pieces are chosen, within 1 and 8 times MAX_STEPS
 LARGE_BYTES = 1 << 30  # for which forests are compared
-MOST_COUNTED = 16384.0  # pieces
+MAX_COUNTED = 16384.0  # pieces
 STEPS_PER_EDGE = 1.5  # of a program, about: a rank with several children sends once more per child
 SMALL_RANKS = 72  # up to so many, more forests are tried for their height
 
 
 def filled(ranks: int, roots: int, channels: float, height: int) -> float:
     """Share of the time that is left when the pipeline of so many trees, each a channel of its own, has been filled."""
-    pieces = min(MOST_COUNTED, most_steps(ranks, roots) / (STEPS_PER_EDGE * channels * ranks))
+    pieces = min(MAX_COUNTED, most_steps(ranks, roots) / (STEPS_PER_EDGE * channels * ranks))
     return pieces / (pieces + height - 1)
 
 
@@ -34,6 +34,6 @@ def worth_of(forest: Forest, seconds: HopTimes) -> float:
 def most_steps(ranks: int, roots: int) -> int:
     """Executed steps up to which more pieces are chosen: the more ranks, the longer takes a simulator for a step; few roots have few messages."""
     if roots == 1 and ranks <= SMALL_RANKS:
-        return 8 * MOST_STEPS
-    least = FEW_STEPS if roots > 1 and ranks <= FEW_RANKS else MOST_STEPS
-    return int(min(max(MOST_WORK // ranks**2, least), 8 * MOST_STEPS))
+        return 8 * MAX_STEPS
+    least = FEW_STEPS if roots > 1 and ranks <= FEW_RANKS else MAX_STEPS
+    return int(min(max(MAX_WORK // ranks**2, least), 8 * MAX_STEPS))

@@ -46,11 +46,11 @@ DEVIATIONS = (
     "operations between pairs and uneven shards keep schedules of their own, which the program plans around",
     "devices outside a group forward only where that shortens the time",
 )
-MOST_STEPS = 1_000_000  # executed steps
+MAX_STEPS = 1_000_000  # executed steps
 ENOUGH_PIECES = 64
 DEPTH = 4
 COARSEST = 16  # background loads are rounded up to this part of the largest message, where exact ones need too many trees
-MOST_FINER = 16  # units of one group are cut into at most so many, to be as small as another's
+MAX_FINER = 16  # units of one group are cut into at most so many, to be as small as another's
 RELAY_GAIN = 0.98  # relays are used if they shorten the time below this share
 
 
@@ -91,10 +91,10 @@ class Groups:
         time_s = packing_time(packed, exacts) / graph.unit_Bps if exacts else Fraction(0)
         pieces = self.pieces or self._pieces(problem, numbers, trees, float(time_s), unrolled=bool(own))
         programs = {i: plan.program for i, plan in own.items()}
-        share = MOST_STEPS // (pieces * max(1, len(numbers)))
+        share = MAX_STEPS // (pieces * max(1, len(numbers)))
         unit = [Fraction(problem.groups[i].size_bytes, e.units) for i, e in zip(numbers, exacts, strict=True)]
         for i, found, size in zip(numbers, trees, unit, strict=True):
-            finer = min(MOST_FINER, round(size / min(unit)))
+            finer = min(MAX_FINER, round(size / min(unit)))
             programs[i] = _lowered(problem.groups[i], found, graph, pieces, share, finer, unroll=bool(own))
         order = range(len(problem.groups))
         program = merge_programs(len(problem.ranks), [(programs[i], problem.members(i)) for i in order], name="joint groups")
@@ -144,7 +144,7 @@ class Groups:
             group = problem.groups[i]
             wanted = max(wanted, choose_pieces(group, found.height, time_s, most=self.max_pieces, units=found.exact.units))
             steps += tree_steps(merged(parts_of(found)), len(group.ranks))
-        most = (MOST_STEPS // 5 if unrolled else MOST_STEPS) // max(steps, 1)
+        most = (MAX_STEPS // 5 if unrolled else MAX_STEPS) // max(steps, 1)
         return int(1 << max(min(wanted, most), 1).bit_length() - 1)
 
 

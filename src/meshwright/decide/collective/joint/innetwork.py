@@ -44,7 +44,7 @@ DEVIATIONS = (
 )
 DEPTH = 4
 LARGE_STEPS = 100_000
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 ENOUGH_PIECES = 64
 
 
@@ -78,7 +78,7 @@ class InNetwork:
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         parts, shards, units_per_shard = shard_parts(problem, trees)
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most, nodes = LARGE_STEPS if self.unroll else MOST_STEPS, n + len(able)
+        most, nodes = LARGE_STEPS if self.unroll else MAX_STEPS, n + len(able)
         quantum = self.quantum or smallest_quantum(parts, nodes, most // min(wanted, ENOUGH_PIECES))
         parts = cut_parts(parts, quantum)
         pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts, nodes)), 1).bit_length() - 1

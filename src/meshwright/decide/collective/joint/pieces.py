@@ -7,11 +7,11 @@ from fractions import Fraction
 from ....cost import Transport
 from ..problem import CollectiveProblem
 
-__all__ = ["choose_pieces", "rate_units", "FINEST", "MOST_UNITS", "SIMPLE", "SMALLEST_PIECE_BYTES"]
+__all__ = ["choose_pieces", "rate_units", "FINEST", "MAX_UNITS", "SIMPLE", "MIN_PIECE_BYTES"]
 
-SMALLEST_PIECE_BYTES = 4096
+MIN_PIECE_BYTES = 4096
 SIMPLE, FINEST = 12, 24  # most units per narrowest link that rates are rounded down to
-MOST_UNITS = 24  # units tried
+MAX_UNITS = 24  # units tried
 
 
 def rate_units(rates: list[int]) -> list[Fraction]:
@@ -26,7 +26,7 @@ def rate_units(rates: list[int]) -> list[Fraction]:
             chosen.add(unit)
             least = loss
     lossy = [u for u in chosen if any(rate % u for rate in rates)]
-    return sorted(lossy, reverse=True)[:MOST_UNITS]
+    return sorted(lossy, reverse=True)[:MAX_UNITS]
 
 
 def choose_pieces(problem: CollectiveProblem, hops: int, time_s: float, *, most: int, units: int) -> int:
@@ -35,7 +35,7 @@ def choose_pieces(problem: CollectiveProblem, hops: int, time_s: float, *, most:
         return 1
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    wanted = min(most, problem.size_bytes // units // SMALLEST_PIECE_BYTES)
+    wanted = min(most, problem.size_bytes // units // MIN_PIECE_BYTES)
     if overhead_s > 0:
         wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
     latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)

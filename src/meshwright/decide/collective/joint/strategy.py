@@ -50,7 +50,7 @@ DEVIATIONS = (
 LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
 ENOUGH_PIECES = 64  # batches of trees become finer before there are more pieces than this
 DEPTH = 4  # messages in flight on a channel of many pieces
-MOST_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
+MAX_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
 STEPS_PER_SECOND = 60_000  # of the time limit: many flows that share links take that long to simulate
 
 
@@ -114,7 +114,7 @@ class Joint(CollectiveStrategy):
         units, ranks = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most = LARGE_STEPS if self.unroll else min(MOST_STEPS, int(STEPS_PER_SECOND * problem.budget_s))
+        most = LARGE_STEPS if self.unroll else min(MAX_STEPS, int(STEPS_PER_SECOND * problem.budget_s))
         parts = merged(parts_of(trees))
         quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
         parts = cut_parts(parts, quantum)

@@ -42,11 +42,11 @@ CITE = Cite(
 )
 DEVIATIONS = ("permutations too", "switches and devices outside the collective forward", "shares of paths are rounded to equal units")
 OPERATIONS = ("all-to-all", "permute")
-MOST_UNITS = 24
-MOST_LANES = 40_000  # hops of all units
+MAX_UNITS = 24
+MAX_LANES = 40_000  # hops of all units
 LARGE_STEPS = 20_000  # programs above this have pieces as iterations of repeated lanes
-MOST_EXECUTED = 400_000
-SMALLEST_PIECE_BYTES = 4096
+MAX_EXECUTED = 400_000
+MIN_PIECE_BYTES = 4096
 SLOTS = 2  # of a passing rank, per unit
 DEPTH = 16
 LOWERED_S = 2e-5  # work of lowering a lane
@@ -105,7 +105,7 @@ class Multipath(CollectiveStrategy):
             if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="multipath")
         routed = self._routed(problem)
-        if routed.lanes > MOST_LANES:
+        if routed.lanes > MAX_LANES:
             raise Unsupported(
                 f"{routed.lanes} hops of all pairs' units make too large a program", where="multipath", hint="direct or taccl, or --option units=1"
             )  # fmt: skip
@@ -127,7 +127,7 @@ class Multipath(CollectiveStrategy):
             graph = rate_graph(problem.fabric, problem.ranks, relay=relay)
             wanted = {s: {t: d / problem.size_bytes for t, d in row.items()} for s, row in demands(problem).items()}  # the same for all sizes
             try:
-                units, paths = in_units(graph, wanted, shares_of(graph, wanted), MOST_UNITS, units=self.units)
+                units, paths = in_units(graph, wanted, shares_of(graph, wanted), MAX_UNITS, units=self.units)
             except Infeasible as error:
                 raise Disconnected("a pair has no path", where="multipath", hint="add links, or name a connected part of the devices") from error
             return _Routed(graph, relay, units, paths)
@@ -146,7 +146,7 @@ def _pieces(problem: CollectiveProblem, routed: _Routed, wanted: Wanted, time_s:
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
     largest = max(float(d) for row in wanted.values() for d in row.values()) / routed.units
-    most = max(1, min(int(largest // SMALLEST_PIECE_BYTES), MOST_EXECUTED // routed.lanes))
+    most = max(1, min(int(largest // MIN_PIECE_BYTES), MAX_EXECUTED // routed.lanes))
     latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
     if latency_s > 0:
         most = min(most, max(1, int((DEPTH - 0.5) / 2 * time_s / latency_s)))

@@ -11,7 +11,7 @@ the promised volume.
 Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;
 blocks are also balanced where the bound would be missed, not only beyond four times the mean; equal values are kept rank by rank until there are k.
 Invariant: every rank's every region is in the result once; between re-evaluations at most 6k(P-1)/P words each way where ranks select alike.
-Cost: (2P + 2 log P) messages; O(n) to select, O(k) to add. Programs of P^2 chunks, so at most MOST_RANKS ranks.
+Cost: (2P + 2 log P) messages; O(n) to select, O(k) to add. Programs of P^2 chunks, so at most MAX_RANKS ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEVIATIONS = (
     "regions follow every step's proposals", "ties rank by rank",
 )  # fmt: skip
 KINDS = ("steady", "thresholds", "regions", "thresholds+regions")
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class OkTopk(SparseStrategy):
     balance: float = 4.0
 
     def plan(self, problem: SparseProblem) -> SparsePlan:
-        """Raises: Unsupported beyond MOST_RANKS ranks, UsageError."""
+        """Raises: Unsupported beyond MAX_RANKS ranks, UsageError."""
         if self.period < 1 or self.region_period < 1 or self.balance < 1:
             raise UsageError("periods and balance must be >= 1", where="oktopk")
-        if len(problem.ranks) > MOST_RANKS:
-            raise Unsupported(f"{len(problem.ranks)} ranks, the headers of Ok-Topk are for {MOST_RANKS}", hint="sum inside servers first")
+        if len(problem.ranks) > MAX_RANKS:
+            raise Unsupported(f"{len(problem.ranks)} ranks, the headers of Ok-Topk are for {MAX_RANKS}", hint="sum inside servers first")
         works: dict[str, object] = {}
         programs = {kind: self._program(problem, kind, works) for kind in KINDS}
         n = len(problem.ranks)

@@ -25,11 +25,11 @@ from .setup import Setup, SizeClass, joint_transfers
 
 __all__ = ["Kept", "Limits", "kept_for", "picked", "routed", "routed_phases"]
 
-MOST_TRANSFERS = 10_000  # of a schedule with instances
-MOST_SIMULATED = 4_000  # transfers of a schedule up to which several orders are simulated
-SMALLEST_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
-MOST_INSTANCES = 16
-MOST_APART = 1_000  # transfers of routes up to which those with senders kept apart are tried too
+MAX_TRANSFERS = 10_000  # of a schedule with instances
+MAX_SIMULATED = 4_000  # transfers of a schedule up to which several orders are simulated
+MIN_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
+MAX_INSTANCES = 16
+MAX_APART = 1_000  # transfers of routes up to which those with senders kept apart are tried too
 FAR = 1.1  # routes whose whole chunks take this much longer than others' are not pursued
 LOWERED, LOWERED_TRANSFERS = 5, 12_500  # choices of routes and instances that are lowered, and their transfers together
 NEAR = 1.2  # what takes this much longer for the class's bytes is dropped
@@ -104,7 +104,7 @@ def kept_for(
 
 def most_instances(chunk_bytes: float) -> int:
     """Into how many a chunk may be cut."""
-    return max(1, int(chunk_bytes // SMALLEST_BYTES))
+    return max(1, int(chunk_bytes // MIN_BYTES))
 
 
 class _Class:
@@ -149,7 +149,7 @@ class _Class:
         return [replay(transfers, timing, improved(transfers, free, self._ties(transfers), self.limits.until(0.5))[0].order)]
 
     def _instances(self, transfers: int) -> list[int]:
-        most = min(MOST_INSTANCES, most_instances(self.size.chunk_bytes / 2), max(1, MOST_TRANSFERS // max(transfers, 1)))
+        most = min(MAX_INSTANCES, most_instances(self.size.chunk_bytes / 2), max(1, MAX_TRANSFERS // max(transfers, 1)))
         return [1 << i for i in range(most.bit_length())]
 
     def _ties(self, transfers: Sequence[Transfer]) -> list[int]:
@@ -166,7 +166,7 @@ class _Class:
             transfers += len(choice.transfers)
             if tried and (len(tried) >= LOWERED or transfers > LOWERED_TRANSFERS or self.limits.spent(0.8)):
                 break
-            first, *others = choice.schedules if len(choice.transfers) <= MOST_SIMULATED else choice.schedules[:1]
+            first, *others = choice.schedules if len(choice.transfers) <= MAX_SIMULATED else choice.schedules[:1]
             near = [first, *(s for s in others + choice.spare if s.start_s != first.start_s and s.makespan_s <= NEAR * first.makespan_s)]
             orders = [(self._lowered(choice, s, solve=False), s) for s in near]
             times = [self.simulated_s(k) for k, _ in orders]
@@ -220,7 +220,7 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
     """Routes to choose from, (how, routes): the integer program's and the greedy ones."""
     greedy, horizon_s = _greedy(problem, limits)
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
-    if sum(map(len, greedy)) <= MOST_APART:
+    if sum(map(len, greedy)) <= MAX_APART:
         with suppress(TimeLimit):
             apart = greedy_routes(problem, limits.until(0.7), apart=True)
             found += [("greedy, senders apart", apart)] if apart != greedy else []
@@ -252,7 +252,7 @@ def _greedy(problem: RoutingProblem, limits: Limits) -> tuple[Routes, float]:
             break
         transfers = transfers_of(problem, routes)
         tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
-        if len(transfers) > MOST_SIMULATED or half.past:
+        if len(transfers) > MAX_SIMULATED or half.past:
             break
     horizon_s, _, routes = min(tried, key=lambda x: x[:2])
     return routes, horizon_s

@@ -20,7 +20,7 @@ from .schedule import Schedule, Timing, Transfer
 __all__ = ["Runs", "join_runs", "replay_runs"]
 
 WINDOW = 6
-MOST_BINARIES = 1500
+MAX_BINARIES = 1500
 SCALE = 1000.0
 Runs = list[tuple[int, ...]]
 
@@ -61,7 +61,7 @@ def join_runs(
     if not joinable:
         return best, times
     tried = [_uniform(transfers, schedule, joinable, length) for length in range(2, WINDOW + 1)]
-    if nodes and len(joinable) <= MOST_BINARIES and not deadline.past:
+    if nodes and len(joinable) <= MAX_BINARIES and not deadline.past:
         solved = _solved(transfers, timing, schedule, joinable, times, deadline, nodes, gap)
         tried += [solved] if solved is not None else []
     for runs in tried:

@@ -18,7 +18,7 @@ from .schedule import Timing, Transfer
 
 __all__ = ["Hints", "Orbits", "RoutingProblem", "greedy_routes", "transfers_of"]
 
-MOST_GROUP = 128  # symmetries (closure) that a greedy move is copied to
+MAX_GROUP = 128  # symmetries (closure) that a greedy move is copied to
 Routes = tuple[tuple[int, ...], ...]  # links of every chunk, each after the one that brings the chunk to its source
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class RoutingProblem:
 
     @_Sizeless
     def group(self) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """(chunk, link) permutations of the group that the symmetries generate, the identity first; [] when it is larger than MOST_GROUP."""
+        """(chunk, link) permutations of the group that the symmetries generate, the identity first; [] when it is larger than MAX_GROUP."""
         one = (tuple(range(len(self.chunks))), tuple(range(len(self.links))))
         found = {one}
         todo = [one]
@@ -217,7 +217,7 @@ class RoutingProblem:
                 if new not in found:
                     found.add(new)
                     todo.append(new)
-                    if len(found) > MOST_GROUP:
+                    if len(found) > MAX_GROUP:
                         return []
         return list(todo)
 

@@ -26,10 +26,10 @@ from .topology import LogicalTopology, default_symmetries, logical_topology, ske
 
 __all__ = ["Setup", "SizeClass", "chunkup_of", "given_routes", "joint_transfers"]
 
-MOST_MOVES = 4_000_000  # chunks · links beyond which nothing is tried
+MAX_MOVES = 4_000_000  # chunks · links beyond which nothing is tried
 FEW_SOURCES = ("broadcast", "reduce", "scatter", "permute")  # no sender is derived for each rank: few ranks send
 WHOLE = ("broadcast", "reduce", "permute")  # operations whose buffer is one block
-MOST_WAYS, SMALLEST_WAY_BYTES = 8, 4096  # chunks that a broadcast takes apart, and what is too small for it
+MAX_WAYS, MIN_WAY_BYTES = 8, 4096  # chunks that a broadcast takes apart, and what is too small for it
 LATENCY_BOUND = 0.05
 
 
@@ -39,7 +39,7 @@ def chunkup_of(problem: CollectiveProblem, sketch: Sketch | None) -> int:
     blocks = 1 if whole else len(problem.ranks)
     if sketch is not None:
         return max(1, min(sketch.chunkup, problem.size_bytes // problem.element_bytes // blocks))
-    return max(1, min(MOST_WAYS, len(problem.ranks), problem.size_bytes // SMALLEST_WAY_BYTES)) if whole else 1
+    return max(1, min(MAX_WAYS, len(problem.ranks), problem.size_bytes // MIN_WAY_BYTES)) if whole else 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Setup:
         self.problem, self.sketch, self.chunkup = replace(problem, size_bytes=some, shard_bytes=None), sketch, chunkup
         self.topology = logical_topology(problem.fabric, problem.ranks, sketch, rooted=problem.op in FEW_SOURCES)
         self.chunks, self.per_buffer = chunks_of(problem, chunkup)
-        if len(self.chunks) * len(self.topology.links) > MOST_MOVES:
+        if len(self.chunks) * len(self.topology.links) > MAX_MOVES:
             text = f"{len(self.chunks)} chunks on {len(self.topology.links)} links are too many to route one by one"
             raise Unsupported(text, hint="use --strategy forestcoll, or a sketch with fewer links")
         if problem.op == "all-reduce":

@@ -37,7 +37,7 @@ TOLERANCE = 1e-7  # a cut row is violated if it misses by more
 HOP_PRICE = 1e-6  # secondary aims, far below the first: of equal times, the least traffic,
 WAY_PRICE = 1e-5  # loads that are alike both ways, and
 SHARE_PRICE = 1e-4  # shares that are alike: many roots make low trees
-MOST_ROUNDS = 400
+MAX_ROUNDS = 400
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Program:
             added = sum(self._separate(number, network, x) for number, network in enumerate(networks))
             if not added:
                 return self._packing(x, rounds)
-            if rounds >= MOST_ROUNDS:
+            if rounds >= MAX_ROUNDS:
                 raise TimeLimit(f"{self.what}: no end of violated cuts after {rounds} rounds", hint="use --strategy forestcoll")
 
     def _separate(self, number: int, network: FlowNetwork, x: Sequence[float]) -> int:

@@ -16,7 +16,7 @@ from ....kernels.treepack_lower import exchange_parents
 
 __all__ = ["DEFECT", "Path", "Tree", "lowered", "merged", "pack_capacities"]
 
-MOST_EXCHANGES = 1 << 28  # trees squared times devices
+MAX_EXCHANGES = 1 << 28  # trees squared times devices
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
 Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
 
@@ -50,7 +50,7 @@ def merged(trees: Sequence[Tree]) -> tuple[Tree, ...]:
 
 def lowered(trees: Sequence[Tree]) -> tuple[Tree, ...]:
     """The trees after exchanging parents where that brings devices nearer to the roots: same loads, same roots. Not if they are too many."""
-    if len(trees) < 2 or len(trees) ** 2 * len(trees[0].parent) > MOST_EXCHANGES:
+    if len(trees) < 2 or len(trees) ** 2 * len(trees[0].parent) > MAX_EXCHANGES:
         return tuple(trees)
     units = np.array([tree.units for tree in trees], np.int32)
     parent, donor, depth = exchange_parents(np.array([tree.parent for tree in trees], np.int32), units)

@@ -1,6 +1,6 @@
 """Uneven shards: weights of the roots, and chunks that are the same size everywhere without any padding.
 
-Weights are the shards over what they have in common; where that makes more than MOST_WEIGHT units, they are rounded to that many, which only
+Weights are the shards over what they have in common; where that makes more than MAX_WEIGHT units, they are rounded to that many, which only
 shifts load between trees: every byte is still sent, and bounds are computed from the shards themselves.
 """
 
@@ -16,19 +16,19 @@ from ..problem import CollectiveProblem
 
 __all__ = ["ShardTable", "shard_contract", "shard_table", "shard_weights"]
 
-MOST_WEIGHT = 4096  # units of weight in all
+MAX_WEIGHT = 4096  # units of weight in all
 FINE = 64  # chunks per part where parts are rounded
-MOST_CHUNKS = 1 << 20  # of one buffer
+MAX_CHUNKS = 1 << 20  # of one buffer
 
 
 def shard_weights(problem: CollectiveProblem) -> list[int]:
-    """Whole numbers in the proportion of the shards, exactly if they add up to at most MOST_WEIGHT."""
+    """Whole numbers in the proportion of the shards, exactly if they add up to at most MAX_WEIGHT."""
     shards = problem.shards
     unit = gcd(*shards)
     weight = [s // unit for s in shards]
-    if sum(weight) <= MOST_WEIGHT:
+    if sum(weight) <= MAX_WEIGHT:
         return weight
-    rounded = [max(1, round(s * MOST_WEIGHT / sum(shards))) if s else 0 for s in shards]
+    rounded = [max(1, round(s * MAX_WEIGHT / sum(shards))) if s else 0 for s in shards]
     common = gcd(*rounded)
     return [w // common for w in rounded]
 
@@ -47,7 +47,7 @@ class ShardTable:
 
 
 def shard_table(problem: CollectiveProblem, units: int, pieces: int) -> ShardTable:
-    """Chunks that divide every shard into `units` equal parts of `pieces` pieces per unit of weight, where whole elements and MOST_CHUNKS
+    """Chunks that divide every shard into `units` equal parts of `pieces` pieces per unit of weight, where whole elements and MAX_CHUNKS
     allow it; else chunks so fine that rounding the parts to them hardly matters.
 
     Raises: Unsupported when the shards have too little in common.
@@ -55,7 +55,7 @@ def shard_table(problem: CollectiveProblem, units: int, pieces: int) -> ShardTab
     shards = problem.shards
     common = gcd(*shards) // problem.element_bytes
     total = sum(shards) // problem.element_bytes
-    most = MOST_CHUNKS * common // total  # parts that `common` may be cut into
+    most = MAX_CHUNKS * common // total  # parts that `common` may be cut into
     if most < 1:
         raise Unsupported(
             f"the shards' sizes have only {common * problem.element_bytes} B in common, which makes {total // common} chunks",

@@ -31,7 +31,7 @@ CITE = Cite(
     year=2024,
     venue="USENIX ATC '24",
 )
-MOST_KINDS = 4  # in one sequence
+MAX_KINDS = 4  # in one sequence
 
 
 def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequence[float]) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequ
 
 def fleet_candidates(problem: Problem) -> Iterator[Candidate]:
     """Every candidate uses at least two pools, and all devices of each."""
-    for size in range(2, min(len(problem.pools), MOST_KINDS) + 1):
+    for size in range(2, min(len(problem.pools), MAX_KINDS) + 1):
         for pools in combinations(problem.pools, size):
             if all(p.kind.nics for p in pools):
                 yield from _sequences(problem, pools)

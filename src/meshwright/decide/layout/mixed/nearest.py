@@ -21,7 +21,7 @@ from .search import Demands, Found, search_mixed, uniform_choices
 __all__ = ["Change", "nearest_feasible"]
 
 SIMULATED = 6
-MOST_TIMES = 32  # as many servers as this times those there are
+MAX_TIMES = 32  # as many servers as this times those there are
 RAISES = 6  # of 5 % each, where the closed form's least memory does not do in simulation
 
 
@@ -99,12 +99,12 @@ def _search(problem: Problem, demands: Demands, methods: tuple[str, ...]) -> Fou
 
 
 def _fewest(problem: Problem, pool: Pool, demands: Demands, methods: tuple[str, ...]) -> int:
-    """The fewest servers of this kind with which a layout was found, up to MOST_TIMES as many; 0 for none."""
+    """The fewest servers of this kind with which a layout was found, up to MAX_TIMES as many; 0 for none."""
     here = len(pool.kind.servers)
     low, high = here, 2 * here
-    while high <= MOST_TIMES * here and _search(_with_servers(problem, pool, high), demands, methods) is None:
+    while high <= MAX_TIMES * here and _search(_with_servers(problem, pool, high), demands, methods) is None:
         low, high = high, 2 * high
-    if high > MOST_TIMES * here:
+    if high > MAX_TIMES * here:
         return 0
     while high - low > 1:
         middle = (low + high) // 2

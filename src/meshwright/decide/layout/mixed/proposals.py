@@ -28,7 +28,7 @@ from .split import split_layers
 __all__ = ["InterOperator", "PerLayer", "alpa_candidates", "per_layer_choices", "with_best_choices"]
 
 BLOCKS = 20  # of about equal time, that the inter-operator programme divides
-MOST_STAGES = 16
+MAX_STAGES = 16
 UNITS = 256  # memory steps of the per-layer programme
 F64 = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ def alpa_candidates(problem: Problem, pool: Pool, devices: int) -> Iterator[Cand
     """The best pipeline of each (data degree, micro-batch, uniform choice), stages of unlike tensor degrees allowed."""
     kind = pool.kind
     degrees = problem.tensors(kind.name)
-    for data in (d for d in range(1, devices + 1) if devices % d == 0 and devices // d <= MOST_STAGES * max(degrees)):
+    for data in (d for d in range(1, devices + 1) if devices % d == 0 and devices // d <= MAX_STAGES * max(degrees)):
         for microbatch in problem.microbatches:
             count, rest = divmod(problem.global_batch, data * microbatch)
             if rest or count < 1:
@@ -71,7 +71,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
                 state[k, i, j], kept[k, i, j] = a["state_bytes"][part].sum(), a["kept_bytes"][part].sum()
                 working[k, i, j] = a["working_bytes"][part].max()
     limit = pool.memory_bytes - problem.runtime.constant_memory_bytes.get(kind.name, 0) if pool.memory_bytes else np.inf
-    longest = min(MOST_STAGES, n, devices // min(degrees))
+    longest = min(MAX_STAGES, n, devices // min(degrees))
     fits = [state + kept * min(count, s) + working <= limit for s in range(1, longest + 1)]
     found = inter_operator(cost, fits, degrees, devices, count)
     if found is None:

@@ -27,7 +27,7 @@ F64 = NDArray[np.float64]
 OVERHEADS = ("per_action_s", "per_message_s", "per_iteration_s")
 STEP_S = 1e-4
 ROUNDS = 6
-LOWEST_ERROR = 0.01
+MIN_ERROR = 0.01
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _same(runs: Sequence[MeasuredRun], numbers: Sequence[int]) -> bool:
 
 
 def _bar(errors: F64, stated: float) -> float:
-    return float(min(0.9, max(LOWEST_ERROR, np.percentile(errors, 90)))) if len(errors) >= 3 else stated
+    return float(min(0.9, max(MIN_ERROR, np.percentile(errors, 90)))) if len(errors) >= 3 else stated
 
 
 def _times(profile: LayerProfile, network: NetworkProfile, runs: Sequence[MeasuredRun], base: TrainingRuntime, overheads: F64) -> F64:

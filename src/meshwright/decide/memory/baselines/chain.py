@@ -19,7 +19,7 @@ from ..lifetimes import Lifetimes
 __all__ = ["Chain", "chain_of"]
 
 I32 = NDArray[np.int32]
-LONGEST_SHARE = 0.2  # of the forward pass in one stage, before it is cut further
+MAX_SHARE = 0.2  # of the forward pass in one stage, before it is cut further
 FEWEST = 8
 
 
@@ -151,7 +151,7 @@ def _cuts(lives: Lifetimes, calls: list[int], crossing: list[tuple[int, ...]]) -
         longest = max(range(len(cuts)), key=lambda k: spent[cuts[k + 1] if k + 1 < len(cuts) else len(calls)] - spent[cuts[k]])
         low, high = cuts[longest], cuts[longest + 1] if longest + 1 < len(cuts) else len(calls)
         share = (spent[high] - spent[low]) / spent[-1]
-        if share <= (LONGEST_SHARE if len(cuts) >= FEWEST else LONGEST_SHARE / 2):
+        if share <= (MAX_SHARE if len(cuts) >= FEWEST else MAX_SHARE / 2):
             return cuts
         where = (spent[low : high + 1] - spent[low]) / spent[-1]
         inner = [c for c in range(low + 1, high) if makes[c] and any(makes[low:c]) and 0.2 * share <= where[c - low] <= 0.8 * share]

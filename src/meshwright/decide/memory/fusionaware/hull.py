@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ....kernels.maxflow import CAPACITY_LIMIT, FlowNetwork
+from ....kernels.maxflow import MAX_CAPACITY, FlowNetwork
 from ....kernels.step_schedule import NEVER
 from ..lifetimes import Lifetimes
 
@@ -27,7 +27,7 @@ __all__ = ["CutPoint", "Moment", "cut_points", "floor_s", "moments"]
 
 I32 = NDArray[np.int32]
 UNITS = 1 << 44  # of all times and of all priced bytes together, each
-MOST_POINTS = 48
+MAX_POINTS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class _Cut:
         scale = UNITS / max(float(priced.sum()), float(self.time.sum()), 1e-30)
         self.network.capacity[self._priced] = np.rint(priced * scale).astype(np.int64)
         self.network.capacity[self._timed] = np.rint(self.time * scale).astype(np.int64)
-        self.network.capacity[self._endless] = CAPACITY_LIMIT // (4 * max(len(self._endless), 1))
+        self.network.capacity[self._endless] = MAX_CAPACITY // (4 * max(len(self._endless), 1))
         self.network.max_flow(0, 1)
         side = self.network.source_side()
         need = side[2 : 2 + len(self.storages)]
@@ -166,7 +166,7 @@ def cut_points(lives: Lifetimes, moment: Moment) -> tuple[CutPoint, ...]:
 
 def _between(cut: _Cut, high: CutPoint, low: CutPoint, points: list[CutPoint]) -> None:
     """Corners between two: the cut at the price that makes both equal, as long as it is better than either."""
-    if len(points) >= MOST_POINTS or high.kept_bytes <= low.kept_bytes or low.again_s <= high.again_s:
+    if len(points) >= MAX_POINTS or high.kept_bytes <= low.kept_bytes or low.again_s <= high.again_s:
         return
     price = (low.again_s - high.again_s) / (high.kept_bytes - low.kept_bytes)
     middle = cut.at(price)

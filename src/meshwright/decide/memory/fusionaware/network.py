@@ -30,14 +30,14 @@ from ..problem import StepStrategy
 from ..step import size_text
 from .fusibility import fusible, is_compute_intensive, is_fusible, is_recomputable, is_view
 
-__all__ = ["BANS", "CITE", "LEAST_MEMORY", "MinCut", "SavedSet", "saved_set"]
+__all__ = ["BANS", "CITE", "MIN_MEMORY", "MinCut", "SavedSet", "saved_set"]
 
 CITE = Cite(
     key="fusionaware", title="Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", authors="He, Yu", year=2023,
     venue="MLSys 2023",
 )  # fmt: skip
 BANS = ("intensive", "unknown", "random", "materialised", "reduction", "far", "chain")
-LEAST_MEMORY = ("intensive", "random")
+MIN_MEMORY = ("intensive", "random")
 CHAIN_LENGTH = 100
 FARTHEST = 100
 
@@ -222,7 +222,7 @@ class _Network:
 
 @dataclass(frozen=True, kw_only=True)
 class MinCut(StepStrategy):
-    """One cut, whatever the budget: with all bans about what torch's partitioner does, with `LEAST_MEMORY` the least bytes with no product twice."""
+    """One cut, whatever the budget: with all bans about what torch's partitioner does, with `MIN_MEMORY` the least bytes with no product twice."""
 
     name: ClassVar[str] = "mincut"
     cite: ClassVar[Cite] = CITE

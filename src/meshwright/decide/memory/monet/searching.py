@@ -42,7 +42,7 @@ SLOWER = 1.5  # than the fastest alike may be what a schedule is searched with a
 SLIGHTLY = 1.05  # and than the one that fits, later
 GLANCE = 10  # of the effort: what every choice of implementations gets
 ROUNDS = 70  # so many glances altogether for the best of them,
-MOST_RUNS = 300_000_000  # but no more runs of nodes than this
+MAX_RUNS = 300_000_000  # but no more runs of nodes than this
 FIRST = ((5, 1), (3, 2))  # (how many of the best, glances for each) before the one ahead gets all
 GAIN = 1e-3  # a round that gains less has failed
 BEHIND = 0.005  # by so much falls back what fails
@@ -146,7 +146,7 @@ def searched(
     )  # fmt: skip
     glance = max(effort // GLANCE, 1)
     found = sorted((search.glance(w, glance) for w in choices), key=lambda f: f.rank)
-    left = min(ROUNDS, MOST_RUNS // (glance * len(m.graph.nodes)))
+    left = min(ROUNDS, MAX_RUNS // (glance * len(m.graph.nodes)))
     for count, length in FIRST:
         found = found[:count]
         for k, f in enumerate(found):

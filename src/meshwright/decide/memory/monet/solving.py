@@ -19,7 +19,7 @@ from .schedule import Decisions
 __all__ = ["Answer", "fastest", "infeasible", "leanest", "least_bytes"]
 
 LOOK_ROWS = 20_000_000_000  # looks of the solver at whether to go on, times squared rows, as which their work grows: half a minute or so
-LEAST_LOOKS = 100
+MIN_LOOKS = 100
 TOLERANCE = 1e-6  # of the optimum: integer programmes are called optimal within it
 
 
@@ -47,7 +47,7 @@ def _solved(model: JointModel, nodes: int, seed: int, start: Decisions | None) -
     highs = model.highs(mip_rel_gap=0.0, mip_abs_gap=1e-5, mip_max_nodes=nodes, random_seed=seed)
     if start is not None:
         _warm(model, highs, start)
-    status = solve(highs, what="joint memory programme", looks=max(LEAST_LOOKS, LOOK_ROWS // max(1, highs.getNumRow()) ** 2))
+    status = solve(highs, what="joint memory programme", looks=max(MIN_LOOKS, LOOK_ROWS // max(1, highs.getNumRow()) ** 2))
     x = values(highs)
     info = highs.getInfo()
     unit = model.byte_unit if model.peak is not None else model.time_unit

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....arena import ArenaProblem
-from ....kernels.maxflow import CAPACITY_LIMIT, FlowNetwork
+from ....kernels.maxflow import MAX_CAPACITY, FlowNetwork
 from .order import Lifetimes
 
 __all__ = ["heaviest_antichain"]
@@ -63,7 +63,7 @@ def _cut(problem: ArenaProblem, life: Lifetimes) -> I64:
         np.concatenate([np.zeros(k, np.int64), begins, begins, tails]), np.concatenate([ends, np.ones(k, np.int64), ends, heads]),
         np.concatenate([amounts, amounts, np.full(k, free[0] if len(free) else 1), free]),
     )  # fmt: skip
-    network.max_flow(0, 1, limit=CAPACITY_LIMIT)
+    network.max_flow(0, 1, limit=MAX_CAPACITY)
     near = network.sink_side()
     # A storage outside every saturated arc: its end is on the source's side and its begin on the sink's.
     return some[~near[ends] & near[begins]]

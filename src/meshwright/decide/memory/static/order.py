@@ -22,7 +22,7 @@ __all__ = ["Lifetimes", "conflicts", "lifetimes"]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 FOREVER = np.int32(2**31 - 1)
-PAIR_LIMIT = 200_000_000  # of storages that are alive together, 4 bytes each
+MAX_PAIRS = 200_000_000  # of storages that are alive together, 4 bytes each
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ def _pairs(opens, closes, size, order, count, starts, items):  # type: ignore[no
 
 
 def conflicts(life: Lifetimes) -> Rows:
-    """For every storage those that may be alive at the same time. Raises: Unsupported beyond PAIR_LIMIT pairs."""
+    """For every storage those that may be alive at the same time. Raises: Unsupported beyond MAX_PAIRS pairs."""
     n = len(life.size_bytes)
     order = np.lexsort((np.arange(n), life.opens[:, 0])).astype(np.int32)
     count, none = np.zeros(n, np.int64), np.zeros(0, np.int32)
     total = int(_pairs(life.opens, life.closes, life.size_bytes, order, count, count, none))
-    if total > PAIR_LIMIT:
+    if total > MAX_PAIRS:
         raise Unsupported(
-            f"{total} pairs of storages may be alive together, more than {PAIR_LIMIT}", where="arena",
-            hint="split the storages over several arenas, or order the streams by more events", data={"pairs": total, "limit": PAIR_LIMIT},
+            f"{total} pairs of storages may be alive together, more than {MAX_PAIRS}", where="arena",
+            hint="split the storages over several arenas, or order the streams by more events", data={"pairs": total, "limit": MAX_PAIRS},
         )  # fmt: skip
     starts = np.zeros(n + 1, np.int64)
     np.cumsum(count, out=starts[1:])
