@@ -17,9 +17,9 @@ from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.forestcoll import forest as forests
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.rotation import rotated_trees
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.trees.symmetry import Boxes
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

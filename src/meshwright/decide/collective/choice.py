@@ -15,8 +15,8 @@ from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, Usage
 from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .program_time import MAX_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
 from .rates import rate_graph
-from .value import MAX_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
 
 __all__ = ["explained", "rank", "tuned"]
 

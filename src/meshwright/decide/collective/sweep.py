@@ -20,7 +20,7 @@ from .bounds.collective import collective_bound
 from .choice import MAX_SEARCH_STEPS, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
-from .value import simulated_steps, simulated_time_s
+from .program_time import simulated_steps, simulated_time_s
 
 __all__ = ["SweepRow", "planned_sizes", "resized", "sweep"]
 

@@ -13,7 +13,7 @@ from ....fabric.fabric import Fabric
 from ....program.builder import ProgramBuilder, StepRef
 from ....program.program import Contract, Program
 from ..problem import CollectiveProblem
-from .sets import Chosen, TreeSet
+from .tree_sets import Chosen, TreeSet
 
 __all__ = ["block_steps", "lower_blocks"]
 

@@ -30,13 +30,13 @@ from ....program.program import Program
 from ..bounds.collective import collective_bound
 from ..memo import in_pieces, remember
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
+from ..program_time import simulated_time_s
 from ..rates import RateGraph, rate_graph
 from ..trees.lower import Lowering, lower_parts, tree_steps
-from ..value import simulated_time_s
 from .blocks import block_steps, lower_blocks
 from .chunks import fastest_count
-from .phases import three_phase_set
-from .sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, few_exact_trees, one_hop_set, one_tree_set, packed_set, parts_of, per_root
+from .three_phase import three_phase_set
+from .tree_sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, few_exact_trees, one_hop_set, one_tree_set, packed_set, parts_of, per_root
 
 __all__ = ["CITE", "DEVIATIONS", "Blink"]
 

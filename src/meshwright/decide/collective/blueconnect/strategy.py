@@ -22,13 +22,13 @@ import numpy as np
 from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
 from ....program.program import Program
-from ..blink.phases import port_shares
+from ..blink.three_phase import port_shares
 from ..bounds.collective import collective_bound
 from ..classic.ring import ring_order
 from ..memo import in_pieces, remember
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
+from ..program_time import simulated_time_s
 from ..rates import rate_graph
-from ..value import simulated_time_s
 from .cost import CostTable, ranked_plans
 from .grid import GridPlan, grid_program, in_rank_order
 from .levels import Hierarchy, find_hierarchy, given_hierarchy

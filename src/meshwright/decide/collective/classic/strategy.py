@@ -21,7 +21,7 @@ from ....errors import Unsupported, UsageError
 from ...strategies import named
 from ..bounds.collective import collective_bound
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
-from ..value import simulated_time_s
+from ..program_time import simulated_time_s
 from .bruck import Bruck
 from .direct import Direct
 from .double_tree import DoubleTree

@@ -30,7 +30,7 @@ from ..classic.hierarchical import Hierarchical, servers_of
 from ..classic.ring import Ring
 from ..classic.rooted_tree import RootedTree
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
-from ..value import simulated_time_s
+from ..program_time import simulated_time_s
 from .bound import lower_bound, ring_sum_bound
 from .cost import ALGORITHMS, BCUBE_RADIX, CostMatrix, Model, Objective, consecutive, model_of
 from .search import Search

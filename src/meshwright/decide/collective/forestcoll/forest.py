@@ -25,7 +25,7 @@ from ..trees.symmetry import Boxes, Shift, require_automorphism, sinks_of_each_k
 from .balance import balanced_capacities, surpluses
 from .boxes import alike_forest
 from .rotation import rotated_trees
-from .unlike import unlike_forest
+from .unlike_servers import unlike_forest
 
 __all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "rounded_capacities", "smallest_stretch"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ....cost import Transport
 from ..problem import CollectiveProblem
+from .arrival import HopTimes, arrival_s
 from .forest import Forest
-from .parts import bandwidth_s
-from .quick import HopTimes, arrival_s
+from .prepared import bandwidth_s
 
 __all__ = ["depth_of", "lead_of", "round_number", "wanted_pieces"]
 

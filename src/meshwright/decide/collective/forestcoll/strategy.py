@@ -7,7 +7,7 @@ prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), whe
 leave too few pieces to fill the pipeline).
 Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
 `kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`)
-and then swap entries until latency counts least (`quick`), or leave slow ways time where that ends earlier (`relief`). All-reduce is
+and then swap entries until latency counts least (`arrival`), or leave slow ways time where that ends earlier (`latency_relief`). All-reduce is
 reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for each half, and for the whole only where the bound printed
 beside it says so (the paper's combined optimum needs an LP).
 Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
@@ -35,15 +35,15 @@ from ..rates import RateGraph, rate_graph, with_relays
 from ..trees.lower import Lowering, lower_parts
 from ..trees.shards import shard_table
 from ..trees.symmetry import alike, sinks_of_each_kind
-from .finish import finish_s
+from .arrival import HopTimes, quicker, without_way_back
+from .cut_and_pace import Way, best_way, timed
+from .finish_time import finish_s
 from .forest import Forest, build_forest, smallest_stretch
-from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
+from .latency_relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
 from .paths import gather_forest
 from .pieces import depth_of, lead_of, round_number, wanted_pieces
-from .quick import HopTimes, quicker, without_way_back
-from .relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
-from .trial import Way, best_way, timed
-from .worth import LARGE_BYTES, SMALL_RANKS, filled, most_steps, worth_of
+from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
+from .throughput_estimate import LARGE_BYTES, SMALL_RANKS, filled, most_steps, worth_of
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
 
@@ -100,7 +100,7 @@ class ForestColl(CollectiveStrategy):
     lead: paced, pieces that it is ahead of ways with fewer hops; None = as many as outlast a network's latency, where that ends earlier.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
-    relief: so many times the extra latency of slow links that trees leave them idle (`relief`), 0 = none; None = for large all-gathers
+    relief: so many times the extra latency of slow links that trees leave them idle (`latency_relief`), 0 = none; None = for large all-gathers
         and reduce-scatters among few ranks, if that ends earlier on the simulator.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """

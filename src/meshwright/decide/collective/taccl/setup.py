@@ -20,8 +20,8 @@ from ..bounds.collective import bandwidth_bound
 from ..bounds.latency import latency_bound
 from ..problem import CollectiveProblem
 from .chunks import REDUCES, chunks_of, image_of_chunks
+from .routing_problem import Hints, Routes, RoutingProblem, transfers_of
 from .schedule import Timing, Transfer
-from .seed import Hints, Routes, RoutingProblem, transfers_of
 from .topology import LogicalTopology, default_symmetries, logical_topology, sketch_symmetries
 
 __all__ = ["Setup", "SizeClass", "chunkup_of", "given_routes", "joint_transfers"]

@@ -28,10 +28,10 @@ from ....sketch import Sketch, sketch_of
 from ..bounds.collective import collective_bound
 from ..memo import remember
 from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, require_operation
-from .classes import Kept, Limits, kept_for, picked, routed, routed_phases
+from .routing_problem import RoutingProblem
 from .schedule import Timing
-from .seed import RoutingProblem
 from .setup import Setup, SizeClass, chunkup_of, given_routes
+from .size_classes import Kept, Limits, kept_for, picked, routed, routed_phases
 
 __all__ = ["CITE", "DEVIATIONS", "Taccl"]
 

@@ -21,7 +21,7 @@ from ..problem import CollectiveProblem
 from ..rates import RateGraph
 from .graph import canonical
 from .pack import pack
-from .sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
+from .tree_sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
 
 __all__ = ["port_shares", "servers_of", "three_phase_set"]
 

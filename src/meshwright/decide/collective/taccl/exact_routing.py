@@ -20,7 +20,7 @@ import numpy as np
 from ....errors import Infeasible, TimeLimit
 from ....kernels.effort import Deadline
 from ....kernels.highs import solve, solver, values
-from .seed import Routes, RoutingProblem
+from .routing_problem import Routes, RoutingProblem
 
 __all__ = ["Routed", "route_exactly"]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from ....kernels.effort import make_up, worked_s
 from ..problem import CollectiveProblem
+from ..program_time import simulated
 from ..trees.lower import Lowering
-from ..value import simulated
-from .parts import Prepared
+from .prepared import Prepared
 
 __all__ = ["Way", "best_way", "timed"]
 

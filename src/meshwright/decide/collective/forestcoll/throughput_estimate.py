@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .arrival import HopTimes, arrival_s
 from .forest import Forest
-from .quick import HopTimes, arrival_s
 
 __all__ = ["SMALL_RANKS", "filled", "most_steps", "worth_of"]
 

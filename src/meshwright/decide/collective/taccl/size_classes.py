@@ -15,12 +15,12 @@ from ....errors import TimeLimit
 from ....kernels.effort import Deadline, worked_s
 from ....program.program import Program
 from ..memo import with_chunk_bytes
-from ..value import simulated_time_s
+from ..program_time import simulated_time_s
 from .contiguity import Runs, join_runs, replay_runs
+from .exact_routing import route_exactly
 from .lower import Layout, adjoining, lower_transfers
-from .routing import route_exactly
+from .routing_problem import Routes, RoutingProblem, greedy_routes, transfers_of
 from .schedule import Schedule, Timing, Transfer, improved, replay
-from .seed import Routes, RoutingProblem, greedy_routes, transfers_of
 from .setup import Setup, SizeClass, joint_transfers
 
 __all__ = ["Kept", "Limits", "kept_for", "picked", "routed", "routed_phases"]

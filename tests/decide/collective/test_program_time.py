@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective import NAMES, CollectiveProblem, auto, choice
 from meshwright.decide.collective.joint.strategy import Joint
-from meshwright.decide.collective.value import busiest_link_s, simulated_steps, simulated_time_s
+from meshwright.decide.collective.program_time import busiest_link_s, simulated_steps, simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.io.fabric.name import load_fabric
 from meshwright.report.collective_text import plan_line

@@ -18,11 +18,11 @@ from ..cuts import worst_cut
 from ..problem import CollectiveProblem
 from ..rates import RateGraph
 from ..trees.symmetry import sinks_of_each_kind
-from .finish import finish_s
+from .arrival import HopTimes
+from .finish_time import finish_s
 from .forest import Forest, smallest_stretch
-from .parts import Prepared, is_uneven, weights_of
-from .quick import HopTimes
-from .worth import LARGE_BYTES, SMALL_RANKS
+from .prepared import Prepared, is_uneven, weights_of
+from .throughput_estimate import LARGE_BYTES, SMALL_RANKS
 
 __all__ = ["TIMES", "at_home", "may_relieve", "promising_counts", "relief_of", "relieved", "require_relief"]
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..trees.pack import Tree
+from .arrival import HopTimes
 from .forest import Forest
-from .quick import HopTimes
 
 __all__ = ["finish_s"]
 
