@@ -76,7 +76,7 @@ def test_many_trees_and_images_stay_as_they_are(monkeypatch: pytest.MonkeyPatch)
     seconds = HopTimes(fabric, graph, turned=False)
     slow = build_forest(graph, [1] * graph.ranks)
     assert quicker(slow, seconds) is not slow
-    monkeypatch.setattr(arrival, "MAX_ENTRIES", 16)
+    monkeypatch.setattr(arrival, "MAX_ANNEALED_ENTRIES", 16)
     assert quicker(slow, seconds) is slow
     images = build_forest(rate_graph(load_fabric("hgx-b200:2"), [d.name for d in fabric.devices]), [1] * graph.ranks)
     assert images.symmetry is not None and quicker(images, seconds) is images

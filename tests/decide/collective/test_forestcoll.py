@@ -81,7 +81,7 @@ def test_programs_that_would_be_huge_take_fewer_trees(monkeypatch: pytest.Monkey
     problem = CollectiveProblem.on(without_a_port("dgx-h100:5"), "all-gather", 1 << 20)
     usual = planned(problem, structure=True)
     assert usual.notes["trees_per_root"] > 1 and usual.notes["ratio"] == "1"
-    monkeypatch.setattr(forestcoll, "MAX_STORED", 2 * 40 * 40)
+    monkeypatch.setattr(forestcoll, "MAX_STEPS_PER_PIECE", 2 * 40 * 40)
     few = planned(replace(problem, fabric=replace(problem.fabric)), structure=True)
     assert few.notes["trees_per_root"] == 1 and Fraction(9, 10) < Fraction(few.notes["ratio"]) < 1
     assert few.program.executed_steps < usual.program.executed_steps and check_program(few.program).ok
@@ -184,7 +184,7 @@ def test_tries_that_would_take_long_are_left_out(monkeypatch: pytest.MonkeyPatch
     problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
     strategy = ForestColl(trees=14)
     ready = strategy._prepared(problem, NEVER)
-    monkeypatch.setattr(cut_and_pace, "MAX_WORK", 0)
+    monkeypatch.setattr(cut_and_pace, "MAX_TRY_WORK", 0)
     assert strategy._way(problem, ready) == strategy._ways(problem, ready)[0]
 
 
@@ -200,10 +200,10 @@ def test_ways_whose_messages_end_one_by_one_are_not_simulated_whole(monkeypatch:
         return real(program, *more)
 
     monkeypatch.setattr(cut_and_pace, "simulated", watched)
-    for rates, most in ((10**15, max(way.pieces for way in ways)), (0, 2 * cut_and_pace.PIECES[-1])):
+    for rates, most in ((10**15, max(way.pieces for way in ways)), (0, 2 * cut_and_pace.TRY_PIECES[-1])):
         taken.clear()
-        monkeypatch.setattr(cut_and_pace, "ENOUGH_RATES", rates)
-        monkeypatch.setattr(cut_and_pace, "FINAL_RATES", rates)
+        monkeypatch.setattr(cut_and_pace, "MAX_LONGER_TRY_RATES", rates)
+        monkeypatch.setattr(cut_and_pace, "MAX_FINAL_RATES", rates)
         cut_and_pace.best_way(problem, ready, ways, lambda way: strategy._in_way(problem, ready, way))
         assert max(taken) == most
 
