@@ -32,7 +32,7 @@ def test_no_simulation_beats_the_busiest_link(fabric, name):
 
 
 def test_large_programs_say_that_they_were_not_simulated(monkeypatch):
-    monkeypatch.setattr(choice, "MAX_SIMULATED", 10)
+    monkeypatch.setattr(choice, "MAX_SIMULATED_STEPS", 10)
     monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
     problem = CollectiveProblem.on(load_fabric("two-islands"), "all-gather", 1 << 20)
     ranked = auto(problem, candidates=[NAMES["ring"]()])
@@ -45,7 +45,7 @@ def test_an_estimate_does_not_win_over_a_simulation(monkeypatch):
     candidates = [NAMES["ring"](slices=8), NAMES["direct"]()]
     steps = [c.plan(problem, rng=np.random.default_rng(0)).program.executed_steps for c in candidates]
     assert auto(problem, candidates=candidates)[0].strategy == "ring" and steps[0] > steps[1]
-    monkeypatch.setattr(choice, "MAX_SIMULATED", steps[1])
+    monkeypatch.setattr(choice, "MAX_SIMULATED_STEPS", steps[1])
     monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
     ranked = auto(problem, candidates=candidates)
     assert [r.strategy for r in ranked] == ["direct", "ring"] and ranked[1].time_s < ranked[0].time_s
