@@ -22,8 +22,8 @@ from meshwright.decide.collective.blink.graph import canonical, path_edges
 from meshwright.decide.collective.blink.pack import pack, two_way
 from meshwright.decide.collective.blink.strategy import Blink
 from meshwright.decide.collective.cuts import worst_cut
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

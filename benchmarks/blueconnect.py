@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl, Ring
 from meshwright.decide.collective.blueconnect.cost import Level
 from meshwright.decide.collective.blueconnect.strategy import BlueConnect
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
 from meshwright.program.program import Part

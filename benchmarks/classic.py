@@ -13,7 +13,7 @@ from machine import cpu_s, record
 from meshwright.decide.collective import CollectiveProblem
 from meshwright.decide.collective.classic.strategy import ALGORITHMS, classic_candidates
 from meshwright.decide.collective.nccl.model import predict, topology_of
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

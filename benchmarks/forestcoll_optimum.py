@@ -33,8 +33,8 @@ from meshwright.decide.collective import CollectivePlan, CollectiveProblem, Fore
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.bounds.delay import delay_bound
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.fabric.presets import PRESETS

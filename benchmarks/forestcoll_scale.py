@@ -26,8 +26,8 @@ import machine
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl, collective_bound
 from meshwright.decide.collective.forestcoll.forest import build_forest
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import rate_graph
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
 from meshwright.io.plan.program import program_bytes

@@ -21,7 +21,7 @@ from meshwright.decide.collective import STRATEGIES, CollectiveProblem, ForestCo
 from meshwright.decide.collective.groups.problem import GroupsProblem
 from meshwright.decide.collective.groups.strategy import Groups, independent
 from meshwright.decide.collective.problem import Use
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.io.fabric.name import load_fabric
 

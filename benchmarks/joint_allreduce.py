@@ -23,9 +23,9 @@ from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.joint.exact import exact_demand, packing_time
 from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.joint.trees import trees_of
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.trees.lp import Demand, PackingProblem, solve_packing
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric

@@ -15,7 +15,7 @@ from meshwright.decide.collective import CollectiveProblem
 from meshwright.decide.collective.classic.ring import Ring
 from meshwright.decide.collective.cloudcollectives.cost import CostMatrix, model_of
 from meshwright.decide.collective.cloudcollectives.strategy import CloudCollectives, order_ranks
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.io.fabric.name import load_fabric
 from meshwright.probe.fabric.rank_order import local_agents, probe
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, collective_bound, default_candidates
-from meshwright.decide.collective.taccl.classes import Limits, routed
+from meshwright.decide.collective.program_time import simulated_time_s
+from meshwright.decide.collective.taccl.size_classes import Limits, routed
 from meshwright.decide.collective.taccl.strategy import Taccl, _Planner
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import MeshwrightError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

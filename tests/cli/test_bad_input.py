@@ -9,7 +9,7 @@ import pytest
 from meshwright.check import check_program
 from meshwright.cli import main
 from meshwright.decide.collective import OPERATIONS, STRATEGIES, CollectiveProblem, collective_bound
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric, select_devices

@@ -58,7 +58,7 @@ def _fastest(fabric: Fabric, op: str, size_bytes: int) -> str:
     import numpy as np
 
     from ..decide.collective import NAMES, CollectiveProblem
-    from ..decide.collective.value import simulated_time_s
+    from ..decide.collective.program_time import simulated_time_s
     from ..errors import Unsupported
 
     problem = CollectiveProblem.on(fabric, op, -(-size_bytes // 4) * 4)

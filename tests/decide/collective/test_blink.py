@@ -18,11 +18,11 @@ from meshwright.decide.collective import CollectiveProblem
 from meshwright.decide.collective.blink.chunks import fastest_count, tuned_chunk_bytes
 from meshwright.decide.collective.blink.graph import canonical, canonical_order
 from meshwright.decide.collective.blink.pack import best_rate, pack, two_way
-from meshwright.decide.collective.blink.phases import port_shares, servers_of
 from meshwright.decide.collective.blink.strategy import Blink
+from meshwright.decide.collective.blink.three_phase import port_shares, servers_of
 from meshwright.decide.collective.cuts import worst_cut
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

@@ -20,7 +20,7 @@ from meshwright.decide.collective.blueconnect.grid import GridPlan, grid_program
 from meshwright.decide.collective.blueconnect.levels import find_hierarchy
 from meshwright.decide.collective.blueconnect.overlay import OverlayPlan, elementary_intervals
 from meshwright.decide.collective.blueconnect.strategy import BlueConnect
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

@@ -25,7 +25,7 @@ from meshwright.decide.collective.classic.rooted_tree import RootedTree
 from meshwright.decide.collective.classic.scatter_allgather import ScatterAllGather
 from meshwright.decide.collective.classic.strategy import ALGORITHMS, Classic, classic_candidates
 from meshwright.decide.collective.problem import SHARDED
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.program.hash import program_hash

@@ -27,7 +27,7 @@ from meshwright.decide.collective.cloudcollectives.bound import (
 from meshwright.decide.collective.cloudcollectives.cost import ALGORITHMS, CostMatrix, Model, model_of
 from meshwright.decide.collective.cloudcollectives.search import infer_groups, ring_tour
 from meshwright.decide.collective.cloudcollectives.strategy import CloudCollectives, best_choice, order_ranks
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import FormatError, Unsupported, UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric

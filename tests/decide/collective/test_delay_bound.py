@@ -19,7 +19,7 @@ from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.bounds.delay import delay_bound
 from meshwright.decide.collective.classic.direct import Direct
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric

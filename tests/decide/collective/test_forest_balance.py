@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.forestcoll.balance import balanced_capacities, surpluses
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.io.fabric.name import load_fabric
 
 

@@ -17,9 +17,9 @@ from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.forestcoll import forest as forests
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.rotation import rotated_trees
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.decide.collective.trees.symmetry import Boxes
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
@@ -73,7 +73,7 @@ def test_two_racks_get_the_low_forest_and_nearly_the_optimum(monkeypatch: pytest
     plan = ForestColl(trees=1, structure=True, quantum=1, pieces=8).plan(problem, rng=np.random.default_rng(0))
     assert float(bandwidth_bound(problem)) / simulated_time_s(plan.program, fabric, problem.ranks, None) >= 0.99
     small = cluster(2, 4, 20, 8)
-    monkeypatch.setattr(forests, "MANY_RANKS", 4)
+    monkeypatch.setattr(forests, "MAX_FEW_RANKS", 4)
     asked = CollectiveProblem.on(small, "reduce-scatter", 1 << 16)
     found = ForestColl(trees=1, structure=True, pieces=4).plan(asked, rng=np.random.default_rng(0))
     assert found.notes["method"] == "rotated ranks" and check_program(found.program).ok

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.trees.shards import MAX_WEIGHT, shard_table, shard_weights
+from meshwright.decide.collective.trees.shards import MAX_WEIGHT_UNITS, shard_table, shard_weights
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Fabric
 from meshwright.program.program import Program
@@ -97,7 +97,7 @@ def test_weights_are_exact_while_they_are_few() -> None:
     assert shard_weights(exact) == [1, 2, 3]
     odd = CollectiveProblem.on(fabric, "all-gather", 4 * 3_000_000, shard_bytes=(4 * 999_999, 4 * 1_000_003, 4 * 999_998))
     weights = shard_weights(odd)
-    assert sum(weights) <= MAX_WEIGHT and max(weights) - min(weights) <= 1
+    assert sum(weights) <= MAX_WEIGHT_UNITS and max(weights) - min(weights) <= 1
     with pytest.raises(Unsupported, match="in common"):
         shard_table(odd, 1, 1)
 

@@ -11,10 +11,10 @@ import pytest
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
+from meshwright.decide.collective.forestcoll import cut_and_pace
 from meshwright.decide.collective.forestcoll import strategy as forestcoll
-from meshwright.decide.collective.forestcoll import trial as forest_trial
 from meshwright.decide.collective.forestcoll.pieces import lead_of, round_number
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
@@ -81,7 +81,7 @@ def test_programs_that_would_be_huge_take_fewer_trees(monkeypatch: pytest.Monkey
     problem = CollectiveProblem.on(without_a_port("dgx-h100:5"), "all-gather", 1 << 20)
     usual = planned(problem, structure=True)
     assert usual.notes["trees_per_root"] > 1 and usual.notes["ratio"] == "1"
-    monkeypatch.setattr(forestcoll, "MAX_STORED", 2 * 40 * 40)
+    monkeypatch.setattr(forestcoll, "MAX_STEPS_PER_PIECE", 2 * 40 * 40)
     few = planned(replace(problem, fabric=replace(problem.fabric)), structure=True)
     assert few.notes["trees_per_root"] == 1 and Fraction(9, 10) < Fraction(few.notes["ratio"]) < 1
     assert few.program.executed_steps < usual.program.executed_steps and check_program(few.program).ok
@@ -184,7 +184,7 @@ def test_tries_that_would_take_long_are_left_out(monkeypatch: pytest.MonkeyPatch
     problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
     strategy = ForestColl(trees=14)
     ready = strategy._prepared(problem, NEVER)
-    monkeypatch.setattr(forest_trial, "MAX_WORK", 0)
+    monkeypatch.setattr(cut_and_pace, "MAX_TRY_WORK", 0)
     assert strategy._way(problem, ready) == strategy._ways(problem, ready)[0]
 
 
@@ -193,18 +193,18 @@ def test_ways_whose_messages_end_one_by_one_are_not_simulated_whole(monkeypatch:
     problem = CollectiveProblem.on(load_fabric("mi300x:2"), "reduce-scatter", 1 << 30)
     strategy = ForestColl(trees=3)
     ready = strategy._prepared(problem, NEVER)
-    ways, real, taken = strategy._ways(problem, ready), forest_trial.simulated, list[int]()
+    ways, real, taken = strategy._ways(problem, ready), cut_and_pace.simulated, list[int]()
 
     def watched(program: Program, *more: Any) -> tuple[float, int]:
         taken.append(int(program.lanes.repeat.max()))
         return real(program, *more)
 
-    monkeypatch.setattr(forest_trial, "simulated", watched)
-    for rates, most in ((10**15, max(way.pieces for way in ways)), (0, 2 * forest_trial.PIECES[-1])):
+    monkeypatch.setattr(cut_and_pace, "simulated", watched)
+    for rates, most in ((10**15, max(way.pieces for way in ways)), (0, 2 * cut_and_pace.TRY_PIECES[-1])):
         taken.clear()
-        monkeypatch.setattr(forest_trial, "ENOUGH_RATES", rates)
-        monkeypatch.setattr(forest_trial, "FINAL_RATES", rates)
-        forest_trial.best_way(problem, ready, ways, lambda way: strategy._in_way(problem, ready, way))
+        monkeypatch.setattr(cut_and_pace, "MAX_LONGER_TRY_RATES", rates)
+        monkeypatch.setattr(cut_and_pace, "MAX_FINAL_RATES", rates)
+        cut_and_pace.best_way(problem, ready, ways, lambda way: strategy._in_way(problem, ready, way))
         assert max(taken) == most
 
 

@@ -23,9 +23,9 @@ from meshwright.decide.collective.groups.merge import merge_programs
 from meshwright.decide.collective.groups.problem import GroupsProblem
 from meshwright.decide.collective.groups.strategy import Groups, groups_bound, independent, packing_problem
 from meshwright.decide.collective.joint.strategy import Joint
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.trees.lp import PackingProblem, solve_packing
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.drive.collective.groups import plan_groups
 from meshwright.drive.plans import read_plan
 from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError

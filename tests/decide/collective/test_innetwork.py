@@ -16,7 +16,7 @@ from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.joint.innetwork import InNetwork
 from meshwright.decide.collective.joint.innetwork_lower import pruned
 from meshwright.decide.collective.joint.strategy import Joint
-from meshwright.decide.collective.value import simulated_time_s
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.drive.collective.job import plan_collective
 from meshwright.errors import Disconnected, Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch

@@ -16,9 +16,9 @@ from meshwright.decide.collective import CollectiveProblem, ForestColl, collecti
 from meshwright.decide.collective.joint.exact import ExactDemand, exact_demand, packing_time
 from meshwright.decide.collective.joint.strategy import Joint, packing_problem
 from meshwright.decide.collective.joint.trees import parts_of, trees_of
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.decide.collective.trees.lp import Demand, PackingProblem, solve_packing
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import CheckFailed, Disconnected, Infeasible, TimeLimit, Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.io.fabric.name import load_fabric

@@ -16,8 +16,8 @@ from meshwright.decide.collective import CollectivePlan, CollectiveProblem, stra
 from meshwright.decide.collective.bounds.flow import demands, least_time_flow
 from meshwright.decide.collective.multipath.flow import fullest_s, in_units, shares_of
 from meshwright.decide.collective.multipath.strategy import Multipath
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import rate_graph
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, MeshwrightError, Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.io.fabric.name import load_fabric

@@ -10,8 +10,8 @@ from collective_oracle import assert_delivers
 
 from meshwright.check import check_program
 from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem, auto, default_candidates
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.sweep import planned_sizes, resized, sweep
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.io.fabric.name import load_fabric
 from meshwright.program.hash import program_hash

@@ -15,16 +15,16 @@ from meshwright.check import check_program
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem
 from meshwright.decide.collective.problem import ROOTED
-from meshwright.decide.collective.taccl.classes import Limits, picked
-from meshwright.decide.collective.taccl.classes import routed as routes_of
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.taccl.contiguity import join_runs, replay_runs
-from meshwright.decide.collective.taccl.routing import route_exactly
+from meshwright.decide.collective.taccl.exact_routing import route_exactly
+from meshwright.decide.collective.taccl.routing_problem import RoutingProblem, greedy_routes, transfers_of
 from meshwright.decide.collective.taccl.schedule import Schedule, Timing, Transfer, improved, list_schedule, replay
-from meshwright.decide.collective.taccl.seed import RoutingProblem, greedy_routes, transfers_of
 from meshwright.decide.collective.taccl.setup import SizeClass, given_routes, joint_transfers
+from meshwright.decide.collective.taccl.size_classes import Limits, picked
+from meshwright.decide.collective.taccl.size_classes import routed as routes_of
 from meshwright.decide.collective.taccl.strategy import Taccl, _Planner
 from meshwright.decide.collective.taccl.topology import default_symmetries, logical_topology
-from meshwright.decide.collective.value import simulated_time_s
 from meshwright.errors import Disconnected, TimeLimit, Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
@@ -617,7 +617,7 @@ def test_a_second_greedy_routing_that_runs_out_of_time_is_left_out(monkeypatch: 
         return greedy_routes(*args, **which)
 
     never = False
-    monkeypatch.setattr("meshwright.decide.collective.taccl.classes.greedy_routes", slow)
+    monkeypatch.setattr("meshwright.decide.collective.taccl.size_classes.greedy_routes", slow)
     assert planned(problem, nodes=0).notes["routing"] == ["greedy"]
     never = True
     with pytest.raises(TimeLimit, match="every chunk had a route"):

@@ -15,19 +15,18 @@ from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, Usage
 from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
+from .program_time import MAX_SIMULATED_STEPS, busiest_link_s, simulated_steps, simulated_time_s
 from .rates import rate_graph
-from .value import MAX_SIMULATED, busiest_link_s, simulated_steps, simulated_time_s
 
 __all__ = ["explained", "rank", "tuned"]
 
 PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts a message is cut; None = the strategy's choice
-MAX_PIECES = 1024
-WORTH = 0.998  # a finer or coarser cut must gain at least this much
-SAME = 1 + 1e-9  # times within this are a tie, which fewer steps win
-HOPELESS = 2.0  # times slower than the fastest: no search for another cut
-MANY_RANKS = 256  # up to so many every program is simulated, however long it is
-MIN_S = 1e-9  # what the first candidate gets even if no time is left
-MAX_SEARCH_STEPS = 200_000  # executed steps up to which other cuts are tried
+MAX_SEARCHED_PIECES = 1024  # parts of a message that the search tries
+MAX_TIME_SHARE_WORTH_A_CUT = 0.998  # a finer or coarser cut must take no more than this share of the time before it
+MAX_TIMES_FASTEST = 2.0  # no other cut is looked for where a candidate takes longer than the fastest, times this
+MAX_RANKS_ALWAYS_SIMULATED = 256  # among so many ranks every program is simulated, however long it is
+MIN_LEFT_S = 1e-9  # seconds that a candidate gets even if none are left: limits must be above 0
+MAX_SEARCH_STEPS = 200_000  # executed steps of a candidate's own plan up to which other cuts are tried
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,12 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
     best = first
     for double in (True, False):
         pieces, here = chosen, first
-        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MAX_PIECES and not deadline.past:
+        while 1 <= (pieces := pieces * 2 if double else pieces // 2) <= MAX_SEARCHED_PIECES and not deadline.past:
             try:
                 found = _try(replace(candidate, **{option: pieces}), problem)  # type: ignore[type-var]
             except (Unsupported, UsageError, TimeLimit):  # finer than elements, or than the strategy allows
                 break
-            if found.plan.options.get(option) != pieces or found.time_s > here.time_s * WORTH:
+            if found.plan.options.get(option) != pieces or found.time_s > here.time_s * MAX_TIME_SHARE_WORTH_A_CUT:
                 break
             here = found
         if here.time_s < best.time_s:
@@ -76,7 +75,7 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
     actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
-    if steps > MAX_SIMULATED and len(actors) > MANY_RANKS and plan.program.fold is None and not plan.switches:
+    if steps > MAX_SIMULATED_STEPS and len(actors) > MAX_RANKS_ALWAYS_SIMULATED and plan.program.fold is None and not plan.switches:
         note = f"the busiest link's time: {steps} steps are too many to simulate here"
         return _Tried(replace(plan, notes={**plan.notes, "time": note}), busiest_link_s(plan.program, problem.fabric, actors))
     return _Tried(plan, simulated_time_s(plan.program, problem.fabric, actors, problem.transport))
@@ -118,7 +117,7 @@ def rank(
             found.append(Ranked(strategy=candidate.label, plan=first.plan, time_s=first.time_s, why="", cut=cuts() > before))
     best_s = min((first.time_s for _, _, first, _ in planned), default=0.0)
     for number, candidate, first, left_s in planned if search else []:
-        if first.time_s > HOPELESS * best_s or left_s <= 0 or deadline.work_left_s <= 0:
+        if first.time_s > MAX_TIMES_FASTEST * best_s or left_s <= 0 or deadline.work_left_s <= 0:
             continue
         if budget.late:
             found[number] = replace(found[number], cut=True)
@@ -137,7 +136,7 @@ def rank(
 def _own(problem: CollectiveProblem, deadline: Deadline, each_s: float) -> CollectiveProblem:
     """The problem for one candidate that begins now."""
     clock_s = min(deadline.clock_left_s, problem.time_limit_s * min(1.0, each_s / problem.budget_s))
-    return replace(problem, time_limit_s=max(clock_s, MIN_S), effort_s=max(min(deadline.work_left_s, each_s), MIN_S))
+    return replace(problem, time_limit_s=max(clock_s, MIN_LEFT_S), effort_s=max(min(deadline.work_left_s, each_s), MIN_LEFT_S))
 
 
 def explained(entries: Sequence[Ranked]) -> list[Ranked]:
@@ -145,7 +144,8 @@ def explained(entries: Sequence[Ranked]) -> list[Ranked]:
     known = [e for e in entries if e.time_s is not None]
     planned = sorted(known, key=lambda e: (_is_estimate(e), e.time_s or 0.0))  # what was not simulated does not win over what was
     first = planned[0]
-    tied = [e for e in planned if (e.time_s or 0.0) <= (first.time_s or 0.0) * SAME and _is_estimate(e) == _is_estimate(first)]
+    at_most_s = (first.time_s or 0.0) * (1 + 1e-9)  # times within rounding are a tie, which fewer steps win
+    tied = [e for e in planned if (e.time_s or 0.0) <= at_most_s and _is_estimate(e) == _is_estimate(first)]
     winner = min(tied, key=lambda e: e.plan.program.executed_steps if e.plan else 0)
     ranked = [winner, *(e for e in planned if e is not winner)]
     best = winner.time_s or 0.0

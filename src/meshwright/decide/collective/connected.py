@@ -12,7 +12,7 @@ __all__ = ["require_connected"]
 
 TO_ALL = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
-NAMED = 4  # members of a side that a message names
+MAX_NAMED_MEMBERS = 4  # of a cut's side, in the message
 
 
 def require_connected(problem: CollectiveProblem, graph: RateGraph) -> None:
@@ -54,7 +54,7 @@ def _reach(near: Mapping[int, Sequence[int]], start: int) -> set[int]:
 def _cut(graph: RateGraph, src: int, dst: int, inside: set[int]) -> Disconnected:
     here = [graph.names[v] for v in range(graph.ranks) if v in inside]
     there = [graph.names[v] for v in range(graph.ranks) if v not in inside]
-    some = ", ".join(here[:NAMED]) + (f" and {len(here) - NAMED} more" if len(here) > NAMED else "")
+    some = ", ".join(here[:MAX_NAMED_MEMBERS]) + (f" and {len(here) - MAX_NAMED_MEMBERS} more" if len(here) > MAX_NAMED_MEMBERS else "")
     return Disconnected(
         f"no path from {graph.names[src]} to {graph.names[dst]}: no link leads from {some} to the other {len(there)}",
         hint="add links, or name a connected part of the devices",

@@ -45,10 +45,12 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
     for v in sinks:
         if not entering[v]:
             raise _disconnected(graph, [u != v for u in range(graph.nodes)])
+    # Start at the best cut around a single rank: often it is the answer, and any true ratio is a valid start.
     start = max(sinks, key=lambda v: (Fraction(total - weight[v], entering[v]), -v))
     best = Cut(Fraction(total - weight[start], entering[start]), tuple(u != start for u in range(graph.nodes)))
     order = np.array(sinks, np.int32)
     while True:
+        # At ratio p / q every rank can receive all weights exactly if no cut has more weight inside per rate leaving: links p · rate, weights q · w.
         p, q = best.ratio.numerator, best.ratio.denominator
         arcs = {arc: rate * p for arc, rate in graph.arcs.items()}
         arcs.update({(graph.nodes, r): q * w for r, w in enumerate(weight) if w})
@@ -60,6 +62,7 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
         if not leaving:
             raise _disconnected(graph, side)
         found = Cut(Fraction(sum(w for r, w in enumerate(weight) if side[r]), leaving), side)
+        # A violated cut has a strictly larger ratio (Dinkelbach), and there are finitely many cuts, so the loop ends.
         if found.ratio <= best.ratio:
             raise Unsupported("the cut iteration does not converge on this fabric", hint="please report the fabric file")
         best = found

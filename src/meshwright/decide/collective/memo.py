@@ -19,8 +19,8 @@ from ...program.program import Program
 
 __all__ = ["in_pieces", "remember", "with_chunk_bytes"]
 
-MAX_KEPT = 512  # per fabric; the least recently used goes first
-MAX_STEPS = 4_000_000  # stored steps of all kept programs, about 100 bytes each
+MAX_KEPT_ENTRIES = 512  # answers kept per fabric; the least recently used goes first
+MAX_KEPT_STEPS = 4_000_000  # stored steps of all kept programs of a fabric, about 100 bytes each
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
         if cuts() > before:
             return found
         kept[key] = found, worked_s() - begin_s
-        while len(kept) > 1 and (len(kept) > MAX_KEPT or sum(_steps(x) for x, _ in kept.values()) > MAX_STEPS):
+        while len(kept) > 1 and (len(kept) > MAX_KEPT_ENTRIES or sum(_steps(x) for x, _ in kept.values()) > MAX_KEPT_STEPS):
             kept.popitem(last=False)
     kept.move_to_end(key)
     value, work_s = kept[key]

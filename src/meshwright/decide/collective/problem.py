@@ -19,15 +19,16 @@ from ...program.program import Program
 from ..strategies import Listed
 
 __all__ = [
-    "OPERATIONS", "PIECES_BESIDE", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation", "Ranked", "Use",
-    "busbw_factor", "cut_among", "options_of", "require_operation",
+    "MIN_PIECE_BYTES", "OPERATIONS", "PIECES_BESIDE", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation",
+    "Ranked", "Use", "busbw_factor", "cut_among", "options_of", "require_operation",
 ]  # fmt: skip
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute"]
 OPERATIONS: tuple[str, ...] = get_args(Operation)
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 SHARDED = ("all-gather", "reduce-scatter", "scatter", "gather")  # operations whose ranks may own parts of unlike sizes
-DEFAULT_EFFORT_S = 60.0
+DEFAULT_EFFORT_S = 60.0  # counted work (`kernels.effort`) of a planner, in seconds of a quiet core, unless the problem states its own
+MIN_PIECE_BYTES = 4096  # pieces of a pipeline are not made smaller (forests: 8192)
 Use = Literal["alone", "in network", "inlined", "beside", "beside, in iterations"]
 PIECES_BESIDE = 128  # iterations of programs that run side by side, which must have equal numbers of them
 

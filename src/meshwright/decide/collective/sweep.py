@@ -1,7 +1,7 @@
 """Strategies over many sizes: planned at some, and at those between with the neighbours' plans, cut for the size and simulated.
 
 A schedule is a pattern of messages; another size changes how long they are. So every strategy plans at the first and last size and at sizes at
-most CLASS times apart (one size class per plan, as solvers need time); at a size between two of them each strategy has the better of both
+most MAX_SIZE_FACTOR times apart (one size class per plan, as solvers need time); at a size between two of them each strategy has the better of both
 neighbours' schedules (the nearer one's, if it leads at neither), exactly resized, and those that come near the fastest plan afresh. Times are
 simulated at every size.
 """
@@ -20,14 +20,14 @@ from .bounds.collective import collective_bound
 from .choice import MAX_SEARCH_STEPS, explained, rank, tuned
 from .memo import with_chunk_bytes
 from .problem import SHARDED, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
-from .value import simulated_steps, simulated_time_s
+from .program_time import simulated_steps, simulated_time_s
 
 __all__ = ["SweepRow", "planned_sizes", "resized", "sweep"]
 
-CLASS = 16  # sizes planned at are at most this factor apart
-FEW = 4  # so few sizes are all planned at
-HEAVY = 80_000  # simulated steps: of so many only one neighbour's plan is tried
-NEAR = 1.2  # times the fastest: strategies that plan afresh between planned sizes too
+MAX_SIZE_FACTOR = 16  # sizes planned at are at most this factor apart
+MAX_FEW_SIZES = 4  # so few sizes are all planned at
+MAX_QUICK_STEPS = 80_000  # simulated steps up to which a plan is quick to judge; of slower ones only one neighbour's is tried
+MAX_TIMES_FASTEST = 1.2  # strategies that take no longer than the fastest, times this, plan afresh between planned sizes too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class SweepRow:
 def planned_sizes(sizes: Sequence[int]) -> list[int]:
     """The sizes, ascending, that every strategy plans at."""
     ascending = sorted(set(sizes))
-    if len(ascending) <= FEW:
+    if len(ascending) <= MAX_FEW_SIZES:
         return ascending
     chosen = [ascending[0]]
     for size, following in zip(ascending[1:], [*ascending[2:], None], strict=True):
-        if following is None or following > CLASS * chosen[-1]:
+        if following is None or following > MAX_SIZE_FACTOR * chosen[-1]:
             chosen.append(size)
     return chosen
 
@@ -101,7 +101,7 @@ def _between(
     for name, candidate in by_name.items():
         best: Ranked | None = None
         for row, plan in _worth_trying(problem, low, high, name, both=name in leaders):
-            if name in leaders and simulated_steps(plan.program) > HEAVY:
+            if name in leaders and simulated_steps(plan.program) > MAX_QUICK_STEPS:
                 continue  # planned afresh anyway
             made = resized(plan, row.problem, problem, bound)
             if made is not None:
@@ -129,8 +129,8 @@ def _leaders(ranked: Sequence[Ranked]) -> set[str]:
     best_s = ranked[0].time_s
     if best_s is None:
         return set()
-    near = [r for r in ranked[1:] if r.time_s is not None and r.time_s <= NEAR * best_s and r.plan is not None]
-    return {ranked[0].strategy, *(r.strategy for r in near if r.plan is not None and simulated_steps(r.plan.program) <= HEAVY)}
+    near = [r for r in ranked[1:] if r.time_s is not None and r.time_s <= MAX_TIMES_FASTEST * best_s and r.plan is not None]
+    return {ranked[0].strategy, *(r.strategy for r in near if r.plan is not None and simulated_steps(r.plan.program) <= MAX_QUICK_STEPS)}
 
 
 def _faster(a: Ranked, b: Ranked) -> Ranked:
@@ -142,7 +142,7 @@ def _worth_trying(
 ) -> list[tuple[SweepRow, CollectivePlan]]:  # fmt: skip
     """Both neighbours' plans; of a strategy that leads at neither, and of those that take long to simulate, the one of the nearer size."""
     found = [(row, r.plan) for row in (low, high) for r in row.ranked if r.strategy == name and r.plan is not None]
-    if not both or any(simulated_steps(plan.program) > HEAVY for _, plan in found):
+    if not both or any(simulated_steps(plan.program) > MAX_QUICK_STEPS for _, plan in found):
         nearer = low if problem.size_bytes**2 <= low.problem.size_bytes * high.problem.size_bytes else high
         found = [pair for pair in found if pair[0] is nearer] or found
     return found

@@ -14,7 +14,7 @@ from ...decide.collective.groups.problem import GroupsPlan, GroupsProblem
 from ...decide.collective.groups.strategy import Groups, groups_bound, independent
 from ...decide.collective.joint.demand import PACKED
 from ...decide.collective.problem import Use
-from ...decide.collective.value import simulated_time_s
+from ...decide.collective.program_time import simulated_time_s
 from ...errors import MeshwrightError, TimeLimit, Unsupported
 from ...kernels.effort import Budget, Cut, Deadline, why_with
 from ...plan.plan import Alternative, Plan

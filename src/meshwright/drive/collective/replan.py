@@ -20,8 +20,8 @@ from ...cite import Cite
 from ...decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, collective_bound
 from ...decide.collective.forestcoll.forest import build_forest
 from ...decide.collective.problem import Ranked
+from ...decide.collective.program_time import simulated_time_s
 from ...decide.collective.rates import rate_graph
-from ...decide.collective.value import simulated_time_s
 from ...errors import Infeasible, Unsupported, UsageError
 from ...fabric.edit import edited, find_part
 from ...fabric.fabric import Fabric

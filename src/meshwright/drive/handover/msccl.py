@@ -110,7 +110,7 @@ def plan_of_msccl(algo: MscclAlgo, text: str, problem: CollectiveProblem, *, sou
     Raises: Unsupported for another number of ranks or another operation than the problem's; CheckFailed for a wrong algorithm.
     """
     from ...decide.collective.bounds.collective import collective_bound
-    from ...decide.collective.value import simulated_time_s
+    from ...decide.collective.program_time import simulated_time_s
     if algo.ranks != len(problem.ranks):
         raise Unsupported(f"{source} is for {algo.ranks} gpus, {len(problem.ranks)} devices are given", hint="choose with --devices")
     if collective_of(algo) != problem.op:

@@ -14,7 +14,7 @@ from ...capture.losses import Objective
 from ...capture.resolve import build_model, user_code
 from ...codec.codec import parse_codec
 from ...decide.collective import CollectiveProblem, Ring
-from ...decide.collective.value import simulated_time_s
+from ...decide.collective.program_time import simulated_time_s
 from ...errors import CaptureError
 from ...fabric.fabric import Fabric
 from ...traffic import CodecCost, GradientTensor, TrafficProfile

@@ -17,7 +17,7 @@ from ...check.bounds.certificate import check_bound
 from ...cost import Transport
 from ...decide.collective import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, Ring, auto
 from ...decide.collective.problem import Use
-from ...decide.collective.value import simulated_time_s
+from ...decide.collective.program_time import simulated_time_s
 from ...errors import Disconnected, Infeasible, TimeLimit, Unsupported
 from ...fabric.fabric import Device, Fabric, Link, Switch
 from ...program.hash import program_hash

@@ -13,7 +13,7 @@ from ....fabric.fabric import Fabric
 from ....program.builder import ProgramBuilder, StepRef
 from ....program.program import Contract, Program
 from ..problem import CollectiveProblem
-from .sets import Chosen, TreeSet
+from .tree_sets import Chosen, TreeSet
 
 __all__ = ["block_steps", "lower_blocks"]
 
@@ -31,6 +31,7 @@ def _below(t: Chosen) -> list[list[int]]:
     depth = {t.root: 0}
     for v in t.order[1:]:
         depth[v] = depth[t.parent[v]] + 1
+    # Deepest first: a block that still has far to go must not wait behind one that is nearly there.
     return [sorted(inside[v], key=lambda x: (-depth[x], (x - t.root) % len(t.parent))) for v in t.order]
 
 
@@ -91,6 +92,7 @@ def _scatter(b: ProgramBuilder, buffers: Sequence[int], t: Chosen, chunk: Chunks
             for i in range(len(chunk[v])):
                 for d in below[child]:
                     at = chunk[d][i]
+                    # The root has everything from the start; others pass a block on once it has arrived.
                     lane.send(channel[child], buffers[v], at, after=[here[v, at]] if (v, at) in here else [])
 
 

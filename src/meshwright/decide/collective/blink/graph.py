@@ -23,9 +23,9 @@ from ..rates import RateGraph
 
 __all__ = ["Allocation", "canonical", "canonical_order", "path_edges"]
 
-MAX_PATHS = 4  # kept per ordered pair of ranks, and per source and switch on the way
-WORK_BUDGET = 60_000  # arcs looked at during one canonical numbering
-MAX_CANONICAL = 64  # nodes
+MAX_PATHS_PER_PAIR = 4  # paths kept per ordered pair of ranks, and per source and switch on the way: parallel ones multiply at every switch
+MAX_ARCS_LOOKED_AT = 60_000  # during one canonical numbering; a graph that needs more keeps its own numbers, and is packed once more than needed
+MAX_CANONICAL_NODES = 64  # larger graphs keep their own numbers
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def canonical(graph: RateGraph, root: int = -1) -> tuple[Allocation, tuple[int, 
 
 def canonical_order(nodes: int, arcs: dict[tuple[int, int], int], colour: Sequence[int]) -> tuple[int, ...]:
     """Nodes in canonical order, higher colours first. Isomorphic coloured graphs give equal arcs in these numbers, within the budget."""
-    if nodes > MAX_CANONICAL:
+    if nodes > MAX_CANONICAL_NODES:
         return tuple(sorted(range(nodes), key=lambda v: (-colour[v], v)))
     search = _Search(nodes, arcs, colour)
     search.descend(search.refine([-c for c in colour]), ())
@@ -77,7 +77,7 @@ class _Search:
             self.near[v].append((u, back, out))
         self.best: tuple[tuple[tuple[int, int, int], ...], tuple[int, ...]] | None = None
         self.moves: list[tuple[int, ...]] = []  # automorphisms found
-        self.left = WORK_BUDGET
+        self.left = MAX_ARCS_LOOKED_AT
         self.exhausted = False
 
     def refine(self, colours: list[int]) -> list[int]:
@@ -107,10 +107,13 @@ class _Search:
             return
         cell = cells[several[0]]
         tried: list[int] = []
+        # One node of the first ambiguous cell is told apart after the other. Where an automorphism that keeps the prefix takes it to one already
+        # tried, its branch has the same leaves, so it is skipped: without that a fully symmetric graph has n! leaves.
         for v in cell:
             if tried and self._same_orbit(v, tried, prefix):
                 continue
             tried.append(v)
+            # Odd numbers leave room for v's own colour just below its cell's.
             single = [2 * c + 1 for c in colours]
             single[v] -= 1
             self.descend(self.refine(single), (*prefix, v))
@@ -122,6 +125,7 @@ class _Search:
         form = tuple(sorted((number[u], number[v], rate) for (u, v), rate in self.arcs.items()))
         if self.best is None or form < self.best[0]:
             self.best = (form, order)
+        # Two numberings that give the same arcs differ by an automorphism.
         elif form == self.best[0]:
             move = [0] * self.nodes
             for a, b in zip(self.best[1], order, strict=True):
@@ -145,7 +149,7 @@ class _Search:
 
 
 def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
-    """Paths between all pairs of ranks that pass no other rank: the shortest, and others up to MAX_PATHS by length, then by number.
+    """Paths between all pairs of ranks that pass no other rank: the shortest, and others up to MAX_PATHS_PER_PAIR by length, then by number.
 
     `undirected`: only pairs that have a path each way. Raises: Disconnected when a rank has no path from or to any other.
     """
@@ -160,7 +164,7 @@ def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
             longer = []
             for path in layer:
                 for v in out[path[-1]]:
-                    if v in path or passed[v] >= MAX_PATHS:
+                    if v in path or passed[v] >= MAX_PATHS_PER_PAIR:
                         continue
                     passed[v] += 1
                     if v < allocation.ranks:

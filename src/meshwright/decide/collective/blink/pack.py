@@ -30,14 +30,15 @@ from .graph import Allocation, Paths, path_edges
 __all__ = ["SHAPES", "Packing", "Rooted", "best_rate", "pack"]
 
 SHAPES = {"broadcast": ARBORESCENCE, "all-reduce": SPANNING, "scatter": SHORTEST, "all-gather": ARBORESCENCE}
-MAX_ROUNDS = 20_000
-ROUND_WORK = 200_000_000  # rounds · arcs looked at per round
-MAX_COLUMNS = 160
-MAX_UNIT = 12  # smallest unit tried: 1/12 of a link
-MAX_BASE = 64
-MIP_NODES = 50  # branch-and-bound nodes, a limit that does not depend on the machine; more find hardly fewer trees
-MAX_ENTRIES = 16_000  # of the integer program's matrix; larger ones take too long, weights are rounded instead
-COUNTS = (4, 6, 8, 12, 16, 24, 32, 48)  # units tried when no unit of rate fits
+MAX_ROUNDS = 20_000  # of the multiplicative weights
+MAX_ROUNDS_TIMES_ARCS = 200_000_000  # rounds times the arcs that one looks at
+MAX_STORED_ENTRIES = 8_000_000  # rounds times the entries of its trees
+MAX_PROGRAM_TREES = 160  # trees that the integer program chooses from, the heaviest of every root
+MAX_UNITS_PER_LINK = 12  # the finest unit tried for whole trees: 1/12 of a link
+MAX_UNITS_OF_WIDEST_LINK = 64  # where the rates' common divisor makes more units of the widest link, the narrowest link's rate is the unit
+MAX_BRANCH_NODES = 50  # branch-and-bound nodes, a limit that does not depend on the machine; more find hardly fewer trees
+MAX_MATRIX_ENTRIES = 16_000  # non-zeros of the integer program; larger ones take too long, weights are rounded instead
+ROUNDED_UNIT_COUNTS = (4, 6, 8, 12, 16, 24, 32, 48)  # units per root that weights are rounded to when no unit of rate fits
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,7 @@ class _Job:
 
     def _usage(self, rows: tuple[NDArray[np.int32], ...]) -> NDArray[np.float64]:
         e, usage = self.paths.edges, np.zeros(len(self.capacity))
-        n = e.nodes
-        below = np.ones(n)
+        n, below = e.nodes, np.ones(e.nodes)
         if self.mode == SHORTEST:
             parent = tuple(int(e.src[x]) if x >= 0 else -1 for x in rows[0])
             below = np.zeros(n)
@@ -141,7 +141,7 @@ class _Job:
         """Fill the columns; returns the feasible rate of the weights."""
         e = self.paths.edges
         work = (e.ptr[-1] + e.nodes * e.nodes) * (len(self.roots) if self.mode == ARBORESCENCE else 1)
-        most = max(50, min(MAX_ROUNDS, ROUND_WORK // int(work), 8_000_000 // (e.nodes * len(self.roots))))
+        most = max(50, min(MAX_ROUNDS, MAX_ROUNDS_TIMES_ARCS // int(work), MAX_STORED_ENTRIES // (e.nodes * len(self.roots))))
         done = pack_by_weights(e, self.mode, self.roots, epsilon=epsilon, most=most, target=target)
         if done is None:
             raise Disconnected("a root of the allocation does not reach every rank", hint="add links, or name a connected part of the devices")
@@ -149,7 +149,7 @@ class _Job:
             self.add(chosen, float(amount))
         total = sum(c.weight for c in self.columns.values()) / self.groups
         load = np.sum([c.weight * c.usage for c in self.columns.values()], axis=0)
-        scale = float(np.max(load / self.capacity))
+        scale = float(np.max(load / self.capacity))  # with the fullest arc just full, the weights are a feasible packing
         for c in self.columns.values():
             c.weight /= scale
         return total / scale
@@ -177,6 +177,8 @@ class _Job:
             rate, duals = values(model)[0] * top, -np.array(row_duals(model)[:arcs])
             if not generate:
                 break
+            # With the duals as lengths, a tree cheaper than those in use is a column worth adding; and by duality any lengths bound every packing:
+            # rate <= length · capacity / length of the cheapest trees, one per root. The tiny term breaks ties towards few arcs.
             length = np.maximum(duals, 0.0) + 1e-12 * max(float(duals.max()), 1e-30)
             found = cheapest_trees(self.paths.edges, self.mode, self.roots, length)
             assert found is not None  # the weights' trees exist
@@ -202,7 +204,7 @@ def _add_column(model: Any, column: _Column, arcs: int) -> None:
 # ---- few trees -----------------------------------------------------------------------------------------------------------
 def _kept(job: _Job) -> list[_Column]:
     """The columns an integer program chooses from: the heaviest of every group."""
-    each = max(6, MAX_COLUMNS // job.groups)
+    each = max(6, MAX_PROGRAM_TREES // job.groups)
     found: list[_Column] = []
     for g in range(job.groups):
         found += sorted((c for c in job.columns.values() if c.group == g), key=lambda c: (-c.weight, c.key))[:each]
@@ -215,9 +217,10 @@ def _few_trees(job: _Job, theta: float, optimum: float) -> tuple[list[tuple[_Col
     best: tuple[Fraction, list[tuple[_Column, int]], str] | None = None
     rates = [int(c) for c in job.capacity]
     common = int(np.gcd.reduce(np.array(rates, np.int64)))
-    base = common if max(rates) // common <= MAX_BASE else min(rates)
-    small = sum(int(np.count_nonzero(c.usage)) for c in kept) <= MAX_ENTRIES
-    for divisor in range(1, MAX_UNIT + 1 if small else 1):
+    base = common if max(rates) // common <= MAX_UNITS_OF_WIDEST_LINK else min(rates)
+    small = sum(int(np.count_nonzero(c.usage)) for c in kept) <= MAX_MATRIX_ENTRIES
+    # Coarse units first: whole multiples of them give few trees. A unit whose best multiple is already short of theta cannot do.
+    for divisor in range(1, MAX_UNITS_PER_LINK + 1 if small else 1):
         if floor(optimum * divisor / base + 1e-6) * base / divisor < (1 - theta) * optimum:
             continue
         counts = _whole_counts(job, kept, np.floor(job.capacity * divisor / base + 1e-9), floor(optimum * divisor / base + 1e-6))
@@ -228,7 +231,7 @@ def _few_trees(job: _Job, theta: float, optimum: float) -> tuple[list[tuple[_Col
             best = rate, counts, f"integer program, unit 1/{divisor} of a link" if divisor > 1 else "integer program, one unit per link"
         if float(rate) >= (1 - theta) * optimum:
             return best[1], best[2]
-    for count in COUNTS:
+    for count in ROUNDED_UNIT_COUNTS:
         counts = _rounded(job, count)
         rate = _rate(job, counts)
         if best is None or float(rate) > float(best[0]) * (1 + theta / 10):
@@ -243,16 +246,14 @@ def _whole_counts(job: _Job, kept: list[_Column], room: NDArray[np.float64], mos
     """Most units first, then fewest different trees, then least depth. Empty when no unit fits."""
     if most < 1:
         return []
-    arcs, columns = len(room), len(kept)
-    model = solver(mip_max_nodes=MIP_NODES, mip_rel_gap=0.0)
-    inf = float("inf")
+    arcs, columns, inf = len(room), len(kept), float("inf")
+    model = solver(mip_max_nodes=MAX_BRANCH_NODES, mip_rel_gap=0.0)
     for _ in kept:
         model.addVar(0.0, float(most))
     model.addVar(0.0, float(most))  # units per group
     model.changeColsIntegrality(columns + 1, np.arange(columns + 1, dtype=np.int32), np.ones(columns + 1, np.uint8))
     for a in range(arcs):
-        at = [i for i, c in enumerate(kept) if c.usage[a] > 0]
-        if at:
+        if at := [i for i, c in enumerate(kept) if c.usage[a] > 0]:
             use = np.array([kept[i].usage[a] for i in at])
             model.addRow(-inf, float(room[a]), len(at), np.array(at, np.int32), use)
     for g in range(job.groups):
@@ -280,7 +281,7 @@ def _fewest(model: Any, kept: list[_Column], found: list[int], most: int, job: _
     model.changeColBounds(columns, float(found[columns]), float(most))
     model.changeColCost(columns, 0.0)
     depth = [max(_depths(tuple(int(job.paths.edges.src[x]) if x >= 0 else -1 for x in c.edges[0]))) for c in kept]
-    price = float(found[columns] * job.groups * (max(depth) + 1))
+    price = float(found[columns] * job.groups * (max(depth) + 1))  # one more different tree costs more than any depths can save
     for i in range(columns):
         model.addVar(0.0, 1.0)
         model.changeColIntegrality(columns + 1 + i, _integer())
@@ -321,7 +322,7 @@ def _rounded(job: _Job, count: int) -> list[tuple[_Column, int]]:
 def _rate(job: _Job, counts: list[tuple[_Column, int]]) -> Fraction:
     """Exact rate of whole counts: units per group over the largest load per capacity."""
     n = job.allocation.ranks
-    scale = n if job.mode == SHORTEST else 1
+    scale = n if job.mode == SHORTEST else 1  # shortest-path trees use n-ths of the message, one per rank below: times n, loads are whole
     load = np.zeros(len(job.capacity), np.int64)
     for column, units in counts:
         load += units * np.rint(column.usage * scale).astype(np.int64)

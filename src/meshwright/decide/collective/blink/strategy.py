@@ -30,13 +30,13 @@ from ....program.program import Program
 from ..bounds.collective import collective_bound
 from ..memo import in_pieces, remember
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
+from ..program_time import simulated_time_s
 from ..rates import RateGraph, rate_graph
 from ..trees.lower import Lowering, lower_parts, tree_steps
-from ..value import simulated_time_s
 from .blocks import block_steps, lower_blocks
 from .chunks import fastest_count
-from .phases import three_phase_set
-from .sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, few_exact_trees, one_hop_set, one_tree_set, packed_set, parts_of, per_root
+from .three_phase import three_phase_set
+from .tree_sets import SHAPE_OF, TreeSet, channel_graphs, channel_set, few_exact_trees, one_hop_set, one_tree_set, packed_set, parts_of, per_root
 
 __all__ = ["CITE", "DEVIATIONS", "Blink"]
 
@@ -55,9 +55,9 @@ DEVIATIONS = (
     "the simulator chooses among packed trees, one hop, one tree, three phases and channels, and the number of pieces",
 )
 FORMS = ("trees", "one-hop", "one-tree", "three-phase", "channels")
-MAX_RANKS = 64
-LARGE_STEPS = 60_000  # steps up to which pieces are written out; beyond, lanes repeat
-MAX_STEPS = 200_000  # executed steps that a simulation of a candidate may have
+MAX_RANKS = 64  # packing by weights looks at all pairs of ranks in every one of thousands of rounds
+MAX_EXPLICIT_STEPS = 60_000  # executed steps up to which pieces are written out; beyond, lanes repeat
+MAX_SIMULATED_STEPS = 200_000  # executed steps of a candidate's simulation, of which there are some twenty; it bounds the number of pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,7 @@ class Blink(CollectiveStrategy):
         sets, relay = self._sets(problem, deadline)
         best: tuple[float, int, TreeSet, int] | None = None
         judged: dict[str, float | None] = {}
+        # The fastest links first: then the time found soon rules out sets whose bytes alone take longer.
         for trees in sorted(sets, key=lambda s: -s.rate_Bps):
             name = trees.form + (", exact" if trees.exact else "")
             judged[name] = None
@@ -119,7 +120,7 @@ class Blink(CollectiveStrategy):
                 best = time_s, steps, trees, pieces
         assert best is not None
         _, _, trees, pieces = best
-        unroll = self.unroll if self.unroll is not None else pieces * _steps(problem, trees) <= LARGE_STEPS
+        unroll = self.unroll if self.unroll is not None else pieces * _steps(problem, trees) <= MAX_EXPLICIT_STEPS
         program = self._program(problem, trees, pieces, unroll=unroll)
         chosen = replace(self, form=trees.form, exact=trees.exact, parts=pieces, unroll=unroll, relay=relay)
         notes = {**trees.facts, "form": trees.form, "depth": trees.depth, "pieces": pieces, "rate_Bps": float(trees.rate_Bps), "forms_s": judged}
@@ -208,14 +209,16 @@ class Blink(CollectiveStrategy):
             return self.parts, time_s, steps[self.parts]
         shards = len(problem.ranks) if per_root(problem.op) or problem.op in ("scatter", "gather") else 1
         units = sum(t.units for t in trees.trees)
-        most_steps = LARGE_STEPS if self.unroll else MAX_STEPS
+        most_steps = MAX_EXPLICIT_STEPS if self.unroll else MAX_SIMULATED_STEPS
         elements = problem.size_bytes // problem.element_bytes
+        # A piece is at least one element of every unit, and the pieces' steps stay within what a simulation may have.
         most = min(self.max_parts, max(1, most_steps // max(1, _steps(problem, trees))), max(1, elements // max(units, shards)))
         pieces, time_s = fastest_count(time_of, most if trees.depth > 1 or problem.op == "all-reduce" else 1)
         return pieces, time_s, steps[pieces]
 
     def _program(self, problem: CollectiveProblem, trees: TreeSet, pieces: int, *, unroll: bool) -> Program:
         """Lowered once for all sizes; how often lanes repeat and how long chunks are is written in afterwards."""
+        # Lanes that repeat have the same steps however often; only one piece is a special case, since nothing then follows.
         shape = pieces if unroll else min(pieces, 2)
         which = trees.graph.names, trees.form, trees.trees
         key = "blink program", problem.op, problem.ranks, problem.root, problem.element_bytes, which, shape, unroll
@@ -269,6 +272,7 @@ def _bound(problem: CollectiveProblem) -> Bound:
     parts = strength(graph.ranks, both).parts
     where = {v: i for i, part in enumerate(parts) for v in part}
     entering = sum(rate for (u, v), rate in both.items() if where[u] != where[v]) * graph.unit_Bps
+    # The `partition` certificate (`bounds.collective`): every element enters parts 2 (p - 1) times.
     time = Fraction(2 * (len(parts) - 1) * problem.size_bytes, entering)
     if time <= common.exact:
         return common

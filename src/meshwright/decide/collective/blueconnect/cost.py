@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from ....cost import Transport
 from ..memo import remember
 from ..problem import CollectiveProblem
-from .flow import STRANDS
+from .flow import LANES_PER_MESSAGE
 from .grid import GridPlan, in_rank_order
 from .levels import Hierarchy
 from .stages import PRIMITIVES, halves
 
 __all__ = ["CostTable", "Level", "factorisations", "ranked_plans"]
 
-MAX_ORDERS = 24
-MAX_FACTORS = 6
+MAX_FACTORS = 6  # stages of a plan that is priced
 HALVES = {"all-reduce": 2, "broadcast": 2, "reduce": 2}
 
 
@@ -103,6 +102,7 @@ class CostTable:
     def _counted(self, plan: GridPlan, j: int, k: int, primitive: str) -> _Stage:
         rounds: list[tuple[float, list[int]]]  # (share of the range per message, turn to the partner's digit)
         if primitive == "ring" and k > 2:
+            # All k - 1 rounds of a ring take the same links: one round with their bytes together, and k - 1 times its latency below.
             rounds = [((k - 1) / k, [1])]
         elif primitive == "halving-doubling" and halves(k):
             rounds = [((1 << bit) / k, [1 << bit]) for bit in range(k.bit_length() - 1)]
@@ -116,6 +116,7 @@ class CostTable:
                 for group in plan.groups(j) for m in range(k) for turn in turns
             ]  # fmt: skip
             slowest = max(latency for _, latency in routes)
+            # Every group at once: what they share of a link adds up here, instead of a sharing factor per level.
             total += np.bincount(np.concatenate([links for links, _ in routes]), minlength=len(self.rate)) * share / self.rate
             alpha += slowest + self.message_s * len(turns)
         if primitive == "ring" and k > 2:
@@ -134,18 +135,22 @@ class CostTable:
         runs = self._runs(plan) if in_rank_order(op) else [1] * len(plan.order)
         for i, stretch in enumerate(runs):
             stage = self.stage(plan, i, exchange=op == "all-to-all")
+            # Each stage scatters what is left by its factor, so later stages move less; an all-to-all moves everything in every stage.
             length = size if op == "all-to-all" else size / prod(plan.factors[x] for x in plan.order[:i])
             k = plan.factors[plan.order[i]]
+            # A piece that lies in several stretches is so many messages; beyond LANES_PER_MESSAGE they also wait for each other's latency.
             extra = (stretch - 1) * self.message_s * (1 if plan.primitives[i] == "halving-doubling" else k - 1)
-            extra += (stretch - 1) // STRANDS * stage.latency_s
+            extra += (stretch - 1) // LANES_PER_MESSAGE * stage.latency_s
             latencies.append(stage.latency_s + extra)
             moving.append(length * float(stage.per_byte.max()) + length * (1 - 1 / k) * self.byte_s)
+            # Stages of different slices overlap, so over all slices a link carries what all stages put on it, both ways.
             busy += ways * length * stage.per_byte
         return latencies, moving, float(busy.max()), ways
 
     def best(self, plan: GridPlan, most: int = 32) -> tuple[int, float]:
         """(slices, seconds) that the table likes best among powers of two up to `most`."""
         profile = self._profile(plan)
+        # More slices overlap more, and each further one costs at least a stage's latency.
         options = [1 << i for i in range(most.bit_length())]
         return min(((slices, _pipelined(*profile, slices)) for slices in options), key=lambda pair: (pair[1], pair[0]))
 
@@ -155,6 +160,7 @@ class CostTable:
         if key not in self._stretches:
             out = []
             for i, j in enumerate(plan.order):
+                # Blocks of a message: those that agree in this stage's digit and all earlier ones, all values of the later digits.
                 rest = [x for x in range(len(plan.factors)) if x not in plan.order[: i + 1]]
                 if self.problem.op == "all-to-all":
                     rest = [x for x in range(len(plan.factors)) if x != j]
@@ -191,6 +197,7 @@ def _digit_sets(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _orders(count: int) -> list[tuple[int, ...]]:
+    # All orders of up to four stages; of more only outwards, inwards, and outwards from another stage on, going round.
     if count <= 4:
         return list(permutations(range(count)))
     forward = tuple(range(count))
@@ -217,6 +224,7 @@ def ranked_plans(table: CostTable, hierarchies: Sequence[Hierarchy], most: int) 
     ranked = sorted(priced.items(), key=lambda item: (item[1], len(item[0].factors), item[0].order))
     chosen = ranked[:most]
     for count in sorted({len(plan.factors) for plan, _ in ranked}):
+        # The table errs most between plans of unlike numbers of stages, whose latencies it adds up: the simulator sees one of each.
         best = next(item for item in ranked if len(item[0].factors) == count)
         if best not in chosen and best[1] < 2 * ranked[0][1]:
             chosen.append(best)

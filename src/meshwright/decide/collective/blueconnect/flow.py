@@ -12,10 +12,10 @@ from itertools import pairwise
 from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ....program.program import Contract, Program
 
-__all__ = ["STRANDS", "Flow", "runs_of"]
+__all__ = ["LANES_PER_MESSAGE", "Flow", "runs_of"]
 
 Key = tuple[object, ...]
-STRANDS = 8  # lanes side by side for the stretches of one message
+LANES_PER_MESSAGE = 8  # lanes side by side for the stretches of one message, so that their latencies overlap
 
 
 def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -69,6 +69,7 @@ class Flow:
         into = self._lane(dst, lane)
         wrote, read = self._wrote[dst], self._read[dst]
         waits = [wrote[c] for c in range(first, first + count) if c in wrote]
+        # Written after the last writer and after all who still read; then these reads need not be waited for again.
         waits += [step for c in range(first, first + count) for step in read.pop(c, [])]
         take = into.recv_add if add else into.recv
         step = take(self.channel(src, dst, channel), self.buffers[dst], first, count, after=self._after(into, waits))
@@ -78,10 +79,10 @@ class Flow:
     def message(
         self, src: int, dst: int, sources: Sequence[int], targets: Sequence[int], *, stage: Key, peers: bool, add: bool = False
     ) -> None:
-        """One exchange: every stretch of chunks is one message, stretches go by up to STRANDS lanes side by side, so that their latencies
+        """One exchange: every stretch of chunks is one message, stretches go by up to LANES_PER_MESSAGE lanes side by side, so that their latencies
         overlap. `peers`: lanes per peer, else lanes per stage; receives that add share lanes."""
         for number, (start, target, count) in enumerate(runs_of(sources, targets)):
-            strand = (*stage, number % STRANDS)
+            strand = (*stage, number % LANES_PER_MESSAGE)
             self.send(src, dst, start, count, lane=(*strand, "out", dst) if peers else (*strand, "out"), channel=strand)
             into = (*strand, "in", src) if peers and not add else (*strand, "in")
             self.receive(src, dst, target, count, lane=into, channel=strand, add=add)

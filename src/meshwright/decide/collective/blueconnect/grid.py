@@ -56,6 +56,7 @@ def block_of(plan: GridPlan, op: str) -> list[int]:
     place = [0] * len(plan.grid)
     for j in plan.order:
         for g in range(len(place)):
+            # The first stage's digit ends up highest: what a stage leaves a rank with is then one contiguous run.
             place[g] = place[g] * plan.factors[j] + plan.digit(g, j)
     return place
 
@@ -109,6 +110,7 @@ def _pieces(plan: GridPlan, group: Sequence[int], stage: int, chunk: Sequence[in
     fixed, free = plan.order[: stage + 1], plan.order[stage + 1 :]
     out = []
     for g in group:
+        # Before stage i a rank's range is what agrees with it in all earlier digits; the stage narrows it by one more.
         base = sum(plan.digit(g, j) * plan.strides[j] for j in fixed)
         every = product(*(range(plan.factors[j]) for j in free))
         out.append(sorted(chunk[base + sum(d * plan.strides[j] for d, j in zip(digits, free, strict=True))] for digits in every))
@@ -124,6 +126,7 @@ def _held(plan: GridPlan, stage: int, root: int) -> list[tuple[list[int], int]]:
 def _transpose(plan: GridPlan, flow: Flow, stage: int, chunk: Sequence[int]) -> None:
     """Swap one digit between rank and slot: before, the slot's digit says where a block goes; afterwards, where it came from."""
     j = plan.order[stage]
+    # After a swap of every digit each block has moved from slot (destination) at rank (source) to slot (source) at rank (destination).
     slots = [[chunk[q] for q in range(len(plan.grid)) if plan.digit(q, j) == m] for m in range(plan.factors[j])]
     for group in plan.groups(j):
         exchange_blocks(flow, _ranks(plan, group), slots, ("a2a", stage))

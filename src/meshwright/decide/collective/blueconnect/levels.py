@@ -17,7 +17,7 @@ from ..problem import CollectiveProblem
 
 __all__ = ["Hierarchy", "find_hierarchy", "given_hierarchy"]
 
-MAX_COMPARED = 96  # ranks compared pair by pair inside one level
+MAX_COMPARED_RANKS = 96  # compared pair by pair inside one level; more make one flat level
 Closeness = tuple[int, int, int]  # devices passed, links, -narrowest rate
 
 
@@ -70,6 +70,7 @@ def find_hierarchy(problem: CollectiveProblem) -> Hierarchy:
         sizes += inner if agreed else [len(rows[0])]
         rows = [row for _, row in same] if agreed else rows
     if len(rows) > 1:
+        # Servers are alike by now, so one rank of each stands for it in the levels above.
         heads = [row[0] for row in rows]
         outer, order = _nested(problem, heads)
         sizes += outer
@@ -82,11 +83,12 @@ def find_hierarchy(problem: CollectiveProblem) -> Hierarchy:
 def _nested(problem: CollectiveProblem, members: Sequence[int]) -> tuple[list[int], list[int]]:
     """(sizes innermost first, members in nested order) of the levels between single ranks and all of them."""
     k = len(members)
-    if k < 4 or k > MAX_COMPARED:
+    if k < 4 or k > MAX_COMPARED_RANKS:
         return [k], list(members)
     closeness = {pair: _closeness(problem, *pair) for pair in combinations(members, 2)}
     label = {m: m for m in members}
     sizes, order, width = [], [[m] for m in members], 1
+    # Single linkage: joining all pairs up to a threshold. It is a level where all parts have the same size and are larger than the level below.
     for threshold in sorted(set(closeness.values())):
         for (a, b), close in closeness.items():
             if close == threshold and label[a] != label[b]:
@@ -110,5 +112,6 @@ def _closeness(problem: CollectiveProblem, a: int, b: int) -> Closeness:
     for src, dst in (ends, ends[::-1]):
         links = fabric.route(src, dst)
         passed = sum(1 for x in links[:-1] if fabric.link_ends[x][1] < len(fabric.devices))
+        # Both ways: a stage exchanges in both, so a pair is as far apart as its worse route.
         worst = max(worst, (passed, len(links), -min(fabric.links[x].rate_Bps for x in links)))
     return worst

@@ -43,6 +43,7 @@ def elementary_intervals(plan: OverlayPlan) -> tuple[int, list[tuple[int, int, t
     """
     servers = len(plan.servers)
     unit = lcm(*(s.denominator for row in plan.shares for s in row))
+    # Rounded borders are still borders: shares shift by less than a grain, and every byte keeps one owner per server.
     unit = min(unit, MAX_GRAINS // servers)
     borders = []
     for row in plan.shares:
@@ -53,6 +54,7 @@ def elementary_intervals(plan: OverlayPlan) -> tuple[int, list[tuple[int, int, t
         borders.append(ends)
     out = []
     first = 0
+    # Between two neighbouring borders of any server every server has exactly one owner.
     for end in sorted({e for ends in borders for e in ends if e > 0}):
         owners = tuple(members[next(i for i, e in enumerate(ends) if e >= end)] for members, ends in zip(plan.servers, borders, strict=True))
         out.append((first * servers, end * servers, owners))
@@ -84,12 +86,14 @@ def _all_reduce(flow: Flow, plan: OverlayPlan, intervals: Sequence[tuple[int, in
     owned: list[list[list[int]]] = [[[] for _ in members] for members in plan.servers]
     for first, end, owners in intervals:
         for h, owner in enumerate(owners):
+            # What a rank must end with after reducing inside its server: all intervals that it owns.
             owned[h][plan.servers[h].index(owner)] += range(base + first, base + end)
     for members, pieces in zip(plan.servers, owned, strict=True):
         reduce_scatter(flow, members, pieces, plan.inside, ("rs",))
     for number, (first, end, owners) in enumerate(intervals):
         step = (end - first) // len(owners)
         pieces = [list(range(base + first + i * step, base + first + (i + 1) * step)) for i in range(len(owners))]
+        # Another owner begins with every interval, so that rings of many intervals do not all start at the same link.
         turned = owners[number % len(owners) :] + owners[: number % len(owners)]
         reduce_scatter(flow, turned, pieces, plan.across, ("rs across", number))
         all_gather(flow, turned, pieces, plan.across, ("ag across", number), reverse=reverse)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .flow import STRANDS, Flow, runs_of
+from .flow import LANES_PER_MESSAGE, Flow, runs_of
 
 __all__ = ["PRIMITIVES", "all_gather", "collect", "exchange_blocks", "halves", "hand_out", "reduce_scatter"]
 
@@ -28,6 +28,7 @@ def reduce_scatter(flow: Flow, group: Sequence[int], pieces: Pieces, primitive: 
     if primitive == "ring" and k > 2:
         for step in range(k - 1):
             for i in range(k):
+                # Piece p starts at rank p + 1 and goes round: after k - 1 steps it arrives at its owner p with everybody's share.
                 out = pieces[(i - 1 - step) % k]
                 flow.message(group[i], group[(i + 1) % k], out, out, stage=stage, peers=False, add=True)
     elif primitive == "halving-doubling" and halves(k):
@@ -68,6 +69,7 @@ def hand_out(flow: Flow, group: Sequence[int], pieces: Pieces, holder: int, prim
     if primitive == "halving-doubling" and halves(k):
         for bit in reversed(range(k.bit_length() - 1)):
             for i in range(k):
+                # Those that have data before this round agree with the holder in all bits up to this one.
                 if (i ^ holder) % (2 << bit) == 0:
                     other = i ^ (1 << bit)
                     out = [c for m in range(k) if m >> bit == other >> bit for c in pieces[m]]
@@ -100,11 +102,11 @@ def exchange_blocks(flow: Flow, group: Sequence[int], slots: Sequence[Sequence[i
         for a in range(k):
             b = (a + turn) % k
             for number, (start, _, count) in enumerate(runs_of(slots[b], slots[a])):
-                strand = (*stage, number % STRANDS)
+                strand = (*stage, number % LANES_PER_MESSAGE)
                 flow.send(group[a], group[b], start, count, lane=(*strand, "out", group[b]), channel=strand)
     for turn in range(1, k):
         for a in range(k):
             b = (a + turn) % k
             for number, (_, target, count) in enumerate(runs_of(slots[b], slots[a])):
-                strand = (*stage, number % STRANDS)
+                strand = (*stage, number % LANES_PER_MESSAGE)
                 flow.receive(group[a], group[b], target, count, lane=(*strand, "in", group[a]), channel=strand, add=False)

@@ -22,13 +22,13 @@ import numpy as np
 from ....cite import Cite
 from ....errors import Disconnected, Unsupported, UsageError
 from ....program.program import Program
-from ..blink.phases import port_shares
+from ..blink.three_phase import port_shares
 from ..bounds.collective import collective_bound
 from ..classic.ring import ring_order
 from ..memo import in_pieces, remember
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
+from ..program_time import simulated_time_s
 from ..rates import rate_graph
-from ..value import simulated_time_s
 from .cost import CostTable, ranked_plans
 from .grid import GridPlan, grid_program, in_rank_order
 from .levels import Hierarchy, find_hierarchy, given_hierarchy
@@ -51,9 +51,9 @@ DEVIATIONS = (
     "rings of the gathering half turn the other way round",
 )
 OPS = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all")
-MAX_RANKS = 512
-LARGE_STEPS = 60_000  # steps up to which slices are written out; beyond, lanes repeat
-SEARCH_STEPS = 60_000  # steps built for simulations, in all
+MAX_RANKS = 512  # the table looks at the route of every message of every stage of every plan
+MAX_EXPLICIT_STEPS = 60_000  # executed steps up to which slices are written out; beyond, lanes repeat
+MAX_BUILT_STEPS = 60_000  # stored steps of all candidates that are simulated; the first is simulated whatever it has
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class BlueConnect(CollectiveStrategy):
     def _search(self, problem: CollectiveProblem, candidates: list[_Candidate]) -> tuple[_Judged, list[_Judged]]:
         """Simulate every candidate in the table's number of slices, then the two fastest in more and fewer. (best, all)
 
-        Stops when the steps built so far exceed SEARCH_STEPS or the time is up; at least one candidate is always simulated.
+        Stops when the steps built so far exceed MAX_BUILT_STEPS or the time is up; at least one candidate is always simulated.
         """
         deadline = problem.deadline()
         elements = problem.size_bytes // problem.element_bytes
@@ -219,15 +219,16 @@ class BlueConnect(CollectiveStrategy):
         spent = 0
         first: list[_Judged] = []
         for candidate in candidates:
-            if first and (spent > SEARCH_STEPS or deadline.past or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
+            if first and (spent > MAX_BUILT_STEPS or deadline.past or (candidate.table_s or 0.0) > 2 * min(j.time_s for j in first)):
                 continue
             first.append(self._judge(problem, candidate, self.parts or min(candidate.slices, most)))
             spent += first[-1].built
         found = list(first)
+        # The time over the number of slices falls and then rises, so walking on while it falls finds the best in that direction.
         for start in sorted(first, key=lambda j: (j.time_s, j.built))[:2] if self.parts is None else []:
             for double in (True, False):
                 here = start
-                while spent <= SEARCH_STEPS and not deadline.past and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
+                while spent <= MAX_BUILT_STEPS and not deadline.past and 1 <= (slices := here.slices * 2 if double else here.slices // 2) <= most:
                     trial = self._judge(problem, start.candidate, slices)
                     spent += trial.built
                     found.append(trial)
@@ -251,7 +252,7 @@ class BlueConnect(CollectiveStrategy):
         """The program; `unroll` None: written out unless that gets large."""
         if unroll is None:
             once = self._lowered(problem, plan, slices, unroll=False)
-            if slices == 1 or once.executed_steps > LARGE_STEPS:
+            if slices == 1 or once.executed_steps > MAX_EXPLICIT_STEPS:
                 return once
         return self._lowered(problem, plan, slices, unroll=unroll is not False)
 

@@ -27,11 +27,12 @@ from ....kernels.treesearch import ARBORESCENCE, PathEdges, cheapest_trees
 from ..problem import ROOTED, CollectiveProblem
 from ..rates import rate_graph
 from ..trees.lp import Arc, Demand, PackingProblem, solve_packing
+from .flow import MAX_LENGTH
 
 __all__ = ["all_reduce_dual_bound", "best_bound", "hosts_of", "packing_bound", "whole_lengths"]
 
-MAX_ARCS = 3000  # a larger fabric's program is no longer cheap
-SIMPLE, SHARPEST = (12, 100, 1000), 1 << 24  # denominators of lengths as parts of the largest; the most that they are brought to
+MAX_ARCS = 3000  # a larger fabric's linear program is no longer cheap
+SIMPLE_DENOMINATORS = (12, 100, 1000)  # largest denominators of lengths as parts of the largest, tried before plain rounding
 TREES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
 Pair = tuple[str, str]
 
@@ -52,6 +53,7 @@ def all_reduce_dual_bound(problem: CollectiveProblem, deadline: Deadline = NEVER
     for (u, v), b in graph.arcs.items():
         a, c = host.get(u, u), host.get(v, v)
         if a != c:
+            # Both directions get the sum of both rates: then the dual has lengths alike both ways, as the proof by undirected trees needs them.
             for arc in ((a, c), (c, a)):
                 rate[arc] = rate.get(arc, 0) + b
     both = PackingProblem(graph.nodes, rate, (Demand(tuple(range(graph.ranks)), collect=True),), True)
@@ -64,6 +66,7 @@ def all_reduce_dual_bound(problem: CollectiveProblem, deadline: Deadline = NEVER
     for u, v in graph.arcs:
         a, c = host.get(u, u), host.get(v, v)
         if a != c:
+            # Alike both ways. Any lengths prove a bound, and only their proportions count.
             lengths[names[u], names[v]] = price.get((a, c), 0.0) + price.get((c, a), 0.0)
     return best_bound([problem], lengths, [hosts])
 
@@ -85,12 +88,13 @@ def whole_lengths(lengths: Mapping[Pair, float]) -> list[dict[Pair, int]]:
     if top <= 0:
         return []
     found: list[dict[Pair, int]] = []
-    for limit in SIMPLE:
+    for limit in SIMPLE_DENOMINATORS:
+        # Optimal duals are vertices, so often simple fractions: hitting them exactly gives the exact optimum, which plain rounding only comes near.
         near = {pair: Fraction(x / top).limit_denominator(limit) for pair, x in lengths.items()}
         scale = lcm(*(x.denominator for x in near.values()))
-        if scale <= SHARPEST:
+        if scale <= MAX_LENGTH:
             found.append({pair: int(x * scale) for pair, x in near.items() if x})
-    found.append({pair: n for pair, x in lengths.items() if (n := round(x / top * SHARPEST))})
+    found.append({pair: n for pair, x in lengths.items() if (n := round(x / top * MAX_LENGTH))})
     return [dict(sorted((pair, n // gcd(*whole.values())) for pair, n in whole.items())) for whole in found if whole]
 
 
@@ -130,7 +134,7 @@ def _cost(problem: CollectiveProblem, lengths: Mapping[Pair, int], hosts: Mappin
     d = _distances(problem, lengths, hosts if problem.op in TREES else {})
     size, n, root, op = Fraction(problem.size_bytes), len(problem.ranks), problem.root, problem.op
     shards = [Fraction(b) for b in problem.shard_bytes] if problem.shard_bytes is not None else [size / n] * n
-    if op == "all-reduce":
+    if op == "all-reduce":  # a cheapest spanning tree twice, to collect and to spread; the proof is in `check.packing`
         return 2 * size * _spanning(np.minimum(d, d.T))
     if op in ("broadcast", "reduce"):
         return size * _arborescences(d if op == "broadcast" else d.T, [root])[0]
@@ -176,6 +180,7 @@ def _spanning(cost: np.ndarray) -> int:
     left[0] = False
     while left.any():
         v = int(np.argmin(np.where(left, near, np.iinfo(np.int64).max)))
+        # Prim: the nearest node joins; the complete graph of distances is dense, so no heap is needed.
         total += int(near[v])
         left[v] = False
         near = np.minimum(near, cost[v])

@@ -41,8 +41,8 @@ from .latency import latency_bound
 
 __all__ = ["bandwidth_bound", "collective_bound", "crossing_bytes"]
 
-MAX_DUAL_ARCS = 1000  # larger graphs: partitions only, which find the optimum where servers are alike
-MAX_WIDTHS = 16  # partitions tried by width; more distinct rates than this are sampled
+MAX_DUAL_ARCS = 1000  # up to so many an all-reduce's dual is solved; larger graphs have partitions, which find the optimum where servers are alike
+MAX_WIDTHS = 16  # partitions tried, one per rate of links that stay inside a part; more distinct rates than this are sampled
 
 
 def collective_bound(problem: CollectiveProblem) -> Bound:
@@ -74,6 +74,7 @@ def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     if op == "all-gather":
         return [_cut_bound(problem, graph, worst_cut(graph, weight).inside)]
     if op == "reduce-scatter":
+        # On the reversed graph data leaves what it enters here, so the set is turned inside out.
         return [_cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), weight).inside])]
     if op == "broadcast":
         return [_cut_bound(problem, graph, worst_cut(graph, alone).inside)]
@@ -152,6 +153,7 @@ def _cut_bound(problem: CollectiveProblem, graph: RateGraph, inside: Sequence[bo
 def _narrowest(graph: RateGraph) -> Sequence[bool]:
     """A set of nodes with a rank inside and a rank outside whose leaving rate is smallest (both directions are searched)."""
     alone = [int(r == 0) for r in range(graph.ranks)]
+    # Every cut has rank 0 on one side: the narrowest is the worst for a broadcast from it, or for one to it on the reversed graph.
     forward, backward = worst_cut(graph, alone), worst_cut(graph.reversed(), alone)
     return forward.inside if forward.ratio >= backward.ratio else [not x for x in backward.inside]
 

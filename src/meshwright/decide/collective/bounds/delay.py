@@ -30,8 +30,8 @@ from .collective import bandwidth_bound, crossing_bytes
 __all__ = ["delay_bound"]
 
 OPERATIONS = ("all-gather", "reduce-scatter", "broadcast", "reduce")
-MAX_CUTS = 48
-MAX_RANKS = 256  # beyond it only the bottleneck is tried
+MAX_CUTS = 48  # cuts tried beside the bottleneck; of more, every second, third, ... is taken: any choice gives a valid bound
+MAX_RANKS_TRIED_ALONE = 256  # among more ranks only the bottleneck is tried
 
 
 def delay_bound(problem: CollectiveProblem) -> Bound | None:
@@ -64,7 +64,7 @@ def _cuts(problem: CollectiveProblem, bottleneck: frozenset[str]) -> list[frozen
     fabric, ranks = problem.fabric, set(problem.ranks)
     everyone = frozenset(fabric.actor_names)
     cuts = [bottleneck]
-    if len(ranks) <= MAX_RANKS:
+    if len(ranks) <= MAX_RANKS_TRIED_ALONE:
         servers: dict[str, set[str]] = {}
         for name, group in [(d.name, d.group) for d in fabric.devices] + [(s.name, s.group) for s in fabric.switches]:
             if group:
@@ -73,6 +73,7 @@ def _cuts(problem: CollectiveProblem, bottleneck: frozenset[str]) -> list[frozen
         if problem.op in ROOTED:
             alone.insert(0, alone[problem.root])
         parts = alone[:1] + [frozenset(part) for part in servers.values() if part & ranks] + alone[1:]
+        # Both sides of every part are cuts, hence twice the parts.
         every = -(-2 * len(parts) // MAX_CUTS)
         cuts += [side for part in parts[::every] for side in (part, everyone - part)]
     return list(dict.fromkeys(cuts))
@@ -86,6 +87,7 @@ class _Ways:
         self.turned = problem.op in ("reduce-scatter", "reduce")
         wire = [Fraction(repr(x.latency_s)) for x in self.fabric.links]
         library = [Fraction(repr(x.library_latency_s)) for x in self.fabric.links]
+        # Latencies as whole units of one denominator: the bound is exact, and sums of them compare without rounding.
         self.scale = lcm(*(f.denominator for f in (*wire, *library)))
         self.wire, self.library = ([int(f * self.scale) for f in row] for row in (wire, library))
         self.levels = sorted(set(self.library))
@@ -129,6 +131,8 @@ class _Ways:
         u, w = self.ends[link]
         found = [
             self.nearest[level][u] + self.wire[link] + self._to(dst, level)[w] + level
+            # The library adds the largest delay of a message's links once: a path over links of at most `level` costs its wire plus `level`, and the
+            # least over all levels is the least over all paths.
             for level in self.levels if self.library[link] <= level and u in self.nearest[level] and w in self._to(dst, level)
         ]  # fmt: skip
         return min(found, default=None)
@@ -142,6 +146,7 @@ def _of_cut(problem: CollectiveProblem, ways: _Ways, inside: frozenset[str]) -> 
     leaving = [k for k, (u, v) in enumerate(fabric.link_ends) if flags[u] and not flags[v]]
     if not crossing or not leaving:
         return None
+    # Whom the bytes must still reach: the ranks outside, or with time reversed those inside, whose contributions the bytes hold.
     beyond = [fabric.actor_of[name] for name, within in zip(problem.ranks, rank_flags, strict=True) if within == ways.turned]
     devices = [d for d in range(len(fabric.devices)) if flags[d] == ways.turned]
     served = {d: [ways.message(d, v) for v in beyond] for d in devices}
@@ -153,6 +158,7 @@ def _of_cut(problem: CollectiveProblem, ways: _Ways, inside: frozenset[str]) -> 
         r = fabric.links[k].rate_Bps
         rate, lost, latest = rate + r, lost + r * delay / ways.scale, max(latest, Fraction(last, ways.scale))
     value = (crossing + lost) / rate
+    # The formula counts every link's loss in full, which holds only if T is past the last step of every q.
     return _bound(problem, inside, value, rate, crossing) if value >= latest else None
 
 
@@ -179,6 +185,7 @@ def _delay(ways: Sequence[tuple[int, Sequence[int | None]]], ranks: int) -> tupl
         later, here = by_count[count + 1], by_count[count]
         by_count[count] = here if later is None or (here is not None and here < later) else later
     times = [t for t in by_count[1:] if t is not None]
+    # q steps up by 1/ranks at each of these times, so the integral of 1 - q is their mean.
     return Fraction(sum(times), ranks), max(times)
 
 

@@ -24,9 +24,9 @@ from ..rates import RateGraph
 __all__ = ["MAX_COLUMNS", "Arc", "Wanted", "demands", "flow_bound", "least_time_flow"]
 
 MAX_COLUMNS = 20_000  # sources · arcs of the linear program; larger fabrics are left to cuts
-SHARPEST = 1 << 24  # denominators that lengths are rounded to
+MAX_LENGTH = 1 << 24  # the largest whole-number length of a link in a certificate: finer roundings prove hardly more
 MAX_FLOW_WORK_S = 20.0  # counted work of the linear program, seconds of a quiet core: 16,000 columns take 4
-SAME = 1e-7  # of the least time: what the flow of fewest hops may take beyond it
+MAX_TIME_SHARE_OVER_LEAST = 1e-7  # share of the least time by which the flow of fewest hops may exceed it: the solver's own tolerance
 Arc = tuple[int, int]
 Wanted = Mapping[int, Mapping[int, Fraction]]  # bytes by source and destination
 
@@ -57,7 +57,8 @@ def flow_bound(problem: CollectiveProblem, graph: RateGraph) -> Bound | None:
         return None
     best: tuple[Fraction, dict[Arc, int]] | None = None
     top = max(lengths.values(), default=0.0)
-    for sharpness in (64, SHARPEST) if top > 0 else ():
+    # Lengths from the solver are only proposals: whatever whole numbers they are rounded to prove a bound, and the better one is kept.
+    for sharpness in (64, MAX_LENGTH) if top > 0 else ():
         whole = {arc: n for arc, x in lengths.items() if (n := round(max(x, 0.0) / top * sharpness))}
         value = _proved(graph, wanted, whole)
         if best is None or value > best[0]:
@@ -91,7 +92,8 @@ def least_time_flow(graph: RateGraph, wanted: Wanted) -> dict[int, dict[Arc, flo
     lp, scale = _program(graph, wanted)
     columns = len(wanted) * len(graph.arcs)
     highs.require_optimal(lp, what="the flow of all pairs")
-    lp.changeColBounds(0, 0.0, highs.values(lp)[0] * (1 + SAME))
+    # Second aim: the time stays at its optimum, and now every byte on a link costs one, so that flows take no detours or loops.
+    lp.changeColBounds(0, 0.0, highs.values(lp)[0] * (1 + MAX_TIME_SHARE_OVER_LEAST))
     for column in range(columns + 1):
         lp.changeColCost(column, float(column > 0))
     highs.require_optimal(lp, what="the flow of fewest hops")

@@ -17,8 +17,8 @@ from ..problem import ROOTED, CollectiveProblem
 
 __all__ = ["latency_bound", "needs"]
 
-# Ranks times ranks whose distances are computed: any choice gives a lower bound, and in a cluster the ranks are alike.
-PAIRS = 1 << 14
+# Pairs of ranks whose distances are computed: any choice gives a lower bound, and in a cluster the ranks are alike.
+MAX_PAIRS = 1 << 14
 
 
 def needs(problem: CollectiveProblem) -> list[tuple[int, list[int]]]:
@@ -54,7 +54,7 @@ def _latency_bound(problem: CollectiveProblem) -> Bound:
         scale = lcm(*{f.denominator for f in first + hop})
         hop_units, first_units = [int(h * scale) for h in hop], [int(f * scale) for f in first]
         wanted = [(source, targets) for source, targets in needs(problem) if targets]
-        few = max(2, PAIRS // len(problem.ranks))
+        few = max(2, MAX_PAIRS // len(problem.ranks))
         for source, targets in wanted[:: -(-len(wanted) // few) or 1]:
             if targets:
                 reach = _distances(problem, actor[source], hop_units, first_units)

@@ -26,8 +26,8 @@ __all__ = ["Bottleneck", "bottleneck_facts", "find_bottleneck"]
 
 MAX_CHANGES_WORK_S = 10.0  # counted work, seconds of a quiet core: after it no further change of the fabric is tried
 MAX_RANKS = 2048  # on larger fabrics no change is tried: each costs as much as the bound itself
-MAX_TIED = 4096  # alike places that are compared exactly
-MAX_CLASSES = 2  # kinds of links of which one more is tried
+MAX_TIED_PLACES = 4096  # servers or devices that are compared exactly with the bottleneck; of more, none is named as tied
+MAX_LINK_CLASSES = 2  # kinds of links of which one more, one less and a faster one are tried, those of the largest share first
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def _near_is_inside(fabric: Fabric, inside: set[str], links: Sequence[int]) -> b
     """Whether the side to speak of is the inside: the one whose servers own the binding links, else the one with fewer devices."""
     group_of = {d.name: d.group for d in fabric.devices} | {s.name: s.group for s in fabric.switches}
     near, far = {group_of[fabric.links[i].src] for i in links}, {group_of[fabric.links[i].dst] for i in links}
+    # The side whose servers own the binding links is the one to name; the other end of them belongs to no server.
     if ("" in near) != ("" in far):
         return "" in far
     within = sum(d.name in inside for d in fabric.devices)
@@ -102,7 +103,7 @@ def _tied(problem: CollectiveProblem, bound: Bound, where: str) -> dict[str, tup
         places = {d.name: {d.name} for d in fabric.devices}
     else:
         return {}
-    if len(places) > MAX_TIED:
+    if len(places) > MAX_TIED_PLACES:
         return {}
     owner = {name: place for place, names in places.items() for name in names}
     crossing: dict[str, tuple[list[int], list[int]]] = {place: ([], []) for place in places}
@@ -168,7 +169,7 @@ Element = str | tuple[str, str]  # a NIC by name, a link (both directions) by it
 def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, effort_s: float) -> tuple[list[dict[str, Any]], bool]:
     fabric, deadline = problem.fabric, Deadline.after(effort_s)
     classes = _classes(fabric, place.links)
-    by_share = sorted(classes, key=lambda c: -c[1] * classes[c][0])[:MAX_CLASSES]
+    by_share = sorted(classes, key=lambda c: -c[1] * classes[c][0])[:MAX_LINK_CLASSES]
     tried: list[tuple[str, dict[str, Any], Callable[[], Fabric]]] = []
     for kind in by_share:
         one = _element(fabric, _own(fabric, place, kind))
@@ -192,6 +193,7 @@ def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, effort
         except MeshwrightError as error:
             found.append({"what": what, "edit": edit, "gain": "-1", "then": f" ({error.message})"})
             continue
+        # Both bounds are exact fractions, so the gain is, too.
         gain = bound.exact / new.exact - 1
         after = find_bottleneck(changed, new)
         moved = f"; then {after.where} is the bottleneck" if after is not None and after.where and after.where != place.where else ""

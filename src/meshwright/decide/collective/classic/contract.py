@@ -9,10 +9,10 @@ from math import gcd
 from ....errors import Unsupported
 from ....program.program import Contract
 from ..problem import CollectiveProblem
+from ..trees.shards import MAX_BUFFER_CHUNKS
 
 __all__ = ["block_chunks", "classic_contract", "refuse"]
 
-MAX_CHUNKS = 1 << 20  # per buffer: shards whose sizes share no factor are refused beyond this
 
 
 def refuse(problem: CollectiveProblem, name: str, able: Sequence[str]) -> Unsupported:
@@ -32,7 +32,7 @@ def block_chunks(problem: CollectiveProblem, areas: Mapping[str, tuple[int, bool
         elements = -(-problem.size_bytes // problem.element_bytes)
         return {name: [1] * count for name, (count, _) in areas.items()}, -(-elements // blocks) * problem.element_bytes
     chunk = gcd(*uneven)
-    if problem.size_bytes // chunk > MAX_CHUNKS:
+    if problem.size_bytes // chunk > MAX_BUFFER_CHUNKS:
         raise Unsupported(
             f"the shards' sizes have only {chunk} B in common, {problem.size_bytes // chunk} chunks", hint="round the shards to a common multiple"
         )

@@ -45,9 +45,9 @@ CITE = Cite(
     doi="10.1016/j.jpdc.2008.09.002",
 )
 DEVIATIONS = ("slices, two directions and several rings at once are options", "broadcast and reduce are pipelined chains along the ring")
-MAX_RINGS = 32
-EXCHANGES_UP_TO = 16  # ranks; larger rings keep the best constructed order
-HOP_S = 1e-6  # work of judging a ring, per hop
+MAX_RINGS = 32  # that share a message
+MAX_EXCHANGED_RANKS = 16  # up to so many, ranks of a ring are exchanged; larger rings keep the best constructed order
+WORK_PER_HOP_S = 1e-6  # counted work (`kernels.effort`) of judging a ring, per hop, in seconds of a quiet core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def ring_order(problem: CollectiveProblem, rng: np.random.Generator) -> tuple[in
     if n <= 256:
         candidates.append(_nearest(hops, n))
     best = min(dict.fromkeys(candidates), key=lambda order: _load(hops, [order]))
-    if n <= EXCHANGES_UP_TO:
+    if n <= MAX_EXCHANGED_RANKS:
         best = _exchanged(best, lambda order: _load(hops, [order]), rng, deadline)
     start = best.index(0)
     return best[start:] + best[:start]
@@ -221,7 +221,7 @@ def _exchanged(
     improved = True
     while improved and not deadline.past:
         improved = False
-        count_work(HOP_S * n * len(pairs))
+        count_work(WORK_PER_HOP_S * n * len(pairs))
         for k in rng.permutation(len(pairs)):
             i, j = pairs[k]
             trial = order[:i] + order[i : j + 1][::-1] + order[j + 1 :]

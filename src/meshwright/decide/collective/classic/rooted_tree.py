@@ -24,7 +24,7 @@ from ....program.builder import ProgramBuilder, StepRef
 from ....program.program import Program
 from ..bounds.collective import collective_bound
 from ..memo import remember, with_chunk_bytes
-from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
+from ..problem import MIN_PIECE_BYTES, CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
 from ..trees.lower import contract
 from .contract import refuse
 from .rounds import Area, Move, Order, plan_rounds, require_paths, resolve_order
@@ -41,8 +41,7 @@ CITE = Cite(
 )
 DEVIATIONS = ("all-reduce climbs and descends the same tree", "pieces by the square-root rule")
 OPS = ("broadcast", "reduce", "all-reduce", "scatter", "gather")
-MAX_PIECES = 64
-MIN_PIECE_BYTES = 4096
+MAX_PIECES = 64  # that follow each other down a tree
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from .nearness import near_order
 __all__ = ["Area", "Move", "Order", "Rounds", "lower", "plan_rounds", "resolve_order", "reverse"]
 
 Order = tuple[int, ...] | Literal["rank", "servers", "near"]
-SLOTS = 2  # of a staging buffer: one is filled while the other is sent
+STAGING_SLOTS = 2  # messages that a staging buffer holds: one is filled while the other is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,8 @@ class _Lowering:
         self.turn: dict[tuple[int, str], int] = {}
         for side, most in self.slot.items():
             for rank in range(b.ranks if most else 0):
-                self.buffer[rank, side] = b.buffer(rank, chunks=SLOTS * most, chunk_bytes=chunk_bytes, role="scratch", name=f"staging {side}:{rank}")
+                held = STAGING_SLOTS * most
+                self.buffer[rank, side] = b.buffer(rank, chunks=held, chunk_bytes=chunk_bytes, role="scratch", name=f"staging {side}:{rank}")
 
     def runs(self, m: Move) -> list[_Run]:
         """The stretches of a move, in order; blocks of no bytes are left out."""
@@ -243,7 +244,7 @@ class _Lowering:
             self._do(lane, m.src, act, reads, into)
 
     def _next_slot(self, rank: int, side: str) -> int:
-        self.turn[rank, side] = (self.turn.get((rank, side), -1) + 1) % SLOTS
+        self.turn[rank, side] = (self.turn.get((rank, side), -1) + 1) % STAGING_SLOTS
         return self.turn[rank, side]
 
     def _send(self, m: Move, runs: list[_Run]) -> None:

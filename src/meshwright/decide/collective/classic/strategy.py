@@ -21,7 +21,7 @@ from ....errors import Unsupported, UsageError
 from ...strategies import named
 from ..bounds.collective import collective_bound
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy
-from ..value import simulated_time_s
+from ..program_time import simulated_time_s
 from .bruck import Bruck
 from .direct import Direct
 from .double_tree import DoubleTree
@@ -38,7 +38,7 @@ __all__ = ["ALGORITHMS", "CITE", "DEVIATIONS", "Classic", "classic_candidates"]
 
 CITE = Cite(key=THAKUR.key, title=THAKUR.title, authors=THAKUR.authors, year=THAKUR.year, venue=THAKUR.venue, doi=THAKUR.doi)
 DEVIATIONS = ("simulation instead of fixed thresholds", "rank orders as given and server by server")
-MAX_MESSAGES = 40_000  # algorithms with n (n - 1) messages are left out beyond this
+MAX_MESSAGES = 40_000  # algorithms that send n (n - 1) messages are left out where that is more
 ALGORITHMS = named((Ring, DoubleTree, HalvingDoubling, RecursiveDoubling, Bruck, Pat, Direct, RootedTree, ScatterAllGather, Hierarchical))
 BY_OPERATION: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "all-reduce": (

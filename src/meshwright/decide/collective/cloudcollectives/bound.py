@@ -29,6 +29,7 @@ def lower_bound(model: Model) -> float:
         tree = model.trees[0]
         cost = matrix.alpha_s + tree.piece_bytes * matrix.beta_s_per_byte
         cheapest = float(cost[~np.eye(n, dtype=bool)].min())
+        # The deepest rank hears of the root after so many messages in a row, each at least as dear as the cheapest of all.
         height = max(_depth(tree.parents, v) for v in range(n))
         return height * (2 if tree.both else 1) * cheapest
     total = 0.0
@@ -45,6 +46,7 @@ def lower_bound(model: Model) -> float:
 def _stage_bound(stage: Stage, cost: F64) -> float:
     """Slowest message of a round whose senders differ and whose receivers differ; else the cheapest message."""
     pairs = len(stage.src)
+    # Whatever the order, the messages of such a round are a matching of so many pairs.
     if len(set(stage.src.tolist())) == pairs == len(set(stage.dst.tolist())):
         return bottleneck_matching(cost, pairs)
     return float(cost[~np.eye(len(cost), dtype=bool)].min())
@@ -68,6 +70,7 @@ def _thresholds(cost: F64) -> F64:
 
 def _least(values: F64, enough: object) -> float:
     """Smallest value for which `enough` holds; it holds for the last."""
+    # `enough` stays true once it is: more messages under the threshold only add arcs.
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
@@ -86,6 +89,7 @@ def ring_bottleneck_bound(cost: F64) -> float:
         arcs = (cost <= limit) & ~np.eye(n, dtype=bool)
         if not _reaches_all(arcs) or not _reaches_all(arcs.T):
             return False
+        # A ring passes every cut twice, out and back, by two edges unless there are two endpoints only.
         return n == 2 or not _has_bridge(arcs | arcs.T)
 
     return _least(_thresholds(cost), enough)
@@ -138,6 +142,7 @@ def bottleneck_matching(cost: F64, pairs: int) -> float:
             for j in range(n):
                 if j != i and cost[i, j] <= limit and j not in seen:
                     seen.add(j)
+                    # Kuhn's augmenting path: whoever holds j is moved on if it can be.
                     if partner[j] < 0 or place(partner[j], seen):
                         partner[j] = i
                         return True
@@ -159,6 +164,7 @@ def one_tree_bound(cost: F64) -> float:
     both = np.minimum(cost, cost.T)
     if n < 3:
         return float(cost[0, 1] + cost[1, 0])
+    # A ring without endpoint 0 is a path, which is a spanning tree of the others; with both edges at 0 it costs no less than this.
     distance, left, total = both[1].copy(), set(range(2, n)), 0.0
     while left:
         v = min(left, key=lambda x: (distance[x], x))
@@ -186,6 +192,7 @@ def assignment_bound(cost: F64) -> float:
             slack[:n][better], way[:n][better] = reduced[better], column
             free = np.where(used[:n], np.inf, slack[:n])
             nearest = int(free.argmin())
+            # Prices change so that the nearest column gets reduced cost 0 and all used ones keep theirs: the duals stay feasible.
             delta = free[nearest]
             u[match[used]] += delta
             v[used] -= delta

@@ -32,9 +32,9 @@ __all__ = ["ALGORITHMS", "BCUBE_RADIX", "CostMatrix", "Model", "Objective", "con
 
 F64 = NDArray[np.float64]
 SCHEMA, VERSION = "meshwright.rank-costs", 1
-MAX_NAMES = 4096
+MAX_ENDPOINTS = 4096  # of a cost file, whose matrices are squares of that
 ALGORITHMS = ("ring", "halving-doubling", "bcube", "recursive-doubling", "bruck", "hierarchical", "double-tree", "rooted-tree")
-BCUBE_RADIX = 4
+BCUBE_RADIX = 4  # of halving and doubling as "bcube"
 
 
 class Objective(NamedTuple):
@@ -121,8 +121,8 @@ class CostMatrix:
             found = f"{document.get('schema')!r} version {document.get('version')!r}"
             raise FormatError(f"must be {SCHEMA} version {VERSION}, got {found}", where="schema")
         names = document.get("names")
-        if not isinstance(names, list) or not 2 <= len(names) <= MAX_NAMES or not all(isinstance(x, str) and x for x in names):
-            raise FormatError(f"must be a list of 2 to {MAX_NAMES} names", where="names")
+        if not isinstance(names, list) or not 2 <= len(names) <= MAX_ENDPOINTS or not all(isinstance(x, str) and x for x in names):
+            raise FormatError(f"must be a list of 2 to {MAX_ENDPOINTS} names", where="names")
         if len(set(names)) < len(names):
             raise FormatError(f"{next(x for i, x in enumerate(names) if x in names[:i])!r} is named twice", where="names")
         n = len(names)
@@ -269,8 +269,10 @@ class Model:
             slowest = float((alpha + flow).max()) if stage.single else 0.0
             for end in () if stage.single else (src, dst):
                 latest = np.zeros(n)
+                # A rank sends (or receives) its messages one after another: their bytes add up, of their latencies only the largest is seen.
                 np.maximum.at(latest, end, alpha)
                 slowest = max(slowest, float((latest + np.bincount(end, flow, n)).max()))
+            # All of a group share its uplink, so a stage takes at least what leaves (or enters) a group over that rate.
             crossing = groups[src] != groups[dst]
             busiest = 0.0
             if crossing.any():
@@ -294,6 +296,7 @@ class Model:
                 for below, above in tree.levels:
                     a, b = (order[below], order[above]) if upward else (order[above], order[below])
                     alpha, flow = self.matrix.alpha_s[a, b], tree.piece_bytes * self.matrix.beta_s_per_byte[a, b]
+                    # Up or down, the way between a rank and the root has the same messages, so one pass over the levels serves both.
                     reach[below] = reach[above] + alpha + flow
                     busy_out += np.bincount(a, flow, n)
                     busy_in += np.bincount(b, flow, n)
@@ -307,6 +310,7 @@ class Model:
             deepest = max(deepest, depth)
         pieces = self.trees[0].pieces
         shared = float((leaving / self.matrix.capacity_Bps).max())
+        # The first piece goes the whole way; every further one is held up by the busiest rank or uplink.
         time_s = max(deepest + (pieces - 1) * max(float(busy_out.max()), float(busy_in.max()), shared), pieces * shared)
         known = bool(np.isfinite(self.matrix.capacity_Bps).any())
         return Objective(time_s, pieces * shared if known else load, total)

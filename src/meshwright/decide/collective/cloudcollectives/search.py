@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from ....kernels.effort import NEVER, Deadline, count_work
 from .cost import CostMatrix, Model, Objective
 
-__all__ = ["EXACT_RING", "EXACT_ALL", "Search", "infer_groups", "ring_tour"]
+__all__ = ["MAX_EXACT_RING_HOSTS", "MAX_EXACT_ORDERS", "Search", "infer_groups", "ring_tour"]
 
 F64 = NDArray[np.float64]
-EXACT_RING = 14  # hosts up to which rings are solved by dynamic programming
-EXACT_ALL = 5040  # orders up to which all are tried
+MAX_EXACT_RING_HOSTS = 14  # hosts up to which rings are solved by dynamic programming: 2^13 subsets times hosts squared
+MAX_EXACT_ORDERS = 5040  # orders up to which all are tried: 7!
+# Counted work (`kernels.effort`) of judging an order, per rank, and of a round of exchanges, per host, in seconds of a quiet core.
+WORK_PER_RANK_S = 5e-6
+WORK_PER_HOST_EXCHANGED_S = 3e-5
 
 
 def infer_groups(cost: F64, *, gap: float = 1.5) -> tuple[int, ...]:
@@ -46,6 +49,7 @@ def infer_groups(cost: F64, *, gap: float = 1.5) -> tuple[int, ...]:
         alive[b] = False
         label = np.where(label == b, a, label)
         states.append(label.copy())
+    # Joining distances never fall with average linkage; the largest jump lies between distances inside groups and between them.
     jumps = [high / low if low > 0 else np.inf if high > 0 else 1.0 for low, high in pairwise(heights)]
     if not jumps or max(jumps) < gap:
         return (0,) * n
@@ -62,6 +66,7 @@ def ring_tour(d: F64, *, bottleneck: bool) -> list[int]:
     n = len(d)
     if n < 3:
         return list(range(n))
+    # best[subset, last]: cheapest path from item 0 through the subset, ending at `last`. A ring may start anywhere, so item 0 is fixed.
     full = 1 << (n - 1)  # subsets of items 1 .. n-1
     best = np.full((full, n - 1), np.inf)
     came = np.full((full, n - 1), -1, np.int8)
@@ -70,6 +75,7 @@ def ring_tour(d: F64, *, bottleneck: bool) -> list[int]:
     inner = d[1:, 1:]
     members = [np.flatnonzero([(m >> j) & 1 for j in range(n - 1)]) for m in range(full)]
     for mask in range(1, full):
+        # Subsets in numerical order: without one of its members a subset is smaller, so it is done already.
         if mask & (mask - 1) == 0:
             continue
         for last in members[mask].tolist():
@@ -86,8 +92,6 @@ def ring_tour(d: F64, *, bottleneck: bool) -> list[int]:
         tour.append(j + 1)
         j, mask = int(came[mask, j]), mask ^ (1 << j)
     return [0, *reversed(tour)]
-RANK_S = 5e-6  # work of judging an order, per rank ...
-EXCHANGE_S = 3e-5  # ... and of a round of exchanges
 
 
 @dataclass
@@ -138,7 +142,7 @@ class Search:
         order = self.expand(items)
         found = self.model(order)
         self.evaluated += 1
-        count_work(RANK_S * len(order))
+        count_work(WORK_PER_RANK_S * len(order))
         if found < self.best:
             self.best, self.order = found, order
         return found
@@ -154,6 +158,7 @@ class Search:
         group, capacity = np.array(matrix.group), matrix.capacity_Bps
         same_group = group[:, None] == group[None, :]
         for a, b in pairwise(self.hosts):
+            # A symmetry must keep every cost, the groups and the rates of their uplinks.
             swap = np.arange(len(matrix))
             swap[a], swap[b] = b, a
             square = np.ix_(swap, swap)
@@ -170,11 +175,12 @@ class Search:
         count = len(self.hosts)
         pinned = self.first is not None or self.model.rotates
         orders = 1
+        # Counted up to the limit only: factorials grow too fast to be formed first.
         for k in range(2, count if pinned else count + 1):
             orders *= k
-            if orders > EXACT_ALL:
+            if orders > MAX_EXACT_ORDERS:
                 break
-        if orders <= EXACT_ALL:
+        if orders <= MAX_EXACT_ORDERS:
             self._all(pinned)
             return
         seeds = self._seeds()
@@ -191,7 +197,7 @@ class Search:
 
     def _all(self, pinned: bool) -> None:
         rest = range(1 if pinned else 0, len(self.hosts))
-        self.budget = max(self.budget, 2 * EXACT_ALL)
+        self.budget = max(self.budget, 2 * MAX_EXACT_ORDERS)
         complete = True
         for tail in permutations(rest):
             if not self.left():
@@ -236,10 +242,12 @@ class Search:
         d = self._between()
         group = np.array([self.model.matrix.group[m[0]] for m in self.hosts])
         crossing = (group[:, None] != group[None, :]).astype(np.float64)
+        # One crossing weighs more than all steps together: least sum of weights is fewest crossings first, then least sum.
         weight = crossing * (2 * float(d.sum()) + 1e-30) + d
-        if len(self.hosts) <= EXACT_RING:
+        if len(self.hosts) <= MAX_EXACT_RING_HOSTS:
             tour = ring_tour(d, bottleneck=True)
             limit = max(float(d[a, b]) for a, b in zip(tour, [*tour[1:], tour[0]], strict=True))
+            # Steps above the least largest one are priced out of reach, so the second search keeps the first aim.
             exact = ring_tour(np.where(d <= limit, weight, 1e6 * (float(weight.max()) + 1)), bottleneck=False)
             self.try_(tour)
             found = self.try_(exact)
@@ -255,12 +263,13 @@ class Search:
         n, improved = len(tour), True
         while improved and not self.deadline.past:
             improved = False
-            count_work(EXCHANGE_S * n)
+            count_work(WORK_PER_HOST_EXCHANGED_S * n)
             for i in range(n - 1):
                 t = np.array(tour)
                 js = np.arange(i + 2, n if i else n - 1)
                 if len(js):
                     a, b, c, e = t[i], t[i + 1], t[js], t[(js + 1) % n]
+                    # Reversing what lies between replaces only these two edges, as weights are alike both ways.
                     gain = w[a, b] + w[c, e] - w[a, c] - w[b, e]
                     k = int(gain.argmax())
                     if gain[k] > 1e-12 * w.max():
@@ -291,8 +300,10 @@ class Search:
     # ---- anything ---------------------------------------------------------------------------------------------------
     def _anneal(self, items: Sequence[int], budget: int) -> None:
         """Exchanges of two hosts; T0 is the spread of 100 random exchanges, cooled by 0.995 every few steps."""
+        # A rank that is pinned stays where it is; so does host 0 where only the ring matters.
         now, m = list(items), len(self.hosts)
         lowest = 1 if self.first is not None or self.model.rotates else 0
+        # The sum of all messages counts a thousandth: it leads over plateaus, where one slow message decides the time.
         scale = self.before.time_s / self.before.sum_s / 1000 if self.before.sum_s > 0 else 0.0
 
         def value(found: Objective) -> float:

@@ -30,7 +30,7 @@ from ..classic.hierarchical import Hierarchical, servers_of
 from ..classic.ring import Ring
 from ..classic.rooted_tree import RootedTree
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
-from ..value import simulated_time_s
+from ..program_time import simulated_time_s
 from .bound import lower_bound, ring_sum_bound
 from .cost import ALGORITHMS, BCUBE_RADIX, CostMatrix, Model, Objective, consecutive, model_of
 from .search import Search
@@ -49,7 +49,7 @@ DEVIATIONS = (
     "shared uplinks are part of the cost", "lexicographic objective: time, load between groups, sum",
     "exact search, exchanges and annealing, no solver", "hosts are permuted, not their devices",
 )  # fmt: skip
-WORTH_IT = 0.10  # predicted gain from which re-ordering a running job pays for rebuilding its groups
+MIN_GAIN_SHARE = 0.10  # predicted gain of speed from which re-ordering a running job is called worth rebuilding its groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class RankOrder:
             return "no gain possible" if self.proof else "no better order found"
         if self.gain <= 1 + 1e-9:
             return "no gain in time; less load between groups"
-        return "worth it" if self.gain >= 1 + WORTH_IT else "small gain"
+        return "worth it" if self.gain >= 1 + MIN_GAIN_SHARE else "small gain"
 
     def hostfile(self) -> str:
         """One endpoint per line, in rank order."""

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 __all__ = ["balanced_capacities", "surpluses"]
 
 Arcs = dict[tuple[int, int], int]
-MAX_PATHS = 256  # tried per switch and unit
-MAX_HOPS = 4
+# Paths tried per cut-off, and kept per layer of the search: each costs a max-flow to every rank, so an unlucky fabric must not try them all.
+MAX_TRIED_PATHS = 256
+# Links of such a path: the number of paths grows with every further one.
+MAX_PATH_HOPS = 4
 
 
 def surpluses(nodes: int, ranks: int, capacities: Mapping[tuple[int, int], int]) -> dict[int, int]:
@@ -33,6 +35,7 @@ def balanced_capacities(
     """`enough(capacities)`: every rank still receives all units. None where no path can be given up."""
     arcs = dict(capacities)
     while unlike := surpluses(nodes, ranks, arcs):
+        # The largest surplus first: its paths may end at switches of the opposite surplus, which are then balanced with it.
         switch, surplus = max(unlike.items(), key=lambda x: (abs(x[1]), -x[0]))
         trimmed = _trimmed(arcs, ranks, unlike, switch, surplus, enough)
         if trimmed is None:
@@ -45,10 +48,12 @@ def _trimmed(
     arcs: Arcs, ranks: int, unlike: Mapping[int, int], switch: int, surplus: int, enough: Callable[[Arcs], bool]
 ) -> Arcs | None:  # fmt: skip
     for number, path in enumerate(_paths(arcs, ranks, unlike, switch, inward=surplus > 0)):
-        if number == MAX_PATHS:
+        if number == MAX_TRIED_PATHS:
             break
+        # An arc gives up no more than it has, and a switch at the far end no more than its own opposite surplus, or it would get a new one.
         end = path[-1][0] if surplus > 0 else path[-1][1]
         most = min(abs(surplus), *(arcs[a] for a in path), *([abs(unlike[end])] if end in unlike else []))
+        # All at once is one sweep instead of many; a single unit is what is left to try where that starves a rank.
         for amount in dict.fromkeys((most, 1)):
             tried = dict(arcs)
             for arc in path:
@@ -69,14 +74,15 @@ def _paths(
         near, far = (arc[1], arc[0]) if inward else arc
         sides.setdefault(near, []).append((far, arc))
     layer: list[tuple[int, tuple[tuple[int, int], ...]]] = [(switch, ())]
-    for _ in range(MAX_HOPS):
+    for _ in range(MAX_PATH_HOPS):
         beyond: list[tuple[int, tuple[tuple[int, int], ...]]] = []
         for node, path in layer:
             for far, arc in sides.get(node, ()):
                 if far == switch or any(far in a for a in path):
                     continue
+                # Only switches must be balanced, so a path may end at any rank, but at a switch only where that lacks this side.
                 if far < ranks or unlike.get(far, 0) * (-1 if inward else 1) > 0:
                     yield (*path, arc)
                 else:
                     beyond.append((far, (*path, arc)))
-        layer = beyond[:MAX_PATHS]
+        layer = beyond[:MAX_TRIED_PATHS]

@@ -25,7 +25,9 @@ from ..trees.symmetry import Boxes, Shift
 __all__ = ["BoxTree", "Growth", "Port", "Stock", "alike_forest", "pack_box", "ports_of", "require_time", "spread", "switches_to_network"]
 
 Arc = tuple[int, int]
-MAX_TREES = 1 << 14  # trees that leave one server, or trees in all per server; beyond it multiplicities matter and the general method has them
+# Trees that are built one by one: of one server where servers are alike, else of all. Beyond it equal trees must be counted instead of
+# repeated, which the general method does.
+MAX_TREES = 1 << 14
 HINT = "use the general method"
 
 
@@ -76,12 +78,14 @@ def spread(ports: Sequence[Port], used: Mapping[Arc, int], need: int, per_leaf: 
     ranks, leaves = sorted({p.rank for p in ports}), sorted({p.leaf for p in ports})
 
     def attempt(most: int) -> dict[Arc, int] | None:
+        # One max-flow: source -> ranks (each at most `most`) -> ports -> leaves -> sink. Integer capacities give whole trees.
         arcs = {(at[u], at[v]): c for (u, v), c in used.items()}
         arcs.update({(source, at[r]): most for r in ranks})
         arcs.update({(at[x], sink): per_leaf.get(x, 0) if per_leaf is not None else need for x in leaves})
         network = FlowNetwork.of(len(nodes) + 2, arcs)
         return network.flows() if network.max_flow(source, sink, limit=need) >= need else None
 
+    # The evenest spread is the least `most` that still lets all trees through: feasible stays feasible as it grows, so bisection finds it.
     low, high = -(-need // len(ranks)), need
     if attempt(high) is None:
         return None
@@ -96,7 +100,7 @@ def spread(ports: Sequence[Port], used: Mapping[Arc, int], need: int, per_leaf: 
         amount = min(flow.get(hop, 0) for hop in hops)
         if amount:
             out[port] = amount
-            for hop in hops:
+            for hop in hops:  # ports that share a switch share its uplink: what one took, the next no longer has
                 flow[hop] -= amount
     return out if sum(out.values()) == need else None
 
@@ -156,6 +160,7 @@ def pack_box(
     arcs = dict(inside)
     arcs.update({(len(members), r): d for r, d in wanted.items()})
     total = sum(wanted.values())
+    # Edmonds: trees with these roots exist exactly if every rank can receive one unit of each of them, one max-flow per rank.
     network = FlowNetwork.of(len(members) + 1, arcs)
     for v in range(n):
         if network.max_flow(len(members), v, limit=total) < total:
@@ -175,6 +180,7 @@ def alike_forest(
     own = {r: k * weight[r] for r in first[: boxes.ranks[0]]}
     here = set(first)
     capacities = {arc: c for arc, c in capacities.items() if arc[0] in here or arc[1] in here}
+    # Every tree enters each other server once; by symmetry as many trees leave a server, their own and others' together, as enter it.
     need = sum(own.values()) * (count - 1)
     if not 0 < need <= MAX_TREES * count:
         raise Unsupported(f"{sum(own.values())} trees per server", hint=HINT)
@@ -207,6 +213,7 @@ def _quotas(graph: RateGraph, boxes: Boxes, capacities: Mapping[Arc, int], need:
         raise Unsupported("a server's links to the network are too few for trees that enter once", hint=HINT)
     left_in, left_out = dict(entries), dict(exits)
     quotas: dict[tuple[Port, Port], int] = {}
+    # The same rank at both ends first: then a rank that received data can send it on itself, without a hop inside its server.
     for same in (True, False):
         for out in left_out:
             for into in left_in:
@@ -245,6 +252,7 @@ def _spun(shift: Shift, root: int, ways: Sequence[tuple[Port, Port]], stock: Sto
     grown = Growth(shift.boxes, root)
     grown.add(0, stock.take(root), 0)
     for d, (out, into) in enumerate(ways, start=1):
+        # Doubling: in round i boxes 0 .. 2^i - 1 feed those 2^i further on, so the height over servers is the logarithm of their number.
         p = d - (1 << d.bit_length() - 1)
         sender, entry = shift.image(out.rank, p), shift.image(into.rank, d)
         path = tuple(shift.image(v, p) for v in out.leave()) + tuple(shift.image(v, d) for v in into.enter()[1:])

@@ -25,16 +25,24 @@ from ..trees.symmetry import Boxes, Shift, require_automorphism, sinks_of_each_k
 from .balance import balanced_capacities, surpluses
 from .boxes import alike_forest
 from .rotation import rotated_trees
-from .unlike import unlike_forest
+from .unlike_servers import unlike_forest
 
 __all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "rounded_capacities", "smallest_stretch"]
 
-FEW_TREES = 8
-NEARLY = Fraction(995, 1000)
-SMALL_FOREST = 4096  # trees in all
-MAX_UNITS = 1 << 20  # shares that a message may be cut into
-MANY_RANKS, MAX_ROTATED = 72, 512  # among more than so many, trees two hops high are looked for where entering servers once does not do
-MAX_WIDENED = 64  # steps by which capacities may grow until switches can be balanced
+# Trees per root that count as few: tried before the exact optimum's number is taken, and the most that rotated trees come in.
+MAX_FEW_TREES = 8
+# Share of the optimal throughput from which on a forest is good enough: below it the exact optimum, or another number of trees, is looked for.
+MIN_SHARE_OF_OPTIMUM = Fraction(995, 1000)
+# Trees of all roots up to which the exact optimum is packed where few trees fall short of it: packing costs max-flows per tree.
+MAX_SMALL_FOREST_TREES = 4096
+# Shares that a message may be cut into where only the exact optimum keeps switches balanced: more than that are refused.
+MAX_UNITS = 1 << 20
+# Ranks up to which several forests are built and compared by height; among more, few pieces fit a program, and low trees are made by rotation.
+MAX_FEW_RANKS = 72
+# Ranks up to which rotated trees are written out: each has ranks² entries.
+MAX_ROTATED_RANKS = 512
+# Steps by which capacities may grow until switches can be balanced; each costs a sweep of max-flows per path that is tried.
+MAX_WIDENINGS = 64
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,7 @@ def _spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[t
 
 def exact_counts(graph: RateGraph, optimum: Fraction) -> tuple[int, Fraction]:
     """(k, U): the fewest trees per weight that reach the optimum exactly, and the trees per unit of rate."""
+    # With 1/x* = p/q, any U that makes all U · b whole is a multiple of 1/gcd(b), and k = U · q/p must be whole, too: U = p / gcd(q, all b).
     divisor = gcd(optimum.denominator, *graph.arcs.values())
     return optimum.denominator // divisor, Fraction(optimum.numerator, divisor)
 
@@ -137,11 +146,13 @@ def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: F
     def enough(stretch: Fraction) -> bool:
         return _receives_all(graph, rounded_capacities(graph, stretch), [k * w for w in weight], order)
 
+    # Below k · optimum the bottleneck cut itself is too narrow. At 1/min b more, floor(U · b) >= b · k · optimum on every arc, so all cuts suffice.
     low = k * optimum
     if enough(low):
         return at_most(low)
     high = at_most(low + Fraction(1, widths[0]))
     low = at_most(low)
+    # Invariant: `low` fails, `high` suffices, both are multiples of some 1/b, between which capacities do not change.
     while True:
         middle = at_most((low + high) / 2)
         if middle <= low:
@@ -161,6 +172,7 @@ def rounded_capacities(graph: RateGraph, stretch: Fraction) -> dict[tuple[int, i
 
 def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], demand: Sequence[int], order: np.ndarray) -> bool:
     arcs = dict(capacities)
+    # A source above the roots, wide as what each has to give: all cuts suffice exactly if the maximum flow to every rank is all of it.
     arcs.update({(graph.nodes, r): d for r, d in enumerate(demand) if d})
     return FlowNetwork.of(graph.nodes + 1, arcs).sweep(graph.nodes, order, sum(demand)).failed < 0
 
@@ -170,7 +182,7 @@ def choose_trees(
     sinks: Sequence[int] | None = None, strict: bool = False,
 ) -> tuple[int, Fraction]:  # fmt: skip
     """(k, U): as many trees as asked, or the fewest known that reach the optimum if they are no more than `max_trees`, or the best of
-    1..max_trees; unless `strict`, the exact optimum also where that best falls short of NEARLY and the forest stays small.
+    1..max_trees; unless `strict`, the exact optimum also where that best falls short of MIN_SHARE_OF_OPTIMUM and the forest stays small.
 
     Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
     optimum is taken. Past `deadline` the best k found so far is taken.
@@ -179,7 +191,7 @@ def choose_trees(
         return trees, smallest_stretch(graph, weight, trees, optimum, sinks)
     k, stretch = exact_counts(graph, optimum)
     best: tuple[int, Fraction] | None = None
-    for count in range(1, min(k - 1, max_trees, FEW_TREES) + 1):
+    for count in range(1, min(k - 1, max_trees, MAX_FEW_TREES) + 1):
         found = count, smallest_stretch(graph, weight, count, optimum, sinks)
         if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
             best = found
@@ -187,9 +199,10 @@ def choose_trees(
                 return best
         if best is not None and deadline.past:
             return best
-    if k <= max_trees or (not strict and best is not None and best[0] * optimum < NEARLY * best[1] and k * sum(weight) <= SMALL_FOREST):
+    falls_short = best is not None and best[0] * optimum < MIN_SHARE_OF_OPTIMUM * best[1]
+    if k <= max_trees or (not strict and falls_short and k * sum(weight) <= MAX_SMALL_FOREST_TREES):
         return k, stretch
-    for count in range(FEW_TREES + 1, max_trees + 1):
+    for count in range(MAX_FEW_TREES + 1, max_trees + 1):
         found = count, smallest_stretch(graph, weight, count, optimum, sinks)
         if (best is None or found[1] / found[0] < best[1] / best[0]) and _balanced(graph, rounded_capacities(graph, found[1])):
             best = found
@@ -208,6 +221,7 @@ def choose_trees(
 
 def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
     """Every switch that took in what it gave out still does."""
+    # A switch that is unlike by its rates is left to `_without_surplus`; one that only rounding made unlike speaks against this number of trees.
     surplus, rounded = [0] * graph.nodes, [0] * graph.nodes
     for (u, v), rate in graph.arcs.items():
         surplus[u] -= rate
@@ -233,6 +247,7 @@ def build_forest(
     forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
     if forest is None:
         demand = {r: k * w for r, w in enumerate(weight) if w}
+        # Edge splitting, packing and mapping back: works on any fabric, and costs most.
         found = pack_capacities(graph.nodes, capacities, graph.ranks, demand, graph.group, names=graph.names, deadline=deadline)
         forest = Forest(graph, tuple(weight), k, stretch, optimum, lowered(found))
     _require_sound(forest)
@@ -248,7 +263,7 @@ def _without_surplus(
     """
     demand, every = [k * w for w in weight], np.arange(graph.ranks, dtype=np.int32)
     wider = stretch
-    for _ in range(MAX_WIDENED):
+    for _ in range(MAX_WIDENINGS):
         capacities = rounded_capacities(graph, wider)
         if not surpluses(graph.nodes, graph.ranks, capacities):
             return wider, capacities
@@ -257,6 +272,7 @@ def _without_surplus(
             return wider, found
         if deadline.past:
             break
+        # To the next stretch at which some arc carries one tree more: in between all capacities are the same.
         wider = min(Fraction(wider.numerator * rate // wider.denominator + 1, rate) for rate in set(graph.arcs.values()))
     return stretch, rounded_capacities(graph, stretch)
 
@@ -272,8 +288,8 @@ def _structured(
         if symmetric and len(set(signatures)) == 1:
             try:
                 trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
-            except Unsupported:
-                if not MANY_RANKS < graph.ranks <= MAX_ROTATED or k > FEW_TREES or set(weight) != {1}:
+            except Unsupported:  # entering every server once does not fit inside a server: entering several times may
+                if not MAX_FEW_RANKS < graph.ranks <= MAX_ROTATED_RANKS or k > MAX_FEW_TREES or set(weight) != {1}:
                     raise
                 return Forest(graph, tuple(weight), k, stretch, optimum, rotated_trees(graph, boxes, k, capacities), None, "rotated ranks")
             require_automorphism(graph, shift.generator)

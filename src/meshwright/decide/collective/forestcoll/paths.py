@@ -34,6 +34,7 @@ def gather_forest(
     k, stretch = choose_trees(graph, wanted, optimum, trees=trees, max_trees=max_trees, deadline=deadline, sinks=[root])
     arcs = dict(rounded_capacities(graph, stretch))
     arcs.update({(graph.nodes, r): k * w for r, w in enumerate(wanted) if w})
+    # Nothing is copied, so one flow from all ranks to the root is the whole answer; integer capacities make it one of whole units.
     network = FlowNetwork.of(graph.nodes + 1, arcs)
     need = k * sum(wanted)
     if network.max_flow(graph.nodes, root, limit=need) < need:
@@ -60,7 +61,7 @@ def _path(flow: dict[Arc, int], out: dict[int, list[int]], start: int, end: int,
     while path[-1] != end:
         here = path[-1]
         there = next(v for v in out[here] if flow[here, v])
-        if there in path:
+        if there in path:  # a loop carries nothing to the root: without it the flow is still one
             loop = [*path[path.index(there) :], there]
             hops = list(pairwise(loop))
             amount = min(flow[hop] for hop in hops)

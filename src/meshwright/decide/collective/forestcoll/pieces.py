@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from ....cost import Transport
 from ..problem import CollectiveProblem
+from .arrival import HopTimes, arrival_s
 from .forest import Forest
-from .parts import bandwidth_s
-from .quick import HopTimes, arrival_s
+from .prepared import bandwidth_s
 
 __all__ = ["depth_of", "lead_of", "round_number", "wanted_pieces"]
 
-DEPTHS = (4, 8, 16, 32, 64)  # messages in flight on a channel of many pieces: as few as let a hop's latency overlap with the pieces that follow
-MIN_PIECE_BYTES = 8192
-ROUNDED_PIECES = 32  # up to so many are powers of two
-MAX_LEAD = 16
-MAX_STORED = 400_000  # steps of an iteration
+# Messages in flight on a channel of many pieces: the first is taken that lets a hop's latency overlap with the pieces that follow.
+DEPTHS = (4, 8, 16, 32, 64)
+MIN_PIECE_BYTES = 8192  # pieces are not made smaller: that gains nothing
+MAX_POWER_OF_TWO_PIECES = 32  # up to so many pieces are rounded to powers of two, more to three leading binary digits
+MAX_LEAD_PIECES = 16  # pieces that the longest way may be ahead: as many are held at once, and stored as one iteration
+MAX_ITERATION_STEPS = 400_000  # stored steps of such an iteration
 
 
 def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, *, most: int, depth: int | None) -> int:
@@ -30,9 +31,11 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
     wanted = min(most, problem.size_bytes // parts // MIN_PIECE_BYTES)
+    # p pieces: (hops - 1) · time / p to fill and p · overhead for messages; the sum is least where both are equal.
     if overhead_s > 0:
         wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
     latency_s = _latency_s(problem)
+    # A channel's next message waits for a credit, one latency there and one back: depth - 1/2 pieces must take that long. See `depth_of`.
     if latency_s > 0:
         wanted = min(wanted, int(((depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
     return round_number(wanted)
@@ -47,11 +50,11 @@ def depth_of(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> 
 def lead_of(problem: CollectiveProblem, forests: list[Forest], pieces: int, steps: int) -> int:
     """Of so many pieces of a reduction, those that its links carry while the latest piece travels, hop by hop, there and back: a power of two.
 
-    It divides `pieces`, is at most MAX_LEAD, and with `steps` per piece an iteration has at most MAX_STORED; 1 = none.
+    It divides `pieces`, is at most MAX_LEAD_PIECES, and with `steps` per piece an iteration has at most MAX_ITERATION_STEPS; 1 = none.
     """
     late_s = arrival_s(forests[0], HopTimes(problem.fabric, forests[0].graph, turned=True))
     wanted, lead = 2 * (late_s * pieces / bandwidth_s(problem, forests) + forests[0].height), 1
-    while lead < wanted and 2 * lead <= min(MAX_STORED // steps, MAX_LEAD) and pieces % (2 * lead) == 0:
+    while lead < wanted and 2 * lead <= min(MAX_ITERATION_STEPS // steps, MAX_LEAD_PIECES) and pieces % (2 * lead) == 0:
         lead *= 2
     return lead
 
@@ -63,5 +66,5 @@ def _latency_s(problem: CollectiveProblem) -> float:
 def round_number(value: int) -> int:
     """The largest that is no more and has three leading binary digits at most, at least 1; a power of two if small."""
     value = max(value, 1)
-    unit = 1 << value.bit_length() - (3 if value > ROUNDED_PIECES else 1)
+    unit = 1 << value.bit_length() - (3 if value > MAX_POWER_OF_TWO_PIECES else 1)
     return value // unit * unit

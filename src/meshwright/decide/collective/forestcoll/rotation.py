@@ -18,11 +18,11 @@ from ....errors import Unsupported
 from ..rates import RateGraph
 from ..trees.pack import Path, Tree
 from ..trees.symmetry import Boxes, Shift, require_automorphism
+from .boxes import HINT
 
 __all__ = ["rotated_trees"]
 
 Arc = tuple[int, int]
-HINT = "use the general method"
 
 
 def rotated_trees(graph: RateGraph, boxes: Boxes, k: int, capacities: Mapping[Arc, int]) -> tuple[Tree, ...]:
@@ -46,6 +46,7 @@ def rotated_trees(graph: RateGraph, boxes: Boxes, k: int, capacities: Mapping[Ar
         for tree in trees:
             for arc in (arc for path in tree.paths for arc in pairwise(path)):
                 used[orbit[arc]] = used.get(orbit[arc], 0) + 1
+        # All arcs of an orbit carry the same, by symmetry: uses by one rank's trees, times ranks, over the arcs of the orbit.
         if all(count * graph.ranks <= capacities.get(arc, 0) * size[arc] for arc, count in used.items()):
             return tuple(image for tree in trees for image in _images(tree, graph, inside, between, local, others + 1))
     raise Unsupported("trees of two hops do not fit", hint=HINT)

@@ -7,7 +7,7 @@ prefer (shares over servers at offsets 1, 2, 4, ..., which keeps trees low), whe
 leave too few pieces to fill the pipeline).
 Deviations: the optimum is found by Newton's iteration on cuts instead of a binary search; splitting and packing as in
 `kernels.edgesplit` and `kernels.treepack`; packed trees exchange parents until they are low (`kernels.treepack_lower`)
-and then swap entries until latency counts least (`quick`), or leave slow ways time where that ends earlier (`relief`). All-reduce is
+and then swap entries until latency counts least (`arrival`), or leave slow ways time where that ends earlier (`latency_relief`). All-reduce is
 reduce-scatter plus all-gather over the same forest, pipelined; that is optimal for each half, and for the whole only where the bound printed
 beside it says so (the paper's combined optimum needs an LP).
 Invariant: every root has k trees per weight, every tree spans all ranks, no link carries more than U · rate trees; tested at run time.
@@ -35,15 +35,15 @@ from ..rates import RateGraph, rate_graph, with_relays
 from ..trees.lower import Lowering, lower_parts
 from ..trees.shards import shard_table
 from ..trees.symmetry import alike, sinks_of_each_kind
-from .finish import finish_s
-from .forest import Forest, build_forest, smallest_stretch
-from .parts import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
+from .arrival import HopTimes, quicker, without_way_back
+from .cut_and_pace import Way, best_way, timed
+from .finish_time import finish_s
+from .forest import MAX_FEW_RANKS, MIN_SHARE_OF_OPTIMUM, Forest, build_forest, smallest_stretch
+from .latency_relief import IDLE_PER_LATENCY_FACTOR, at_home, may_relieve, relief_of, relieved, require_relief
 from .paths import gather_forest
 from .pieces import depth_of, lead_of, round_number, wanted_pieces
-from .quick import HopTimes, quicker, without_way_back
-from .relief import TIMES, at_home, may_relieve, relief_of, relieved, require_relief
-from .trial import Way, best_way, timed
-from .worth import LARGE_BYTES, SMALL_RANKS, filled, most_steps, worth_of
+from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
+from .throughput_estimate import LARGE_MESSAGE_BYTES, MAX_TRIED_RANKS, filled, most_steps, worth_of
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
 
@@ -66,22 +66,19 @@ DEVIATIONS = (
     "all-reduce is reduce-scatter plus all-gather; the combined linear program is not solved",
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
-LARGE_STEPS = 20_000  # programs above this use `repeat` and batches of trees, unless told otherwise
-TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator
-COARSER = (2, 8)  # times as many units per channel are tried
-MIN_PACE = 4
+MAX_EXPLICIT_STEPS = 20_000  # executed steps: larger programs use `repeat` and batches of trees, unless told otherwise
+MIN_TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator: the shortest try has as many
+COARSER_FACTORS = (2, 8)  # units per channel that are tried beside the finest, as multiples of those
+MIN_PACE_PIECES = 4  # pieces that a paced rank's longest way may be ahead, at least
 LEADING = ("reduce-scatter", "reduce")  # where ranks have much to pass on before it takes the slow way; other operations take it first anyway
-MAX_STORED = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
-ENOUGH_PIECES = 128  # more pieces than this are taken only when every tree has a channel of its own
-MAX_TRIED_RANKS = 160  # up to so many, fewer trees are tried where the exact number leaves few pieces
-WORTH = 0.995  # share of the optimum from which on they are not
-TIMES_FEWER = 4  # so many times `max_trees` are tried
-TIMES_RELIEVED = 2  # the same where slow ways are left time: more leave too few pieces
-FEWER_BUILT = 3
-UNLIKE_TREES = 4  # of a root's trees so many differ, about
-LOW = 2  # hops that trees over servers need at least
-MAX_LOW_TREES = 1024
-TIMES_MORE = (1, 2, 3, 4, 6, 8)
+MAX_STEPS_PER_PIECE = 1 << 21  # steps of one piece, not folded: beyond it fewer trees are taken, if they need not be exactly optimal
+MIN_PIECES_LEFT = 128  # channels are made finer as long as the program's size leaves so many pieces; more pieces only with the finest channels
+FEWER_TREES_FACTOR = 4  # where the exact number of trees leaves few pieces, other numbers up to so many times `max_trees` are estimated ...
+MAX_FEWER_BUILT = 3  # ... and so many of them built, the most promising first
+RELIEVED_TREES_FACTOR = 2  # as FEWER_TREES_FACTOR, where slow ways are left time: more trees leave too few pieces
+MAX_UNLIKE_TREES = 4  # of a root's trees about so many differ, for the estimate of channels before trees are built
+MAX_THIN_TREES = 1024  # trees of one root that are tried
+MORE_TREES_FACTORS = (1, 2, 3, 4, 6, 8)  # numbers of thinner trees of one root that are tried, as multiples of the fewest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +97,7 @@ class ForestColl(CollectiveStrategy):
     lead: paced, pieces that it is ahead of ways with fewer hops; None = as many as outlast a network's latency, where that ends earlier.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
-    relief: so many times the extra latency of slow links that trees leave them idle (`relief`), 0 = none; None = for large all-gathers
+    relief: so many times the extra latency of slow links that trees leave them idle (`latency_relief`), 0 = none; None = for large all-gathers
         and reduce-scatters among few ranks, if that ends earlier on the simulator.
     fold: store one server's lanes for all, where servers are alike and equal runs of ranks; None = if the program gets large otherwise.
     """
@@ -147,7 +144,7 @@ class ForestColl(CollectiveStrategy):
         weight, uneven = weights_of(problem), is_uneven(problem)
         quantum, pieces = way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
-        unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= LARGE_STEPS)
+        unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= MAX_EXPLICIT_STEPS)
         depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), way.lead))
         how = replace(lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace, lead=way.lead)
         if uneven:
@@ -175,7 +172,7 @@ class ForestColl(CollectiveStrategy):
 
         @cache
         def with_trees(trees: int) -> Planned:
-            other = replace(self, relief=TIMES, trees=trees)
+            other = replace(self, relief=IDLE_PER_LATENCY_FACTOR, trees=trees)
             prepared = other._prepared(problem, deadline)
             return other, prepared, other._way(problem, prepared)
 
@@ -193,9 +190,9 @@ class ForestColl(CollectiveStrategy):
             return trees
 
         def best() -> int | None:
-            of = replace(problem, size_bytes=LARGE_BYTES // problem.element_bytes * problem.element_bytes, shard_bytes=None)
-            other = replace(self, relief=TIMES)
-            return in_time(relief_of(of, ready, TIMES_RELIEVED * self.max_trees, lambda k: replace(other, trees=k)._prepared(of, deadline)))
+            of = replace(problem, size_bytes=LARGE_MESSAGE_BYTES // problem.element_bytes * problem.element_bytes, shard_bytes=None)
+            other = replace(self, relief=IDLE_PER_LATENCY_FACTOR)
+            return in_time(relief_of(of, ready, RELIEVED_TREES_FACTOR * self.max_trees, lambda k: replace(other, trees=k)._prepared(of, deadline)))
 
         def paying() -> int | None:
             trees = remember(problem.fabric, ("relief", *asked, self), best)
@@ -215,7 +212,7 @@ class ForestColl(CollectiveStrategy):
             forests, relay = self._forests(problem, deadline)
             servers = servers_of(forests)
             steps = sum(2 * f.distinct * len(problem.ranks) for f in forests)
-            fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else steps > LARGE_STEPS)
+            fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else steps > MAX_EXPLICIT_STEPS)
             if self.fold and not fold:
                 text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
                 raise Unsupported(text, hint="leave fold out")
@@ -242,6 +239,7 @@ class ForestColl(CollectiveStrategy):
         def make() -> Way:
             return best_way(sample, ready, self._ways(sample, ready), lambda way: self._in_way(sample, ready, way))
 
+        # The largest power of four that is no larger: all sizes up to the next one take the way found for it.
         sample_bytes = 1 << 2 * ((problem.size_bytes.bit_length() - 1) // 2)
         sample = replace(problem, size_bytes=max(sample_bytes // problem.element_bytes, 1) * problem.element_bytes, shard_bytes=None)
         if len(ways := self._ways(problem, ready)) == 1:
@@ -257,13 +255,13 @@ class ForestColl(CollectiveStrategy):
         return replace(lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace, lead=way.lead)
 
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
-        """Ways worth a try: the finest channels that leave ENOUGH_PIECES, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
+        """Ways worth a try: the finest channels that leave MIN_PIECES_LEFT, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
         forests = ready.forests
         most = most_steps(len(problem.ranks), sum(map(bool, weights_of(problem))))
-        most = LARGE_STEPS if self.unroll else min(most, MAX_EXECUTED_STEPS // ready.servers)
+        most = MAX_EXPLICIT_STEPS if self.unroll else min(most, MAX_EXECUTED_STEPS // ready.servers)
         held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
         wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
-        first = self.quantum or ready.quantum(most // min(wanted, ENOUGH_PIECES))
+        first = self.quantum or ready.quantum(most // min(wanted, MIN_PIECES_LEFT))
 
         def way(quantum: int, paced: bool, leads: bool = False) -> Way:
             parts, steps = ready.cut(quantum)
@@ -271,13 +269,13 @@ class ForestColl(CollectiveStrategy):
             pieces = self.pieces or max(1, round_number(possible) // (self.lead or 1)) * (self.lead or 1)
             lead = self.lead or (lead_of(problem, forests, pieces, steps) if leads and not self.depth else 1)
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
-            pace = self.pace if self.pace is not None else max(depth, MIN_PACE, 2 * lead * (lead > 1)) * paced
+            pace = self.pace if self.pace is not None else max(depth, MIN_PACE_PIECES, 2 * lead * (lead > 1)) * paced
             return Way(quantum, pieces, pace if pieces > 1 else 0, lead)
 
-        if self.quantum is not None or self.pieces is not None or wanted < TRIED_PIECES:
+        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES:
             return [way(first, False)]
         largest = max(p.units for p in ready.parts)
-        coarser = sorted({min(first * times, largest) for times in COARSER} - {first}) if largest > first else []
+        coarser = sorted({min(first * times, largest) for times in COARSER_FACTORS} - {first}) if largest > first else []
         leading = [way(first, True, True)] if problem.op in LEADING else []
         return [way(first, False), way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
 
@@ -331,13 +329,16 @@ class ForestColl(CollectiveStrategy):
     def _lower_of_both(self, graph: RateGraph, weight: list[int], deadline: Deadline) -> Forest:
         """Trees over servers, or where ranks are few and nothing is to be folded, those of the general method if they are lower."""
         structure = True if self.structure is None else self.structure
-        most = max(1, MAX_STORED // (2 * graph.ranks * sum(weight)))
+        most = max(1, MAX_STEPS_PER_PIECE // (2 * graph.ranks * sum(weight)))
         few = most < self.max_trees and not alike(graph, weight)
+        # Alike servers are folded, so their programs store one server's steps only; others must keep to the limit with all.
         held = min(most, self.max_trees) if few else self.max_trees
         first = build_forest(graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few)
         if self.trees is None and first.symmetry is None and first.k > most and not few:
             first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure, strict=True)
-        if self.structure is not None or self.fold or first.method == "general" or first.height <= LOW or graph.ranks > SMALL_RANKS:
+        if self.structure is not None or self.fold or first.method == "general" or graph.ranks > MAX_FEW_RANKS:
+            return first
+        if first.height <= 2:  # trees over servers are no lower: one hop to enter a server, one inside it
             return first
         try:
             second = build_forest(graph, weight, trees=first.k, deadline=deadline, structure=False)
@@ -349,12 +350,14 @@ class ForestColl(CollectiveStrategy):
         """Fewer trees where so many leave too few pieces to fill the pipeline: of the numbers that promise most, the best when built."""
         graph, sinks = first.graph, sinks_of_each_kind(first.graph, weight)
         promise: dict[int, float] = {}
-        for trees in range(1, min(TIMES_FEWER * self.max_trees, first.k - 1) + 1 if graph.ranks <= MAX_TRIED_RANKS and worth(first) < WORTH else 1):
+        short = graph.ranks <= MAX_TRIED_RANKS and worth(first) < float(MIN_SHARE_OF_OPTIMUM)
+        for trees in range(1, min(FEWER_TREES_FACTOR * self.max_trees, first.k - 1) + 1 if short else 1):
             ratio = trees * first.optimum / smallest_stretch(graph, weight, trees, first.optimum, sinks)
-            channels = sum(weight) * (trees * min(trees, UNLIKE_TREES)) ** 0.5
+            # As in `worth_of`, between unlike trees counted once and all trees, before either is known.
+            channels = sum(weight) * (trees * min(trees, MAX_UNLIKE_TREES)) ** 0.5
             promise[trees] = float(ratio) * filled(graph.ranks, sum(map(bool, weight)), channels, first.height)
         best = first
-        for trees in sorted(promise, key=lambda trees: (-promise[trees], trees))[:FEWER_BUILT]:
+        for trees in sorted(promise, key=lambda trees: (-promise[trees], trees))[:MAX_FEWER_BUILT]:
             if deadline.past:
                 break
             try:
@@ -368,11 +371,12 @@ class ForestColl(CollectiveStrategy):
         """Of one root: more and thinner trees branch where few thick ones must be chains, at the same optimum. The best of some."""
         best = base = build_forest(graph, weight, max_trees=self.max_trees, deadline=deadline)
         local = max(Counter(graph.group[: graph.ranks]).values())
-        small = graph.ranks <= SMALL_RANKS
+        small = graph.ranks <= MAX_FEW_RANKS
         ways = (True, False) if small else (True,) if base.method != "general" else ()
-        for times in sorted({*(TIMES_MORE if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small and pruned is None else ())} - {0}):
+        # One less than a server's ranks, or than all: as many as a root can feed at once.
+        for times in sorted({*(MORE_TREES_FACTORS if small else (2, 3)), local - 1, *((graph.ranks - 1,) if small and pruned is None else ())} - {0}):
             for structure in ways:
-                if base.k * times > MAX_LOW_TREES or deadline.past:
+                if base.k * times > MAX_THIN_TREES or deadline.past:
                     break
                 try:
                     found = build_forest(pruned or graph, weight, trees=base.k * times, deadline=deadline, structure=structure)

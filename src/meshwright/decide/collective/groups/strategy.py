@@ -28,7 +28,7 @@ from ..bounds.allreduce import best_bound, hosts_of
 from ..bounds.collective import collective_bound
 from ..joint.demand import PACKED, demand_of
 from ..joint.exact import ExactDemand, exact_demand, packing_time
-from ..joint.pieces import choose_pieces, rate_units
+from ..joint.pieces import MAX_DEPTH, MAX_RUN_STEPS, choose_pieces, rate_units
 from ..joint.strategy import CITE as JOINT_CITE
 from ..joint.trees import DemandTrees, cut_parts, merged, parts_of, shard_parts, smallest_quantum, trees_of
 from ..problem import CollectivePlan, CollectiveProblem, options_of
@@ -46,12 +46,9 @@ DEVIATIONS = (
     "operations between pairs and uneven shards keep schedules of their own, which the program plans around",
     "devices outside a group forward only where that shortens the time",
 )
-MAX_STEPS = 1_000_000  # executed steps
-ENOUGH_PIECES = 64
-DEPTH = 4
-COARSEST = 16  # background loads are rounded up to this part of the largest message, where exact ones need too many trees
-MAX_FINER = 16  # units of one group are cut into at most so many, to be as small as another's
-RELAY_GAIN = 0.98  # relays are used if they shorten the time below this share
+BACKGROUND_DENOMINATOR = 16  # background loads are rounded up to 1/16 of the largest message, where exact ones need too many trees
+MAX_PARTS_PER_UNIT = 16  # a group's unit is cut into at most so many, to be as small as another group's: links share evenly between messages
+MAX_TIME_SHARE_WORTH_RELAYS = 0.98  # relays are used if they shorten the time below this share of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +88,10 @@ class Groups:
         time_s = packing_time(packed, exacts) / graph.unit_Bps if exacts else Fraction(0)
         pieces = self.pieces or self._pieces(problem, numbers, trees, float(time_s), unrolled=bool(own))
         programs = {i: plan.program for i, plan in own.items()}
-        share = MAX_STEPS // (pieces * max(1, len(numbers)))
+        share = MAX_RUN_STEPS // (pieces * max(1, len(numbers)))
         unit = [Fraction(problem.groups[i].size_bytes, e.units) for i, e in zip(numbers, exacts, strict=True)]
         for i, found, size in zip(numbers, trees, unit, strict=True):
-            finer = min(MAX_FINER, round(size / min(unit)))
+            finer = min(MAX_PARTS_PER_UNIT, round(size / min(unit)))
             programs[i] = _lowered(problem.groups[i], found, graph, pieces, share, finer, unroll=bool(own))
         order = range(len(problem.groups))
         program = merge_programs(len(problem.ranks), [(programs[i], problem.members(i)) for i in order], name="joint groups")
@@ -119,7 +116,8 @@ class Groups:
                 if relay or self.relay is not None:
                     raise
         first, last = found[0], found[-1]
-        return last if last[1].time < RELAY_GAIN * first[1].time else first
+        # Relaying costs other devices' links and time to plan, so it must gain that much.
+        return last if last[1].time < MAX_TIME_SHARE_WORTH_RELAYS * first[1].time else first
 
     def _whole(self, packed: PackingProblem, packing: Packing, deadline: Deadline) -> list[ExactDemand]:
         """All demands in whole trees, as near to the optimum as at most `max_trees` trees allow."""
@@ -144,7 +142,7 @@ class Groups:
             group = problem.groups[i]
             wanted = max(wanted, choose_pieces(group, found.height, time_s, most=self.max_pieces, units=found.exact.units))
             steps += tree_steps(merged(parts_of(found)), len(group.ranks))
-        most = (MAX_STEPS // 5 if unrolled else MAX_STEPS) // max(steps, 1)
+        most = (MAX_RUN_STEPS // 5 if unrolled else MAX_RUN_STEPS) // max(steps, 1)
         return int(1 << max(min(wanted, most), 1).bit_length() - 1)
 
 
@@ -226,7 +224,7 @@ def _loads_of(problem: GroupsProblem, graph: RateGraph, own: dict[int, Collectiv
 def _programs(packed: PackingProblem, packing: Packing, deadline: Deadline) -> Iterator[tuple[PackingProblem, Packing]]:
     """The optimum; then optima of programs with rounder numbers: rates rounded down, background rounded up."""
     yield packed, packing
-    grain = max(d.size for d in packed.demands) / COARSEST
+    grain = max(d.size for d in packed.demands) / BACKGROUND_DENOMINATOR
     around = {arc: -(-x // grain) * grain for arc, x in packed.background.items()}
     units = rate_units(sorted(set(packed.rate.values())))
     for unit in [Fraction(1), *units] if around else units:
@@ -244,7 +242,7 @@ def _lowered(group: CollectiveProblem, trees: DemandTrees, graph: RateGraph, pie
     how = Lowering(
         fabric=group.fabric, ranks=group.ranks, names=tuple(graph.names[v] for v in trees.nodes), op=group.op, root=group.root, shards=shards,
         units=units, pieces=pieces, unroll=unroll, chunk_bytes=-(-elements // (shards * units * pieces)) * group.element_bytes,
-        name=f"groups {group.op}", depth=min(DEPTH, pieces),
+        name=f"groups {group.op}", depth=min(MAX_DEPTH, pieces),
     )  # fmt: skip
     return lower_parts(parts, how)
 

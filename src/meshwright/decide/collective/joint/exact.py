@@ -21,7 +21,7 @@ from ..trees.lp import Arc, Demand, Packing, PackingProblem
 __all__ = ["ExactDemand", "exact_demand", "packing_time"]
 
 DENOMINATORS = (32, 180, 1000, 10_000, 100_000, 1_000_000)  # largest denominators tried for single numbers
-NOISE = 1e-8  # a float this close to a fraction may be meant as that fraction
+MAX_FLOAT_ERROR = 1e-8  # a float this close to a fraction may be meant as that fraction; the exact tests afterwards decide
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,11 @@ def _rounded(demand: Demand, packing: Packing, number: int, limit: int, most_uni
     weight: list[float] | list[Fraction] = list(demand.weight) if demand.weight is not None else list(packing.weight[number])
     spread, collect = packing.spread[number], packing.collect[number]
     for value in (*weight, *spread.values(), *collect.values()):
+        # Optimal vertices have small denominators: the nearest simple fraction is then the number that the solver meant.
         near = Fraction(value).limit_denominator(limit)
-        if abs(near - value) > NOISE:
+        if abs(near - value) > MAX_FLOAT_ERROR:
             return None
+        # One denominator for all of a demand, since its trees are cut from the same units.
         units = lcm(units, near.denominator)
         if units > most_units:
             return None
@@ -78,6 +80,7 @@ def _rounded(demand: Demand, packing: Packing, number: int, limit: int, most_uni
     shares = tuple(next(whole) for _ in weight)
     out = {arc: next(whole) for arc in spread}
     back = {arc: next(whole) for arc in collect}
+    # Fewest trees: what all numbers share is taken out.
     divisor = gcd(units, *shares, *out.values(), *back.values())
     return ExactDemand(
         demand, units // divisor, tuple(w // divisor for w in shares),
@@ -88,6 +91,7 @@ def _rounded(demand: Demand, packing: Packing, number: int, limit: int, most_uni
 def _holds(problem: PackingProblem, found: ExactDemand) -> bool:
     if sum(found.weight) != found.units or min(found.weight) < 0:
         return False
+    # Reduce trees are broadcast trees of the reversed graph: one test serves both.
     mirror = {(v, u): x for (u, v), x in found.collect.items()}
     for wanted, loads in ((found.demand.spread, found.spread), (found.demand.collect, mirror)):
         if wanted and not (_balanced(found.demand, loads) and _reaches_all(problem.nodes, found, loads)):
@@ -100,11 +104,13 @@ def _balanced(demand: Demand, loads: dict[Arc, int]) -> bool:
     for (u, v), x in loads.items():
         surplus[u] = surplus.get(u, 0) - x
         surplus[v] = surplus.get(v, 0) + x
+    # Members may send more or less than they receive (they copy and add); all other nodes only forward.
     inside = set(demand.members)
     return all(not extra for node, extra in surplus.items() if node not in inside) and min(loads.values(), default=0) >= 0
 
 
 def _reaches_all(nodes: int, found: ExactDemand, loads: dict[Arc, int]) -> bool:
     arcs = dict(loads) | {(nodes, r): w for r, w in zip(found.demand.members, found.weight, strict=True) if w}
+    # Edmonds: `units` disjoint trees exist exactly if every member can receive that many units from the roots together.
     sinks = np.array(found.demand.members, np.int32)
     return FlowNetwork.of(nodes + 1, arcs).sweep(nodes, sinks, found.units).failed < 0

@@ -32,7 +32,7 @@ from ..trees.lp import Packing, PackingProblem, solve_packing
 from .demand import COLLECTED, PACKED, SPREAD, demand_of
 from .exact import ExactDemand, exact_demand, packing_time
 from .innetwork_lower import InNetworkLowering, lower_in_network
-from .pieces import choose_pieces, rate_units
+from .pieces import MAX_DEPTH, MAX_EXPLICIT_STEPS, MAX_RUN_STEPS, MIN_PIECES_LEFT, choose_pieces, rate_units
 from .trees import DemandTrees, cut_parts, shard_parts, smallest_quantum, trees_of
 
 __all__ = ["CITE", "DEVIATIONS", "InNetwork"]
@@ -42,10 +42,6 @@ DEVIATIONS = (
     "capable switches are spanned by the packing, and cut off where no rank lies behind them",
     "the program without balance rows at capable switches is stated as a limit only",
 )
-DEPTH = 4
-LARGE_STEPS = 100_000
-MAX_STEPS = 1_000_000
-ENOUGH_PIECES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +74,12 @@ class InNetwork:
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         parts, shards, units_per_shard = shard_parts(problem, trees)
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most, nodes = LARGE_STEPS if self.unroll else MAX_STEPS, n + len(able)
-        quantum = self.quantum or smallest_quantum(parts, nodes, most // min(wanted, ENOUGH_PIECES))
+        most, nodes = MAX_EXPLICIT_STEPS if self.unroll else MAX_RUN_STEPS, n + len(able)
+        quantum = self.quantum or smallest_quantum(parts, nodes, most // min(wanted, MIN_PIECES_LEFT))
         parts = cut_parts(parts, quantum)
         pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts, nodes)), 1).bit_length() - 1
-        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, nodes) <= LARGE_STEPS
-        depth = self.depth or min(DEPTH, pieces)
+        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, nodes) <= MAX_EXPLICIT_STEPS
+        depth = self.depth or min(MAX_DEPTH, pieces)
         elements = -(-problem.size_bytes // problem.element_bytes)
         how = InNetworkLowering(
             fabric=problem.fabric, ranks=problem.ranks, switches=tuple(able), names=tuple(graph.names[v] for v in trees.nodes), op=problem.op,
@@ -98,6 +94,7 @@ class InNetwork:
 
     def _packed(self, problem: CollectiveProblem, graph: RateGraph, able: list[str]) -> PackingProblem:
         """Joint packing with the capable switches as members."""
+        # As members, switches may send more than they receive, so trees may branch in them; they have no share of their own to spread.
         members = (*range(graph.ranks), *(graph.names.index(s) for s in able))
         return PackingProblem(graph.nodes, graph.arcs, (demand_of(problem, members),), graph.mirrored and problem.op == "all-reduce")
 
@@ -113,6 +110,7 @@ class InNetwork:
             yield packed, solve_packing(packed, what=what, deadline=deadline, even=False)
 
         best: ExactDemand | None = None
+        # The optimum first, then coarser rates, then the optimum without even shares, whose denominators are often smaller.
         for coarse, solved in programs():
             found = next(exact_demand(coarse, solved, 0, most_units=self.max_trees), None)
             if found is not None and (best is None or packing_time(packed, [found]) < packing_time(packed, [best])):
@@ -145,6 +143,7 @@ def _notes(
     deadline: Deadline,
 ) -> dict[str, Any]:  # fmt: skip
     switches = {s.name: s for s in problem.fabric.switches}
+    # The limit: capable switches are no members but need no balance, so trees may branch without spanning them.
     free = {name: v for v, name in enumerate(graph.names) if name in switches}
     limit = solve_packing(
         replace(

@@ -41,6 +41,7 @@ class InNetworkLowering:
 
 def pruned(tree: Tree, ranks: int) -> Children:
     """Children of every node, without branches that hold no rank; in the order in which they joined."""
+    # From the leaves up: a node is kept if it is a rank or leads to one.
     alive = [v < ranks for v in range(len(tree.parent))]
     for v in reversed(tree.order[1:]):
         if alive[v]:
@@ -154,6 +155,7 @@ class _Lowered:
         """A switch: add what comes in, send it to all that follow, in one step per piece."""
         slot = self.b.buffer(w, chunks=self.units, chunk_bytes=self.how.chunk_bytes, role="scratch", space=Space.SWITCH, window=1)
         lane = self.b.lane(w, repeat=self.repeat)
+        # One step for all ports: the switch adds what comes in and copies what goes out at line rate, so a port carries the data once.
         adds, copies = len(incoming) > 1, len(outgoing) > 1
         source = self.b.channel_set(incoming) if adds else incoming[0]
         target = self.b.channel_set(outgoing) if copies else outgoing[0]

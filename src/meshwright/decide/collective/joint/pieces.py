@@ -5,28 +5,37 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ....cost import Transport
-from ..problem import CollectiveProblem
+from ..problem import MIN_PIECE_BYTES, CollectiveProblem
 
-__all__ = ["choose_pieces", "rate_units", "FINEST", "MAX_UNITS", "SIMPLE", "MIN_PIECE_BYTES"]
+__all__ = [
+    "MAX_DEPTH", "MAX_EXPLICIT_STEPS", "MAX_FINE_UNITS", "MAX_RUN_STEPS", "MAX_SIMPLE_UNITS", "MAX_TRIED_UNITS", "MIN_PIECES_LEFT", "choose_pieces",
+    "rate_units",
+]  # fmt: skip
 
-MIN_PIECE_BYTES = 4096
-SIMPLE, FINEST = 12, 24  # most units per narrowest link that rates are rounded down to
-MAX_UNITS = 24  # units tried
+MAX_SIMPLE_UNITS = 12  # rates are rounded down to the narrowest link's rate by 1 to 12 ...
+MAX_FINE_UNITS = 24  # ... and to parts of any link's rate down to 1/24 of the narrowest, where they lose less than all coarser units
+MAX_TRIED_UNITS = 24  # such roundings tried, the coarsest first; each is a linear program
+# The size of programs of packed trees, in the network or not, of one collective or of several groups.
+MAX_EXPLICIT_STEPS = 100_000  # executed steps: larger programs use `repeat` and batches of trees, unless told otherwise
+MAX_RUN_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
+MIN_PIECES_LEFT = 64  # batches of trees become finer as long as the program's size leaves so many pieces
+MAX_DEPTH = 4  # messages in flight on a channel of many pieces
 
 
 def rate_units(rates: list[int]) -> list[Fraction]:
     """Units to round rates down to, coarsest first: simple parts of the narrowest link, and units each of which loses less than all coarser."""
     narrowest = rates[0]
-    chosen = {Fraction(narrowest, j) for j in range(1, SIMPLE + 1)}
+    chosen = {Fraction(narrowest, j) for j in range(1, MAX_SIMPLE_UNITS + 1)}
     least = Fraction(1)
-    fine = {Fraction(rate, j) for rate in rates for j in range(rate // narrowest, FINEST * rate // narrowest + 1) if j}
+    fine = {Fraction(rate, j) for rate in rates for j in range(rate // narrowest, MAX_FINE_UNITS * rate // narrowest + 1) if j}
     for unit in sorted((u for u in fine if u <= narrowest), reverse=True):
         loss = max(1 - unit * (rate // unit) / rate for rate in rates)
         if 0 < loss < least:
             chosen.add(unit)
             least = loss
+    # A unit that divides all rates changes nothing, so the exact optimum has been tried already.
     lossy = [u for u in chosen if any(rate % u for rate in rates)]
-    return sorted(lossy, reverse=True)[:MAX_UNITS]
+    return sorted(lossy, reverse=True)[:MAX_TRIED_UNITS]
 
 
 def choose_pieces(problem: CollectiveProblem, hops: int, time_s: float, *, most: int, units: int) -> int:

@@ -36,7 +36,7 @@ from ..trees.lp import Arc, Demand, Packing, PackingProblem, solve_packing
 from .demand import PACKED
 from .exact import ExactDemand, exact_demand, packing_time
 from .innetwork import InNetwork
-from .pieces import choose_pieces, rate_units
+from .pieces import MAX_DEPTH, MAX_EXPLICIT_STEPS, MAX_RUN_STEPS, MIN_PIECES_LEFT, choose_pieces, rate_units
 from .trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
 
 __all__ = ["CITE", "DEVIATIONS", "Joint", "packing_problem"]
@@ -47,11 +47,7 @@ DEVIATIONS = (
     "rates are rounded down to a coarser unit where the optimum needs too many trees",
     "a splitting that sticks is reported and replaced by reduce-scatter plus all-gather",
 )
-LARGE_STEPS = 100_000  # programs above this use `repeat` and batches of trees, unless told otherwise
-ENOUGH_PIECES = 64  # batches of trees become finer before there are more pieces than this
-DEPTH = 4  # messages in flight on a channel of many pieces
-MAX_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
-STEPS_PER_SECOND = 60_000  # of the time limit: many flows that share links take that long to simulate
+STEPS_PER_EFFORT_S = 60_000  # executed steps per second of the problem's effort: many flows that share links take that long to simulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +60,7 @@ class Joint(CollectiveStrategy):
     quantum: most equal trees that share a channel; None = as few as the program's size allows, because links that share their rate evenly
         between messages let large batches lag.
     relay: may devices outside the collective forward? None = only if the ranks are not connected otherwise.
-    depth: messages a channel may hold; None = enough to cover the latency of a hop, at most DEPTH.
+    depth: messages a channel may hold; None = enough to cover the latency of a hop, at most MAX_DEPTH.
     in_network: switches that add or copy take part (`innetwork`), which is for other operations with trees, too; such programs have switch actors,
         which only the simulator runs.
     """
@@ -114,13 +110,13 @@ class Joint(CollectiveStrategy):
         units, ranks = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most = LARGE_STEPS if self.unroll else min(MAX_STEPS, int(STEPS_PER_SECOND * problem.budget_s))
+        most = MAX_EXPLICIT_STEPS if self.unroll else min(MAX_RUN_STEPS, int(STEPS_PER_EFFORT_S * problem.budget_s))
         parts = merged(parts_of(trees))
-        quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, ENOUGH_PIECES))
+        quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, MIN_PIECES_LEFT))
         parts = cut_parts(parts, quantum)
         pieces = self.pieces or 1 << max(min(wanted, most // tree_steps(parts, ranks)), 1).bit_length() - 1
-        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= LARGE_STEPS
-        depth = self.depth or min(DEPTH, pieces)
+        unroll = self.unroll if self.unroll is not None else pieces * tree_steps(parts, ranks) <= MAX_EXPLICIT_STEPS
+        depth = self.depth or min(MAX_DEPTH, pieces)
         elements = -(-problem.size_bytes // problem.element_bytes)
         how = Lowering(
             fabric=problem.fabric, ranks=problem.ranks, names=graph.names, op=problem.op, root=problem.root, shards=1, units=units, pieces=pieces,
@@ -169,6 +165,7 @@ class Joint(CollectiveStrategy):
         stuck: list[Any] = []
         best: DemandTrees | None = None
         for exact in self._candidates(packed, packing, deadline):
+            # Packing into trees costs more than solving: only candidates that are faster than the best so far are packed.
             if best is not None and packing_time(packed, [exact]) >= packing_time(packed, [best.exact]):
                 continue
             try:
@@ -190,8 +187,10 @@ class Joint(CollectiveStrategy):
     def _programs(self, packed: PackingProblem, packing: Packing, deadline: Deadline) -> Iterator[tuple[PackingProblem, Packing]]:
         yield packed, packing
         for unit in rate_units(sorted(set(packed.rate.values()))):
+            # A packing at lower rates is one at the given rates, with slack; few distinct small rates need few trees.
             coarse = replace(packed, rate={arc: int(rate // unit) for arc, rate in packed.rate.items()})
             yield coarse, solve_packing(coarse, what="joint packing", deadline=deadline)
+        # Last, the optimum without even shares: a vertex of the program, whose denominators are often smaller.
         yield packed, solve_packing(packed, what="joint packing", deadline=deadline, even=False)
 
     def _in_network(self, problem: CollectiveProblem, rng: np.random.Generator) -> CollectivePlan:

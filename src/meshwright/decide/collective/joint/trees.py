@@ -84,6 +84,7 @@ def trees_of(
 
     down = pack(exact.spread, "broadcast") if demand.spread else ()
     mirror = {(v, u): x for (u, v), x in exact.collect.items()}
+    # Loads that are alike turned round need no packing of their own: the same trees are climbed.
     up = () if not demand.collect else down if mirror == exact.spread else pack(mirror, "reduce")
     trees = DemandTrees(exact, tuple(nodes), up, down)
     _require_sound(trees, wanted)
@@ -156,6 +157,7 @@ def shard_parts(problem: CollectiveProblem, trees: DemandTrees, finer: int = 1) 
     n, units = len(problem.ranks), trees.exact.units
     if problem.op not in ("all-gather", "reduce-scatter"):
         return [replace(p, first=p.first * finer, units=p.units * finer) for p in parts], 1, units * finer
+    # Trees' units and ranks' shards need not divide each other: on a grid of both, a part is cut wherever a shard ends.
     whole = lcm(units * finer, n)
     scale, each = whole // units, whole // n
     cut: list[Part] = []

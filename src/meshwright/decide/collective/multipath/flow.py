@@ -19,8 +19,8 @@ from ..rates import RateGraph
 
 __all__ = ["Pair", "Paths", "Share", "fullest_s", "in_units", "shares_of"]
 
-TINY = 1e-6  # of a pair's bytes: what the solver's arithmetic leaves
-WORTH = 0.003  # more units must load the fullest link by so much less
+MIN_PAIR_SHARE = 1e-6  # share of a pair's bytes below which a flow is what the solver's arithmetic leaves
+MIN_LOAD_SHARE_SAVED = 0.003  # more units per pair must take so much off the fullest link, since every unit is lanes of its own
 Pair = tuple[int, int]
 Paths = Mapping[Pair, list[tuple[tuple[int, ...], int]]]  # of every pair: nodes, units
 
@@ -40,11 +40,13 @@ def shares_of(graph: RateGraph, wanted: Wanted) -> dict[Pair, list[Share]]:
     for s, row in wanted.items():
         left = dict(flows[s])
         whole = {t: float(d) for t, d in row.items()}
+        # What is left after a destination's paths are taken off is still a flow to the others, so destinations can be served one after the other.
         for t in sorted(row, key=lambda t: (-row[t], t)):
             shares: dict[tuple[int, ...], float] = {}
             missing = whole[t]
-            while missing > TINY * whole[t]:
-                path, width = _widest(left, s, t, least=TINY * whole[t] / 16)
+            while missing > MIN_PAIR_SHARE * whole[t]:
+                # A path's whole width empties an arc or the demand, so there are at most as many paths as arcs.
+                path, width = _widest(left, s, t, least=MIN_PAIR_SHARE * whole[t] / 16)
                 amount = min(missing, width)
                 if not path:
                     break  # rounding of the solver: the paths found share what is missing
@@ -94,7 +96,7 @@ def in_units(
     for count in range(1, most + 1) if units is None else (units,):
         paths = {pair: _rounded(own, count) for pair, own in shares.items()}
         time = float(fullest_s(graph, wanted, paths, count))
-        if best is None or time < best[0] * (1 - WORTH):
+        if best is None or time < best[0] * (1 - MIN_LOAD_SHARE_SAVED):
             best = time, count, paths
     assert best is not None
     return best[1], best[2]

@@ -26,7 +26,7 @@ from ....program.program import Contract, Program
 from ..bounds.collective import collective_bound
 from ..bounds.flow import Wanted, demands
 from ..memo import remember
-from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
+from ..problem import MIN_PIECE_BYTES, CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
 from ..rates import RateGraph, pinned_route, rate_graph, with_relays
 from .flow import Paths, fullest_s, in_units, shares_of
 
@@ -42,14 +42,13 @@ CITE = Cite(
 )
 DEVIATIONS = ("permutations too", "switches and devices outside the collective forward", "shares of paths are rounded to equal units")
 OPERATIONS = ("all-to-all", "permute")
-MAX_UNITS = 24
-MAX_LANES = 40_000  # hops of all units
-LARGE_STEPS = 20_000  # programs above this have pieces as iterations of repeated lanes
-MAX_EXECUTED = 400_000
-MIN_PIECE_BYTES = 4096
-SLOTS = 2  # of a passing rank, per unit
-DEPTH = 16
-LOWERED_S = 2e-5  # work of lowering a lane
+MAX_UNITS = 24  # equal parts of a pair's block that are tried
+MAX_LANES = 40_000  # lanes of a program, one per unit and rank that it passes; more are refused
+MAX_EXPLICIT_STEPS = 20_000  # steps: larger programs have pieces as iterations of repeated lanes
+MAX_RUN_STEPS = 400_000  # executed steps, about, up to which more pieces are chosen
+RELAY_SLOTS = 2  # chunks that a passing rank holds per unit: one is filled while the other is sent
+MAX_DEPTH = 16  # messages that a channel may hold unless told otherwise; pieces are no more than outlast a hop's latency with so many
+WORK_PER_LOWERED_LANE_S = 2e-5  # counted work (`kernels.effort`) of lowering a lane, in seconds of a quiet core
 
 Path = tuple[int, ...]
 
@@ -112,8 +111,8 @@ class Multipath(CollectiveStrategy):
         wanted = demands(problem)
         time_s = float(fullest_s(routed.graph, wanted, routed.paths, routed.units))
         pieces = self.pieces or _pieces(problem, routed, wanted, time_s)
-        unroll = self.unroll if self.unroll is not None else pieces * routed.lanes <= LARGE_STEPS
-        depth = self.depth or min(DEPTH, pieces)
+        unroll = self.unroll if self.unroll is not None else pieces * routed.lanes <= MAX_EXPLICIT_STEPS
+        depth = self.depth or min(MAX_DEPTH, pieces)
         chosen = replace(self, units=routed.units, pieces=pieces, relay=routed.relay, unroll=unroll, depth=depth)
         program = _Lowering(problem, routed, pieces, unroll, depth).build()
         paths = sum(len(own) for own in routed.paths.values())
@@ -146,10 +145,11 @@ def _pieces(problem: CollectiveProblem, routed: _Routed, wanted: Wanted, time_s:
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
     largest = max(float(d) for row in wanted.values() for d in row.values()) / routed.units
-    most = max(1, min(int(largest // MIN_PIECE_BYTES), MAX_EXECUTED // routed.lanes))
+    most = max(1, min(int(largest // MIN_PIECE_BYTES), MAX_RUN_STEPS // routed.lanes))
+    # No more pieces than let a channel's messages outlast a hop, there and back; else links idle while credits travel.
     latency_s = max(x.latency_s + x.library_latency_s for x in problem.fabric.links)
     if latency_s > 0:
-        most = min(most, max(1, int((DEPTH - 0.5) / 2 * time_s / latency_s)))
+        most = min(most, max(1, int((MAX_DEPTH - 0.5) / 2 * time_s / latency_s)))
     if overhead_s > 0:
         most = min(most, max(1, int(((routed.hops - 1) * time_s / overhead_s) ** 0.5)))
     return 1 << most.bit_length() - 1
@@ -171,7 +171,7 @@ class _Lowering:
         self.routes: dict[Path, tuple[str, ...] | None] = {}
 
     def build(self) -> Program:
-        count_work(LOWERED_S * self.routed.lanes * self.stored)
+        count_work(WORK_PER_LOWERED_LANE_S * self.routed.lanes * self.stored)
         b = self.b
         own = [b.buffer(r, chunks=self.chunks, chunk_bytes=self.chunk_bytes, role="input", name=f"in:{r}") for r in range(self.n)]
         out = [b.buffer(r, chunks=self.chunks, chunk_bytes=self.chunk_bytes, role="output", name=f"out:{r}") for r in range(self.n)]
@@ -198,11 +198,11 @@ class _Lowering:
         for i in range(self.stored):
             lane.send(channels[0], own, first + i)
         for rank, into, onward in zip((path[i] for i in stops[1:-1]), channels, channels[1:], strict=False):
-            slots = min(SLOTS, self.repeat) if self.repeat > 1 else 0
-            held = self.b.buffer(rank, chunks=min(SLOTS, self.stored), chunk_bytes=self.chunk_bytes, window=slots, name=f"relay:{rank}:{into}")
+            slots = min(RELAY_SLOTS, self.repeat) if self.repeat > 1 else 0
+            held = self.b.buffer(rank, chunks=min(RELAY_SLOTS, self.stored), chunk_bytes=self.chunk_bytes, window=slots, name=f"relay:{rank}:{into}")
             lane = self.b.lane(rank, repeat=self.repeat)
             for i in range(self.stored):
-                lane.recv_send(into, onward, held, i % min(SLOTS, self.stored))
+                lane.recv_send(into, onward, held, i % min(RELAY_SLOTS, self.stored))
         lane = self.b.lane(path[-1], repeat=self.repeat)
         for i in range(self.stored):
             lane.recv(channels[-1], out, at + i)

@@ -18,7 +18,6 @@ from .tables import ALGORITHMS, ARCHITECTURES, PROTOCOLS
 __all__ = ["Channels", "NcclTopology", "Option", "changes", "choices", "parse_list", "predict", "topology_of"]
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce")
-GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,13 +151,13 @@ def _intra_GBps(fabric: Fabric, members: Sequence[str], arch: str, nvlink: bool)
         else:
             actor = fabric.actor_of[name]
             out.append(min(min(fabric.links[x].rate_Bps for x in fabric.route(actor, fabric.actor_of[m])) for m in members if m != name))
-    return min(out) / GB
+    return min(out) / 1e9
 
 
 def _ports(fabric: Fabric, group: str) -> list[float]:
     """GB/s of every link that leaves the server."""
     inside = {d.name for d in fabric.devices if d.group == group} | {s.name for s in fabric.switches if s.group == group and group}
-    return sorted((x.rate_Bps / GB for x in fabric.links if x.src in inside and x.dst not in inside), reverse=True)
+    return sorted((x.rate_Bps / 1e9 for x in fabric.links if x.src in inside and x.dst not in inside), reverse=True)
 
 
 def _multicast(fabric: Fabric, servers: dict[str, list[str]]) -> bool:
@@ -184,8 +183,10 @@ def _search(arch: str, intra: float, ports: Sequence[float] | None, *, alone: bo
     _, count, speed = best
     if not count:  # slower than anything NCCL tries: one channel at what there is
         count, speed = 1, min(intra, sum(ports) if ports is not None else intra)
+    # NCCL makes two channels of a fast one (`ncclTopoDupChannels`); from Hopper on only where they are few or very fast.
     if speed >= 25 and not (arch in ("hopper", "blackwell") and speed < 50 and count > 4):
         doubled = min(2 * count, table.MAX_CHANNELS)
+        # Twice the channels at half the speed.
         speed /= -(-doubled // count)
         count = doubled
     return Channels(count=count, intra_GBps=speed, inter_GBps=speed)
@@ -221,6 +222,7 @@ def _unavailable(t: NcclTopology, op: str, algorithm: str, protocol: str) -> str
 def _bus_GBps(t: NcclTopology, op: str, algorithm: str, protocol: str) -> float:
     ppn, scale = t.ranks / t.nodes, t.scale
     channels = t.ring
+    # Up to two nodes the tuner counts a channel's speed inside the node, as NCCL's `nNodes <= 2` does.
     speed = channels.intra_GBps if t.nodes <= 2 else channels.inter_GBps
     if algorithm in ("nvls", "nvlstree"):
         assert t.nvls is not None
@@ -257,6 +259,7 @@ def _latency_us(t: NcclTopology, op: str, algorithm: str, protocol: str) -> floa
         return base + (intra if nodes == 1 else hardware["net"]["ring"][p])
     if algorithm == "ring":
         steps = 2 * (n - 1) if op == "all-reduce" else n - 1
+        # Of a ring's steps so many cross between nodes; the others stay inside.
         across = 0 if nodes == 1 else 2 * (nodes - 1) if op == "all-reduce" else nodes - 1
         post = (2.0 if t.cpu == "amd" else 1.0) * (3 if simple else 1) if nodes > 1 else 0.0
         return base + (steps - across) * max(intra, post) + across * inter
@@ -276,11 +279,13 @@ def _cell(t: NcclTopology, op: str, size_bytes: int, algorithm: str, protocol: s
     n = t.ranks
     steps = {"all-reduce": 2 * (n - 1), "all-gather": n - 1, "reduce-scatter": n - 1}.get(op, n)
     bandwidth = _bus_GBps(t, op, algorithm, protocol)
+    # From bus bandwidth to algorithm bandwidth: a ring moves steps / n of the message per rank.
     if algorithm == "ring" or (op == "all-reduce" and algorithm in ("nvls", "nvlstree")):
         bandwidth *= n / steps
     elif op == "all-reduce":
         bandwidth *= 0.5
     latency = _latency_us(t, op, algorithm, protocol)
+    # The correction table has an entry per power of two from 64 bytes on.
     size_class = _log2(size_bytes >> 6) if size_bytes >= 64 else 0
     corrected = bandwidth
     if algorithm == "tree" and size_class < 23:

@@ -66,4 +66,4 @@ SPEEDS_INTER: dict[str, tuple[float, ...]] = {
     "blackwell": (96.0, 80.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2, 0.24, 0.12),
 }  # fmt: skip
 NVLINK_SHARE: dict[str, float] = {"volta": 20.0 / 25, "ampere": 20.0 / 25, "hopper": 20.6 / 25, "blackwell": 40.1 / 50}
-MAX_CHANNELS = 32
+MAX_CHANNELS = 32  # of one graph

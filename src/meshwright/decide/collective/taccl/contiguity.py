@@ -1,7 +1,7 @@
 """Stage 3: which transfers of a link travel as one message, and the exact times (TACCL, NSDI 2023, section 5.3).
 
 Routes and orders are fixed. Joining saves a message's overhead and costs pipelining: a run starts when its last chunk is there and arrives as a
-whole. At most WINDOW transfers that follow each other on all their resources, with adjoining addresses; inside boxes too, unlike in the
+whole. At most MAX_RUN_TRANSFERS transfers that follow each other on all their resources, with adjoining addresses; inside boxes too, unlike in the
 paper. Without an overhead per message joining cannot gain, the times of the given order are exact as they are, and nothing is solved.
 """
 
@@ -15,13 +15,12 @@ import numpy as np
 from ....errors import Infeasible, TimeLimit
 from ....kernels.effort import Deadline
 from ....kernels.highs import solve, solver, values
-from .schedule import Schedule, Timing, Transfer
+from .schedule import HORIZON_UNITS, Schedule, Timing, Transfer
 
 __all__ = ["Runs", "join_runs", "replay_runs"]
 
-WINDOW = 6
-MAX_BINARIES = 1500
-SCALE = 1000.0
+MAX_RUN_TRANSFERS = 6  # transfers that become one message
+MAX_BINARIES = 1500  # transfers that may join another, up to which the integer program is solved
 Runs = list[tuple[int, ...]]
 
 
@@ -34,11 +33,13 @@ def replay_runs(transfers: Sequence[Transfer], timing: Timing, runs: Sequence[Se
         at = max((end[b] for t in run for b in transfers[t].after), default=0.0)
         resources, offsets, holds = timing.resources[link], timing.offset_s[link], timing.hold_s[link]
         for r, offset in zip(resources, offsets, strict=True):
+            # A resource is reached `offset` after the start, so the message may set off that long before it is free.
             at = max(at, free.get(r, 0.0) - offset)
         slowest = 0.0
         for k, (r, offset, hold) in enumerate(zip(resources, offsets, holds, strict=True)):
             service = hold - (timing.overhead_s if k == 0 else 0.0)
             slowest = max(slowest, service)
+            # The overhead is paid once per message, at the sender; every further chunk adds its service only.
             free[r] = at + offset + hold + extra * service
         for t in run:
             start[t], end[t] = at, at + timing.delay_s[link] + extra * slowest
@@ -60,7 +61,7 @@ def join_runs(
     joinable = _joinable(transfers, timing, schedule, may_join)
     if not joinable:
         return best, times
-    tried = [_uniform(transfers, schedule, joinable, length) for length in range(2, WINDOW + 1)]
+    tried = [_uniform(transfers, schedule, joinable, length) for length in range(2, MAX_RUN_TRANSFERS + 1)]
     if nodes and len(joinable) <= MAX_BINARIES and not deadline.past:
         solved = _solved(transfers, timing, schedule, joinable, times, deadline, nodes, gap)
         tried += [solved] if solved is not None else []
@@ -78,6 +79,7 @@ def _joinable(transfers: Sequence[Transfer], timing: Timing, schedule: Schedule,
     for t in schedule.order:
         resources = timing.resources[transfers[t].link]
         before = {last.get(r, -1) for r in resources}
+        # The same transfer came last on all its resources: joined, nothing that lies between the two is overtaken.
         if len(before) == 1 and (p := before.pop()) >= 0 and transfers[p].link == transfers[t].link and may_join(p, t):
             found[t] = p
         for r in resources:
@@ -90,7 +92,7 @@ def _uniform(transfers: Sequence[Transfer], schedule: Schedule, joinable: dict[i
     return _runs(schedule, joinable, length)
 
 
-def _runs(schedule: Schedule, joined: dict[int, int], length: int = WINDOW) -> Runs:
+def _runs(schedule: Schedule, joined: dict[int, int], length: int = MAX_RUN_TRANSFERS) -> Runs:
     """Transfers with those that they join, each run where its last member stands in the order."""
     run_of: dict[int, list[int]] = {}
     for t in schedule.order:
@@ -137,12 +139,12 @@ def _solved(
     gap: float,
 ) -> Runs | None:  # fmt: skip
     """The integer program: joined[t], start, end and position in the run of every transfer."""
-    n, unit = len(transfers), first.makespan_s / SCALE
+    n, unit = len(transfers), first.makespan_s / HORIZON_UNITS
     start, end, position = range(n), range(n, 2 * n), range(2 * n, 3 * n)
     joined = {t: 3 * n + i for i, t in enumerate(joinable)}
     makespan = 3 * n + len(joined)
-    low, high = np.zeros(makespan + 1), np.full(makespan + 1, SCALE * (1 + 1e-7))
-    low[2 * n : 3 * n], high[2 * n : 3 * n] = 1.0, float(WINDOW)
+    low, high = np.zeros(makespan + 1), np.full(makespan + 1, HORIZON_UNITS * (1 + 1e-7))
+    low[2 * n : 3 * n], high[2 * n : 3 * n] = 1.0, float(MAX_RUN_TRANSFERS)
     high[3 * n : makespan] = 1.0
     rows: list[tuple[dict[int, float], float, float]] = []
     inf = float("inf")
@@ -164,15 +166,17 @@ def _solved(
                 p, kp = last[r]
                 gap = (timing.offset_s[transfers[p].link][kp] - timing.offset_s[link][k]) / unit + (overhead if kp == 0 else 0.0)
                 row = {start[t]: 1.0, start[p]: -1.0, position[p]: -service(p, kp)}
-                big = gap + WINDOW * service(p, kp)
+                # In force unless t joins p: then t begins with p, and the row must be slack whatever p's position in the run.
+                big = gap + MAX_RUN_TRANSFERS * service(p, kp)
                 rows.append((row | ({y: big} if y >= 0 else {}), gap, inf))
             last[r] = (t, k)
         if y >= 0:
-            p, big = joinable[t], 2 * SCALE
+            p, big = joinable[t], 2 * HORIZON_UNITS
+            # Joined: both start together, p arrives no earlier than t, and t's position is one more than p's.
             rows.append(({start[t]: 1.0, start[p]: -1.0}, 0.0, inf))
             rows.append(({start[t]: 1.0, start[p]: -1.0, y: big}, -inf, big))
             rows.append(({end[p]: 1.0, end[t]: -1.0, y: -big}, -big, inf))
-            rows.append(({position[t]: 1.0, position[p]: -1.0, y: -float(WINDOW)}, 1.0 - WINDOW, inf))
+            rows.append(({position[t]: 1.0, position[p]: -1.0, y: -float(MAX_RUN_TRANSFERS)}, 1.0 - MAX_RUN_TRANSFERS, inf))
     model = solver(mip_rel_gap=gap, mip_max_nodes=nodes, random_seed=1)
     model.addVars(makespan + 1, low, high)
     model.changeColCost(makespan, 1.0)
@@ -184,7 +188,7 @@ def _solved(
     index = np.array([v for row, _, _ in rows for v in row], np.int32)
     value = np.array([a for row, _, _ in rows for a in row.values()])
     model.addRows(len(rows), np.array([x for _, x, _ in rows]), np.array([x for _, _, x in rows]), len(index), begins, index, value)
-    solution = np.concatenate([np.array(first.start_s) / unit, np.array(first.end_s) / unit, np.ones(n), np.zeros(len(joined)), [SCALE]])
+    solution = np.concatenate([np.array(first.start_s) / unit, np.array(first.end_s) / unit, np.ones(n), np.zeros(len(joined)), [HORIZON_UNITS]])
     model.setSolution(makespan + 1, np.arange(makespan + 1, dtype=np.int32), solution)
     try:
         solve(model, what="contiguity", deadline=deadline)

@@ -23,7 +23,7 @@ from .topology import LogicalTopology
 __all__ = ["Layout", "adjoining", "lower_transfers"]
 
 Place = tuple[int, int, int]  # rank, buffer kind (0 input or in place, 1 output, 2 scratch), chunk
-TRANSFER_S = 2e-5  # work of lowering a transfer
+WORK_PER_TRANSFER_S = 2e-5  # counted work (`kernels.effort`) of lowering a transfer, in seconds of a quiet core
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def lower_transfers(
     chunk_bytes: int, name: str,
 ) -> Program:  # fmt: skip
     """`runs`: the messages, each the transfers it joins in order; `schedule` says when each begins."""
-    count_work(TRANSFER_S * len(transfers))
+    count_work(WORK_PER_TRANSFER_S * len(transfers))
     return _Lowering(layout, topology, transfers, chunk_bytes, name).build(runs, schedule)
 
 
@@ -152,6 +152,7 @@ class _Lowering:
         sent = sending.send(channel, self.buffers[sources[0][:2]], sources[0][2], len(run), after=self._others(after, sending))
         for p in sources:
             self.readers.setdefault(p, []).append(sent)
+        # A place is written again only after what wrote it and all that read it: chunks of one buffer may pass in any order.
         busy = [self.writer[p] for p in dests if p in self.writer] + [s for p in dests for s in self.readers.get(p, ())]
         take = receiving.recv_add if x.adds else receiving.recv
         got = take(channel, self.buffers[dests[0][:2]], dests[0][2], len(run), after=self._others(busy, receiving))

@@ -18,9 +18,10 @@ from ....kernels.effort import NEVER, Deadline
 from ....kernels.list_schedule import Csr, ListProblem, place_items
 from .topology import LogicalTopology
 
-__all__ = ["Schedule", "Timing", "Transfer", "improved", "list_schedule", "replay"]
+__all__ = ["HORIZON_UNITS", "Schedule", "Timing", "Transfer", "improved", "list_schedule", "replay"]
 
-IMPROVEMENTS = 6  # rounds
+MAX_IMPROVEMENTS = 6  # rounds of scheduling backwards and forwards; a round without gain is the last anyway
+HORIZON_UNITS = 1000.0  # what a known schedule takes, in units of the integer programs: far from HiGHS's tolerances (1e-6) on both sides
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def _columns(transfers: Sequence[Transfer], timing: Timing) -> tuple[ListProblem
     after, behind = _lists([x.after for x in transfers]), _lists([x.behind for x in transfers])
     waiting, line = _turned(after), _turned(behind)
     rows = zip(timing.delay_s, timing.offset_s, timing.hold_s, strict=True)
+    # Counted from the arrival backwards, a resource is held from (delay - offset - hold) on.
     ends = np.array([delay - o - h for delay, row, held in rows for o, h in zip(row, held, strict=True)])
     forward = ListProblem(
         route=np.array([x.link for x in transfers], np.int64), resources=Csr.of(timing.resources),
@@ -175,9 +177,10 @@ def improved(transfers: Sequence[Transfer], timing: Timing, tie: Sequence[int], 
     forward, backward = _columns(transfers, timing)
     found = [_placed(forward, travel, tie, eager) for eager in (True, False)]
     now = best = min(found, key=lambda s: s.makespan_s)
-    for _ in range(IMPROVEMENTS):
+    for _ in range(MAX_IMPROVEMENTS):
         if deadline.past:
             break
+        # A transfer's end in the backward schedule is how long before the end of all it must begin: the larger, the more urgent.
         ends = _placed(backward, now.end_s, tie, True).end_s
         now = min((_placed(forward, ends, tie, eager) for eager in (True, False)), key=lambda s: s.makespan_s)
         if now.makespan_s >= best.makespan_s:

@@ -1,7 +1,7 @@
 """What a plan needs that does not depend on its bytes: logical topology, chunks, symmetries, the routing problem of every phase; and size classes.
 
 Sizes of one class share routes, orders and lowered programs. A class spans a factor of four in the bytes of a chunk; all sizes whose bytes take
-no more than LATENCY_BOUND of the latency that no plan can avoid are one class.
+no more than MAX_BYTES_TIME_SHARE of the latency that no plan can avoid are one class.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from ..bounds.collective import bandwidth_bound
 from ..bounds.latency import latency_bound
 from ..problem import CollectiveProblem
 from .chunks import REDUCES, chunks_of, image_of_chunks
+from .routing_problem import Hints, Routes, RoutingProblem, transfers_of
 from .schedule import Timing, Transfer
-from .seed import Hints, Routes, RoutingProblem, transfers_of
 from .topology import LogicalTopology, default_symmetries, logical_topology, sketch_symmetries
 
 __all__ = ["Setup", "SizeClass", "chunkup_of", "given_routes", "joint_transfers"]
 
-MAX_MOVES = 4_000_000  # chunks · links beyond which nothing is tried
+MAX_MOVES = 4_000_000  # chunks times logical links; a problem with more is refused
 FEW_SOURCES = ("broadcast", "reduce", "scatter", "permute")  # no sender is derived for each rank: few ranks send
 WHOLE = ("broadcast", "reduce", "permute")  # operations whose buffer is one block
-MAX_WAYS, MIN_WAY_BYTES = 8, 4096  # chunks that a broadcast takes apart, and what is too small for it
-LATENCY_BOUND = 0.05
+MAX_WAYS = 8  # chunks that a single large block is cut into without a sketch, so that it may take several ways
+MIN_WAY_BYTES = 4096  # such a chunk is not smaller
+MAX_BYTES_TIME_SHARE = 0.05  # sizes whose bytes take no more than this share of the unavoidable latency are one class
 
 
 def chunkup_of(problem: CollectiveProblem, sketch: Sketch | None) -> int:
@@ -77,11 +78,12 @@ class Setup:
 
     def size_class(self, size_bytes: int, transport: Transport | None) -> SizeClass:
         exact = max(self.exact_bytes(size_bytes), 1.0)
+        # Classes are powers of four, rounded to the nearest: a class spans from half to twice its own bytes.
         number = int(np.floor(np.log2(exact) / 2 + 0.5))
         cost = transport or Transport()
         unavoidable_s = float(latency_bound(self.problem)) + cost.per_message_s + cost.per_step_s
         per_byte_s = self.floor_s(1.0) + cost.per_byte_s
-        small = LATENCY_BOUND * unavoidable_s / per_byte_s if per_byte_s > 0 else 0.0
+        small = MAX_BYTES_TIME_SHARE * unavoidable_s / per_byte_s if per_byte_s > 0 else 0.0
         lowest = int(np.floor(np.log2(small) / 2)) if small >= 1 else 0
         return SizeClass(4.0 ** max(number, lowest), 1.0 if number <= lowest else 4.0**number / 2)
 
@@ -217,4 +219,5 @@ def _backwards(transfers: Sequence[Transfer]) -> list[Transfer]:
     for t, x in enumerate(transfers):
         for b in x.after:
             waiting[b].append(t)
+    # A tree read backwards: where copies fanned out, sums come together, so what waited is now waited for.
     return [Transfer(x.chunk, x.link, tuple(waiting[t]), adds=True) for t, x in enumerate(transfers)]

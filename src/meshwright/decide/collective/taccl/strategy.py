@@ -28,10 +28,10 @@ from ....sketch import Sketch, sketch_of
 from ..bounds.collective import collective_bound
 from ..memo import remember
 from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, require_operation
-from .classes import Kept, Limits, kept_for, picked, routed, routed_phases
+from .routing_problem import RoutingProblem
 from .schedule import Timing
-from .seed import RoutingProblem
 from .setup import Setup, SizeClass, chunkup_of, given_routes
+from .size_classes import Kept, Limits, kept_for, picked, routed, routed_phases
 
 __all__ = ["CITE", "DEVIATIONS", "Taccl"]
 
@@ -129,6 +129,7 @@ class _Planner:
         if options.routes is not None:
             choices: Any = [[("given", r)] for r in given_routes(problems, options.routes)]
         else:
+            # Phases with routes of their own have an equal part of the effort each; where one serves both, it has all.
             share_s = self.problem.budget_s / (1 if self.setup.mirrored else len(problems))
             choices = routed_phases(self.setup, problems, lambda p: routed(p, self._limits(worked_s(), share_s)))
         limits = self._limits(self.begin_s, self.problem.budget_s)

@@ -232,6 +232,7 @@ class _Builder:
     def _local(self, box: Sequence[int]) -> list[LogicalLink]:
         """Links inside a box; detours outside only where the box is not connected without them."""
         links = [x for a in box for b in box if a != b and (x := self.link(a, b)) is not None]
+        # A route that leaves its box uses ports that messages between boxes need.
         inside = [x for x in links if self.stays(x)]
         return inside if _strong(box, inside) else links
 
@@ -244,6 +245,7 @@ class _Builder:
         chosen: dict[tuple[int, int], LogicalLink] = {}
         for k in range(max(len(mine), len(theirs))):
             out, into = mine[k % len(mine)], theirs[k % len(theirs)]
+            # As many pairs as it takes to fill the port at either end; more would only share it.
             many = max(self._senders(out, pairs), self._senders(into, pairs, receive=True))
             for s in range(many):
                 a = [r for r in out if any(p[0] == r for p in pairs)][-many:]
@@ -277,6 +279,7 @@ class _Builder:
         if not routes or len(routes[0]) < 3:
             return len(cluster)
         rate = self.fabric.links
+        # The port's own link is the second of the route; the first is the rank's link to it.
         return max(1, min(len(cluster), round(rate[routes[0][1]].rate_Bps / rate[routes[0][0]].rate_Bps)))
 
     def carriers(self, sketch: Sketch | None, links: Sequence[LogicalLink]) -> tuple[tuple[int, ...] | None, ...]:
@@ -352,6 +355,7 @@ def default_symmetries(topology: LogicalTopology) -> tuple[Symmetry, ...]:
     found: list[Symmetry] = []
     if boxes > 1 and (s := _automorphism(topology, tuple((r + size) % n for r in range(n)))[0]):
         found.append(s)
+    # By one place if every GPU is like the next, by two where pairs share a port.
     for step in (1, 2):
         if size > step and size % step == 0:
             inside, _ = _automorphism(topology, tuple((r % size + step) % size + r // size * size for r in range(n)))
@@ -376,6 +380,7 @@ def _automorphism(topology: LogicalTopology, rank: tuple[int, ...]) -> tuple[Sym
         if not same or any(of[a].rate_Bps != of[b].rate_Bps for a, b in zip(x.route, y.route, strict=True)):
             return None, f"link {topology.describe(number)} and its image {ends} differ in rate, latency or length"
         for a, b in zip(x.route, y.route, strict=True):
+            # The image of a shared link must be shared by the images, or loads would not be alike.
             if resource.setdefault(a, b) != b or taken.setdefault(b, a) != a:
                 return None, f"link {topology.describe(number)} shares ports that its image {ends} does not share"
         image.append(other)

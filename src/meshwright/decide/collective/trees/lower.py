@@ -174,6 +174,7 @@ def _keep_pace(sources: list[_Source], how: Lowering) -> None:
     """Couple the lanes of one rank, where they are unlike."""
     if len({(s.hops, s.units) for s in sources}) < 2:
         return
+    # The longest way, and of those the largest share, leads: it may be `pace` pieces ahead, and no other lane overtakes it.
     first = max(sources, key=lambda s: (s.hops, s.units))
     for other in sources:
         if other is first:
@@ -181,6 +182,7 @@ def _keep_pace(sources: list[_Source], how: Lowering) -> None:
         ahead = how.lead - 1 if other.hops < first.hops else 0
         for i in range(len(other.steps)):
             other.lane.wait(i, first.steps[min(i + ahead, len(first.steps) - 1)])
+        # Lanes that repeat can only wait for an earlier iteration of another: pace is counted in iterations of `lead` pieces.
         if not how.unroll:
             first.lane.wait(0, (other.steps[-1], max(1, how.pace // how.lead)))
             continue

@@ -32,12 +32,14 @@ from ....kernels.maxflow import FlowNetwork
 __all__ = ["Arc", "Demand", "Packing", "PackingProblem", "solve_packing"]
 
 Arc = tuple[int, int]
-SCALE = 1 << 40  # floats become integers of this unit for the max-flows
-TOLERANCE = 1e-7  # a cut row is violated if it misses by more
-HOP_PRICE = 1e-6  # secondary aims, far below the first: of equal times, the least traffic,
-WAY_PRICE = 1e-5  # loads that are alike both ways, and
-SHARE_PRICE = 1e-4  # shares that are alike: many roots make low trees
-MAX_ROUNDS = 400
+FLOW_UNITS = 1 << 40  # units of one demand's size: floats become whole numbers of them for the max-flows
+MAX_CUT_SHORTFALL = 1e-7  # share of a demand's size by which a cut may miss it: HiGHS meets its rows no better
+# Prices of secondary aims, against the time: of equal times the least traffic, loads that are alike both ways, and shares that are alike
+# (many roots make low trees). All are so far below the time's price of 1 that they only choose among optima.
+HOP_PRICE = 1e-6
+WAY_PRICE = 1e-5
+SHARE_PRICE = 1e-4
+MAX_ROUNDS = 400  # of cut generation, then it is given up; 2 to 5 are usual
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ class _Program:
             for demand, spread, collect in zip(self.problem.demands, self.spread, self.collect, strict=True):
                 share = float(demand.size / self.biggest)
                 used = [spread.get((u, v)), collect.get((u, v))]
+                # Collecting is spreading turned round, so an arc also carries what spreads over its twin.
                 if self.problem.mirrored and demand.collect:
                     used.append(spread.get((v, u)))
                 for column in used:
@@ -206,6 +209,7 @@ class _Program:
             return False
         self.seen.add((number, inside))
         flow = self.flows[number]
+        # Each share that starts inside must leave at least once. Shares sum to one, so: leaving + shares of roots outside >= 1.
         terms = {c: 1.0 for (u, v), c in flow.column.items() if inside[u] and not inside[v]}
         need = 1.0
         for i, r in enumerate(flow.members):
@@ -237,12 +241,13 @@ class _Program:
         """Add the violated cuts of one flow, at most one per member."""
         flow, source = self.flows[number], self.problem.nodes
         arcs = list(flow.column)
-        amount = [max(0, round(x[c] * SCALE)) for c in flow.column.values()]
+        amount = [max(0, round(x[c] * FLOW_UNITS)) for c in flow.column.values()]
         shares = flow.weight or x[flow.first_weight : flow.first_weight + len(flow.members)]
         network.capacity[:] = 0
         network.capacity[network.slots([u for u, _ in arcs], [v for _, v in arcs])] = amount
-        network.capacity[network.slots([source] * len(flow.members), flow.members)] = [max(0, round(w * SCALE)) for w in shares]
-        need = SCALE - int(TOLERANCE * SCALE)
+        network.capacity[network.slots([source] * len(flow.members), flow.members)] = [max(0, round(w * FLOW_UNITS)) for w in shares]
+        # Cuts are exact statements whatever proposed them, so rounding can only cost a round, never a wrong row.
+        need = FLOW_UNITS - int(MAX_CUT_SHORTFALL * FLOW_UNITS)
         added = 0
         for v in flow.order:
             if network.max_flow(source, v, limit=need) < need:

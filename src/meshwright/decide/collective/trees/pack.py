@@ -16,7 +16,7 @@ from ....kernels.treepack_lower import exchange_parents
 
 __all__ = ["DEFECT", "Path", "Tree", "lowered", "merged", "pack_capacities"]
 
-MAX_EXCHANGES = 1 << 28  # trees squared times devices
+MAX_SQUARED_TREES_TIMES_RANKS = 1 << 28  # work of exchanging parents between all pairs of trees; larger forests stay as they are
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
 Path = tuple[int, ...]  # nodes from the sender to the receiver, both included
 
@@ -50,10 +50,11 @@ def merged(trees: Sequence[Tree]) -> tuple[Tree, ...]:
 
 def lowered(trees: Sequence[Tree]) -> tuple[Tree, ...]:
     """The trees after exchanging parents where that brings devices nearer to the roots: same loads, same roots. Not if they are too many."""
-    if len(trees) < 2 or len(trees) ** 2 * len(trees[0].parent) > MAX_EXCHANGES:
+    if len(trees) < 2 or len(trees) ** 2 * len(trees[0].parent) > MAX_SQUARED_TREES_TIMES_RANKS:
         return tuple(trees)
     units = np.array([tree.units for tree in trees], np.int32)
     parent, donor, depth = exchange_parents(np.array([tree.parent for tree in trees], np.int32), units)
+    # Should the highest tree have grown on the way, all stay as they were: height is what fills the pipeline.
     if depth.max() > max(tree.height for tree in trees):
         return tuple(trees)
     out = []
@@ -107,9 +108,11 @@ def _path_pools(capacities: dict[tuple[int, int], int], splits: Sequence[Split])
     pools: dict[tuple[int, int], _Pool] = {}
     for arc, amount in capacities.items():
         pools.setdefault(arc, _Pool()).put(arc, amount)
+    # In the order in which switches were split: a later split may use edges that an earlier one made, whose pools are filled by then.
     for split in splits:
         first = pools[split.src, split.switch].take(split.amount)
         second = pools[split.switch, split.dst].take(split.amount)
+        # Capacity that goes into a switch and straight back is cancelled: no tree needs it.
         if split.src == split.dst:
             continue
         pool = pools.setdefault((split.src, split.dst), _Pool())
@@ -147,6 +150,7 @@ def _with_paths(batch: TreeBatch, pools: dict[tuple[int, int], _Pool]) -> list[T
     children = order[1:]
     taken = [pools[parent[v], v].take(batch.count) for v in children]
     found = []
+    # Equal trees whose edges take different paths: each run of units with the same paths becomes a tree of its own.
     for paths, amount in _zipped(taken):
         by_child = dict(zip(children, paths, strict=True))
         found.append(Tree(batch.root, amount, parent, order, tuple(by_child.get(v, ()) for v in range(len(parent)))))

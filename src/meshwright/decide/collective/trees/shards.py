@@ -1,6 +1,6 @@
 """Uneven shards: weights of the roots, and chunks that are the same size everywhere without any padding.
 
-Weights are the shards over what they have in common; where that makes more than MAX_WEIGHT units, they are rounded to that many, which only
+Weights are the shards over what they have in common; where that makes more than MAX_WEIGHT_UNITS units, they are rounded to that many, which only
 shifts load between trees: every byte is still sent, and bounds are computed from the shards themselves.
 """
 
@@ -14,21 +14,21 @@ from ....errors import Unsupported
 from ....program.program import Contract
 from ..problem import CollectiveProblem
 
-__all__ = ["ShardTable", "shard_contract", "shard_table", "shard_weights"]
+__all__ = ["MAX_BUFFER_CHUNKS", "ShardTable", "shard_contract", "shard_table", "shard_weights"]
 
-MAX_WEIGHT = 4096  # units of weight in all
-FINE = 64  # chunks per part where parts are rounded
-MAX_CHUNKS = 1 << 20  # of one buffer
+MAX_WEIGHT_UNITS = 4096  # units of weight of all roots; finer shards are rounded, which shifts load between trees only
+MIN_CHUNKS_PER_PART = 64  # where parts are rounded to whole chunks: then a part is off by about 1/64 at most
+MAX_BUFFER_CHUNKS = 1 << 20  # chunks of one buffer; shards that have so little in common that more are needed are refused
 
 
 def shard_weights(problem: CollectiveProblem) -> list[int]:
-    """Whole numbers in the proportion of the shards, exactly if they add up to at most MAX_WEIGHT."""
+    """Whole numbers in the proportion of the shards, exactly if they add up to at most MAX_WEIGHT_UNITS."""
     shards = problem.shards
     unit = gcd(*shards)
     weight = [s // unit for s in shards]
-    if sum(weight) <= MAX_WEIGHT:
+    if sum(weight) <= MAX_WEIGHT_UNITS:
         return weight
-    rounded = [max(1, round(s * MAX_WEIGHT / sum(shards))) if s else 0 for s in shards]
+    rounded = [max(1, round(s * MAX_WEIGHT_UNITS / sum(shards))) if s else 0 for s in shards]
     common = gcd(*rounded)
     return [w // common for w in rounded]
 
@@ -47,7 +47,7 @@ class ShardTable:
 
 
 def shard_table(problem: CollectiveProblem, units: int, pieces: int) -> ShardTable:
-    """Chunks that divide every shard into `units` equal parts of `pieces` pieces per unit of weight, where whole elements and MAX_CHUNKS
+    """Chunks that divide every shard into `units` equal parts of `pieces` pieces per unit of weight, where whole elements and MAX_BUFFER_CHUNKS
     allow it; else chunks so fine that rounding the parts to them hardly matters.
 
     Raises: Unsupported when the shards have too little in common.
@@ -55,7 +55,7 @@ def shard_table(problem: CollectiveProblem, units: int, pieces: int) -> ShardTab
     shards = problem.shards
     common = gcd(*shards) // problem.element_bytes
     total = sum(shards) // problem.element_bytes
-    most = MAX_CHUNKS * common // total  # parts that `common` may be cut into
+    most = MAX_BUFFER_CHUNKS * common // total  # parts that `common` may be cut into
     if most < 1:
         raise Unsupported(
             f"the shards' sizes have only {common * problem.element_bytes} B in common, which makes {total // common} chunks",
@@ -64,8 +64,9 @@ def shard_table(problem: CollectiveProblem, units: int, pieces: int) -> ShardTab
         )
     divisors = sorted({d for i in range(1, isqrt(common) + 1) if common % i == 0 for d in (i, common // i)})
     divisors = [d for d in divisors if d <= most]
+    # Best first: parts and pieces whole; parts whole and pieces about; both rounded but fine; as fine as there is.
     ways = ([d for d in divisors if d % (units * pieces) == 0], [d for d in divisors if d % units == 0 and d >= units * pieces],
-            [d for d in divisors if d >= FINE * units * pieces], divisors[-1:])  # fmt: skip
+            [d for d in divisors if d >= MIN_CHUNKS_PER_PART * units * pieces], divisors[-1:])  # fmt: skip
     cut = next(way[0] for way in ways if way)
     count = tuple(s // problem.element_bytes * cut // common for s in shards)
     return ShardTable((0, *accumulate(count[:-1])), count, common // cut * problem.element_bytes)

@@ -17,7 +17,7 @@ from ..rates import RateGraph
 __all__ = ["Boxes", "Shift", "alike", "named_permutation", "require_automorphism", "sinks_of_each_kind"]
 
 Arc = tuple[int, int]
-FEW_RANKS = 128  # below it looking for symmetry costs more than it saves
+MIN_RANKS_FOR_SYMMETRY = 128  # among fewer ranks looking for symmetry costs more than it saves
 
 
 def require_automorphism(graph: RateGraph, goes_to: Sequence[int]) -> None:
@@ -115,7 +115,7 @@ def sinks_of_each_kind(graph: RateGraph, weight: Sequence[int]) -> list[int]:
 
     Swapping two servers that have equal signatures, position by position, is such a symmetry, since servers meet in outside nodes only.
     """
-    if graph.ranks < FEW_RANKS:
+    if graph.ranks < MIN_RANKS_FOR_SYMMETRY:
         return list(range(graph.ranks))
     try:
         boxes = Boxes.of(graph)

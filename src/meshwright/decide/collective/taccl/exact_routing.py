@@ -20,13 +20,13 @@ import numpy as np
 from ....errors import Infeasible, TimeLimit
 from ....kernels.effort import Deadline
 from ....kernels.highs import solve, solver, values
-from .seed import Routes, RoutingProblem
+from .routing_problem import Routes, RoutingProblem
+from .schedule import HORIZON_UNITS
 
 __all__ = ["Routed", "route_exactly"]
 
-SCALE = 1000.0  # the horizon in the program's units: far from HiGHS's tolerances (1e-6) on both sides
-SECONDARY = 1e-4  # weight of all secondary wishes together, against the horizon
-CLOSE = 1.0 + 1e-7
+SECONDARY_WEIGHT_SHARE = 1e-4  # weight of all secondary wishes of a sketch together, as a share of the horizon's
+MAX_TIMES_FLOOR = 1.0 + 1e-7  # a time within this factor of what is proven counts as optimal: floats do not meet exactly
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Rows:
 class _Program:
     def __init__(self, problem: RoutingProblem, horizon_s: float) -> None:
         self.p = p = problem
-        self.unit_s = horizon_s / SCALE
+        self.unit_s = horizon_s / HORIZON_UNITS
         self.inf = float("inf")
         orbits = p.orbits
         self.pairs, self.x, self.binaries, self.representatives = orbits.pairs, orbits.x, orbits.moves, orbits.representatives
@@ -121,12 +121,16 @@ class _Program:
                 leaving.setdefault((a, self.p.timing.resources[i][0]), []).append(i)
                 x, here = self.x[c, i], self.start[c, b]
                 if a == chunk.source:
+                    # No big-M: start >= soonest holds anyway, and taking this link raises it to the link's delay.
                     self.rows.add([(here, 1.0), (x, -(self.delay[i] - soonest[b]))], soonest[b])
                     continue
+                # A chunk leaves a rank only if it entered it.
                 self.rows.add([*((self.x[c, j], 1.0) for j in into.get(a, ())), (x, -1.0)], 0.0)
-                big = SCALE + self.delay[i] - soonest[b]
+                # If x = 0 the row must allow here = soonest and start[a] = horizon, and no more: a smaller M is a tighter relaxation.
+                big = HORIZON_UNITS + self.delay[i] - soonest[b]
                 self.rows.add([(here, 1.0), (self.start[c, a], -1.0), (x, -big)], self.delay[i] - big)
             for (a, _), links in leaving.items():
+                # Copies of one chunk leave a port one after the other, all after it arrived: the last cannot end before their sum.
                 if len(links) > 1:
                     begin = [] if a == chunk.source else [(self.start[c, a], 1.0)]
                     self._finish([*begin, *((self.x[c, i], self.hold[i][0]) for i in links)], 0.0)
@@ -140,6 +144,7 @@ class _Program:
                 users.setdefault(r, []).append((self.x[c, i], self.hold[i][k], offset, max(tail, 0.0)))
         always = self._unavoidable()
         for r, uses in sorted(users.items()):
+            # A resource that is surely used begins no sooner than the least offset to it, and after its last use the least tail is still to go.
             constant = min(u[2] for u in uses) + min(u[3] for u in uses) + always[r] if r in always else 0.0
             self._finish([(x, hold) for x, hold, _, _ in uses], constant)
 
@@ -162,6 +167,7 @@ class _Program:
         _, b, remote = self.p.links[link]
         if not self.p.relayed or not remote:
             return 0.0
+        # Another link may bring the chunk to the box sooner: then nothing is sure to follow this arrival.
         if self._ways_in(c)[self.p.box[b]] > 1:
             return 0.0
         return float(self._spread[b, frozenset(d for d in self.p.chunks[c].dests if self.p.box[d] == self.p.box[b])])
@@ -225,7 +231,7 @@ class _Program:
             self._used_rows(dict(hints.used))
         if hints.balance != "none":
             level, sign = self._column(), 1.0 if hints.balance == "minmax" else -1.0
-            self.objective[level] = sign * SECONDARY
+            self.objective[level] = sign * SECONDARY_WEIGHT_SHARE
             for i, (_, _, remote) in enumerate(self.p.links):
                 load = [(x, -self.hold[i][0]) for (c, j), x in self.x.items() if j == i]
                 if not remote and load:
@@ -251,7 +257,7 @@ class _Program:
                 for x in sorted(xs):
                     self.rows.add([(one[key], 1.0), (x, -1.0)], 0.0)
                 self.rows.add([*((x, 1.0) for x in sorted(xs)), (one[key], -1.0)], 0.0)
-            self.objective[one[key]] = self.objective.get(one[key], 0.0) + wish[i] * SECONDARY * SCALE / len(carried)
+            self.objective[one[key]] = self.objective.get(one[key], 0.0) + wish[i] * SECONDARY_WEIGHT_SHARE * HORIZON_UNITS / len(carried)
 
     def _order_rows(self) -> None:
         """A sender's own chunk leaves before one that it forwards, on the same link."""
@@ -261,22 +267,22 @@ class _Program:
             riders = [c for c in range(len(self.p.chunks)) if (c, i) in self.x]
             for own in (c for c in riders if self.p.chunks[c].source == a):
                 for other in (c for c in riders if self.p.chunks[c].source != a):
-                    big = 2 * SCALE
+                    big = 2 * HORIZON_UNITS
                     terms = [(self.start[other, b], 1.0), (self.start[own, b], -1.0), (self.x[own, i], -big), (self.x[other, i], -big)]
                     self.rows.add(terms, self.hold[i][0] - 2 * big)
 
     # ---- solving ----
     def solve(self, first: Routes, deadline: Deadline, nodes: int) -> Routed | None:
-        low, high = np.zeros(self.columns), np.full(self.columns, SCALE)
+        low, high = np.zeros(self.columns), np.full(self.columns, HORIZON_UNITS)
         high[: self.binaries] = 1.0
         high[self.extra_integer] = 1.0
-        high[self.time] = SCALE * CLOSE
-        floor = min(self.p.floor_s / self.unit_s, SCALE)
+        high[self.time] = HORIZON_UNITS * MAX_TIMES_FLOOR
+        floor = min(self.p.floor_s / self.unit_s, HORIZON_UNITS)
         low[self.time] = floor
         for (c, rank), column in self.start.items():
             if c in self.soonest:
-                low[column] = max(low[column], min(self.soonest[c][rank], SCALE))
-        model = solver(mip_rel_gap=1e-6, mip_abs_gap=1e-6 * SCALE, mip_max_nodes=nodes, random_seed=1)
+                low[column] = max(low[column], min(self.soonest[c][rank], HORIZON_UNITS))
+        model = solver(mip_rel_gap=1e-6, mip_abs_gap=1e-6 * HORIZON_UNITS, mip_max_nodes=nodes, random_seed=1)
         model.addVars(self.columns, low, high)
         for column, weight in self.objective.items():
             model.changeColCost(column, weight)
@@ -290,7 +296,8 @@ class _Program:
             np.array(rows.index, np.int32), np.array(rows.value),
         )  # fmt: skip
         if len(self.objective) == 1 and floor > 0:
-            model.setOptionValue("objective_target", float(floor * CLOSE))
+            # Routes at the proven bound cannot be beaten, so the search may stop there.
+            model.setOptionValue("objective_target", float(floor * MAX_TIMES_FLOOR))
         self._offer(model, first)
         try:
             status = solve(model, what="routing", deadline=deadline)
@@ -300,7 +307,7 @@ class _Program:
         routes = self._routes(found)
         reached = self._value(found)
         proven = max(floor, float(model.getInfo().mip_dual_bound)) if len(self.objective) == 1 else floor
-        done = status == "optimal" or reached <= floor * CLOSE
+        done = status == "optimal" or reached <= floor * MAX_TIMES_FLOOR
         if done and len(self.objective) == 1:
             proven = max(proven, reached * (1 - 2e-6))
         return Routed(routes, reached * self.unit_s, min(proven, reached) * self.unit_s, done, self.binaries)
@@ -312,6 +319,7 @@ class _Program:
         """The known routes as first solution, when they are symmetric."""
         taken = {self.x.get((c, i), -1) for c, links in enumerate(first) for i in links}
         pairs = {(c, i) for c, links in enumerate(first) for i in links}
+        # One variable stands for a whole orbit: the first solution must use all its images or none.
         if -1 in taken or any((pair in pairs) != (x in taken) for pair, x in self.x.items()) or self.extra_integer or len(self.objective) > 1:
             return
         solution = [0.0] * self.columns
@@ -319,7 +327,7 @@ class _Program:
             solution[x] = 1.0
         for (c, rank), column in self.start.items():
             if c in self.soonest:
-                solution[column] = min(self.soonest[c][rank], SCALE)
+                solution[column] = min(self.soonest[c][rank], HORIZON_UNITS)
         for c in self.representatives:
             at = {self.p.chunks[c].source: 0.0}
             for i in first[c]:

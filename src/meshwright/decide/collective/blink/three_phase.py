@@ -21,10 +21,11 @@ from ..problem import CollectiveProblem
 from ..rates import RateGraph
 from .graph import canonical
 from .pack import pack
-from .sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
+from .tree_sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
 
 __all__ = ["port_shares", "servers_of", "three_phase_set"]
 
+# Units of the message that are tried, apart from one full turn of all servers and roots: each is a spanning tree over all ranks.
 MAX_UNITS = 128
 Path = tuple[int, ...]
 
@@ -57,6 +58,7 @@ def three_phase_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: fl
             return None
         locals_.append(_Local(members, inside, share))
     best: tuple[Fraction, int, list[Chosen]] | None = None
+    # One full turn: every root of the largest server once while each server adds up.
     period = max(len(local.roots) for local in locals_) * len(servers)
     for count in sorted({*range(1, 25), *(period * i for i in range(1, 5))}):
         if count > MAX_UNITS and count != period:
@@ -65,7 +67,7 @@ def three_phase_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: fl
         if trees is None:
             return None
         rate = set_rate(problem, graph, trees)
-        if best is None or rate > best[0] * Fraction(103, 100):
+        if best is None or rate > best[0] * Fraction(103, 100):  # more units are more steps: they must gain 3 %
             best = rate, count, trees
     assert best is not None
     roots = [[problem.ranks[r] for r, _ in x.roots] for x in locals_]
@@ -145,6 +147,7 @@ def _units(problem: CollectiveProblem, graph: RateGraph, servers: list[_Local], 
     widest = max(len(local.roots) for local in servers)
     out: list[Chosen] = []
     for unit in range(count):
+        # Servers add up in turn; where there are units enough, for as many units at a time as there are roots, so that each adds up for all roots.
         adder = unit // widest % len(servers) if count >= widest * len(servers) else unit % len(servers)
         heads = [local.roots[pick[1][unit]][0] for local, pick in zip(servers, picks, strict=True)]
         down: list[Path] = [()] * graph.ranks

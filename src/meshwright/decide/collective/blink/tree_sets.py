@@ -33,9 +33,9 @@ SHAPE_OF = {
     "scatter": "scatter", "gather": "scatter",
 }  # fmt: skip
 REVERSED = ("reduce", "reduce-scatter", "gather")  # packed on the reversed graph, climbed
-MAX_EXACT_TREES = 4096
-FEW_TREES = 32
-MAX_GRAINS = 96
+MAX_EXACT_TREES = 4096  # trees of an exact packing that is asked for; more are refused, since matroid union takes them one by one
+MAX_FEW_EXACT_TREES = 32  # trees, and ranks, up to which an exact packing is tried unasked
+MAX_CHANNEL_UNITS = 96  # units of both channels together, in which the message is shared between them
 FAST_KINDS = ("NV", "XGMI")
 
 
@@ -100,6 +100,7 @@ def set_rate(problem: CollectiveProblem, graph: RateGraph, trees: Sequence[Chose
     blocks = op in ("scatter", "gather")
     load: dict[tuple[int, int], int] = {}
     for t in trees:
+        # Blocks travel alone: a link carries those of all ranks below it.
         below = [1] * n
         if blocks:
             for v in reversed(t.order[1:]):
@@ -123,6 +124,7 @@ def packed_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: float, 
     optimum: Fraction | None = None
     if shape in ("broadcast", "all-gather"):
         weight = [int(r == root) for r in range(graph.ranks)] if shape == "broadcast" else [1] * graph.ranks
+        # For out-trees the worst cut is the optimum (Edmonds), so weights may stop as soon as they come near it.
         optimum = 1 / worst_cut(used, weight).ratio
     allocation, order = canonical(used, root)
     if exact:
@@ -164,11 +166,11 @@ def _undirected(graph: RateGraph) -> dict[tuple[int, int], int]:
 
 
 def few_exact_trees(graph: RateGraph) -> bool:
-    """Whether an exact packing of undirected trees exists here and needs at most FEW_TREES of them."""
-    if graph.nodes > graph.ranks or graph.ranks > FEW_TREES:
+    """Whether an exact packing of undirected trees exists here and needs at most MAX_FEW_EXACT_TREES of them."""
+    if graph.nodes > graph.ranks or graph.ranks > MAX_FEW_EXACT_TREES:
         return False
     try:
-        return strength(graph.ranks, _undirected(graph)).ratio.numerator <= FEW_TREES
+        return strength(graph.ranks, _undirected(graph)).ratio.numerator <= MAX_FEW_EXACT_TREES
     except Disconnected:
         return False
 
@@ -183,6 +185,7 @@ def _exact_spanning(problem: CollectiveProblem, graph: RateGraph) -> Packing:
             f"the exact packing needs {count} trees, more than {MAX_EXACT_TREES}",
             hint="give links rates with a larger common unit, or leave `exact` off", data={"trees": count},
         )  # fmt: skip
+    # Nash-Williams and Tutte: the strength p / q means that q copies of the graph hold p disjoint spanning trees, and no more.
     found = pack_spanning_trees(graph.ranks, {pair: r * scale for pair, r in edges.items()}, count)
     trees = [_lowest(graph.ranks, pairs) for pairs, _ in found]
     return Packing(
@@ -327,16 +330,18 @@ def channel_set(problem: CollectiveProblem, fast: TreeSet, slow: TreeSet, extra_
     D_slow / B_slow + extra = D_fast / B_fast, D_slow + D_fast = D, so D_slow = B_slow (D - extra · B_fast) / (B_slow + B_fast).
     """
     size = Fraction(problem.size_bytes)
+    # Solved from the equation above; at or below 0 the fast channel is done before the slow one could start.
     share = slow.rate_Bps * (size - Fraction(extra_s) * fast.rate_Bps) / ((slow.rate_Bps + fast.rate_Bps) * size)
     if share <= 0:
         return None
     parts = 1 if not per_root(problem.op) else fast.graph.ranks
     units = [sum(t.units for t in one.trees) // parts for one in (fast, slow)]
     best: tuple[Fraction, int, int] | None = None
+    # The exact share is hardly ever a ratio of whole trees: of small multiples of both sets the pair that ends first is taken.
     for a in range(1, 17):
         for b in range(1, 17):
             total = a * units[0] + b * units[1]
-            if total > MAX_GRAINS:
+            if total > MAX_CHANNEL_UNITS:
                 break
             part = Fraction(b * units[1], total)
             time = max(part * size / slow.rate_Bps + Fraction(extra_s), (1 - part) * size / fast.rate_Bps)

@@ -15,26 +15,27 @@ from ....errors import TimeLimit
 from ....kernels.effort import Deadline, worked_s
 from ....program.program import Program
 from ..memo import with_chunk_bytes
-from ..value import simulated_time_s
+from ..program_time import simulated_time_s
 from .contiguity import Runs, join_runs, replay_runs
+from .exact_routing import route_exactly
 from .lower import Layout, adjoining, lower_transfers
-from .routing import route_exactly
+from .routing_problem import Routes, RoutingProblem, greedy_routes, transfers_of
 from .schedule import Schedule, Timing, Transfer, improved, replay
-from .seed import Routes, RoutingProblem, greedy_routes, transfers_of
 from .setup import Setup, SizeClass, joint_transfers
 
 __all__ = ["Kept", "Limits", "kept_for", "picked", "routed", "routed_phases"]
 
 MAX_TRANSFERS = 10_000  # of a schedule with instances
-MAX_SIMULATED = 4_000  # transfers of a schedule up to which several orders are simulated
-MIN_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
-MAX_INSTANCES = 16
-MAX_APART = 1_000  # transfers of routes up to which those with senders kept apart are tried too
-FAR = 1.1  # routes whose whole chunks take this much longer than others' are not pursued
-LOWERED, LOWERED_TRANSFERS = 5, 12_500  # choices of routes and instances that are lowered, and their transfers together
-NEAR = 1.2  # what takes this much longer for the class's bytes is dropped
-JOIN_GAP = 1e-3  # of the integer program that joins messages
-KEPT_TRANSFERS = 8_000  # up to which a single size picks among them; beyond, the class has decided
+MAX_SIMULATED_TRANSFERS = 4_000  # of a schedule, up to which several of its orders are simulated
+MIN_INSTANCE_BYTES = 64  # a chunk is not cut below; what many messages cost is in the model
+MAX_INSTANCES = 16  # parts that a chunk is cut into, which follow each other
+MAX_APART_TRANSFERS = 1_000  # of routes, up to which those with senders kept apart are tried too
+MAX_TIMES_OTHER_ROUTES = 1.1  # routes whose whole chunks take longer than others', times this, are not cut into instances
+MAX_LOWERED_CHOICES = 5  # choices of routes and instances that are lowered ...
+MAX_LOWERED_TRANSFERS = 12_500  # ... and their transfers together
+MAX_TIMES_FASTEST = 1.2  # a choice that takes longer than the fastest, times this, for the class's bytes is dropped
+MAX_JOIN_GAP_SHARE = 1e-3  # relative gap at which the integer program that joins messages stops
+MAX_KEPT_TRANSFERS = 8_000  # of all choices, up to which a single size picks among them; beyond, the class has decided
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def kept_for(
 
 def most_instances(chunk_bytes: float) -> int:
     """Into how many a chunk may be cut."""
-    return max(1, int(chunk_bytes // MIN_BYTES))
+    return max(1, int(chunk_bytes // MIN_INSTANCE_BYTES))
 
 
 class _Class:
@@ -131,12 +132,14 @@ class _Class:
                 transfers = joint_transfers(self.setup, problems, phases, count)
                 schedules = improved(transfers, self.timing(count), self._ties(transfers), self.limits.until(0.5))
                 mine.append(_Scheduled(phases, how, count, transfers, schedules, self._spare(transfers, count)))
-                if found and len(mine) == 1 and mine[0].makespan_s > FAR * found[0].makespan_s:
+                if found and len(mine) == 1 and mine[0].makespan_s > MAX_TIMES_OTHER_ROUTES * found[0].makespan_s:
                     break
+                # Two doublings that gain less than a thousandth together: more instances will not gain either.
                 if len(mine) > 2 and mine[-1].makespan_s >= 0.999 * mine[-3].makespan_s:
                     break
             found += mine
         found.sort(key=lambda c: (c.makespan_s, len(c.transfers)))
+        # The first must do for the smallest size of the class, too; others are picked only where chunks are large enough for them.
         first = next((c for c in found if c.instances <= self.safe), found[0])
         return [first, *(c for c in found if c is not first)]
 
@@ -164,17 +167,17 @@ class _Class:
         transfers = 0
         for choice in found:
             transfers += len(choice.transfers)
-            if tried and (len(tried) >= LOWERED or transfers > LOWERED_TRANSFERS or self.limits.spent(0.8)):
+            if tried and (len(tried) >= MAX_LOWERED_CHOICES or transfers > MAX_LOWERED_TRANSFERS or self.limits.spent(0.8)):
                 break
-            first, *others = choice.schedules if len(choice.transfers) <= MAX_SIMULATED else choice.schedules[:1]
-            near = [first, *(s for s in others + choice.spare if s.start_s != first.start_s and s.makespan_s <= NEAR * first.makespan_s)]
+            first, *others = choice.schedules if len(choice.transfers) <= MAX_SIMULATED_TRANSFERS else choice.schedules[:1]
+            near = [first, *(s for s in others + choice.spare if s.start_s != first.start_s and s.makespan_s <= MAX_TIMES_FASTEST * first.makespan_s)]
             orders = [(self._lowered(choice, s, solve=False), s) for s in near]
             times = [self.simulated_s(k) for k, _ in orders]
             best = times.index(min(times))
             tried.append((times[best], choice, orders[best][1], orders[best][0]))
         fastest = min(t for t, _, _, _ in tried)
-        kept = [self._solved(*one) for one in tried if one[0] <= NEAR * fastest]
-        if len(kept) > 1 and sum(len(k.transfers) for k in kept) > KEPT_TRANSFERS:
+        kept = [self._solved(*one) for one in tried if one[0] <= MAX_TIMES_FASTEST * fastest]
+        if len(kept) > 1 and sum(len(k.transfers) for k in kept) > MAX_KEPT_TRANSFERS:
             kept = [min([k for k in kept if k.instances <= self.safe] or kept, key=self.simulated_s)]
         return tuple(kept)
 
@@ -199,7 +202,8 @@ class _Class:
         runs: Runs = [(t,) for t in schedule.order]
         if self.limits.merge:
             nodes = self.limits.nodes if solve else 0
-            runs, schedule = join_runs(transfers, self.timing(k), schedule, may_join, deadline=self.limits.solver(0.1), nodes=nodes, gap=JOIN_GAP)
+            deadline, gap = self.limits.solver(0.1), MAX_JOIN_GAP_SHARE
+            runs, schedule = join_runs(transfers, self.timing(k), schedule, may_join, deadline=deadline, nodes=nodes, gap=gap)
         chunk_bytes = max(1, round(self.size.chunk_bytes / k))
         program = lower_transfers(layout, setup.topology, transfers, runs, schedule, chunk_bytes, f"taccl {setup.problem.op}")
         return Kept(choice.phases, choice.how, k, transfers, runs, program)
@@ -220,13 +224,14 @@ def routed(problem: RoutingProblem, limits: Limits) -> tuple[tuple[str, Routes],
     """Routes to choose from, (how, routes): the integer program's and the greedy ones."""
     greedy, horizon_s = _greedy(problem, limits)
     found: list[tuple[str, Routes]] = [("greedy", greedy)]
-    if sum(map(len, greedy)) <= MAX_APART:
+    if sum(map(len, greedy)) <= MAX_APART_TRANSFERS:
         with suppress(TimeLimit):
             apart = greedy_routes(problem, limits.until(0.7), apart=True)
             found += [("greedy, senders apart", apart)] if apart != greedy else []
     size = sum(map(len, problem.allowed)) / max(1, len(problem.group))
     if size > limits.binaries or not limits.nodes:
         return tuple(found)
+    # The greedy schedule is as short as the bound: nothing is left to solve.
     if horizon_s <= problem.floor_s * (1 + 1e-9):
         return (("greedy, at the bound", greedy),)
     exact = route_exactly(problem, greedy, horizon_s, deadline=limits.solver(0.4), nodes=limits.nodes)
@@ -252,7 +257,7 @@ def _greedy(problem: RoutingProblem, limits: Limits) -> tuple[Routes, float]:
             break
         transfers = transfers_of(problem, routes)
         tried.append((improved(transfers, problem.timing, [0] * len(transfers), deadline)[0].makespan_s, rare, routes))
-        if len(transfers) > MAX_SIMULATED or half.past:
+        if len(transfers) > MAX_SIMULATED_TRANSFERS or half.past:
             break
     horizon_s, _, routes = min(tried, key=lambda x: x[:2])
     return routes, horizon_s
@@ -265,6 +270,7 @@ def routed_phases(setup: Setup, problems: Sequence[RoutingProblem], route: Route
     """Routes of every phase; the gather's also serve the reduction where links are the same both ways."""
     if not setup.mirrored:
         return [route(p) for p in problems]
+    # Links are the same both ways: the reduction takes the gather's routes, turned round.
     forward = route(problems[1])
     into, of = problems[0].link_of, problems[1].links
     return [[(how, tuple(tuple(into[of[i][:2]] for i in links) for links in routes)) for how, routes in forward], forward]

@@ -11,20 +11,20 @@ from collective_oracle import balanced_fabric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_forest import assert_sound
-from test_forest_quick import with_latencies
+from test_forest_arrival import with_latencies
 
 from meshwright.check import check_program
 from meshwright.cost import Transport
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
-from meshwright.decide.collective.forestcoll import strategy, trial
-from meshwright.decide.collective.forestcoll.finish import finish_s
+from meshwright.decide.collective.forestcoll import cut_and_pace, strategy
+from meshwright.decide.collective.forestcoll.arrival import HopTimes, arrival_s
+from meshwright.decide.collective.forestcoll.finish_time import finish_s
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
-from meshwright.decide.collective.forestcoll.parts import lowering_of
-from meshwright.decide.collective.forestcoll.quick import HopTimes, arrival_s
-from meshwright.decide.collective.forestcoll.relief import at_home, promising_counts, relieved
+from meshwright.decide.collective.forestcoll.latency_relief import at_home, promising_counts, relieved
+from meshwright.decide.collective.forestcoll.prepared import lowering_of
+from meshwright.decide.collective.program_time import simulated, simulated_time_s
 from meshwright.decide.collective.rates import rate_graph
-from meshwright.decide.collective.value import simulated, simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
@@ -153,12 +153,12 @@ def test_a_program_of_one_forest_is_simulated_once(monkeypatch: pytest.MonkeyPat
     how = lowering_of(problem, ready.forests[0], ready.units, 4, False, ready.servers, 2)
     expected = simulated(ready.program(how, 1), fabric, problem.ranks, None)
     runs = []
-    monkeypatch.setattr(trial, "simulated", lambda *asked: runs.append(asked) or simulated(*asked))
-    assert trial.timed(problem, ready, 1, how) == trial.timed(problem, ready, 1, how) == expected
+    monkeypatch.setattr(cut_and_pace, "simulated", lambda *asked: runs.append(asked) or simulated(*asked))
+    assert cut_and_pace.timed(problem, ready, 1, how) == cut_and_pace.timed(problem, ready, 1, how) == expected
     assert len(runs) == 1
     deeper, larger = replace(how, depth=4), replace(how, chunk_bytes=2 * how.chunk_bytes)
     slow = replace(problem, transport=Transport(per_message_s=1e-3))
-    times = [trial.timed(problem, ready, 1, deeper)[0], trial.timed(problem, ready, 1, larger)[0], trial.timed(slow, ready, 1, how)[0]]
+    times = [cut_and_pace.timed(of, ready, 1, lowering)[0] for of, lowering in ((problem, deeper), (problem, larger), (slow, how))]
     assert len(runs) == 4 and times[0] <= expected[0] < times[1] < times[2]
 
 

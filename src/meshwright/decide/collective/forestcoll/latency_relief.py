@@ -18,22 +18,23 @@ from ..cuts import worst_cut
 from ..problem import CollectiveProblem
 from ..rates import RateGraph
 from ..trees.symmetry import sinks_of_each_kind
-from .finish import finish_s
-from .forest import Forest, smallest_stretch
-from .parts import Prepared, is_uneven, weights_of
-from .quick import HopTimes
-from .worth import LARGE_BYTES, SMALL_RANKS
+from .arrival import HopTimes
+from .finish_time import finish_s
+from .forest import MAX_FEW_RANKS, Forest, smallest_stretch
+from .prepared import Prepared, is_uneven, weights_of
+from .throughput_estimate import LARGE_MESSAGE_BYTES
 
-__all__ = ["TIMES", "at_home", "may_relieve", "promising_counts", "relief_of", "relieved", "require_relief"]
+__all__ = ["IDLE_PER_LATENCY_FACTOR", "at_home", "may_relieve", "promising_counts", "relief_of", "relieved", "require_relief"]
 
 Arc = tuple[int, int]
 OPERATIONS = ("all-gather", "reduce-scatter", "all-reduce")
-TIMES = 2  # a link's extra latency that is kept free
-BUILT = 2  # forests
-GAIN = 0.003  # share of the time that another forest must promise to save
-MIN_BYTES = 1 << 28
-FINE = 1000  # shares of a rate are multiples of 1 / FINE
-MAX_SHARE = Fraction(1, 4)  # of a rate that is given up at most
+# A link is left idle for so many times the latency that it has beyond the least of all links.
+IDLE_PER_LATENCY_FACTOR = 2
+MAX_RELIEVED_FORESTS = 2  # numbers of trees for which a relieved forest is built and compared, the most promising first
+MIN_TIME_SHARE_SAVED = 0.003  # share of the time that another forest must promise to save, or the simulator is not asked
+MIN_RELIEVED_BYTES = 1 << 28  # smaller messages have few pieces, and trees of unlike load leave fewer
+SHARE_DENOMINATOR = 1000  # shares of a rate that are given up are multiples of 1 / SHARE_DENOMINATOR, so that rates stay whole numbers
+MAX_RATE_SHARE_GIVEN_UP = Fraction(1, 4)  # of any link's rate
 
 
 def relieved(graph: RateGraph, weight: Sequence[int], seconds: HopTimes, times: int) -> RateGraph:
@@ -50,13 +51,17 @@ def relieved(graph: RateGraph, weight: Sequence[int], seconds: HopTimes, times: 
         part = joined[arc]
         latency[part] = max(latency.get(part, 0.0), seconds.wire[arc] + seconds.library[arc])
     least = min(latency.values())
-    time_s = float(LARGE_BYTES * worst_cut(graph, weight).ratio / graph.unit_Bps / sum(weight))
-    share = {part: min(Fraction(round(times * (s - least) / time_s * FINE), FINE), MAX_SHARE) for part, s in latency.items()}
+    time_s = float(LARGE_MESSAGE_BYTES * worst_cut(graph, weight).ratio / graph.unit_Bps / sum(weight))
+    # t / T of the rate, the same on all links of a switch: scaled alike, what it takes in still equals what it gives out.
+    share = {
+        part: min(Fraction(round(times * (s - least) / time_s * SHARE_DENOMINATOR), SHARE_DENOMINATOR), MAX_RATE_SHARE_GIVEN_UP)
+        for part, s in latency.items()
+    }
     if not any(share.values()):
         raise Unsupported("no link has more latency than the others, to be left idle for", hint="leave relief out")
-    arcs = {arc: int(rate * FINE * (1 - share[joined[arc]])) for arc, rate in graph.arcs.items()}
+    arcs = {arc: int(rate * SHARE_DENOMINATOR * (1 - share[joined[arc]])) for arc, rate in graph.arcs.items()}
     unit = gcd(*arcs.values())
-    return replace(graph, arcs={arc: rate // unit for arc, rate in arcs.items()}, unit_Bps=max(1, graph.unit_Bps * unit // FINE))
+    return replace(graph, arcs={arc: rate // unit for arc, rate in arcs.items()}, unit_Bps=max(1, graph.unit_Bps * unit // SHARE_DENOMINATOR))
 
 
 def _joined(graph: RateGraph) -> dict[Arc, Arc]:
@@ -86,6 +91,7 @@ def at_home(forest: Forest, graph: RateGraph, relief: int | None) -> Forest:
     """A forest of the relieved graph as one of the graph itself: the same trees, its load and optimum. As it is without relief."""
     if not relief:
         return forest
+    # Trees are the same; only what they are measured by changes: the fullest link at its real rate.
     stretch = max(Fraction(load, graph.arcs[arc]) for arc, load in forest.load.items())
     return replace(forest, graph=graph, stretch=stretch, optimum=worst_cut(graph, forest.weight).ratio)
 
@@ -100,8 +106,8 @@ def require_relief(problem: CollectiveProblem, relief: int | None) -> None:
 
 def may_relieve(problem: CollectiveProblem, ready: Prepared) -> bool:
     """Whether other forests are worth the work of finding them: among few ranks, for much data, where pieces are many."""
-    few = len(problem.ranks) <= SMALL_RANKS and ready.servers == 1 and not is_uneven(problem)
-    return few and problem.op in ("all-gather", "reduce-scatter") and problem.size_bytes >= MIN_BYTES
+    few = len(problem.ranks) <= MAX_FEW_RANKS and ready.servers == 1 and not is_uneven(problem)
+    return few and problem.op in ("all-gather", "reduce-scatter") and problem.size_bytes >= MIN_RELIEVED_BYTES
 
 
 def relief_of(problem: CollectiveProblem, ready: Prepared, most: int, prepare: Callable[[int], Prepared]) -> int | None:
@@ -111,9 +117,9 @@ def relief_of(problem: CollectiveProblem, ready: Prepared, most: int, prepare: C
     """
     forest, weight = ready.forests[0], weights_of(problem)
     seconds = HopTimes(problem.fabric, forest.graph, turned=problem.op == "reduce-scatter")
-    enough_s = finish_s(forest, seconds, problem.size_bytes) * (1 - GAIN)
+    enough_s = finish_s(forest, seconds, problem.size_bytes) * (1 - MIN_TIME_SHARE_SAVED)
     try:
-        graph = relieved(forest.graph, weight, seconds, TIMES)
+        graph = relieved(forest.graph, weight, seconds, IDLE_PER_LATENCY_FACTOR)
     except Unsupported:
         return None
     scale = max(Fraction(graph.arcs[arc], rate) for arc, rate in forest.graph.arcs.items())  # of links that keep their rate
@@ -121,7 +127,7 @@ def relief_of(problem: CollectiveProblem, ready: Prepared, most: int, prepare: C
     if float(problem.size_bytes * least) >= enough_s:
         return None  # the bottleneck itself is what would be left idle
     found: dict[int, tuple[int, float]] = {}
-    for trees in promising_counts(graph, weight, most)[:BUILT]:
+    for trees in promising_counts(graph, weight, most)[:MAX_RELIEVED_FORESTS]:
         try:
             other = prepare(trees).forests[0]
         except (TimeLimit, Unsupported):

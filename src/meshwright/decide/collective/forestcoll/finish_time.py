@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..trees.pack import Tree
+from .arrival import HopTimes
 from .forest import Forest
-from .quick import HopTimes
 
 __all__ = ["finish_s"]
 
@@ -48,6 +48,8 @@ def _add_uses(uses: dict[tuple[int, int], list[tuple[float, float, float]]], tre
 
 def _needed_s(rows: np.ndarray, per_unit_s: float) -> float:
     """Most of head + bytes + tail over all sets of one link's uses."""
+    # Of all sets only those matter that hold every use with head >= h and tail >= q: others have the same least head and tail, and fewer bytes.
+    # Rows by falling tail, so a cumulative sum over those with head >= h is the bytes of every q at once.
     rows = rows[np.argsort(-rows[:, 1], kind="stable")]
     head, tail, units = rows.T
     return max(float((first + np.cumsum(units * (head >= first)) * per_unit_s + tail)[head >= first].max()) for first in np.unique(head))

@@ -58,6 +58,7 @@ class _Unlike:
         self.stock: list[Stock] = []
         for x in range(self.count):
             require_time(deadline)
+            # Every tree rooted elsewhere enters this server once, so entries are known before any tree is grown, and so is the demand inside.
             need = total - self.unbuilt[x]
             entries = spread(*ports_of(boxes, x, graph, by_box[x], inward=True), need)
             if entries is None:
@@ -98,6 +99,7 @@ class _Unlike:
         grown.add(home, self.stock[home].take(root), 0)
         entry = {home: root}
         joined = [home]
+        # Until a tree leaves its own server, one of that server's exits is kept for it: others may not use them up before its turn.
         self.unbuilt[home] -= 1  # its first exit is no longer kept back
         waiting = sorted((x for x in range(self.count) if x != home), key=lambda x: (-self._spare(x), (x - home) % self.count))
         while waiting:

@@ -16,9 +16,9 @@ from test_forest import assert_sound
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.cuts import worst_cut
-from meshwright.decide.collective.forestcoll import quick
+from meshwright.decide.collective.forestcoll import arrival
+from meshwright.decide.collective.forestcoll.arrival import HopTimes, arrival_s, quicker, without_way_back
 from meshwright.decide.collective.forestcoll.forest import build_forest
-from meshwright.decide.collective.forestcoll.quick import HopTimes, arrival_s, quicker, without_way_back
 from meshwright.decide.collective.rates import rate_graph
 from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Fabric
@@ -76,7 +76,7 @@ def test_many_trees_and_images_stay_as_they_are(monkeypatch: pytest.MonkeyPatch)
     seconds = HopTimes(fabric, graph, turned=False)
     slow = build_forest(graph, [1] * graph.ranks)
     assert quicker(slow, seconds) is not slow
-    monkeypatch.setattr(quick, "MAX_ENTRIES", 16)
+    monkeypatch.setattr(arrival, "MAX_ANNEALED_ENTRIES", 16)
     assert quicker(slow, seconds) is slow
     images = build_forest(rate_graph(load_fabric("hgx-b200:2"), [d.name for d in fabric.devices]), [1] * graph.ranks)
     assert images.symmetry is not None and quicker(images, seconds) is images

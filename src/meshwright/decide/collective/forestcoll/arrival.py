@@ -23,15 +23,17 @@ from .forest import Forest
 
 __all__ = ["HopTimes", "arrival_s", "quicker", "without_way_back"]
 
-MAX_ROWS = 1024  # trees, each counted as often as it occurs
-MAX_ENTRIES = 1 << 17  # devices of all trees
-PROPOSALS = 2000  # per tree and device ...
-MAX_WORK = 16_000_000  # ... and at most so many, times devices
-FIRST_WORK = 4_000_000  # of the first attempt; the second has more, where there are trees enough ...
-MAX_STARTS = 4  # ... or so many are as long as the first
-MAX_SPARE = 64  # entries of a device that no tree uses
-STILL_S = 1e-6  # a hop where links state no latency
-
+# What is annealed: trees, each counted as often as it occurs, and entries (trees times ranks). Larger forests stay as they are.
+MAX_ANNEALED_TREES = 1024
+MAX_ANNEALED_ENTRIES = 1 << 17
+# Proposals of an attempt: so many per entry, and times ranks (a proposal moves what hangs below an entry) at most so many.
+MAX_PROPOSALS_PER_ENTRY = 2000
+MAX_PROPOSALS_TIMES_RANKS = 16_000_000
+# The same of the first, short attempt. A long one follows; where a forest is so small that it would be no longer, short ones from other seeds.
+MAX_FIRST_PROPOSALS_TIMES_RANKS = 4_000_000
+MAX_SEEDS = 4
+MAX_SPARE_ENTRIES = 64  # paths into one rank that no tree uses, offered to the trees beside their own
+MIN_HOP_S = 1e-6  # what a hop counts for where links state no latency, so that fewer hops still win
 
 
 class HopTimes:
@@ -77,6 +79,8 @@ def without_way_back(graph: RateGraph, root: int) -> RateGraph | None:
     if not others:
         return None
     last = others[-1]
+    # Nothing needs to come back to the root's server, and the last one need not send, so that switches between servers stay balanced. Below, the
+    # root's switches pass less inwards, since they are no longer entered, and the last server's take in less, since they no longer give out.
     kept = {(u, v): rate for (u, v), rate in graph.arcs.items() if not (group[u] != home == group[v]) and not (group[u] == last != group[v])}
     wanted = _surplus(graph, graph.arcs)
     for _ in range(graph.nodes):  # a switch that is entered less has less to pass on inside; one that gives out less needs less from inside
@@ -119,29 +123,31 @@ def quicker(forest: Forest, seconds: HopTimes, *, hurried: bool = False) -> Fore
 
     `hurried`: what the first of several attempts finds.
     """
-    if forest.symmetry is not None or len(forest.trees) < 2 or len(forest.trees) * forest.graph.ranks > MAX_ENTRIES:
+    if forest.symmetry is not None or len(forest.trees) < 2 or len(forest.trees) * forest.graph.ranks > MAX_ANNEALED_ENTRIES:
         return forest
     found, arrives = forest, arrival_s(forest, seconds)
     total = sum(tree.units for tree in forest.trees)
     ways = [list(forest.trees)]
-    if len(forest.trees) < total <= MAX_ROWS:
+    if len(forest.trees) < total <= MAX_ANNEALED_TREES:
         ways.append([replace(tree, units=1) for tree in forest.trees for _ in range(tree.units)])
     for trees in ways:
         n = forest.graph.ranks
-        if len(trees) > MAX_ROWS or len(trees) * n > MAX_ENTRIES:
+        if len(trees) > MAX_ANNEALED_TREES or len(trees) * n > MAX_ANNEALED_ENTRIES:
             continue
-        long = max(1, min(PROPOSALS * len(trees) * n, MAX_WORK // n))
-        short = min(long, max(1, FIRST_WORK // n))
-        attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MAX_STARTS)]
+        long = max(1, min(MAX_PROPOSALS_PER_ENTRY * len(trees) * n, MAX_PROPOSALS_TIMES_RANKS // n))
+        short = min(long, max(1, MAX_FIRST_PROPOSALS_TIMES_RANKS // n))
+        attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MAX_SEEDS)]
         for proposals, seed in attempts:
             other = _annealed(forest, trees, seconds, proposals, seed)
-            if (at := arrival_s(other, seconds)) < arrives * (1 - 1e-9):
+            if (at := arrival_s(other, seconds)) < arrives * (1 - 1e-9):  # earlier by more than rounding
                 found, arrives = other, at
     return found
 
 
 def _annealed(forest: Forest, trees: list[Tree], seconds: HopTimes, proposals: int, seed: int) -> Forest:
     n = forest.graph.ranks
+    # Rows of the tables: the trees, then paths that no tree uses. A swap takes the first half of an entry from one row and the second from
+    # another at the same hub, so no link carries more than it did or has room for.
     spare = _spare(forest, trees, seconds)
     rows = max(map(len, spare), default=0)
     paths: list[tuple[Path, ...]] = [tree.paths for tree in trees]
@@ -169,7 +175,7 @@ def _halves(path: Path, seconds: HopTimes) -> tuple[float, float, float, float]:
         return 0.0, 0.0, 0.0, 0.0
     middle = len(path) // 2 if len(path) > 2 else 1
     first, second = seconds.of(path[: middle + 1]), seconds.of(path[middle:])
-    return (first if sum(first) else (STILL_S, 0.0)) + second
+    return (first if sum(first) else (MIN_HOP_S, 0.0)) + second
 
 
 def _joined(first: Path, second: Path) -> Path:
@@ -185,7 +191,7 @@ def _spare(forest: Forest, trees: list[Tree], seconds: HopTimes) -> list[list[Pa
     known.update(dict.fromkeys(path for tree in trees for path in tree.paths if path))
     out: list[list[Path]] = [[] for _ in range(graph.ranks)]
     for path in sorted(known, key=lambda path: (seconds(path), path)):
-        amount = min(MAX_SPARE - len(out[path[-1]]), *(left[arc] for arc in pairwise(path)))
+        amount = min(MAX_SPARE_ENTRIES - len(out[path[-1]]), *(left[arc] for arc in pairwise(path)))
         if amount > 0:
             out[path[-1]] += [path] * amount
             for arc in pairwise(path):

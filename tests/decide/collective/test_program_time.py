@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective import NAMES, CollectiveProblem, auto, choice
 from meshwright.decide.collective.joint.strategy import Joint
-from meshwright.decide.collective.value import busiest_link_s, simulated_steps, simulated_time_s
+from meshwright.decide.collective.program_time import busiest_link_s, simulated_steps, simulated_time_s
 from meshwright.errors import Unsupported
 from meshwright.io.fabric.name import load_fabric
 from meshwright.report.collective_text import plan_line
@@ -32,8 +32,8 @@ def test_no_simulation_beats_the_busiest_link(fabric, name):
 
 
 def test_large_programs_say_that_they_were_not_simulated(monkeypatch):
-    monkeypatch.setattr(choice, "MAX_SIMULATED", 10)
-    monkeypatch.setattr(choice, "MANY_RANKS", 2)
+    monkeypatch.setattr(choice, "MAX_SIMULATED_STEPS", 10)
+    monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
     problem = CollectiveProblem.on(load_fabric("two-islands"), "all-gather", 1 << 20)
     ranked = auto(problem, candidates=[NAMES["ring"]()])
     assert "too many to simulate" in ranked[0].why and "too many to simulate" in plan_line(problem, ranked)
@@ -45,8 +45,8 @@ def test_an_estimate_does_not_win_over_a_simulation(monkeypatch):
     candidates = [NAMES["ring"](slices=8), NAMES["direct"]()]
     steps = [c.plan(problem, rng=np.random.default_rng(0)).program.executed_steps for c in candidates]
     assert auto(problem, candidates=candidates)[0].strategy == "ring" and steps[0] > steps[1]
-    monkeypatch.setattr(choice, "MAX_SIMULATED", steps[1])
-    monkeypatch.setattr(choice, "MANY_RANKS", 2)
+    monkeypatch.setattr(choice, "MAX_SIMULATED_STEPS", steps[1])
+    monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
     ranked = auto(problem, candidates=candidates)
     assert [r.strategy for r in ranked] == ["direct", "ring"] and ranked[1].time_s < ranked[0].time_s
 

@@ -23,7 +23,7 @@ from .forest import Forest, Tree, common_units
 __all__ = [
     "Late", "Prepared", "bandwidth_s", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of",
 ]  # fmt: skip
-LOWERED_S = 1e-5  # work of lowering a step
+WORK_PER_LOWERED_STEP_S = 1e-5  # counted work (`kernels.effort`) of lowering a step, in seconds of a quiet core
 
 
 class Late(Exception):
@@ -68,7 +68,7 @@ class Prepared:
 
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
-        count_work(LOWERED_S * self.cut(quantum)[1] * how.stored_pieces)
+        count_work(WORK_PER_LOWERED_STEP_S * self.cut(quantum)[1] * how.stored_pieces)
         key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused
         if key not in self.lowered:
             self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))
@@ -125,6 +125,7 @@ def parts_of(problem: CollectiveProblem, forests: list[Forest], *, stored: bool)
         if not any(pair):
             continue
         shard = 0 if shards_of(problem) == 1 else root
+        # Reduce and broadcast trees of a shard have borders of their own: cut at the union of both, every part has one tree up and one down.
         borders = sorted({end for row in pair if row for _, end in row})
         first = 0
         for border in borders:

@@ -18,7 +18,8 @@ from .schedule import Timing, Transfer
 
 __all__ = ["Hints", "Orbits", "RoutingProblem", "greedy_routes", "transfers_of"]
 
-MAX_GROUP = 128  # symmetries (closure) that a greedy move is copied to
+MAX_SYMMETRIES = 128  # of the group that the given ones generate: a greedy move is copied to all of them
+WORK_PER_MOVE_S = 2e-5  # counted work (`kernels.effort`) of a greedy move, in seconds of a quiet core
 Routes = tuple[tuple[int, ...], ...]  # links of every chunk, each after the one that brings the chunk to its source
 T = TypeVar("T")
 
@@ -37,7 +38,6 @@ class _Sizeless(Generic[T]):
             kept[name] = self.make(home)
         found: T = kept[name]
         return found
-MOVE_S = 2e-5  # work of a move
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class RoutingProblem:
             return box[a] == home and box[b] in needed and (carriers is None or a in carriers)
 
         links = [i for i, (a, b, remote) in enumerate(self.links) if b != chunk.source and fits(a, b, remote)]
+        # The relay rule is a choice, not a must: where it cuts a destination off, all links are allowed.
         if not chunk.dests <= self._reach(chunk.source, links):
             links = [i for i, (_, b, _) in enumerate(self.links) if b != chunk.source]
         if len(chunk.dests) > 1 and not self.shortest:
@@ -170,6 +171,7 @@ class RoutingProblem:
             if len(chunk.dests) == 1 and not self.shortest:  # the vertices on shortest paths, and all links between them
                 nodes = {v for v in range(self.ranks) if before[v] + behind[v] <= far}
                 inner = [(i, *self.links[i][:2]) for i in links]
+                # Towards the destination only, so that no chunk goes round in a circle.
                 found |= {i for i, a, b in inner if a in nodes and b in nodes and behind[b] < behind[a]}
             else:
                 found |= {i for i in links if before[self.links[i][0]] + 1 + behind[self.links[i][1]] <= far}
@@ -207,7 +209,7 @@ class RoutingProblem:
 
     @_Sizeless
     def group(self) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """(chunk, link) permutations of the group that the symmetries generate, the identity first; [] when it is larger than MAX_GROUP."""
+        """(chunk, link) permutations of the group that the symmetries generate, the identity first; [] when it is larger than MAX_SYMMETRIES."""
         one = (tuple(range(len(self.chunks))), tuple(range(len(self.links))))
         found = {one}
         todo = [one]
@@ -217,7 +219,7 @@ class RoutingProblem:
                 if new not in found:
                     found.add(new)
                     todo.append(new)
-                    if len(found) > MAX_GROUP:
+                    if len(found) > MAX_SYMMETRIES:
                         return []
         return list(todo)
 
@@ -278,6 +280,7 @@ class _Greedy:
         a, b, remote = self.p.links[i]
         if a not in self.have[c] or b in self.have[c] or (self.single[c] and (self.place[c] != a or a in self.p.chunks[c].dests)):
             return False
+        # A second entry would use the links between boxes again for what the box can spread itself.
         return not (remote and (c, self.p.box[b]) in self.entered and self.p.once)
 
     def start_s(self, c: int, i: int) -> float:
@@ -291,6 +294,7 @@ class _Greedy:
         arrives = at + self.p.timing.delay_s[i]
         if self.apart:
             a, timing = self.p.links[i][0], self.p.timing
+            # How long the message would wait behind another sender's: in truth both share the link and end late, so the wait counts twice.
             others = [self.free[r] - o for r, o in zip(timing.resources[i], timing.offset_s[i], strict=True) if self.user.get(r, a) != a]
             arrives += max(0.0, max(others, default=0.0) - self.have[c][a])
         return arrives + self.rest_s(c, self.p.links[i][1]) + self.dear_s * len(self.have[c]), at, c, i
@@ -321,7 +325,7 @@ class _Greedy:
         moves = 0
         while heap:
             moves += 1
-            count_work(MOVE_S)
+            count_work(WORK_PER_MOVE_S)
             if moves % 1024 == 0 and deadline.past:
                 hint = "raise the time limit, or give a sketch with fewer links"
                 raise TimeLimit("time is up before every chunk had a route", where="taccl", hint=hint)
@@ -329,11 +333,14 @@ class _Greedy:
             _, _, c, i = found
             if not self.possible(c, i):
                 continue
+            # Keys only grow as links get busy, so a stale entry is put back with its new key; the first that is still right is the earliest arrival.
             if (now := self.key(c, i)) != found and heap and now > heap[0]:
                 heappush(heap, now)
                 continue
             images = list(dict.fromkeys((g[c], k[i]) for g, k in self.group))
             arrivals = {(x, self.p.links[j][1]) for x, j in images}
+            # Images that collide, or of which one is not possible, would break the symmetry: the move is dropped. Should a rank stay unserved,
+            # the caller routes again without symmetries.
             if len(arrivals) < len(images) or not all(j in self.p.allowed[x] and self.possible(x, j) for x, j in images):
                 continue
             for x, j in images:

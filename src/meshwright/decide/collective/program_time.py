@@ -17,10 +17,13 @@ from ...program.fold import expand
 from ...program.program import Part, Program
 from ...simulate import compile_network, simulate_folded, simulate_program
 
-__all__ = ["MAX_SIMULATED", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
+__all__ = ["MAX_SIMULATED_STEPS", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
 
-STEP_S, INSTANT_S, LOOK_S = 2e-7, 3e-7, 2e-8  # work of a simulated step, of an instant with new rates, and of a link or flow looked at for them
-MAX_SIMULATED = 1_200_000  # steps; where thousands of messages share links, more take many minutes
+# Counted work (`kernels.effort`), in seconds of a quiet core: of a simulated step, an instant with new rates, a link or flow looked at for them.
+WORK_PER_STEP_S = 2e-7
+WORK_PER_INSTANT_S = 3e-7
+WORK_PER_LOOK_S = 2e-8
+MAX_SIMULATED_STEPS = 1_200_000  # where thousands of messages share links, more take many minutes
 
 
 def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> float:
@@ -30,7 +33,7 @@ def simulated_time_s(program: Program, fabric: Fabric, ranks: Sequence[str], tra
 
 def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport | None) -> tuple[float, int]:
     """Makespan in seconds, and what it cost to find: instants with new rates times channels (0 for folded programs, which cost little)."""
-    count_work(STEP_S * simulated_steps(program))
+    count_work(WORK_PER_STEP_S * simulated_steps(program))
     cost = Cost(transport=transport) if transport is not None else Cost()
     if program.fold is not None:
         try:
@@ -39,7 +42,7 @@ def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport:
             program = expand(program)
     timeline = simulate_program(program, fabric, tuple(ranks), cost, record=False, memory=False)
     instants: int = timeline.attributes["rate_instants"]
-    count_work(INSTANT_S * instants + LOOK_S * timeline.attributes["rate_work"])
+    count_work(WORK_PER_INSTANT_S * instants + WORK_PER_LOOK_S * timeline.attributes["rate_work"])
     return timeline.makespan_s, instants * len(program.channels)
 
 
