@@ -68,7 +68,7 @@ _KIND_OF_OPERATOR = {operator: kind for kind, operators in _OPERATORS.items() fo
 _DIMENSION = re.compile(r"[123]d|_")
 _PLAIN = re.compile(r"^(?:aten::)?_*(.*)$")
 _MISSING, _EXTRA_CALL = 20, 2  # charge per operator that a part lacks or has too many: with parameters, without
-MAX_WORK = 2_000_000_000  # cells of one cut; beyond it the tree is not used
+MAX_CUT_CELLS = 2_000_000_000  # cells of the table of one cut (the product of children, operators, lengths and kinds); beyond it the tree is not used
 
 
 class StructuralMatch:
@@ -256,7 +256,7 @@ class StructuralMatch:
         # Where a child's stretch should begin, if all before it in definition order ran once.
         before = {c: int(sum(usual[b].sum() if not self.kind[b] else 1 for b in inside[: inside.index(c)])) for c in compound}
         longest = np.minimum(n, self.most[compound].sum(axis=1) + 8)
-        if len(compound) * n * int(longest.max()) * kinds > MAX_WORK:
+        if len(compound) * n * int(longest.max()) * kinds > MAX_CUT_CELLS:
             return None
         cost, back = np.zeros((len(compound) + 1, n + 1), np.int64), np.zeros((len(compound) + 1, n + 1), np.int64)
         parts = np.zeros((len(compound), 2), np.int64)

@@ -21,8 +21,8 @@ from .lanes import Activities, Kind, RankView, Stage
 
 __all__ = ["CriticalPath", "Late", "critical_path"]
 
-CROSS_STREAM_NS = 20_000
-TICK_NS = 1_000  # what ends and starts of dependent kernels may overlap by rounding
+MAX_CROSS_STREAM_NS = 20_000  # between the end of a kernel of another stream and a start that it is taken to have released
+MAX_OVERLAP_NS = 1_000  # what ends and starts of dependent kernels may overlap by rounding
 I64 = NDArray[np.int64]
 
 
@@ -167,10 +167,10 @@ class _Walk:
         launch = min(int(device.launch[k]), t)
         before = int(lane.stream_before[k])
         ended = min(int(device.work.end[before]), t) if before >= 0 else -1
-        at = int(np.searchsorted(lane.ends, t + TICK_NS, side="right")) - 1
+        at = int(np.searchsorted(lane.ends, t + MAX_OVERLAP_NS, side="right")) - 1
         while at >= 0 and int(device.work.start[lane.by_end[at]]) >= t:
             at -= 1
-        if at >= 0 and min(int(lane.ends[at]), t) > max(ended, t - CROSS_STREAM_NS, launch):
+        if at >= 0 and min(int(lane.ends[at]), t) > max(ended, t - MAX_CROSS_STREAM_NS, launch):
             before, ended = int(lane.by_end[at]), min(int(lane.ends[at]), t)
         if launch >= ended and launch >= 0:
             self._add(view, launch, t, Kind.LAUNCH, device.work, k)

@@ -36,7 +36,7 @@ from .verdict import Finding, Verdict, guarded
 
 __all__ = ["check_layout", "check_plan", "check_program"]
 
-MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form
+MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form too
 
 
 def check_program(program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None) -> Verdict:

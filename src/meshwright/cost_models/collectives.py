@@ -6,7 +6,7 @@ tens of per cent between 1 MB and 1 GB, where it matters.
 - `CollectiveCurve`: linear between the two nearest measured sizes (alpha-beta, locally).
 - `CollectiveModel`, eight numbers for a whole table (all operations, GPU counts, sizes): latency, latency per hop, square-root term and its
   exponent's distance from one, rate, factors of all-reduce (square-root term) and of all-to-all (latency, square-root term).
-- `beyond`: above the largest measured size the rate is `LINK_SHARE` of the link's (payload of NVLink packets; assumed, not fitted) and the
+- `beyond`: above the largest measured size the rate is `PAYLOAD_SHARE` of the link's (payload of NVLink packets; assumed, not fitted) and the
   square-root term is what the largest measured sizes leave.
 `wire_bytes` is what enters or leaves each GPU: S (n-1)/n, twice that for an all-reduce (nccl-tests' bus bandwidth).
 """
@@ -26,7 +26,7 @@ __all__ = ["CollectiveCurve", "CollectiveModel", "fit_collectives", "wire_bytes"
 
 F64 = NDArray[np.float64]
 OPERATIONS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
-LINK_SHARE = 0.8
+PAYLOAD_SHARE = 0.8  # of a link's rate that sizes beyond the table reach: payload of NVLink packets, assumed and not fitted
 SMALLEST, LARGEST = 4, 4  # sizes that give the latency and the square-root term beyond the table
 START = (4.0, 1.0, 20.0, 0.5, 0.8, 0.8, 7.0, 1.0)  # us, us, us at 1 MB, -, share of the link, -, us, -
 
@@ -63,7 +63,7 @@ class CollectiveCurve:
 
     def beyond(self, sizes: F64 | float) -> F64:
         """Seconds above the table by the pipelined transfer at the assumed share of the link's rate."""
-        rate = LINK_SHARE * self.link_Bps
+        rate = PAYLOAD_SHARE * self.link_Bps
         latency_s = float(np.median(self.times_s[:SMALLEST]))
         wire, last = wire_bytes(self.operation, self.sizes[-LARGEST:], self.gpus), self.times_s[-LARGEST:]
         root = float(np.median(np.maximum(last - wire / rate - latency_s, 0) / np.sqrt(wire)))

@@ -13,7 +13,7 @@ from .preset_parts import NET, OVERSUBSCRIPTION, TRUNK, Chosen, Option, Preset
 
 __all__ = ["MAX_DEVICES", "PRESETS", "Chosen", "Option", "Preset", "usable_cores"]
 
-MAX_DEVICES = 16_384
+MAX_DEVICES = 16_384  # of one fabric, in files as in presets
 GB = 10**9
 
 # ---- the table ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Cite: D. S. Hirschberg, A linear space algorithm for computing maximal common subsequences, CACM 18(6), 1975: the first half of one
 sequence is aligned with every prefix of the other and its second half with every suffix; the best split point lies on an optimal path.
-Below `DIRECT_CELLS` the whole table of directions is kept instead. What both sequences begin and end with is taken off first.
+Below `MAX_DIRECT_CELLS` the whole table of directions is kept instead. What both sequences begin and end with is taken off first.
 Invariant: the pairs increase in both coordinates, join equal items, and are as many as can be. Cost: O(n·m) time.
 """
 
@@ -17,10 +17,10 @@ __all__ = ["common_subsequence"]
 
 I32 = NDArray[np.int32]
 
-DIRECT_CELLS = 1 << 25
+MAX_DIRECT_CELLS = 1 << 25  # cells of a table of directions that is kept whole (a byte each); larger ones are split in halves
 
 
-def common_subsequence(a: I32, b: I32, *, direct_cells: int = DIRECT_CELLS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def common_subsequence(a: I32, b: I32, *, direct_cells: int = MAX_DIRECT_CELLS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places in `a` and in `b` of a longest common subsequence; among equals, pairs early in `a` with early items of `b`."""
     pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     _align(np.ascontiguousarray(a, np.int32), np.ascontiguousarray(b, np.int32), 0, 0, direct_cells, pairs)

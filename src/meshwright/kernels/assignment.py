@@ -16,7 +16,7 @@ from ..errors import UsageError
 
 __all__ = ["Assignment", "assign"]
 
-_FAR = np.iinfo(np.int64).max // 4
+_UNREACHED = np.iinfo(np.int64).max // 4  # above every distance, and far enough from the largest int64 that one more may be added
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def assign(cost: NDArray[np.int64]) -> Assignment:
     owner = np.full(columns + 1, rows, np.int64)  # row of every column; column `columns` is where a path starts, row `rows` is nobody
     for row in range(rows):
         owner[columns] = row
-        at, shortest, before = columns, np.full(columns, _FAR, np.int64), np.full(columns, columns, np.int64)
+        at, shortest, before = columns, np.full(columns, _UNREACHED, np.int64), np.full(columns, columns, np.int64)
         used = np.zeros(columns + 1, bool)
         while owner[at] != rows:
             used[at] = True
@@ -53,7 +53,7 @@ def assign(cost: NDArray[np.int64]) -> Assignment:
             reduced = cost[current] - u[current] - v[:columns]
             better = ~used[:columns] & (reduced < shortest)
             shortest[better], before[better] = reduced[better], at
-            nearest = int(np.where(used[:columns], _FAR + 1, shortest).argmin())
+            nearest = int(np.where(used[:columns], _UNREACHED + 1, shortest).argmin())
             delta = shortest[nearest]
             u[owner[used]] += delta
             v[used] -= delta

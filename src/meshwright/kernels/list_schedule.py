@@ -23,7 +23,7 @@ __all__ = ["Csr", "ListProblem", "place_items"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-ITEM_S = 1e-6  # work of placing an item
+ITEM_WORK_S = 1e-6  # work of placing an item: about the seconds of a quiet core
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def place_items(problem: ListProblem, urgency: F64, tie: I64, *, eager: bool) ->
         problem.route, problem.resources.ptr, problem.resources.values, problem.offset, problem.hold, problem.delay, problem.after.ptr,
         problem.after.values, problem.behind.ptr, problem.behind.values, problem.waits, urgency, tie, eager, start, end, order,
     )  # fmt: skip
-    count_work(ITEM_S * n)
+    count_work(ITEM_WORK_S * n)
     if placed < n:
         raise ValueError(f"{n - placed} of {n} items wait for each other")
     return start, end, order

@@ -26,10 +26,9 @@ __all__ = ["MAX_CAPACITY", "FlowNetwork", "Sweep", "checked_capacities", "dinic"
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 
-FLOW_S = 2e-8  # work of a flow per slot of the network
+FLOW_WORK_S = 2e-8  # work of a flow per slot of the network: about the seconds of a quiet core
 
-# Sums of two quantities below this stay below 2^63.
-MAX_CAPACITY = (1 << 62) - 1
+MAX_CAPACITY = (1 << 62) - 1  # sums of two quantities up to this stay below 2^63
 
 
 def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I64:
@@ -197,7 +196,7 @@ class FlowNetwork:
         if source == sink:
             raise UsageError(f"flow from node {source} to itself", hint="choose two different nodes")
         np.copyto(self._residual, self.capacity)
-        count_work(FLOW_S * len(self.head))
+        count_work(FLOW_WORK_S * len(self.head))
         return int(dinic(self.ptr, self.head, self.rev, self._residual, source, sink, limit, self._level, *self._work))
 
     def sink_side(self) -> NDArray[np.bool_]:
@@ -214,7 +213,7 @@ class FlowNetwork:
     def sweep(self, source: int, sinks: I32, need: int) -> Sweep:
         """Can every sink receive `need` from the source? Stops at the first that cannot and moves it to the front of `sinks`."""
         at, flow = _sweep(self.ptr, self.head, self.rev, self.capacity, self._residual, source, sinks, need, self._level, *self._work)
-        count_work(FLOW_S * len(self.head) * (len(sinks) if at < 0 else at + 1))
+        count_work(FLOW_WORK_S * len(self.head) * (len(sinks) if at < 0 else at + 1))
         if at < 0:
             return Sweep(-1, need)
         failed = int(sinks[at])

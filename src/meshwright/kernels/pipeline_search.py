@@ -28,7 +28,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 LOOK_AHEAD = (0.0, 0.25, 0.5, 0.75, 1.0)
 EARLY = (np.inf, 4.0, 2.0, 1.0, 0.0)  # in mean durations
-ROUND = 1000  # schedules between two starts
+TRIES_PER_START = 1000  # schedules that are tried between two starts of the annealing
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def anneal(shop: Shop, priority_s: F64, *, tries: int, seed: int, least_s: float
     `least_s`: stop when this is reached, nothing can be better; so does the end of the time (`effort.stop_flag`).
     """
     order = np.zeros(len(shop.device), np.int64)
-    rounds = max(1, tries // ROUND)
+    rounds = max(1, tries // TRIES_PER_START)
     with stop_flag() as stop:
         best = _anneal(
             shop.device, shop.duration_s, shop.waits, shop.takes, shop.brings, shop.pool, shop.level, shop.succ_ptr, shop.succ, shop.lag_s, shop.cap,

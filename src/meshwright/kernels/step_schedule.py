@@ -23,9 +23,9 @@ I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-NEVER = 1 << 30
+NEVER = 1 << 30  # a hold time after every step: what is held from then on is made anew each time
 IMPOSSIBLE = np.int64(1 << 62)
-RUNS_PER_NODE = 24  # a schedule with more runs than that is given up
+MAX_RUNS_PER_NODE = 24  # a schedule that runs more nodes than this many times the graph's is given up: arrays are made for as many
 
 
 class ScheduleArrays(NamedTuple):
@@ -77,8 +77,8 @@ class Scratch(NamedTuple):
 
 def scratch_for(graph: ScheduleArrays) -> Scratch:
     nodes = len(graph.time)
-    cap = RUNS_PER_NODE * nodes + 64
-    most = RUNS_PER_NODE * (nodes + len(graph.makes)) + 64
+    cap = MAX_RUNS_PER_NODE * nodes + 64
+    most = MAX_RUNS_PER_NODE * (nodes + len(graph.makes)) + 64
 
     def column(n: int) -> I32:
         return np.zeros(n, np.int32)

@@ -23,8 +23,8 @@ __all__ = ["Archive", "archive_for", "measured", "random_below", "search"]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
-SEED = 12345  # of the random sequence
-BATCH = 6  # changes tried one after the other from one look at the peak
+DEFAULT_SEED = 12345  # of the random sequence; any fixed number will do
+CHANGES_PER_LOOK = 6  # changes tried one after the other from one look at the peak
 
 
 class Archive(NamedTuple):
@@ -41,7 +41,7 @@ class Archive(NamedTuple):
     spent: I64
 
 
-def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, seed: int = SEED) -> Archive:
+def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, seed: int = DEFAULT_SEED) -> Archive:
     return Archive(
         low, max(high, low + 1), np.full(bins, np.inf), np.zeros(bins, np.int64), np.zeros((bins, storages), np.int32),
         np.array([0, effort, seed], np.int64),
@@ -132,7 +132,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                     if a < above:
                         gain[i] = (s - seconds) / (above - a)
         taken = 0
-        for _ in range(BATCH):
+        for _ in range(CHANGES_PER_LOOK):
             best = -1
             for i in range(count):
                 if gain[i] < np.inf and (best < 0 or gain[i] < gain[best]):

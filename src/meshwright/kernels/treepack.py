@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckFailed, TimeLimit
 from .effort import NEVER, Deadline, count_work
-from .maxflow import FLOW_S, MAX_CAPACITY, FlowNetwork, dinic
+from .maxflow import FLOW_WORK_S, MAX_CAPACITY, FlowNetwork, dinic
 
 __all__ = ["TreeBatch", "pack_trees"]
 
@@ -135,6 +135,6 @@ def pack_trees(
                 hint="this is a defect of the planner: please report it with the fabric file",
                 data={"root": root, "batches": len(batches)},
             )
-        count_work(FLOW_S * len(network.head) * nodes)
+        count_work(FLOW_WORK_S * len(network.head) * nodes)
         batches.append(TreeBatch(root, int(count), parent, order))
     return batches

@@ -24,8 +24,8 @@ __all__ = ["anneal_parents"]
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
 HOT, COLD = 200.0, 0.05
-PROPOSAL_S = 4e-9  # work of a proposal per device
-LARGEST = 60.0  # powers of two that are told apart
+PROPOSAL_WORK_S = 4e-9  # work of a proposal per device: about the seconds of a quiet core
+MAX_EXPONENT = 60.0  # powers of two beyond this are not told apart: one such term outweighs all others of a sum in float64
 
 
 @njit(cache=True, nogil=True)
@@ -47,7 +47,7 @@ def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no
     for i in range(1, found):
         v = order[i]
         after[v] = after[parent[v]] + cost[v]
-        total += 2.0 ** min(after[v] / unit, LARGEST)
+        total += 2.0 ** min(after[v] / unit, MAX_EXPONENT)
     return total if found == len(parent) else -1.0
 
 
@@ -141,7 +141,7 @@ def anneal_parents(parent: I32, hub: I32, halves: F64, units: I32, trees: int, *
     first = np.arange(rows * n, dtype=np.int32).reshape(rows, n)
     second = np.repeat(np.arange(rows, dtype=np.int32)[:, None], n, axis=1)
     unit = float(cost[:trees][parent[:trees] >= 0].min())
-    count_work(PROPOSAL_S * proposals * n)
+    count_work(PROPOSAL_WORK_S * proposals * n)
     _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, unit, np.zeros(rows), np.uint64(seed))
     after = np.zeros((trees, n))
     work = tuple(np.zeros(n, np.int64) for _ in range(3))

@@ -25,7 +25,6 @@ F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 
 ARBORESCENCE, SPANNING, SHORTEST = 0, 1, 2  # what a tree costs: each edge once; each edge in both directions; each edge per node below it
-_LARGE = 1e150
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ F64 = NDArray[np.float64]
 WIDTH, LEFT, RIGHT, TOP = 1120, 84, 20, 52
 TALL, THIN, GAP = 24, 6, 8
 MAX_RANKS, MAX_BARS, MAX_THIN = 64, 20_000, 4
-MEMORY_HEIGHT = 120
+MEMORY_HEIGHT = 120  # pixels of the panel below the schedule
 
 # What a bar is -> (name in the legend, colour). Compute by the op's name, messages by phase.
 _KINDS = {

@@ -19,7 +19,7 @@ __all__ = ["ABSENT", "Collectives", "Trace", "TraceWarning", "Track"]
 
 I64 = NDArray[np.int64]
 
-ABSENT = -1
+ABSENT = -1  # in a column where the file did not say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,10 @@ from ...program.program import Program
 from ..program.deadlock import check_deadlock
 from ..program.order import Order
 from ..program.races import check_races, turns_needed
-from ..program.wellformed import LIMIT, check_wellformed, witness
+from ..program.values import QUANTITY_MASK
+from ..program.wellformed import check_wellformed, witness
 from ..training.step import TrainingStep, too_small
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .shadow import ORBIT, OrbitCall, Shadow, shadow
 
 __all__ = ["FoldedProof", "check_folded_training", "prove_folded"]
@@ -66,7 +67,7 @@ def _call_order(made: Shadow, order: Order) -> list[Finding]:
     first, second = step[by][:-1][same], step[by][1:][same]
     bad = np.flatnonzero(~order.before(order.node(first, 0), order.node(second, 0)))
     found = []
-    for k in bad[:LIMIT].tolist():
+    for k in bad[:MAX_FINDINGS_OF_A_KIND].tolist():
         one, two = p.describe(int(first[k])), p.describe(int(second[k]))
         text = f"{one} and {two} call on one communicator in no defined order; add an `after`"
         found.append(Finding(check="wellformed", message=text, witness=witness(p, int(second[k]), other_step=int(first[k]))))
@@ -85,7 +86,7 @@ def _values(made: Shadow, order: Order, layout: TrainingLayout) -> list[Finding]
     step.found += step.work()
     if not step.found:
         step.run()
-    return step.found[:LIMIT]
+    return step.found[:MAX_FINDINGS_OF_A_KIND]
 
 
 class _FoldedStep(TrainingStep):
@@ -136,7 +137,7 @@ class _FoldedStep(TrainingStep):
         if self.p.ops.name[op] != ORBIT or op not in self.made.calls:
             super().compute(step, turn)
             return
-        if len(self.found) < LIMIT:
+        if len(self.found) < MAX_FINDINGS_OF_A_KIND:
             self.collective(step, self.made.calls[op])
 
     def collective(self, step: int, call: OrbitCall) -> None:
@@ -170,7 +171,7 @@ class _FoldedStep(TrainingStep):
 
     def name_of(self, value: int) -> tuple[object, ...]:
         """The quantity's name."""
-        return self.names[(value & 0xFFFFFFFF) - 1]
+        return self.names[(value & QUANTITY_MASK) - 1]
 
     def fields(self, name: tuple[object, ...]) -> list[int]:
         """Widths of the bit fields of a value's contributions: one bit, or one for each tensor-parallel rank."""
@@ -201,7 +202,7 @@ class _FoldedStep(TrainingStep):
                 return -1 - step
             out |= ((1 << width) - 1) << first if mine else 0
             first += width
-        return out << 32 | value & 0xFFFFFFFF
+        return out << 32 | value & QUANTITY_MASK
 
     def image(self, value: int, axis: str, by: int) -> int:
         """What the member `by` further along the tensor axis holds where the representative holds `value`."""

@@ -29,8 +29,8 @@ from collections import Counter
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import Kind, Program
 from ..program.order import Order
-from ..program.wellformed import LIMIT, witness
-from ..verdict import Finding
+from ..program.wellformed import witness
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .cells import ADDING, KEPT, compute_steps, too_small
 from .compressed import STEPS, codec_steps, coded, held_alike
 from .state import GIVEN, StepState
@@ -51,7 +51,7 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     if not step.found:
         step.run()
         step.weights_at_the_end()
-    return step.found[:LIMIT]
+    return step.found[:MAX_FINDINGS_OF_A_KIND]
 
 
 class TrainingStep(StepState):
@@ -95,7 +95,7 @@ class TrainingStep(StepState):
     # ---- one compute step --------------------------------------------------------------------------------------
     def compute(self, step: int, turn: int) -> None:
         o, op = self.p.ops, int(self.p.steps.op[step])
-        if len(self.found) >= LIMIT:
+        if len(self.found) >= MAX_FINDINGS_OF_A_KIND:
             return
         rank = self.actor[step]
         if self.p.ops.name[op] == "optimizer":

@@ -17,7 +17,7 @@ from ..verdict import Finding, Verdict
 
 __all__ = ["check_step_plan"]
 
-MAX_FINDINGS = 20
+MAX_FINDINGS = 20  # findings of one step, of all kinds, after which the walk ends
 
 
 @dataclass(eq=False)  # two allocations of one action may be of one size

@@ -25,13 +25,13 @@ from ..strict_json import decode, read_document
 
 __all__ = ["chakra_bytes", "parse_chakra", "read_chakra_set", "write_chakra_set"]
 
-MAX_NODES = 4_000_000
-MAX_DEPS = 32_000_000  # of a file
-MAX_ATTRIBUTES = 1024  # of a node
-MAX_VALUES = 1 << 20  # of a list
-MAX_TEXT = 1 << 20  # bytes of one text
-MAX_RANKS = 1 << 14
-_MAX_KNOWN = 1 << 16  # attributes of which one object is made for all nodes that have it
+MAX_NODES = 4_000_000  # operators of one rank's file
+MAX_DEPS = 32_000_000  # dependencies of one rank's file, over all nodes
+MAX_ATTRIBUTES = 1024  # attributes of one node
+MAX_VALUES = 1 << 20  # values of one list
+MAX_TEXT_BYTES = 1 << 20  # bytes of one text
+MAX_RANKS = 1 << 14  # files of one workload
+_MAX_SHARED_ATTRIBUTES = 1 << 16  # attributes of which one object is made for all nodes that have it
 
 _KINDS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",
           "string", "bytes")  # fmt: skip
@@ -161,7 +161,7 @@ def _parse_node(data: bytes, at: int, end: int, where: str, known: dict[bytes, A
             made = known.get(raw) if wire == BYTES else None
             if made is None:
                 made = _parse_attribute(data, *_inside(wire, value, after, f"{where}.attr"))
-                if len(known) < _MAX_KNOWN:
+                if len(known) < _MAX_SHARED_ATTRIBUTES:
                     known[raw] = made
             attr.append(made)
             _few(attr, where)
@@ -258,8 +258,8 @@ def _varints(data: bytes, at: int, end: int, where: str) -> list[int]:
 
 def _text(data: bytes, wire: int, value: int, after: int, where: str) -> str:
     _expect(wire, BYTES, where)
-    if after - value > MAX_TEXT:
-        raise FormatError(f"a text of {after - value} bytes, the limit is {MAX_TEXT}", where=where)
+    if after - value > MAX_TEXT_BYTES:
+        raise FormatError(f"a text of {after - value} bytes, the limit is {MAX_TEXT_BYTES}", where=where)
     try:
         return data[value:after].decode()
     except UnicodeDecodeError as error:

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError, UsageError
-from ...kernels.json_objects import DONE, OPEN, STATE, scan_objects
+from ...kernels.json_objects import DONE, OPEN, STATE_WORDS, scan_objects
 
 __all__ = ["Piece", "TraceScan", "is_object", "repaired", "salvaged"]
 
-CHUNK_BYTES = 8 << 20
-MAX_OBJECT_BYTES = 4 << 20  # beyond it a string was left open: look for the next event inside
-MAX_HEAD_BYTES = 64 << 20
-MAX_TAIL_BYTES = 64 << 20
-MAX_UNPACKED_BYTES = 64 << 30
+CHUNK_BYTES = 8 << 20  # read (and unpacked) at once
+MAX_OBJECT_BYTES = 4 << 20  # of one event; beyond it a string was left open: look for the next event inside
+MAX_HEAD_BYTES = 64 << 20  # before the first event
+MAX_TAIL_BYTES = 64 << 20  # after the last event
+MAX_UNPACKED_BYTES = 64 << 30  # of a whole trace: more is a file made to exhaust memory
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:)')
@@ -77,7 +77,7 @@ class TraceScan:
         chunks = self.unpacked()
         buffer = self._find_array(chunks)
         dropped = len(self.head)
-        state = np.zeros(STATE, np.int64)
+        state = np.zeros(STATE_WORDS, np.int64)
         state[OPEN] = -1
         starts, ends = np.zeros(CHUNK_BYTES // 16, np.int64), np.zeros(CHUNK_BYTES // 16, np.int64)
         position = 0
