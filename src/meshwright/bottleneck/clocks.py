@@ -89,6 +89,7 @@ def align(views: Sequence[RankView], *, one_clock: bool = False) -> tuple[list[R
     times = shared.times(views)
     together = _together(views, shared)
     limit = _limits(views, shared, *times, messages=True)
+    # An empty interval: some pair of events contradicts another.
     if together.any() and any(-limit[0, r] > limit[r, 0] for r in range(len(views))):
         # Messages without numbers are matched by their order alone, which two channels between the same ranks may break.
         limit = _limits(views, shared, *times, messages=False)
@@ -119,6 +120,7 @@ def _shift(
     both = both & together if (both & together).any() else both
     difference = leaves[both, 0] - leaves[both, r]
     middle = int(np.median(difference)) if len(difference) else (low + high) // 2
+    # The estimate may not leave what the data proves.
     value = min(max(middle, low), high)
     if abs(value) > MAX_CLOCK_DIFFERENCE_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
         raise UsageError(

@@ -56,6 +56,7 @@ def fit_trees(x: F64, y: F64, *, trees: int = 300, depth: int = 7, seed: int = 0
     predicted, grown = np.full(len(y), start), []
     for _ in range(trees):
         left = y - predicted
+        # Cauchy's loss by re-weighting: its gradient is weight x residual, its curvature taken as the weight.
         weight = 1 / (1 + (left / RESIDUAL_SCALE) ** 2)
         rows = rng.random(len(y)) < ROWS_SHARE
         tree = _grow(coded[rows], (weight * left)[rows], weight[rows], depth, MIN_LEAF_WEIGHT, LEAF_PENALTY)
@@ -83,6 +84,8 @@ def _best_split(sums: Any, least: float, shrink: float) -> tuple[int, int]:
             hl += sums[f, b, 1]
             if hl < least or h - hl < least:
                 continue
+            # Each side's best value takes off g^2 / (h + lambda) / 2; the gain is what both take off beyond the undivided node (factor left
+            # out).
             gain = gl * gl / (hl + shrink) + (g - gl) ** 2 / (h - hl + shrink) - g * g / (h + shrink)
             if gain > best:
                 best, feature, threshold = gain, f, b
@@ -109,6 +112,7 @@ def _grow(coded: Any, gradient: Any, weight: Any, depth: int, least: float, shri
         for i in range(rows):
             a = at[i]
             if a >= first and features[a] >= 0:
+                # Rows that end early stay at their node, which is above this level, and are skipped.
                 at[i] = 2 * a + (2 if coded[i, features[a]] > thresholds[a] else 1)
     total, weights = np.zeros(nodes), np.zeros(nodes)
     for i in range(rows):

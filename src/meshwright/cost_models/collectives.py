@@ -66,6 +66,7 @@ class CollectiveCurve:
         rate = PAYLOAD_SHARE * self.link_Bps
         latency_s = float(np.median(self.times_s[:SMALLEST]))
         wire, last = wire_bytes(self.operation, self.sizes[-LARGEST:], self.gpus), self.times_s[-LARGEST:]
+        # What the largest measured sizes take beyond latency and rate is put down to the square-root term.
         root = float(np.median(np.maximum(last - wire / rate - latency_s, 0) / np.sqrt(wire)))
         moved = wire_bytes(self.operation, np.asarray(sizes, np.float64), self.gpus)
         return np.asarray(latency_s + root * np.sqrt(moved) + moved / rate)
@@ -88,6 +89,7 @@ class CollectiveModel:
 
 def _time_s(e: F64, link_Bps: float, which: NDArray[np.int64], gpus: F64, wire: F64) -> F64:
     reduce, exchange = which == OPERATIONS.index("all-reduce"), which == OPERATIONS.index("all-to-all")
+    # An all-reduce passes a ring twice.
     hops = np.where(reduce, 2.0, 1.0) * (gpus - 1)
     latency_us = np.where(exchange, e[6], e[0] + e[1] * hops)
     root_us = e[2] * (wire / 1e6) ** (1 / (1 + e[3])) * np.where(exchange, e[7], 1.0) * np.where(reduce, e[5], 1.0)

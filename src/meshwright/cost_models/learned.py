@@ -94,6 +94,7 @@ def fit_learned(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> Learne
         base = roofline.log_s(m, n, k)
         for filling in (False, True):
             x = _features(m, n, k, base, peaks.processors, filling)
+            # Trees learn the logarithm of what the roofline misses by, so their average multiplies.
             members.append(_Member(roofline, filling, fit_trees(x, np.log(times_s) - base, trees=TREES, seed=number)))
     return LearnedProducts(tuple(members))
 
@@ -123,6 +124,7 @@ def _features(m: F64, n: F64, k: F64, base: F64, processors: int, filling: bool)
         rows = np.ceil(m / height)
         for width in WIDTHS:
             waves = rows * np.ceil(n / width) / processors
+            # Number of waves, and how full the last one is: time is a staircase in the one and almost flat in the other.
             columns += [np.log(np.ceil(waves)), np.log(waves / np.ceil(waves))]
         columns.append(rows)
         if filling:
@@ -138,6 +140,7 @@ def _fewest_waves(m: F64, n: F64, processors: int) -> list[F64]:
             tiles = np.ceil(m / heights) * np.ceil(n / width)
             now = np.ceil(tiles / processors)
             last = tiles - (now - 1) * processors
+            # Fewest waves first, then the fullest last wave.
             better = (now < waves) | ((now == waves) & (last > full))
             waves, full = np.where(better, now, waves), np.where(better, last, full)
             tall, wide = np.where(better, heights, tall), np.where(better, float(width), wide)

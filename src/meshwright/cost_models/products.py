@@ -70,12 +70,15 @@ def roofline_s(e: F64, height: int, width: int, peaks: GpuPeaks, m: F64, n: F64,
     rows = np.ceil(m / tall)
     waves = rows * np.ceil(n / width) / peaks.processors
     share = e[3] / (1 + e[3])
+    # Between whole waves (the last one leaves processors idle) and work spread evenly.
     waves = share * np.ceil(waves) + (1 - share) * waves
     if ragged:
         waves = waves * (1 + ragged * np.where(rows > 1, (1 - (m / tall - rows + 1)) / rows, 0.0))
+    # A tile is computed whole, however little of it is needed, on one processor.
     compute = waves * (2 * tall * width * k / (peaks.flops / peaks.processors * e[1]) + e[2] * 1e-6)
     moved = n * k * peaks.weight_bytes + m * k * peaks.input_bytes + m * n * peaks.output_bytes
     cache = e[6] * 1e6
+    # What fits into the cache comes at the cache's rate, only the rest at the memory's.
     memory = np.minimum(moved, cache) / (e[5] * 1e12) + np.maximum(moved - cache, 0) / (peaks.memory_Bps * e[4])
     return np.asarray(e[0] * 1e-6 + (compute**CORNER_EXPONENT + memory**CORNER_EXPONENT) ** (1 / CORNER_EXPONENT))
 

@@ -47,6 +47,7 @@ def _descend(model: Callable[[F64], F64], target: F64, start: F64, scale: float)
             return np.asarray(np.log(model(np.exp(theta))) - target)
 
     def loss(r: F64) -> float:
+        # A start or step at which the model has no value loses against every other.
         return float(np.log1p((r / scale) ** 2).sum()) if np.all(np.isfinite(r)) else float("inf")
 
     low, high = start - MAX_LOG_STEP, start + MAX_LOG_STEP
@@ -55,13 +56,16 @@ def _descend(model: Callable[[F64], F64], target: F64, start: F64, scale: float)
     if not np.isfinite(now):
         return None
     for _ in range(MAX_ROUNDS):
+        # Re-weighted least squares: with these weights the normal equations have the gradient of the Cauchy loss.
         weight = 1 / (1 + (r / scale) ** 2)
         jacobian = np.stack([(residuals(theta + DIFFERENCE * unit) - r) / DIFFERENCE for unit in np.eye(len(theta))], 1)
         if not np.all(np.isfinite(jacobian)):
             break
         normal, gradient = jacobian.T @ (weight[:, None] * jacobian), jacobian.T @ (weight * r)
         before = now
+        # More damping until a step helps; a step that does not after 12 tries ends the search.
         for _ in range(12):
+            # Marquardt: damping scales with each parameter's own curvature, so units do not matter; 1e-9 keeps the matrix regular.
             scaled = normal + damping * np.diag(np.diag(normal) + 1e-9)
             trial = np.clip(theta - np.linalg.solve(scaled, gradient), low, high)
             r_trial = residuals(trial)

@@ -125,6 +125,7 @@ def _positions(m: F64, choice: TileChoice) -> F64:
 
 def _levels(rows: _Rows, choice: TileChoice, without: int = -1) -> tuple[F64, F64]:
     """(positions, levels by shape and position), as if column `without` of m had not been measured."""
+    # What is interpolated is the logarithm of time, or of its ratio to the model's.
     values = rows.log_s - rows.model if choice.along == "model" and rows.model is not None else rows.log_s
     keep = np.arange(len(rows.m)) != without
     at = _positions(rows.m[keep], choice)
@@ -151,6 +152,7 @@ def _smoothed(levels: F64, neighbours: NDArray[np.int64]) -> F64:
         other = np.where((way >= 0)[:, None], levels[way], np.nan)
         padded = np.pad(levels - other, ((0, 0), (WINDOW_LEVELS, WINDOW_LEVELS)), constant_values=np.nan)
         windows = np.stack([padded[:, i : i + width] for i in range(2 * WINDOW_LEVELS + 1)], -1)
+        # The neighbour's level, moved by what the two usually differ by around here.
         said.append(other + _median(windows))
     stacked = np.stack(said, -1)
     enough = np.isfinite(stacked).sum(-1) > 2  # of itself and one other the median is their mean: no vote
@@ -166,8 +168,10 @@ def _read(levels: F64, positions: F64, position: float, along: str) -> F64:
     first, last = there.argmax(1), len(positions) - 1 - there[:, ::-1].argmax(1)
     second = np.where(there & (number[None, :] > first[:, None]), number, len(positions)).min(1)
     before = np.where(there & (number[None, :] < last[:, None]), number, -1).max(1)
+    # Below the first level and beyond the last, the nearest two levels give the line that goes on.
     a = np.where(below < 0, first, np.where(above >= len(positions), before, below))
     b = np.where(below < 0, second, np.where(above >= len(positions), last, above))
+    # A shape with one level only is constant.
     single = (a < 0) | (b >= len(positions))
     a, b = np.where(single, first, a), np.where(single, first, b)
     each = np.arange(len(levels))
@@ -204,6 +208,7 @@ def _left_out_error(rows: _Rows, choice: TileChoice, columns: NDArray[np.int64])
         value = _read(levels[has], positions, float(_positions(rows.m[j : j + 1], choice)[0]), choice.along)
         if choice.along == "model" and rows.model is not None:
             value = value + rows.model[has, j]
+        # |e^d - 1|: the relative error of time.
         errors.append(np.abs(np.expm1(value - rows.log_s[has, j])))
     joined = np.concatenate(errors)
     return float(np.median(joined) + TAIL_WEIGHT * np.percentile(joined, 90))

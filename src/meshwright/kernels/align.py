@@ -39,6 +39,7 @@ def _align(a: I32, b: I32, base_a: int, base_b: int, direct_cells: int, out: lis
         out.append((base_a + np.arange(head), base_b + np.arange(head)))
         _align(a[head:], b[head:], base_a + head, base_b + head, direct_cells, out)
         return
+    # What both end with belongs to some longest common subsequence, as does what both begin with.
     differ = np.flatnonzero(a[::-1][:least] != b[::-1][:least])
     tail = int(differ[0]) if len(differ) else least
     inner_a, inner_b = a[: len(a) - tail], b[: len(b) - tail]
@@ -50,6 +51,7 @@ def _align(a: I32, b: I32, base_a: int, base_b: int, direct_cells: int, out: lis
         part = found[:count][::-1]
         out.append((base_a + part[:, 0], base_b + part[:, 1]))
     else:
+        # Hirschberg: of all places to cut b, one is right for this half of a; lengths from both ends find it without a table.
         middle = len(inner_a) // 2
         ahead, behind = np.zeros((2, len(inner_b) + 1), np.int32), np.zeros((2, len(inner_b) + 1), np.int32)
         _lengths(inner_a[:middle], inner_b, ahead)
@@ -68,6 +70,7 @@ def _lengths(a: I32, b: I32, length: I32) -> None:
         now, before = (i + 1) % 2, i % 2
         length[now, 0] = 0
         for j in range(len(b)):
+            # Two rows in turn: a row needs only the one before it.
             if a[i] == b[j]:
                 length[now, j + 1] = length[before, j] + 1
             else:
@@ -90,6 +93,7 @@ def _direct(a: I32, b: I32, direction: NDArray[np.uint8], length: I32, found: ND
                 length[now, j + 1] = length[now, j]
                 direction[i + 1, j + 1] = 3
     i, j, count = len(a), len(b), 0
+    # Back from the corner along what was best there; ties go back in `a`.
     while i > 0 and j > 0:
         if direction[i, j] == 1:
             i -= 1

@@ -47,18 +47,22 @@ def assign(cost: NDArray[np.int64]) -> Assignment:
         owner[columns] = row
         at, shortest, before = columns, np.full(columns, _UNREACHED, np.int64), np.full(columns, columns, np.int64)
         used = np.zeros(columns + 1, bool)
+        # Dijkstra over columns in reduced costs, which are >= 0 by the invariant, until one is free.
         while owner[at] != rows:
             used[at] = True
             current = owner[at]
             reduced = cost[current] - u[current] - v[:columns]
             better = ~used[:columns] & (reduced < shortest)
             shortest[better], before[better] = reduced[better], at
+            # Used columns are lifted above the unreached ones, so they never win.
             nearest = int(np.where(used[:columns], _UNREACHED + 1, shortest).argmin())
             delta = shortest[nearest]
+            # Potentials move with the distance, so edges of the tree stay tight and all others stay >= 0.
             u[owner[used]] += delta
             v[used] -= delta
             shortest[~used[:columns]] -= delta
             at = nearest
+        # Each column of the path takes the row of the one before it; the first gets the new row.
         while at != columns:
             owner[at] = owner[before[at]]
             at = int(before[at])

@@ -49,6 +49,7 @@ def histogram(bits, low, high, prefix, counts):  # type: ignore[no-untyped-def]
     mask = (1 << (high - low)) - 1
     for i in range(len(bits)):
         b = bits[i] & MAGNITUDE_MASK
+        # Bits of non-negative floats sort as the floats do, so bins of their upper bits are ranges of magnitude.
         if b != 0 and (b >> high) == prefix:
             counts[(b >> low) & mask] += 1
 
@@ -180,6 +181,7 @@ def merge_entries(a, a_values, b, b_values, out, out_values):  # type: ignore[no
     """The union of two lists of rising index, values of equal indices added; returns its length. `out` has rows for both."""
     i, j, m = 0, 0, 0
     while i < len(a) or j < len(b):
+        # Like the merge of merge sort: the smaller index goes next, equal ones become one entry.
         if j == len(b) or (i < len(a) and a[i, 0] < b[j, 0]):
             out[m, 0], out[m, 1] = a[i, 0], a[i, 1]
             i += 1
@@ -233,6 +235,7 @@ def scatter_hashed(entries, factor, shift, n, length, starts, out):  # type: ign
     """
     for j in range(len(entries)):
         starts[(factor * np.int64(entries[j, 0]) + shift) % n // length + 1] += 1
+    # Counting sort: counts become first rows, move on while rows are filled, and are moved back below.
     for owner in range(1, len(starts)):
         starts[owner] += starts[owner - 1]
     for j in range(len(entries)):

@@ -46,12 +46,16 @@ def suffix_bounds(position, work, encode, exchange, decode, network, stream, dec
         for i in range(position + 1, ends):
             for q in range(codecs):
                 h, g, d = encode[q, i], exchange[q, i], decode[q, i]
+                # The compute stream does backward, encode and decode of the group in any case.
                 busy = weight * (work[i] + h + d)
                 if i == last:
+                    # Last group: its decode cannot begin before its exchange ends, so it belongs to the chain too.
                     a = busy + rest * (g + d)
                     b = busy + rest * (work[i] + h + g + d)
                 else:
                     a = busy + rest * g + network[weight, i]
+                    # From a group that is not ready, the chain runs over its backward and encode first; what follows waits for the network,
+                    # or again for the stream.
                     b = busy + rest * (work[i] + h) + max(rest * g + network[weight, i], stream[weight, i])
                 least_network, least_stream = min(least_network, a), min(least_stream, b)
         network[weight, position], stream[weight, position] = least_network, least_stream
@@ -65,6 +69,7 @@ def suffix_bounds(position, work, encode, exchange, decode, network, stream, dec
 @njit(cache=True, nogil=True)
 def _least(compute, network_end, chain, total, position, network, stream, decodes):  # type: ignore[no-untyped-def]
     """A lower bound of the step, times WEIGHT_PARTS, of every completion of a state at `position`."""
+    # Weight-free bounds first: all decodes follow the last encode, and the chain of decodes follows the exchanges.
     best = WEIGHT_PARTS * max(compute + total, chain + decodes[position])
     for weight in range(WEIGHT_PARTS + 1):
         rest = WEIGHT_PARTS - weight
@@ -94,6 +99,7 @@ def extend(  # type: ignore[no-untyped-def]
                 sent = max(states[s, 1], ready) + g
                 chain = max(states[s, 2], sent) + d
                 total = states[s, 3] + d
+                # A state whose every completion reaches the limit cannot improve on what is known.
                 bound = _least(ready, sent, chain, total, end, network, stream, decodes)
                 if bound >= limit:
                     continue

@@ -115,6 +115,7 @@ def select_above(values: Floats, threshold: int, *, expected: int = 0) -> NDArra
     bits = magnitude_bits(values)
     out = np.empty(min(values.size, 2 * expected + 1024), np.int64)
     count = int(_select(bits, threshold, out))
+    # There are more than guessed: the count is exact all the same, so the second pass has room for all.
     if count > out.size:
         out = np.empty(count, np.int64)
         _select(bits, threshold, out)
@@ -130,6 +131,7 @@ def sampled_threshold(values: Floats, k: int) -> int:
     sample = np.empty(m, np.int32)
     _sample(magnitude_bits(values), sample)
     expected = k * m / n
+    # The number of the k largest in the sample is about Poisson: 4.5 standard deviations further down the threshold is surely low enough.
     place = int(expected + 4.5 * np.sqrt(expected) + 9)
     if place >= m:
         return -1
@@ -139,6 +141,7 @@ def sampled_threshold(values: Floats, k: int) -> int:
 def _candidates(values: Floats, k: int) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """Indices that hold the k largest magnitudes and perhaps more, their magnitudes, and the k-th largest of all."""
     found = select_above(values, sampled_threshold(values, k), expected=k)
+    # The sample deceived (data that is not exchangeable): all elements are candidates then.
     if found.size < k:
         found = select_above(values, -1, expected=values.size)
     magnitudes = magnitude_bits(values)[found] & np.int32(MAGNITUDE_MASK)

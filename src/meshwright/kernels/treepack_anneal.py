@@ -81,11 +81,14 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         energy[t] = _energy(parent[t], cost[t], unit, after, order, child, beside)
     moved = np.zeros(3, np.int64)
     for step in range(proposals):
+        # The temperature falls geometrically from HOT to COLD.
         heat = HOT * (COLD / HOT) ** (step / proposals)
         i, j, v, kind = _draw(state, trees), _draw(state, rows), _draw(state, n), _draw(state, 5)
+        # Only trees of equal multiplicity swap, so the load of every arc stays what it was.
         if units[i] != units[j] or parent[i, v] < 0:
             continue
         moved[0], count = v, 1
+        # Senders swap: two entries through the same switch exchange their ways into it.
         if kind == 4:
             w = _draw(state, n)
             if parent[j, w] < 0 or parent[i, v] == parent[j, w] or hub[second[i, v], v] < 0 or hub[second[i, v], v] != hub[second[j, w], w]:
@@ -95,6 +98,7 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         else:
             if i == j or parent[j, v] < 0:
                 continue
+            # A single swap often closes a circle: swapping the parent's entry too, or that of any other device, may keep both spanning.
             if kind > 0:
                 w = parent[i, v] if kind == 1 else parent[j, v] if kind == 2 else _draw(state, n)
                 if w == v or parent[i, w] < 0 or parent[j, w] < 0:
@@ -113,6 +117,7 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         theirs = 0.0
         if mine >= 0.0 and j < trees and j != i:
             theirs = _energy(parent[j], cost[j], unit, after, order, child, beside)
+        # A tree that does not span has energy -1 and is turned down below; spare rows (from `trees` on) have no energy.
         worse = mine + theirs - energy[i] - (energy[j] if j != i else 0.0)
         if mine >= 0.0 and theirs >= 0.0 and (worse <= 0.0 or _draw(state, 1 << 30) < np.exp(-worse / heat) * (1 << 30)):
             energy[i] = mine

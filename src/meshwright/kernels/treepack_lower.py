@@ -63,10 +63,13 @@ def _round(parent, donor, units, depth, size, total, order, child, beside):  # t
                 u = parent[j, v]
                 if u < 0 or u == p or units[i] != units[j]:
                     continue
+                # By how much v and all below it sink in either tree if they exchange parents.
                 mine, theirs = depth[i, u] - depth[i, p], depth[j, p] - depth[j, u]
                 if mine >= 0 and theirs >= 0:
                     continue
+                # Sum of (d + m)^2 - d^2 over a subtree = m (2 sum of d + m size): the change of squared depths without a walk.
                 gain = -mine * (2 * total[i, v] + mine * size[i, v]) - theirs * (2 * total[j, v] + theirs * size[j, v])
+                # A new parent below v itself would close a circle.
                 if gain > best and not _under(parent[i], v, u) and not _under(parent[j], v, p):
                     best, with_whom = gain, j
             if with_whom >= 0:

@@ -87,7 +87,7 @@ def _table(p: Pipeline, slot: Fraction, slots: int) -> dict[Class, _Facts]:
             rest = way[-1][1] - start
             if p.split and kind == "I":
                 rest = max(rest, end - start + p.seconds["W"][copy][s])
-            # Slots are counted down everywhere, so each row is weaker than the truth and never forbids a step that exists.
+            # Times are rounded down to whole slots everywhere, so each row is weaker than the truth and never forbids a step that exists.
             lag = whole(start - way[i - 1][0]) if i else 0
             taken = p.bytes[s] if kind == "F" else -p.bytes[s] if kind == "B" else 0
             before = names[i - 1] if i else None

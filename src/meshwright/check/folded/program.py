@@ -252,7 +252,7 @@ class _Claim:
                 first, m = home[rank]
                 local = self.c.outputs[rank][0] % stored
                 chunks = int(self.p.buffers.chunks[local])
-                # What a component writes at rank (first, m), the component's image under -m writes at `first`, moved back.
+                # What a component writes at rank (first, m), the component's image under m's inverse writes at `first`, moved back.
                 covered.setdefault(first, set()).add(int((chunk - np.dot(np.asarray(m, np.int64), shift[:, local])) % chunks))
         found: list[Finding] = []
         for rank in np.unique(self.p.buffers.actor).tolist():
