@@ -86,6 +86,7 @@ class ShardFile:
     def _header(self) -> dict[str, _Stored]:
         size = os.fstat(self.handle).st_size
         length = int.from_bytes(os.pread(self.handle, 8, 0), "little")
+        # The length comes from the file: it must fit into the file, and under the cap, before it is believed.
         if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise FormatError(f"is no safetensors file: a header of {length} bytes in a file of {size}", where=str(self.path))
         try:
@@ -99,6 +100,7 @@ class ShardFile:
             dtype = DTYPES.get(e.dtype)
             if dtype is None or min(e.shape, default=0) < 0 or not 0 <= start <= stop <= size - 8 - length:
                 raise FormatError(f"{name}: {e.dtype} {list(e.shape)} at bytes {start}-{stop} is not in the file", where=str(self.path))
+            # With this, no range inside the tensor can leave its bytes.
             if stop - start != prod(e.shape) * dtype.itemsize:
                 raise FormatError(f"{name}: {stop - start} bytes for {e.dtype} {list(e.shape)}", where=str(self.path))
             found[name] = _Stored(dtype, e.shape, 8 + length + start, 8 + length + stop)
@@ -124,6 +126,7 @@ class ShardFile:
             done = 0
             while done < size:
                 offset = stored.start + (where.first + first) * dtype.itemsize + done
+                # Straight into the caller's buffer; a read may give less than was asked for.
                 got = os.preadv(self.handle, [view[at + done : at + size]], offset)
                 if got <= 0:
                     raise FormatError(f"{name}: ends at byte {offset} of {stored.start}-{stored.stop}", where=str(self.path), hint="it is cut short")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..notebook_repr import repr_html
 from ..program.program import I32
-from ..shown import repr_html
 
 __all__ = ["ABSENT", "Collectives", "Trace", "TraceWarning", "Track"]
 

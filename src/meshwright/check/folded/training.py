@@ -156,6 +156,8 @@ class _FoldedStep(TrainingStep):
             return
         kept = []
         for k in range(slot):
+            # Slot k of the representative gets its own part of slot 0 and, from member m, what the representative holds in slot size - m,
+            # moved by m.
             total = memory[lo + k]
             for m in range(1, size):
                 total = self.add(total, self.image(memory[lo + (size - m) * slot + k], axis.name, m), step)
@@ -189,15 +191,17 @@ class _FoldedStep(TrainingStep):
             group, done = name[1:-2], list(name[-2:])
             whole = self.group(str(name[1]), 0)
             at = 0 if axis == "data" else 1
+            # Summed along this axis before, or held by some of the axis only: a second sum would count twice.
             if done[at] or (axis == "tensor" and len(whole) != self.layout.tensor):
                 return -1 - step
             done[at] = True
-            return value & ~0xFFFFFFFF | self.quantity("gradient", *group, *done)
+            return value & ~QUANTITY_MASK | self.quantity("gradient", *group, *done)
         if name[0] not in ("act", "grad") or axis != "tensor" or name[-1] != -1:
             return -1 - step  # what every member has alike, or each for itself
         bits, out, first = value >> 32, 0, 0
         for width in self.fields(name):
             mine = bits >> first & (1 << width) - 1
+            # The representative must hold exactly one of the axis's parts: then the images hold the others, and the sum has each once.
             if mine and (width != self.layout.tensor or mine & (mine - 1)):
                 return -1 - step
             out |= ((1 << width) - 1) << first if mine else 0
@@ -215,6 +219,7 @@ class _FoldedStep(TrainingStep):
         for width in self.fields(name):
             mine = bits >> first & (1 << width) - 1
             turn = by % width
+            # Member m holds the part that lies m further along, around the end: a rotation of the field's bits.
             out |= ((mine << turn | mine >> width - turn) & (1 << width) - 1) << first
             first += width
         part = name[-1]

@@ -59,6 +59,7 @@ def _parts(p: Program) -> Iterator[Finding]:
     recv, read, add, store, send = (has[q] for q in (Part.RECV, Part.READ, Part.ADD, Part.STORE, Part.SEND))
     zero = s.count == 0
     both = (s.src_buffer >= 0) & (s.dst_buffer >= 0) & transfer
+    # Chunks of one symbol are of one size; negative numbers keep symbols apart from bytes.
     unit = np.where(b.size >= 0, -1 - b.size, b.chunk_bytes) if len(b) else np.zeros(0)
     differ = both.copy()
     differ[both] = unit[s.src_buffer[both]] != unit[s.dst_buffer[both]]
@@ -121,6 +122,7 @@ def _channels(p: Program) -> Iterator[Finding]:
             chan = int(channels[k])
             yield _at(p, int(steps[k]), f"{word}s on channel {chan}, whose end is actor {int(end[chan])}", channel=chan)
         first = np.full(len(c), -1, np.int64)
+        # Written from behind, so the first lane of each channel is what stays.
         first[channels[::-1]] = lane[::-1]
         for k in np.flatnonzero(lane != first[channels])[:MAX_FINDINGS_OF_A_KIND].tolist():
             clean = False
@@ -137,6 +139,7 @@ def _channels(p: Program) -> Iterator[Finding]:
         step = int(steps[channels == chan][min(sent, got)])
         text = f"{p.describe(step)} has no partner: channel {chan} {ends} has {sent} sends and {got} receives per iteration"
         yield Finding(check="wellformed", message=text, witness=witness(p, step, channel=chan, lane=at_lane))
+    # What follows matches messages one by one, which needs equal counts.
     if not clean:
         return
     used = np.flatnonzero(counts["send"] > 0)
@@ -205,6 +208,7 @@ def _calls(p: Program) -> Iterator[Finding]:
     s, calls = p.steps, p.calls
     at = np.flatnonzero(s.kind == Kind.CALL)
     actor = p.lanes.actor[p.lane_of_step()[at]]
+    # Per communicator and member, its calls in step order: the k-th calls of all members must be one call.
     sequences: dict[int, dict[int, list[int]]] = {c: {int(r): [] for r in p.comms.groups[c]} for c in range(len(p.comms))}
     for step, who in zip(at.tolist(), actor.tolist(), strict=True):
         comm = int(calls.comm[s.op[step]])

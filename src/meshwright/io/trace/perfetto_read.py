@@ -45,6 +45,7 @@ def add_perfetto(path: str | os.PathLike[str], rows: EventRows) -> None:
                 rows.add(state.done)
                 state.done = []
     except FormatError as error:
+        # Damage behind good events loses the rest only; damage before any event is no such file.
         if not rows.count and not state.done and not state.open:
             raise
         rows.problems.add("the file ends early, or is damaged", error.message)
@@ -67,10 +68,12 @@ def _packet(state: _State, data: bytes, at: int, end: int) -> None:
             event = (value, after) if number == 11 else event
             interned = (value, after) if number == 12 else interned
             descriptor = (value, after) if number == 60 else descriptor
+    # The sender's numbers for names begin anew; those it gave before mean nothing any more.
     if flags & SequenceFlag.STATE_CLEARED:
         for table in (state.names, state.categories):
             for key in [k for k in table if k[0] == sequence]:
                 del table[key]
+    # In this order: an event may use names and tracks that its own packet brings.
     if interned is not None:
         _interned(state, data, *interned, sequence)
     if descriptor is not None:
@@ -108,6 +111,7 @@ def _descriptor(state: _State, data: bytes, at: int, end: int) -> None:
         elif wire == BYTES and number in (3, 4):
             for inner, kind, content, _, stop in fields(data, value, after, state.rows.where):
                 (process if number == 3 else thread)[inner] = _text(data, content, stop) if kind == BYTES else content
+    # A thread without a pid of its own is of its parent's process.
     around = state.tracks.get(parent, ("", ""))[0]
     pid = process.get(1, thread.get(1, around))
     tid = thread.get(2, 0 if process else name or uuid)
@@ -143,6 +147,7 @@ def _event(state: _State, data: bytes, at: int, end: int, sequence: int, time_ns
     if kind not in (EventType.SLICE_BEGIN, EventType.SLICE_END):
         return
     pid, tid = state.tracks.get(track, ("", track))
+    # Ends carry no name: on each track the last slice begun ends first.
     stack = state.open.setdefault(track, [])
     if kind == EventType.SLICE_BEGIN:
         args = Args(step=notes.get("step", -1), iteration=notes.get("iteration", -1))
