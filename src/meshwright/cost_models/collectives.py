@@ -27,7 +27,8 @@ __all__ = ["CollectiveCurve", "CollectiveModel", "fit_collectives", "wire_bytes"
 F64 = NDArray[np.float64]
 OPERATIONS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 PAYLOAD_SHARE = 0.8  # of a link's rate that sizes beyond the table reach: payload of NVLink packets, assumed and not fitted
-SMALLEST, LARGEST = 4, 4  # sizes that give the latency and the square-root term beyond the table
+LATENCY_SIZES = 4  # the smallest of the table, which give the latency beyond it
+ROOT_SIZES = 4  # the largest of the table, which give the square-root term beyond it
 START = (4.0, 1.0, 20.0, 0.5, 0.8, 0.8, 7.0, 1.0)  # us, us, us at 1 MB, -, share of the link, -, us, -
 
 
@@ -64,8 +65,8 @@ class CollectiveCurve:
     def beyond(self, sizes: F64 | float) -> F64:
         """Seconds above the table by the pipelined transfer at the assumed share of the link's rate."""
         rate = PAYLOAD_SHARE * self.link_Bps
-        latency_s = float(np.median(self.times_s[:SMALLEST]))
-        wire, last = wire_bytes(self.operation, self.sizes[-LARGEST:], self.gpus), self.times_s[-LARGEST:]
+        latency_s = float(np.median(self.times_s[:LATENCY_SIZES]))
+        wire, last = wire_bytes(self.operation, self.sizes[-ROOT_SIZES:], self.gpus), self.times_s[-ROOT_SIZES:]
         # What the largest measured sizes take beyond latency and rate is put down to the square-root term.
         root = float(np.median(np.maximum(last - wire / rate - latency_s, 0) / np.sqrt(wire)))
         moved = wire_bytes(self.operation, np.asarray(sizes, np.float64), self.gpus)

@@ -30,8 +30,9 @@ MIN_ROWS = 1000  # rows of a table that determine trees; `tiles` reads smaller o
 SIDES = (64, 128, 256)
 WIDTHS = (64, 128, 192, 256)
 START_RAGGED = 0.2  # where the search for `ragged` starts
-TILINGS, TREES = 2, 300
-MIN_WAVES = (*range(16, 129, 8), 144, 160)  # widths of tiles among which the fewest waves are sought
+MEMBER_TILINGS = 2  # the best ones, each with two members
+TREES_PER_MEMBER = 300
+WAVE_WIDTHS = (*range(16, 129, 8), 144, 160)  # widths of tiles among which the fewest waves are sought
 CHUNK_ROWS = 200_000  # rows predicted at once, so that memory stays bounded
 
 
@@ -69,7 +70,8 @@ class LearnedProducts:
     @property
     def form(self) -> str:
         """Tilings of its rooflines, for reports."""
-        return ", ".join(dict.fromkeys(f"{x.roofline.height} x {x.roofline.width}" for x in self.members)) + f"; {len(self.members)} x {TREES} trees"
+        tilings = ", ".join(dict.fromkeys(f"{x.roofline.height} x {x.roofline.width}" for x in self.members))
+        return f"{tilings}; {len(self.members)} x {TREES_PER_MEMBER} trees"
 
     def time_s(self, m: F64 | float, n: F64 | float, k: F64 | float) -> F64:
         """Seconds of (m x k)(k x n); arrays broadcast. Raises: FormatError for sizes below one."""
@@ -90,12 +92,12 @@ def fit_learned(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> Learne
         raise FormatError(f"trees need {MIN_ROWS} rows with positive finite times", where=f"{len(times_s)} rows", hint="use cost_models.tiles")
     m, n, k = (np.asarray(v, np.float64) for v in (m, n, k))
     members = []
-    for number, roofline in enumerate(_rooflines(m, n, k, times_s, peaks)[:TILINGS]):
+    for number, roofline in enumerate(_rooflines(m, n, k, times_s, peaks)[:MEMBER_TILINGS]):
         base = roofline.log_s(m, n, k)
         for filling in (False, True):
             x = _features(m, n, k, base, peaks.processors, filling)
             # Trees learn the logarithm of what the roofline misses by, so their average multiplies.
-            members.append(_Member(roofline, filling, fit_trees(x, np.log(times_s) - base, trees=TREES, seed=number)))
+            members.append(_Member(roofline, filling, fit_trees(x, np.log(times_s) - base, trees=TREES_PER_MEMBER, seed=number)))
     return LearnedProducts(tuple(members))
 
 
@@ -135,7 +137,7 @@ def _features(m: F64, n: F64, k: F64, base: F64, processors: int, filling: bool)
 def _fewest_waves(m: F64, n: F64, processors: int) -> list[F64]:
     """The tiling with the fewest waves, of those the one with the fullest last wave (the first rule of DeepGEMM's choice): its features."""
     waves, full, tall, wide = np.full(len(m), np.inf), np.zeros(len(m)), np.zeros(len(m)), np.zeros(len(m))
-    for heights, widths in ((np.where(m <= 64, 64.0, 128.0), MIN_WAVES), (np.full(len(m), 256.0), [w for w in MIN_WAVES if w <= 128])):
+    for heights, widths in ((np.where(m <= 64, 64.0, 128.0), WAVE_WIDTHS), (np.full(len(m), 256.0), [w for w in WAVE_WIDTHS if w <= 128])):
         for width in widths:
             tiles = np.ceil(m / heights) * np.ceil(n / width)
             now = np.ceil(tiles / processors)

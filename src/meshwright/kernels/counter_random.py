@@ -17,7 +17,7 @@ from .compile import inlined, kernel
 
 __all__ = ["bits_at", "key_of", "permuted"]
 
-FEISTEL_ROUNDS = 6
+FEISTEL_ROUNDS = 6  # four suffice in Luby and Rackoff's theorem, which assumes random round functions
 
 
 def key_of(*numbers: int) -> tuple[np.uint32, np.uint32]:

@@ -26,8 +26,8 @@ __all__ = ["Shop", "anneal"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-LOOK_AHEAD = (0.0, 0.25, 0.5, 0.75, 1.0)
-EARLY = (np.inf, 4.0, 2.0, 1.0, 0.0)  # in mean durations
+LOOK_AHEAD_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the stretch in which actions conflict, in which the choice is made
+EARLY_DURATIONS = (np.inf, 4.0, 2.0, 1.0, 0.0)  # in mean durations: how long before its priority an action may start
 TRIES_PER_START = 1000  # schedules that are tried between two starts of the annealing
 
 
@@ -235,7 +235,7 @@ def anneal(shop: Shop, priority_s: F64, *, tries: int, seed: int, least_s: float
     with stop_flag() as stop:
         best = _anneal(
             shop.device, shop.duration_s, shop.waits, shop.takes, shop.brings, shop.pool, shop.level, shop.succ_ptr, shop.succ, shop.lag_s, shop.cap,
-            shop.above, shop.class_ptr, shop.devices, shop.most_classes, priority_s, np.array(LOOK_AHEAD), np.array(EARLY), rounds, tries // rounds,
-            seed, least_s, order, stop,
+            shop.above, shop.class_ptr, shop.devices, shop.most_classes, priority_s, np.array(LOOK_AHEAD_SHARES),
+            np.array(EARLY_DURATIONS), rounds, tries // rounds, seed, least_s, order, stop,
         )  # fmt: skip
     return float(best), order

@@ -23,7 +23,8 @@ __all__ = ["anneal_parents"]
 
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
-HOT, COLD = 200.0, 0.05
+START_HEAT = 200.0  # in energy, which is 2^(t / unit) summed over devices: at first almost everything is accepted
+END_HEAT = 0.05  # in the end almost nothing that is worse
 PROPOSAL_WORK_S = 4e-9  # work of a proposal per device: about the seconds of a quiet core
 MAX_EXPONENT = 60.0  # powers of two beyond this are not told apart: one such term outweighs all others of a sum in float64
 
@@ -81,8 +82,8 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         energy[t] = _energy(parent[t], cost[t], unit, after, order, child, beside)
     moved = np.zeros(3, np.int64)
     for step in range(proposals):
-        # The temperature falls geometrically from HOT to COLD.
-        heat = HOT * (COLD / HOT) ** (step / proposals)
+        # The temperature falls geometrically from START_HEAT to END_HEAT.
+        heat = START_HEAT * (END_HEAT / START_HEAT) ** (step / proposals)
         i, j, v, kind = _draw(state, trees), _draw(state, rows), _draw(state, n), _draw(state, 5)
         # Only trees of equal multiplicity swap, so the load of every arc stays what it was.
         if units[i] != units[j] or parent[i, v] < 0:
