@@ -7,7 +7,7 @@ import-linter, and by `__getattr__` when they are first used. A test holds the t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import shown
+from . import notebook_repr
 
 if TYPE_CHECKING:
     from .bound import Bound
@@ -51,4 +51,4 @@ def _html_of(noun: object) -> str:
     return html_of(noun)
 
 
-shown.draw_with(_html_of)
+notebook_repr.draw_with(_html_of)

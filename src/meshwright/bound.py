@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .shown import repr_html
+from .notebook_repr import repr_html
 
 __all__ = ["Bound", "Certificate", "fraction_of"]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .shown import repr_html
+from .notebook_repr import repr_html
 
 __all__ = ["Spans", "Timeline", "Transfers"]
 

@@ -23,7 +23,7 @@ from .errors import UsageError
 
 __all__ = ["MAX_TENSORS", "CodecCost", "Curve", "GradientTensor", "TrafficGroup", "TrafficPlan", "TrafficProfile", "TrafficTime"]
 
-MAX_TENSORS = 4096
+MAX_TENSORS = 4096  # gradients that one plan groups: the search's work grows faster than their number
 _MAX_NS = 10**15  # a time beyond eleven days is a mistake, and sums of such times would leave 64 bits
 
 

@@ -35,7 +35,7 @@ def test_before_is_reachability_by_clocks_and_by_search(monkeypatch: pytest.Monk
         monkeypatch.setattr(order_module, "MAX_CLOCK_ENTRIES", -1)
         np.testing.assert_array_equal(Order(p, iterations=3).before(a, b), truth)
         monkeypatch.undo()
-        monkeypatch.setattr(order_module, "BLOCK", 1)  # every lane a block of its own
+        monkeypatch.setattr(order_module, "BLOCK_LANES", 1)  # every lane a block of its own
         np.testing.assert_array_equal(Order(p, iterations=3).before(a, b), truth)
         monkeypatch.undo()
         for lane in range(len(p.lanes)):

@@ -37,7 +37,7 @@ def by_definition(p: Program, order: Order) -> list[int]:
 message = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(0, 6), st.integers(0, 6), st.integers(1, 3))
 
 
-@pytest.mark.parametrize("pairs", [staging.MAX_PAIRS, 3])
+@pytest.mark.parametrize("pairs", [staging.CHUNK_PAIRS, 3])
 @settings(max_examples=120, deadline=None)
 @given(messages=st.lists(message, min_size=1, max_size=24), depth=st.integers(1, 3), lanes=st.integers(1, 2))
 def test_staged_messages_are_those_of_the_definition(pairs, messages, depth, lanes):
@@ -53,9 +53,9 @@ def test_staged_messages_are_those_of_the_definition(pairs, messages, depth, lan
         own[dst][-1].recv(channels[src, dst], held[dst], to, count)
     p = b.build(validate=False)
     order = Order(p)
-    before, staging.MAX_PAIRS = staging.MAX_PAIRS, pairs
+    before, staging.CHUNK_PAIRS = staging.CHUNK_PAIRS, pairs
     try:
         found = staging.staging_bytes(p, order).tolist()
     finally:
-        staging.MAX_PAIRS = before
+        staging.CHUNK_PAIRS = before
     assert found == by_definition(p, order)

@@ -13,6 +13,7 @@ from meshwright.drive.plans import cost_of
 from meshwright.errors import FormatError
 from meshwright.fabric.fabric import Device, Fabric
 from meshwright.io.costs import perf_tables
+from meshwright.io.limits import MaxBytes
 from meshwright.io.plan.plan import read_plan
 from meshwright.probe.costs.name import load_cost, load_prices
 
@@ -111,11 +112,11 @@ def test_a_table_that_cannot_be_read(package, tmp_path, capsys, monkeypatch):
 def test_files_of_senseless_size(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
     with path.open("wb") as f:
-        f.truncate(perf_tables.MAX_BYTES + 1)
+        f.truncate(MaxBytes.PERF_TABLE + 1)
     with pytest.raises(FormatError, match="more than the 268,435,456"):
         perf_tables._columns(path, ("m",))
     (tmp_path / "data/x").mkdir(parents=True)
-    (tmp_path / "x.yaml").write_text("#" * (perf_tables.MAX_TEXT_BYTES + 1))
+    (tmp_path / "x.yaml").write_text("#" * (MaxBytes.PERF_SYSTEM + 1))
     monkeypatch.setattr(perf_tables, "_root", lambda: tmp_path)
     with pytest.raises(FormatError, match="more than the 1,048,576"):
         perf_tables.read_system("x")

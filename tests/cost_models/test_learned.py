@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost_models import boosting
 from meshwright.cost_models.boosting import fit_trees
-from meshwright.cost_models.learned import ENOUGH, _fewest_waves, fit_learned
+from meshwright.cost_models.learned import MIN_ROWS, _fewest_waves, fit_learned
 from meshwright.cost_models.products import GpuPeaks, ProductModel, fit_products
 from meshwright.errors import FormatError
 
@@ -22,7 +22,7 @@ def plain_tree(coded, gradient, weight, depth, least, shrink):
         g, h = gradient[rows].sum(), weight[rows].sum()
         best, choice = 1e-9, None
         for f in range(coded.shape[1] if level < depth else 0):
-            for b in range(boosting.BINS - 1):
+            for b in range(boosting.MAX_BINS - 1):
                 left = rows[coded[rows, f] <= b]
                 gl, hl = gradient[left].sum(), weight[left].sum()
                 if hl < least or h - hl < least:
@@ -50,7 +50,7 @@ def plain_value(nodes, row):
 @settings(max_examples=15, deadline=None)
 def test_a_tree_is_its_plain_twin(seed, depth, features):
     rng = np.random.default_rng(seed)
-    coded = rng.integers(0, boosting.BINS, (60, features)).astype(np.uint8)
+    coded = rng.integers(0, boosting.MAX_BINS, (60, features)).astype(np.uint8)
     gradient, weight = rng.normal(size=60), rng.uniform(0.2, 1, 60)
     grown = boosting._grow(coded, gradient, weight, depth, 3.0, 1.0)
     twin = plain_tree(coded, gradient, weight, depth, 3.0, 1.0)
@@ -124,8 +124,8 @@ def test_a_second_kernel_is_learned():
 
 
 def test_rows_that_do_not_determine_trees():
-    few = np.ones(ENOUGH - 1)
+    few = np.ones(MIN_ROWS - 1)
     with pytest.raises(FormatError, match="trees need 1000 rows"):
         fit_learned(few, few, few, few, PEAKS)
     with pytest.raises(FormatError, match="positive finite"):
-        fit_learned(np.ones(ENOUGH), np.ones(ENOUGH), np.ones(ENOUGH), np.zeros(ENOUGH), PEAKS)
+        fit_learned(np.ones(MIN_ROWS), np.ones(MIN_ROWS), np.ones(MIN_ROWS), np.zeros(MIN_ROWS), PEAKS)

@@ -22,7 +22,7 @@ from meshwright.errors import Infeasible, UsageError
 from meshwright.explain.breakdown import StageShare, breakdown, simulated
 from meshwright.explain.explanation import Explanation, explain_plan
 from meshwright.explain.recomputation import recompute_advice
-from meshwright.explain.rivals import PRECISION, Scenario, crossings, scaled_compute, scaled_links
+from meshwright.explain.rivals import FACTOR_PRECISION, Scenario, crossings, scaled_compute, scaled_links
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
 from meshwright.io.model.graph import write_graph
@@ -124,7 +124,7 @@ def test_a_crossing_is_where_the_rival_starts_to_win() -> None:
     found = crossings(Scenario(fabric), best, rivals, Budget(100))
     assert found
     for c in found:
-        back = min(2 * PRECISION, abs(math.log(c.factor)))  # towards what is believed, where all of them lose
+        back = min(2 * FACTOR_PRECISION, abs(math.log(c.factor)))  # towards what is believed, where all of them lose
         fresh, moved = Scenario(fabric), math.exp(math.log(c.factor) - math.copysign(back, math.log(c.factor)))
         assert any(fresh.time_s(r, c.axis, c.factor) < fresh.time_s(best, c.axis, c.factor) for r in rivals)  # type: ignore[arg-type]
         assert all(fresh.time_s(r, c.axis, moved) >= fresh.time_s(best, c.axis, moved) for r in rivals)  # type: ignore[arg-type]

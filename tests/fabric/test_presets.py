@@ -11,7 +11,8 @@ from meshwright.errors import FormatError, UnknownName, UsageError
 from meshwright.fabric.presets import MAX_DEVICES, PRESETS, usable_cores
 from meshwright.io.fabric.document import DTYPES, fabric_document, fabric_from_document
 from meshwright.io.fabric.name import load_fabric
-from meshwright.io.fabric.toml import MAX_BYTES, MAX_JSON_BYTES, fabric_toml, parse_fabric_toml, read_fabric_toml
+from meshwright.io.fabric.toml import fabric_toml, parse_fabric_toml, read_fabric_toml
+from meshwright.io.limits import MaxBytes
 
 
 def all_gather_inverse_rate(fabric):
@@ -202,8 +203,8 @@ def test_the_largest_preset_fits_its_cap():
     fabric = load_fabric("dgx-h100:2048")
     assert len(fabric.devices) == MAX_DEVICES
     fabric.require_connected()
-    assert len(fabric_toml(fabric)) < MAX_BYTES  # what we write we can read
-    assert len(json.dumps(fabric_document(fabric))) < MAX_JSON_BYTES
+    assert len(fabric_toml(fabric)) < MaxBytes.FABRIC_TOML  # what we write we can read
+    assert len(json.dumps(fabric_document(fabric))) < MaxBytes.FABRIC_JSON
 
 
 def test_parts():

@@ -208,7 +208,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_chakra(data, "x") == trace
     for name, limit, says in (
         ("MAX_NODES", 2, "more than 2 nodes"), ("MAX_DEPS", 5, "5 dependencies"), ("MAX_ATTRIBUTES", 1, "more than 1 attributes"),
-        ("MAX_VALUES", 1, "more than 1 values"), ("MAX_TEXT", 4, "a text of 5 bytes"),
+        ("MAX_VALUES", 1, "more than 1 values"), ("MAX_TEXT_BYTES", 4, "a text of 5 bytes"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(chakra_et, name, limit)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.costs import table as cost_file
 from meshwright.io.costs.table import cost_document, cost_of_document, read_cost, write_cost
+from meshwright.io.limits import MaxBytes
 
 positive = st.floats(1e-12, 1e15)
 seconds = st.floats(0, 1e6)
@@ -104,7 +104,7 @@ def test_random_bytes(data):
 
 
 def test_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost_file, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(MaxBytes, "COST_TABLE", 10)
     (tmp_path / "cost.json").write_text(" " * 11)
     with pytest.raises(FormatError, match="larger"):
         read_cost(tmp_path / "cost.json")

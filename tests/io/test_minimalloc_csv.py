@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
+from meshwright.io.limits import MaxBytes
 from meshwright.io.plan import minimalloc_csv
 from meshwright.io.plan.minimalloc_csv import BufferTable, buffers_csv, parse_buffers_csv, read_buffers_csv
 
@@ -57,6 +58,6 @@ def test_files_from_outside(tmp_path, monkeypatch):
     monkeypatch.setattr(minimalloc_csv, "MAX_ROWS", 0)
     with pytest.raises(FormatError, match="has 1 storages"):
         read_buffers_csv(file)
-    monkeypatch.setattr(minimalloc_csv, "MAX_BYTES", 3)
+    monkeypatch.setattr(MaxBytes, "BUFFERS_CSV", 3)
     with pytest.raises(FormatError, match="larger than 3"):
         read_buffers_csv(file)

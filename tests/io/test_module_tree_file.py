@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import FormatError
-from meshwright.io.trace import module_tree as module_tree_file
+from meshwright.io.limits import MaxBytes
 from meshwright.io.trace.module_tree import read_module_tree, write_module_tree
 from meshwright.trace.module_tree import CapturedOperator, ModuleNode, ModuleTree
 
@@ -60,7 +60,7 @@ def test_refusals(tmp_path, changes, said):
 
 
 def test_cap(tmp_path, monkeypatch):
-    monkeypatch.setattr(module_tree_file, "MAX_FILE_BYTES", 50)
+    monkeypatch.setattr(MaxBytes, "MODULE_TREE", 50)
     (tmp_path / "t.json").write_text(json.dumps(broken()))
     with pytest.raises(FormatError, match="larger than"):
         read_module_tree(tmp_path / "t.json")

@@ -190,8 +190,8 @@ def test_caps(tmp_path, monkeypatch):
     with pytest.raises(FormatError, match="more than 5 events"):
         read(tmp_path, json.dumps([event("a", i, 1) for i in range(6)]))
     monkeypatch.setattr(trace_rows, "MAX_EVENTS", 50)
-    assert len(read(tmp_path, json.dumps([event("x" * 9000, i, 1) for i in range(6)])).names[0]) == trace_rows.MAX_NAME + 1
-    monkeypatch.setattr(trace_rows, "MAX_NAME_TABLE", 100)
+    assert len(read(tmp_path, json.dumps([event("x" * 9000, i, 1) for i in range(6)])).names[0]) == trace_rows.MAX_NAME_CHARACTERS + 1
+    monkeypatch.setattr(trace_rows, "MAX_NAMES_CHARACTERS", 100)
     with pytest.raises(FormatError, match="more than 100 characters"):
         read(tmp_path, json.dumps([event(f"a name that is long {i}", i, 1) for i in range(20)]))
     monkeypatch.setattr(trace_scan, "MAX_UNPACKED_BYTES", 1000)

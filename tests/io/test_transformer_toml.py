@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import FormatError, UsageError
-from meshwright.io.model.transformer_toml import MAX_BYTES, parse_transformer_toml, read_transformer_toml
+from meshwright.io.limits import MaxBytes
+from meshwright.io.model.transformer_toml import parse_transformer_toml, read_transformer_toml
 
 GOOD = b"""[transformer]
 layers = 2
@@ -35,7 +36,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"x" * (MAX_BYTES + 1), "larger"), (b"\xff", "UTF-8"), (b"a" + b".a" * 70 + b" = 1", "dots"), (b"a = ", "Invalid value"),
+        (b"x" * (MaxBytes.TRANSFORMER_TOML + 1), "larger"), (b"\xff", "UTF-8"), (b"a" + b".a" * 70 + b" = 1", "dots"), (b"a = ", "Invalid value"),
         (b"[layout]\n", r"no table \[transformer\]"), (GOOD + b"[other]\n", "'other'"), (GOOD.replace(b"64", b'"64"'), "int"),
         (GOOD.replace(b"heads = 4", b"heads = 5"), "does not divide"), (b"transformer = " + b"[" * 5000, "nested|Invalid"),
         (b"layout = 3\n" + GOOD.partition(b"[layout]")[0], "tables|no table"),

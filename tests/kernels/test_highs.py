@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError
 from meshwright.kernels.effort import Deadline, cuts
-from meshwright.kernels.highs import PIVOT_S, require_optimal, row_duals, solve, solver, values
+from meshwright.kernels.highs import PIVOT_WORK_S, require_optimal, row_duals, solve, solver, values
 
 INF = highspy.kHighsInf
 
@@ -136,8 +136,8 @@ def test_work_ends_a_program_at_the_same_place_every_time() -> None:
         return program((-rng.random(60)).tolist(), rows)
 
     before = cuts()
-    few = ended(10.5 * PIVOT_S * 120, linear)
-    assert few == ended(10.5 * PIVOT_S * 120, linear) == ("Iteration limit reached", 10) and ended(1.0, linear)[0] == "optimal"
+    few = ended(10.5 * PIVOT_WORK_S * 120, linear)
+    assert few == ended(10.5 * PIVOT_WORK_S * 120, linear) == ("Iteration limit reached", 10) and ended(1.0, linear)[0] == "optimal"
     least = ended(1e-9, hard)
     assert least == ended(1e-9, hard) and least[0] in ("Interrupted by user", "feasible") and cuts() == before
 

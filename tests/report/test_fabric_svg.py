@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
 from meshwright.report.fabric_matrix import cells, matrix_text, rates, summary_text
-from meshwright.report.fabric_svg import MAX_DEVICES, NODE_H, NODE_W, fabric_svg
+from meshwright.report.fabric_svg import MAX_DRAWN_DEVICES, NODE_H, NODE_W, fabric_svg
 from meshwright.testing.fabrics import fabrics
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -83,10 +83,10 @@ def test_widths_follow_rates_and_rates_are_written():
 def test_a_big_fabric_is_cut_at_whole_servers_and_says_so():
     fabric = load_fabric("dgx-h100:64")
     nodes, _, texts, _ = parts(fabric)
-    assert sum(name in nodes for name in (d.name for d in fabric.devices)) == MAX_DEVICES
-    assert any(t and f"{512 - MAX_DEVICES} more devices are not drawn" in t for t in texts)
+    assert sum(name in nodes for name in (d.name for d in fabric.devices)) == MAX_DRAWN_DEVICES
+    assert any(t and f"{512 - MAX_DRAWN_DEVICES} more devices are not drawn" in t for t in texts)
     lonely = Fabric(name="x", devices=tuple(Device(name=f"d{i}") for i in range(300)))
-    assert len(parts(lonely)[0]) == MAX_DEVICES
+    assert len(parts(lonely)[0]) == MAX_DRAWN_DEVICES
 
 
 def test_equal_fabrics_give_equal_drawings():

@@ -15,7 +15,7 @@ from meshwright.io.trace.events import build_trace
 from meshwright.program.program import Kind, Part
 from meshwright.report.page.curves import thinned
 from meshwright.report.page.document import report_page
-from meshwright.report.page.packed import MAX_TEXT, clean, pack
+from meshwright.report.page.packed import MAX_NAME_CHARACTERS, clean, pack
 from meshwright.report.page.spans import MAX_TICKS, tick_of, timeline_view
 
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -26,7 +26,7 @@ def test_what_is_packed_is_read_back(whole: list[int], parts: list[float], texts
     block = pack({"a": np.array(whole, np.int64), "b": np.array(parts, np.float64)}, {"t": texts})
     found = unpacked(block)
     assert found["a"] == whole and found["b"] == parts
-    assert found["t"] == [clean(t) for t in texts] and all(t.isprintable() and len(t) <= MAX_TEXT for t in found["t"])
+    assert found["t"] == [clean(t) for t in texts] and all(t.isprintable() and len(t) <= MAX_NAME_CHARACTERS for t in found["t"])
     assert pack({"a": np.array(whole, np.int64), "b": np.array(parts, np.float64)}, {"t": texts}) == block
 
 
@@ -37,7 +37,7 @@ def test_numbers_beyond_32_bits_are_refused() -> None:
 
 def test_names_keep_one_line_and_lose_what_hides() -> None:
     assert clean(HOSTILE) == HOSTILE.replace("\u202e", "\ufffd").replace("\x07", "\ufffd")
-    assert clean("\ud800a\nb") == "\ufffda\ufffdb" and clean("x" * 1000) == "x" * (MAX_TEXT - 1) + "…"
+    assert clean("\ud800a\nb") == "\ufffda\ufffdb" and clean("x" * 1000) == "x" * (MAX_NAME_CHARACTERS - 1) + "…"
 
 
 @given(st.floats(1e-12, 1e9))

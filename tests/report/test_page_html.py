@@ -16,7 +16,7 @@ from meshwright.plan.plan import Alternative, CycleEntry, Plan
 from meshwright.program.fold_find import fold
 from meshwright.program.hash import program_hash
 from meshwright.report.page import document
-from meshwright.report.page.document import MAX_BYTES, report_page
+from meshwright.report.page.document import MAX_PAGE_BYTES, report_page
 from meshwright.report.page.gather import gather
 from meshwright.report.page.html import Html, cell, joined, shortened, table, tag
 
@@ -143,15 +143,15 @@ def test_long_names_are_shortened_and_whole_in_their_title() -> None:
 def test_a_page_too_large_gets_fewer_spans_and_then_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     page = gather(pipeline_plan(4, 120), plan_file="plan.json", checked=False)
     whole = report_page(page)
-    assert whole.size_bytes < MAX_BYTES and whole.shown == whole.spans
+    assert whole.size_bytes < MAX_PAGE_BYTES and whole.shown == whole.spans
     monkeypatch.setattr(document, "MIN_SPANS", 50)
-    monkeypatch.setattr(document, "MAX_BYTES", whole.size_bytes - 5000)
+    monkeypatch.setattr(document, "MAX_PAGE_BYTES", whole.size_bytes - 5000)
     assert "…" not in "".join(str(a["d"]) for a, _ in Elements(whole.html).all("path"))  # long drawings are not names
     less = report_page(page, most_spans=4000)
     assert less.shown < whole.shown and less.size_bytes <= whole.size_bytes - 5000 and less.spans == whole.spans and less.notes
     data = Elements(less.html).data("data-target")
     assert sum(unpacked(data["packed"])["count"]) == whole.spans and data["notes"]
-    monkeypatch.setattr(document, "MAX_BYTES", 1000)
+    monkeypatch.setattr(document, "MAX_PAGE_BYTES", 1000)
     with pytest.raises(Unsupported, match="at most 1,000 are written"):
         report_page(page)
 

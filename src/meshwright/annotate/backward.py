@@ -37,6 +37,7 @@ def label_backward(trace: Trace, units: Units, labels: Labels, tree: ModuleTree 
     made_by = forward_of(trace, units, rows)
     _link(trace, units, labels, rows, made_by, tree, spans)
     recomputed = np.flatnonzero(units.recompute)
+    # Checkpointing runs forward again inside a backward node; nodes that this makes are linked in a second pass.
     if len(recomputed):
         _recomputed(trace, units, labels, recomputed, tree, spans)
         _link(trace, units, labels, rows, made_by, tree, spans)  # nodes that the repeated operators made
@@ -89,6 +90,7 @@ def forward_of(trace: Trace, units: Units, rows: I64) -> I64:
     node = names_like(trace, _NODE) & (units.head >= 0)
     number = np.full(len(trace), -1, np.int64)
     says = np.flatnonzero((units.evaluate | node) & (trace.sequence >= 0))
+    # The number may stand at the engine's slice or at the node inside it; both mean the same evaluation.
     inner = np.where(units.evaluate[says], says, units.head[says])
     number[inner] = trace.sequence[says]
     forward = np.flatnonzero((trace.sequence >= 0) & ~node & ~units.evaluate & (trace.forward_thread <= 0))
@@ -102,6 +104,7 @@ def forward_of(trace: Trace, units: Units, rows: I64) -> I64:
         at = np.searchsorted(key, index[len(forward) :].astype(np.int64) * span + trace.start_ns[wanted]) - 1
         fits = (at >= 0) & (trace.sequence[forward[np.maximum(at, 0)]] == number[wanted]) if len(forward) else np.zeros(len(wanted), bool)
         found[wanted[fits]] = forward[at[fits]]
+    # Arrows that the profiler drew itself beat the order of numbers.
     for source, target in (trace.flows[k] for k in ("fwdbwd", "fwd_bwd") if k in trace.flows):
         ends = units.head[target]
         both = (ends >= 0) & units.evaluate[np.maximum(ends, 0)]
@@ -124,6 +127,7 @@ def _accumulations(trace: Trace, labels: Labels, rows: I64, accumulates: NDArray
         module, operator = int(labels.module[node]), int(labels.operator[node])
         if tree is not None and operator >= 0:
             owners = owners_of(tree, operator, trace.name_of(node).removeprefix(EVALUATE))
+            # More accumulations than parameters: they belong to the last one's module.
             module = owners[min(count[t], len(owners) - 1)] if owners else module
         labels.module[row], labels.evidence[row] = module, labels.evidence[node]
         count[t] += 1

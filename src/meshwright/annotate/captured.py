@@ -18,7 +18,7 @@ from ..trace.module_tree import ModuleTree
 
 __all__ = ["Aligned", "CapturedSequence", "between", "owners_of"]
 
-MIN_SHARE = 0.5  # of the shorter sequence that must be found for the alignment to count as one of the same model
+MIN_ALIGNED_SHARE = 0.5  # of the shorter sequence that must be found for the alignment to count as one of the same model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class CapturedSequence:
     def _align(self, names: I32) -> Aligned | None:
         copies = self._copies(names)
         here, there = common_subsequence(names, np.tile(self.names, copies))
-        if len(here) < max(1, MIN_SHARE * min(len(names), copies * len(self.names))):
+        if len(here) < max(1, MIN_ALIGNED_SHARE * min(len(names), copies * len(self.names))):
             return None
         operator = np.full(len(names), -1, np.int32)
         operator[here] = self.owner[there % len(self.names)]

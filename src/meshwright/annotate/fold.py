@@ -50,6 +50,7 @@ def fold(
     """The tree of all segments. `step_numbers[i]`: the profiler's number of step i (empty: steps are counted)."""
     pieces = _shared(_pieces(trace, units, labels, cut, spans, device_track), labels)
     keys = [pieces.step + 1, pieces.stage, pieces.module + 1, pieces.kind, pieces.name + 1, pieces.evidence]
+    # Equal keys next to each other: a leaf is a run, and its sums are one `reduceat` each.
     order = np.lexsort(keys[::-1])
     new = np.zeros(len(order), bool)
     if len(order):
@@ -138,6 +139,7 @@ def _shared(pieces: _Pieces, labels: Labels) -> _Pieces:
         total, done, weight_done, whole = sum(w for _, w in shares), 0, 0, int(pieces.length_ns[i])
         for owner, weight in shares:
             weight_done += weight
+            # Cumulative shares, rounded down: the last one ends at the whole, so nothing is lost to rounding.
             upto = whole * weight_done // total
             source.append(i)
             module.append(owner)

@@ -20,7 +20,7 @@ from .slices import Units
 __all__ = ["ACCUMULATED", "NO_NODE", "UNACCUMULATED", "gradients_of", "sources_of"]
 
 NO_NODE, UNACCUMULATED, ACCUMULATED = -1, 0, 1
-MOST = 20_000  # operators of a stretch, beyond which repetitions are not looked for
+MAX_OPERATORS = 20_000  # operators of a stretch beyond which repetitions are not looked for: each is compared with all that came before
 
 
 def gradients_of(trace: Trace, units: Units) -> NDArray[np.int8]:
@@ -47,7 +47,7 @@ def sources_of(names: Sequence[str], further: NDArray[np.bool_], fixed: NDArray[
     as far as it repeats the same earlier operators.
     """
     found = np.full(len(names), -1, np.int64)
-    if not further.any() or len(names) > MOST:
+    if not further.any() or len(names) > MAX_OPERATORS:
         return found
     numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     text = np.array([numbers[name] for name in names], np.int64)

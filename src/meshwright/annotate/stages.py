@@ -21,7 +21,7 @@ from .slices import Units, around
 
 __all__ = ["Stretch", "find_stages", "find_steps", "stage_at"]
 
-_UNKNOWN = -1
+_UNKNOWN = -1  # in place of a `Stage`
 _ANNOTATED = {
     Stage.LOAD: re.compile(r"^enumerate\(DataLoader\)|^\W*(load|get|fetch)?[ _-]?(data|batch)\w*\W*$", re.IGNORECASE),
     Stage.ZERO: re.compile(r"^Optimizer\.zero_grad|^\W*zero[ _-]?grad\w*\W*$", re.IGNORECASE),

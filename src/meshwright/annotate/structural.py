@@ -68,7 +68,7 @@ _KIND_OF_OPERATOR = {operator: kind for kind, operators in _OPERATORS.items() fo
 _DIMENSION = re.compile(r"[123]d|_")
 _PLAIN = re.compile(r"^(?:aten::)?_*(.*)$")
 _MISSING, _EXTRA_CALL = 20, 2  # charge per operator that a part lacks or has too many: with parameters, without
-MAX_WORK = 2_000_000_000  # cells of one cut; beyond it the tree is not used
+MAX_CUT_CELLS = 2_000_000_000  # cells of the table of one cut (the product of children, operators, lengths and kinds); beyond it the tree is not used
 
 
 class StructuralMatch:
@@ -85,6 +85,7 @@ class StructuralMatch:
         size = (len(tree.modules), len(self.groups))
         self.least, self.most = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self.opens = np.full(len(tree.modules), -1, np.int64)
+        # Children have greater numbers than their parents: from behind, each finds its children's figures complete.
         for i in range(len(tree.modules) - 1, -1, -1):
             self._expect(i)
         self.seen: dict[tuple[tuple[str, ...], bytes], Aligned | None] = {}
@@ -143,6 +144,7 @@ class StructuralMatch:
         further = np.zeros(len(names), bool)
         for kind, g in self.groups.items():
             mine = strong & (group == g)
+            # Only if exactly as many operators accumulate as there are modules of the kind is each other one a further call.
             if int((gradients[mine] == ACCUMULATED).sum()) == self.kind.count(kind):
                 further |= mine & (gradients == UNACCUMULATED)
         return sources_of(names, further, strong & ~further)
@@ -211,11 +213,13 @@ class StructuralMatch:
                 if end > begin and not self._give(child, group[begin:end], given[begin:end]):
                     return False
         kinds = sorted(np.unique(group[own]).tolist(), key=lambda g: -int(self.weight[g]))
+        # Containers took their stretches above; what is left is the module's own.
         for g in kinds:  # those with parameters first: the others are told by their neighbours
             mine = [c for c in leaves if self.groups[self.kind[c]] == g]
             places = np.flatnonzero(own & (group == g)).tolist()
             if self.weight[g] != _MISSING and len(mine) > 1:
                 settled = self._between_neighbours(module, mine, places, group, given)
+                # What neighbours decide is taken out; the k-th of the rest goes to the k-th leaf left.
                 mine, places = [c for c in mine if c not in settled], [at for at in places if given[at] == module]
             for k, at in enumerate(places):
                 if mine:
@@ -250,13 +254,15 @@ class StructuralMatch:
         prefix = np.zeros((kinds, n + 1), np.int64)
         for g in range(kinds):
             prefix[g, 1:] = np.cumsum(group == g)
+        # Between the fewest and the most operators that a module shows when it runs once.
         usual = (self.least + self.most + 1) // 2
         outside = np.maximum(self.weight // 2, 1)
+        # Operators of a kind that the module's own leaves show cost nothing outside all parts.
         outside[[self.groups[self.kind[c]] for c in leaves]] = 0
         # Where a child's stretch should begin, if all before it in definition order ran once.
         before = {c: int(sum(usual[b].sum() if not self.kind[b] else 1 for b in inside[: inside.index(c)])) for c in compound}
         longest = np.minimum(n, self.most[compound].sum(axis=1) + 8)
-        if len(compound) * n * int(longest.max()) * kinds > MAX_WORK:
+        if len(compound) * n * int(longest.max()) * kinds > MAX_CUT_CELLS:
             return None
         cost, back = np.zeros((len(compound) + 1, n + 1), np.int64), np.zeros((len(compound) + 1, n + 1), np.int64)
         parts = np.zeros((len(compound), 2), np.int64)

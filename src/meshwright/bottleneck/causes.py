@@ -23,13 +23,12 @@ from .path import CriticalPath
 
 __all__ = ["Cause", "rank_causes"]
 
-SIBLINGS = 3  # modules of one form from which one can stick out
-STICKS_OUT = 1.3  # times the median sibling
-SLOW_LINK = 0.6  # of the median rate of the other links
-FAST_MESSAGES = 0.9  # a link's rate is this quantile of its messages' rates
-LATE_SHARE = 0.6  # of all lateness, of one rank
-SMALL_NS = 20_000
-MODULES = 3
+MIN_SIBLINGS = 3  # modules of one form from which one can stick out: of two, neither is the usual one
+MIN_SIBLING_FACTOR = 1.3  # times the median sibling that a module must take to be named
+MAX_SLOW_LINK_SHARE = 0.6  # of the median rate of the other links, below which a link is named
+RATE_QUANTILE = 0.9  # a link's rate is this quantile of its messages' rates: most messages wait for something else
+MIN_LATE_SHARE = 0.6  # of all lateness that one rank must cause to be named
+MAX_MODULES = 3  # modules listed for where computing went
 I64 = NDArray[np.int64]
 
 
@@ -130,7 +129,7 @@ class _Books:
             middle = float(np.median(list(members.values())))
             for module, total in members.items():
                 whole[module] += total
-                if len(members) >= SIBLINGS and total > STICKS_OUT * middle:
+                if len(members) >= MIN_SIBLINGS and total > MIN_SIBLING_FACTOR * middle:
                     excess[module] += total - middle
         advice = "takes longer than its siblings: look for work only this one does (copies, another shape or dtype, a fallback kernel)"
         return [self.cause("slow module", f"module {m}", whole[m], over, advice) for m, over in excess.items()]
@@ -143,14 +142,14 @@ class _Books:
         other one too: of a pair the slower direction is named, with the time of both.
         """
         moved = self._moved()
-        rate = {pair: float(np.quantile([b / max(d, 1) for _, d, b in rows], FAST_MESSAGES)) for pair, rows in moved.items()}  # bytes per ns
+        rate = {pair: float(np.quantile([b / max(d, 1) for _, d, b in rows], RATE_QUANTILE)) for pair, rows in moved.items()}  # bytes per ns
         found = []
         for pair in sorted(rate):
             back = (pair[1], pair[0])
             others = [r for p, r in rate.items() if p not in (pair, back)] or [r for p, r in rate.items() if p != pair]
             stated = self.rates_Bps.get(pair, 0.0) / 1e9
             usual = stated or (float(np.median(others)) if others else 0.0)
-            if rate[pair] >= SLOW_LINK * usual or rate.get(back, np.inf) < rate[pair]:
+            if rate[pair] >= MAX_SLOW_LINK_SHARE * usual or rate.get(back, np.inf) < rate[pair]:
                 continue
             size = {i: b for p in (pair, back) for i, _, b in moved.get(p, ())}
             on_path = np.flatnonzero(np.isin(self.path.meeting, list(size)))
@@ -203,7 +202,7 @@ class _Books:
         worst = max(lateness, key=lambda r: (lateness[r], -r))
         others = [lateness.get(r, 0) for r in range(len(self.views)) if r != worst]
         gain = lateness[worst] - float(np.mean(others))
-        if lateness[worst] < LATE_SHARE * total or gain <= 0:
+        if lateness[worst] < MIN_LATE_SHARE * total or gain <= 0:
             return []
         rank = self.views[worst].rank
         advice = "the others wait for it: give it less work or find what slows it (clock, other processes, memory)"
@@ -257,6 +256,6 @@ class _Books:
         sums: dict[str, int] = defaultdict(int)
         for (module, stage), total in self.by_module(self.path.links.kind == Kind.COMPUTE).items():
             sums[f"module {module}" if module and stage != Stage.DATA else f"stage {STAGES[stage]}"] += total
-        largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MODULES]
+        largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MAX_MODULES]
         advice = "computes, and nothing of it is known to be avoidable: faster kernels, lower precision, or a finer split"
         return [self.cause("computing", where, total, 0.0, advice) for where, total in largest]

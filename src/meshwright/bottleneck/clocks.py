@@ -4,7 +4,7 @@ A collective ends on no rank before it has begun on all: for ranks i, j the shif
 shared collectives. These bounds close under shortest paths; what is left for a rank is an interval, and a rank whose interval is empty was not
 part of the same run. Within it the estimate is the median difference of ends, since the last message of a collective reaches all ranks at about the
 same time. The half width of the interval is what the data proves about the error.
-Cost: O(ranks^2 x collectives) for ranks up to `CLOSED`, beyond that each rank is bounded against the reference alone.
+Cost: O(ranks^2 x collectives) for ranks up to `MAX_CLOSED_RANKS`, beyond that each rank is bounded against the reference alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .lanes import RankView
 
 __all__ = ["Clocks", "Shared", "align", "shared_meetings"]
 
-CLOSED = 64
-FAR_NS = 60 * 10**9
+MAX_CLOSED_RANKS = 64  # ranks whose bounds are closed under shortest paths, which takes the cube of their number
+MAX_CLOCK_DIFFERENCE_NS = 60 * 10**9  # between wall clocks of one run: a minute; more is taken for traces of different runs
 I64 = NDArray[np.int64]
-_FAR = np.int64(1) << 62
+_UNBOUNDED_NS = np.int64(1) << 62  # in place of a bound that nothing gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Shared:
 
     def times(self, views: Sequence[RankView]) -> tuple[I64, I64]:
         """(arrivals, ends), a column per rank; where a rank took no part, the arrival is far in the past and the end far in the future."""
-        arrives, leaves = np.full(self.row.shape, -_FAR), np.full(self.row.shape, _FAR)
+        arrives, leaves = np.full(self.row.shape, -_UNBOUNDED_NS), np.full(self.row.shape, _UNBOUNDED_NS)
         for r, view in enumerate(views):
             here = self.row[:, r] >= 0
             arrives[here, r], leaves[here, r] = view.meetings.arrives[self.row[here, r]], view.meetings.leaves[self.row[here, r]]
@@ -89,6 +89,7 @@ def align(views: Sequence[RankView], *, one_clock: bool = False) -> tuple[list[R
     times = shared.times(views)
     together = _together(views, shared)
     limit = _limits(views, shared, *times, messages=True)
+    # An empty interval: some pair of events contradicts another.
     if together.any() and any(-limit[0, r] > limit[r, 0] for r in range(len(views))):
         # Messages without numbers are matched by their order alone, which two channels between the same ranks may break.
         limit = _limits(views, shared, *times, messages=False)
@@ -119,13 +120,14 @@ def _shift(
     both = both & together if (both & together).any() else both
     difference = leaves[both, 0] - leaves[both, r]
     middle = int(np.median(difference)) if len(difference) else (low + high) // 2
+    # The estimate may not leave what the data proves.
     value = min(max(middle, low), high)
-    if abs(value) > FAR_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
+    if abs(value) > MAX_CLOCK_DIFFERENCE_NS and min(int(views[0].host.start[0]), int(views[r].host.start[0])) > 10**18:
         raise UsageError(
             f"the clocks of ranks {views[0].rank} and {views[r].rank} differ by {abs(value) / 1e9:.0f} s: these are not of one run",
             where=views[r].source,
         )  # fmt: skip
-    bounded = high < _FAR // 4 and low > -(_FAR // 4)
+    bounded = high < _UNBOUNDED_NS // 4 and low > -(_UNBOUNDED_NS // 4)
     return value, max(high - value, value - low) if bounded else -1, int(np.median(np.abs(difference - value))) if len(difference) else -1
 
 
@@ -140,7 +142,7 @@ def _together(views: Sequence[RankView], shared: Shared) -> NDArray[np.bool_]:
 
 def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64, *, messages: bool) -> I64:
     """limit[i, j]: x_i - x_j is at most this, closed by shortest paths. A message bounds its receiver by its sender alone."""
-    ranks, far = len(views), _FAR // 2
+    ranks, far = len(views), _UNBOUNDED_NS // 2
     everyone, source, destination = _together(views, shared), np.full(len(shared.keys), -1), np.full(len(shared.keys), -1)
     for r, view in enumerate(views) if messages else ():
         here = np.flatnonzero(shared.row[:, r] >= 0)
@@ -148,13 +150,13 @@ def _limits(views: Sequence[RankView], shared: Shared, arrives: I64, leaves: I64
         source[here], destination[here] = view.meetings.source[rows], view.meetings.destination[rows]
     limit = np.full((ranks, ranks), far)
     for i in range(ranks):
-        for j in range(ranks) if ranks <= CLOSED or i == 0 else (0,):
+        for j in range(ranks) if ranks <= MAX_CLOSED_RANKS or i == 0 else (0,):
             bound = everyone | ((source == views[i].rank) & (destination == views[j].rank))
-            both = bound & (arrives[:, i] > -_FAR) & (leaves[:, j] < _FAR)
+            both = bound & (arrives[:, i] > -_UNBOUNDED_NS) & (leaves[:, j] < _UNBOUNDED_NS)
             if i != j and both.any():
                 limit[i, j] = (leaves[both, j] - arrives[both, i]).min()
     np.fill_diagonal(limit, 0)
-    for k in range(ranks) if ranks <= CLOSED else ():
+    for k in range(ranks) if ranks <= MAX_CLOSED_RANKS else ():
         limit = np.minimum(limit, limit[:, k : k + 1] + limit[k : k + 1, :])
     return limit
 

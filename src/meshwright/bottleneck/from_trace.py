@@ -71,6 +71,7 @@ def _threads(trace: Trace, host: Mask) -> tuple[int, list[int]]:
         busy = np.bincount(trace.track[host & (trace.parent < 0)], weights=trace.duration_ns[host & (trace.parent < 0)], minlength=len(trace.tracks))
         main = int(busy.argmax())
     engine = trace.where_name(np.array([bool(_AUTOGRAD.match(n)) for n in trace.names], bool)) & host
+    # Autograd runs backward on threads of its own; those of other processes work for others.
     others = {t for t in np.unique(trace.track[engine]).tolist() if t != main and trace.tracks[t].pid == trace.tracks[main].pid}
     return main, sorted(others)
 
@@ -123,6 +124,7 @@ def _fill(outer: tuple[I64, I64, I64], inner: tuple[I64, I64, I64], container: M
     edges = np.unique(np.concatenate([*outer[:2], *inner[:2]]))
     first, second = covering(edges, *outer), covering(edges, *inner)
     strong = covering(edges, outer[0][busy], outer[1][busy], outer[2][busy])
+    # Own work first, then what autograd's threads did meanwhile, and an annotation only where neither ran.
     row = np.where(strong >= 0, strong, np.where(second >= 0, second, first))
     keep = row >= 0
     return edges[:-1][keep], edges[1:][keep], row[keep]
@@ -172,6 +174,7 @@ def waiting(pieces: Activities, meetings: Meetings) -> Activities:
     pieces = _cut_at(pieces, np.concatenate([meetings.arrives, meetings.leaves]))
     order = np.argsort(meetings.leaves, kind="stable")
     idle = np.flatnonzero(np.isin(pieces.kind, (Kind.HOST, Kind.IDLE)))
+    # Of the meetings under way the one that ends first is what the host waits for.
     at = np.searchsorted(meetings.leaves[order], pieces.start[idle], side="right")
     found = np.full(len(idle), -1, np.int64)
     for back in range(16):  # those that end next may not have begun; few are under way at once
@@ -257,6 +260,7 @@ def _meetings(trace: Trace, named: _Names, ranges: Mask, steps: list[Step]) -> t
         known = source >= 0 and destination >= 0
         pair = "" if not message else f"{source}>{destination}" if known else f"rank {trace.rank} alone"
         place = (group, "message" if message else operation, pair, f"#{sequence}" if sequence >= 0 else f"step {number}")
+        # Without a sequence number the k-th of its kind in a step is taken to be the k-th on every rank.
         seen[place] += 1
         keys.append("/".join(place if sequence >= 0 else (*place, f"#{seen[place]}")))
         labels.append(operation)

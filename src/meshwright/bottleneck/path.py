@@ -21,8 +21,8 @@ from .lanes import Activities, Kind, RankView, Stage
 
 __all__ = ["CriticalPath", "Late", "critical_path"]
 
-CROSS_STREAM_NS = 20_000
-TICK_NS = 1_000  # what ends and starts of dependent kernels may overlap by rounding
+MAX_CROSS_STREAM_NS = 20_000  # between the end of a kernel of another stream and a start that it is taken to have released
+MAX_OVERLAP_NS = 1_000  # what ends and starts of dependent kernels may overlap by rounding
 I64 = NDArray[np.int64]
 
 
@@ -63,6 +63,7 @@ class _Lane:
         self.view = view
         host = view.host
         kind = host.kind
+        # Between waits the walk need not look at single pieces: `special_before` leads to the last one that matters.
         special = (kind == Kind.WAIT) | ((kind == Kind.SYNC) if view.device is not None else np.zeros(len(kind), bool))
         self.special_before = np.maximum.accumulate(np.where(special, np.arange(len(kind)), -1))
         self.shared = np.full(len(view.meetings), -1, np.int64)
@@ -72,6 +73,7 @@ class _Lane:
         self.queue_before = np.full(len(m), -1, np.int64)
         last: dict[str, int] = {}
         for i in range(len(m)):
+            # Meetings of one queue (a group, or a pair of ranks) run one after another.
             self.queue_before[i] = last.get(m.queue[i], -1)
             last[m.queue[i]] = i
         if view.device is not None:
@@ -115,6 +117,7 @@ class _Walk:
                 view, t, place = self._before_kernel(view, t, place[1])
             else:
                 view, t, place = self._meeting(view, t, place[1])
+            # Zero-length links could send the walk around in place: one nanosecond back always makes progress.
             if (view, t, place) == before or (t == before[1] and len(self.found) > 50_000_000):
                 t -= 1
         return self._path(t, finish)
@@ -130,16 +133,19 @@ class _Walk:
         lane, host = self.lanes[view], self.views[view].host
         i = min(int(np.searchsorted(host.start, t, side="left")) - 1, len(host) - 1)
         kind = int(host.kind[i])
+        # Nothing was running: idle time back to the end of the piece before.
         if t > int(host.end[i]):
             self._add(view, int(host.end[i]), t, Kind.IDLE)
             return view, int(host.end[i]), ("host", -1)
         if kind == Kind.WAIT:
             own = int(host.meeting[i])
+            # Nobody else's trace is at hand, so the wait cannot be explained further.
             if lane.shared[own] < 0:
                 self._add(view, int(host.start[i]), t, Kind.WAIT, host, i, own)
                 return view, int(host.start[i]), ("host", -1)
             return view, t, ("meeting", own)
         if kind == Kind.SYNC and self.views[view].device is not None:
+            # A synchronisation ends with the last kernel that ended within it.
             at = int(np.searchsorted(lane.ends, t, side="right")) - 1
             if at >= 0 and int(lane.ends[at]) > int(host.start[i]):
                 self._add(view, int(lane.ends[at]), t, Kind.SYNC, host, i)
@@ -166,11 +172,12 @@ class _Walk:
         assert device is not None
         launch = min(int(device.launch[k]), t)
         before = int(lane.stream_before[k])
+        # Three could have held the kernel up: its stream, another stream's kernel, its launch. The latest of them did.
         ended = min(int(device.work.end[before]), t) if before >= 0 else -1
-        at = int(np.searchsorted(lane.ends, t + TICK_NS, side="right")) - 1
+        at = int(np.searchsorted(lane.ends, t + MAX_OVERLAP_NS, side="right")) - 1
         while at >= 0 and int(device.work.start[lane.by_end[at]]) >= t:
             at -= 1
-        if at >= 0 and min(int(lane.ends[at]), t) > max(ended, t - CROSS_STREAM_NS, launch):
+        if at >= 0 and min(int(lane.ends[at]), t) > max(ended, t - MAX_CROSS_STREAM_NS, launch):
             before, ended = int(lane.by_end[at]), min(int(lane.ends[at]), t)
         if launch >= ended and launch >= 0:
             self._add(view, launch, t, Kind.LAUNCH, device.work, k)
@@ -185,13 +192,16 @@ class _Walk:
         lane, meetings = self.lanes[view], self.views[view].meetings
         shared = int(lane.shared[own])
         arrivals = self.arrives[shared]
+        # Arrivals at or after the end are errors of the clocks and decide nothing.
         there = np.flatnonzero((self.shared.row[shared] >= 0) & (arrivals < t))
         if not len(there):
             there = np.array([view])
         order = there[np.argsort(arrivals[there], kind="stable")]
         last = int(order[-1])
+        # Strictly before the end, so that the walk moves on in time.
         begun = min(int(arrivals[last]), t - 1)
         before = int(lane.queue_before[own])
+        # All were there, but the queue was still busy with the meeting before: that one is to blame.
         if before >= 0 and begun < int(meetings.leaves[before]) < t and lane.shared[before] >= 0:
             begun = int(meetings.leaves[before])
             self._link(view, begun, t, own)

@@ -17,8 +17,8 @@ from .verdict import Finding, Verdict
 
 __all__ = ["check_arena"]
 
-MAX_OPERATORS = 65_536
-CHUNK = 1 << 20  # pairs looked at together
+MAX_OPERATORS = 65_536  # operators of one stream: the table of what precedes what grows with their square
+CHUNK_PAIRS = 1 << 20  # pairs of storages looked at together, so that memory does not grow with the number of overlaps
 Bits = NDArray[np.uint8]
 
 
@@ -70,10 +70,12 @@ def _ancestors(problem: ArenaProblem) -> Bits:
     known = np.zeros((ops, (ops + 7) // 8), np.uint8)
     last: dict[int, int] = {}
     for v, stream in enumerate(problem.stream.tolist()):
+        # Operators of a stream run in order, so the last one of the same stream counts as an explicit predecessor.
         before = problem.after[v].tolist()
         if stream in last:
             before.append(last[stream])
         for u in before:
+            # Ancestors of an ancestor are ancestors: rows are complete because operators are numbered in launch order.
             known[v] |= known[u]
             known[v, u >> 3] |= 1 << (u & 7)
         last[stream] = v
@@ -94,6 +96,7 @@ class _Touched:
 
     def before(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether every operator that touches a[i] is an ancestor of every one that writes b[i]."""
+        # What lives to the end is before nothing, and nothing is before what lives from the start.
         result = ~self.last[a] & ~self.first[b]
         for i in range(self.users.shape[1]):
             for j in range(self.writers.shape[1]):
@@ -136,13 +139,14 @@ def _shared(problem: ArenaProblem, plan: ArenaPlan, ancestors: Bits) -> list[Fin
         rights.clear()
 
     for t in order:
+        # Sorted by offset, only storages that end beyond this start can share bytes with it.
         live = live[ends[live] > plan.offset_bytes[t]]
         if len(live):
             lefts.append(live)
             rights.append(np.full(len(live), t, np.int64))
             waiting += len(live)
         live = np.append(live, t)
-        if waiting >= CHUNK:
+        if waiting >= CHUNK_PAIRS:
             look()
             waiting = 0
             if found:
@@ -162,6 +166,7 @@ def _bound(problem: ArenaProblem, plan: ArenaPlan, ancestors: Bits) -> list[Find
         return [_wrong(f"the bound is {plan.bound_bytes}, its storages hold {total}", bound_bytes=plan.bound_bytes)]
     touched = _Touched(problem, ancestors)
     a, b = np.triu_indices(len(clique), 1)
+    # Pairwise in use together is enough: no order of time can place two of them on the same bytes.
     ordered = touched.before(clique[a], clique[b]) | touched.before(clique[b], clique[a])
     if ordered.any():
         i = int(np.flatnonzero(ordered)[0])

@@ -35,6 +35,7 @@ def fill_time(data: Mapping[str, Any]) -> Fraction:
         raise ValueError("a figure is out of range")
     if work and not idle:
         raise ValueError("work, and no idle time at all")
+    # Rounded up: a cycle has whole steps. `rounding` makes up for work that was added up in floats, so the bound stays below the truth.
     return step * max(1, -(-(work * (1 - rounding)) // idle) if idle else 1)
 
 
@@ -81,6 +82,7 @@ class _Filling:
     def whole(self, name: str, item: Mapping[str, Any]) -> None:
         used = self.rows[name]
         may = {int(r) for r in item["ranks"]}
+        # Together: on all its ranks at once. Else on one of them.
         if (item["together"] and set(used) != may) or (not item["together"] and (len(used) != 1 or not set(used) <= may)):
             raise _Wrong(f"{name} runs on ranks {sorted(used)}, it may on {sorted(may)}{' together' if item['together'] else ''}", item=name)
         for rank, rows in used.items():
@@ -105,6 +107,7 @@ class _Filling:
             for at, action in item["actions"]:
                 if action not in self.end[int(at)]:
                     raise _Wrong(f"{name} waits for {action}, which rank {at} does not run", item=name)
+                # Actions are those of step 0, where the work arises; (step, time) compare as pairs.
                 if first < (0, self.end[int(at)][action] - self.slack):
                     raise _Wrong(f"{name} starts before {action} of rank {at} is complete", item=name, rank=rank)
             for other in item["after"]:
@@ -123,6 +126,7 @@ class _Filling:
                 for step, start, end in used.get(rank, ()):
                     work.setdefault(step, []).append((start, end, name))
             for step, rows in work.items():
+                # Sorted by start, an overlap of any two shows between neighbours.
                 busy = sorted([(s, e, "an action") for s, e in own if e > s] + [r for r in rows if r[1] > r[0]])
                 for (_, e, a), (s, _, b) in pairwise(busy):
                     if s < e - self.slack:
@@ -165,6 +169,7 @@ class _Filling:
         work = Fraction(0)
         for item in self.items.values():
             may = {int(r) for r in item["ranks"]}
+            # Only what must run on these ranks counts: an item that may also run elsewhere forces nothing.
             work += Fraction(item["duration_s"]) * (len(ranks & may) if item["together"] else int(may <= ranks))
         idle = len(ranks) * self.step - sum((e - s for r in ranks for s, e in self.own[r]), Fraction(0))
         if ranks and (fraction_of(data["work_s"]) > work or fraction_of(data["idle_s"]) < idle - self.slack * len(ranks)):

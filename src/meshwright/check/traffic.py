@@ -24,9 +24,9 @@ from .verdict import Finding
 __all__ = ["check_traffic", "replayed_ns"]
 
 I64 = NDArray[np.int64]
-PARTS = 16  # weights are l / PARTS
-_FAR = 1 << 61
-_ROWS = 512
+WEIGHT_PARTS = 16  # weights of the compute stream are l / WEIGHT_PARTS for l = 0 .. WEIGHT_PARTS, as in the search that is checked
+_MAX_LABEL_NS = 1 << 61  # no time in a stated proof reaches this: sums of three such stay below 2^63
+_CHUNK_STATES = 512  # states extended together by numpy, so that memory does not grow with their number
 
 
 class _Wrong(Exception):
@@ -127,8 +127,8 @@ class _Proof:
         self.costs = [by_name[c] for c in codecs]
         self.bytes = [np.cumsum([0, *c.payload_bytes], dtype=np.int64) for c in self.costs]
         self.labels = self._labels(bound.certificate.data)
-        self.behind = np.zeros((PARTS + 1, self.n + 1), np.int64)
-        self.tail = np.zeros((PARTS + 1, self.n + 1), np.int64)
+        self.behind = np.zeros((WEIGHT_PARTS + 1, self.n + 1), np.int64)
+        self.tail = np.zeros((WEIGHT_PARTS + 1, self.n + 1), np.int64)
         self.decodes = np.zeros(self.n + 1, np.int64)
         for k in range(self.n - 1, -1, -1):
             self._suffix(k)
@@ -137,7 +137,7 @@ class _Proof:
         rows: list[list[tuple[int, ...]]] = [[] for _ in range(self.n)]
         for row in data["labels"]:
             at, *state = (int(x) for x in row)
-            if len(state) != 4 or not 0 <= at < self.n or any(not 0 <= x < _FAR for x in state):
+            if len(state) != 4 or not 0 <= at < self.n or any(not 0 <= x < _MAX_LABEL_NS for x in state):
                 raise _Wrong(f"the proof of {self.quantity} holds {row}, which is no state", quantity=self.quantity)
             rows[at].append(tuple(state))
         return [np.array(r, np.int64).reshape(-1, 4) for r in rows]
@@ -152,8 +152,8 @@ class _Proof:
 
     def _suffix(self, k: int) -> None:
         work, h, g, d = self._groups(k)
-        weight = np.arange(PARTS + 1)[:, None, None]
-        rest = PARTS - weight
+        weight = np.arange(WEIGHT_PARTS + 1)[:, None, None]
+        rest = WEIGHT_PARTS - weight
         behind, tail = self.behind[:, None, k + 1 :], self.tail[:, None, k + 1 :]
         final = np.zeros(self.n - k, np.int64)
         final[-1] = 1  # only the last group's decode surely follows its exchange
@@ -171,8 +171,8 @@ class _Proof:
         for k, states in enumerate(self.labels):
             if len(states):
                 groups = self._groups(k)
-                for at in range(0, len(states), _ROWS):
-                    self._extended(k, states[at : at + _ROWS], groups, least)
+                for at in range(0, len(states), _CHUNK_STATES):
+                    self._extended(k, states[at : at + _CHUNK_STATES], groups, least)
 
     def _extended(self, k: int, states: I64, groups: tuple[I64, I64, I64, I64], least: int) -> None:
         work, h, g, d = (part[None] for part in groups)
@@ -183,12 +183,12 @@ class _Proof:
         sent = np.maximum(network, ready) + g
         last = np.maximum(chain, sent) + d
         total = decodes + d
-        low = np.maximum(ready + total, last + self.decodes[k + 1 :]) * PARTS
-        for weight in range(PARTS + 1):
-            rest = PARTS - weight
+        low = np.maximum(ready + total, last + self.decodes[k + 1 :]) * WEIGHT_PARTS
+        for weight in range(WEIGHT_PARTS + 1):
+            rest = WEIGHT_PARTS - weight
             exchange = np.maximum(rest * sent + self.behind[weight, k + 1 :], rest * ready + self.tail[weight, k + 1 :])
             np.maximum(low, weight * (ready + total) + exchange, out=low)
-        for s, q, j in np.argwhere(-(-low // PARTS) < least):
+        for s, q, j in np.argwhere(-(-low // WEIGHT_PARTS) < least):
             i = k + 1 + int(j)
             new = np.array([ready[s, q, j], sent[s, q, j], last[s, q, j], total[s, q, j]])
             if i == self.n or not (self.labels[i] <= new).all(axis=1).any():

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from ..errors import CheckFailed, Deadlock, MeshwrightError
 
-__all__ = ["Finding", "Status", "Verdict", "guarded"]
+__all__ = ["MAX_FINDINGS_OF_A_KIND", "Finding", "Status", "Verdict", "guarded"]
 
 Status = Literal["ok", "wrong", "unknown"]
+MAX_FINDINGS_OF_A_KIND = 8  # a broken rule is mostly broken in many places: so many of them are listed, so that a report can be read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from .verdict import Finding, Verdict, guarded
 
 __all__ = ["check_layout", "check_plan", "check_program"]
 
-MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form
+MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form too
 
 
 def check_program(program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None) -> Verdict:
@@ -79,6 +79,7 @@ def _with_order(p: Program, keep: list[Order]) -> list[Finding]:
 
 def _plain(program: Program, table: Mapping[str, Program], notes: list[str]) -> tuple[list[Finding], Program | None]:
     """The call-free, unfolded form of a program that is well-formed, or what is wrong with it; neither for a fold too big to write out."""
+    # Neither findings nor a program: the caller then proves it folded.
     if program.fold is not None and program.executed_steps > MAX_EXPANDED_STEPS:
         return [], None
     if program.fold is not None:

@@ -20,7 +20,7 @@ examples:
   torchrun --nproc-per-node 4 --no-python meshwright collective bench all-reduce     (inside a job: every rank runs the command, rank 0 prints)
 
 Without --lab and outside a job, --ranks processes are started on this machine."""
-MAX_RANKS = 256
+MAX_RANKS = 256  # processes on one machine, each with an interpreter of its own
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

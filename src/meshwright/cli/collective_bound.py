@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 HELP = "the least time a collective can take on a fabric, with its proof"
 
+DEFAULT_EFFORT_S = 60  # counted work of one search, about the seconds of a quiet core
 MAX_PIECES = 4096  # more take minutes to simulate and gain nothing
 EFFORT = "counted work of the search, in seconds of a quiet machine: the same plan however busy this one is (default {})"
 SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
@@ -51,7 +52,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def limit_arguments(parser: argparse.ArgumentParser, effort_s: float, effort: str = EFFORT) -> None:
+def limit_arguments(parser: argparse.ArgumentParser, effort_s: float = DEFAULT_EFFORT_S, effort: str = EFFORT) -> None:
     parser.add_argument("--effort", type=seconds, default=effort_s, metavar="S", help=effort.format(f"{effort_s:g}"))
     parser.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="S", help=TIME_LIMIT.format("none"))
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
 
 HELP = "all strategies at all sizes: time, algbw, busbw, the bound and the winner"
-MAX_SIZES = 64
-EACH_S = 5
+MAX_SIZES = 64  # of one table, each simulated for every strategy
+DEFAULT_EFFORT_S = 5  # counted work of one strategy per size class
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
     parser.add_argument("--strategies", help="names separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
-    limit_arguments(parser, EACH_S, f"of one strategy per size class, {EFFORT}")
+    limit_arguments(parser, DEFAULT_EFFORT_S, f"of one strategy per size class, {EFFORT}")
     parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
     parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
     parser.add_argument("--seed", type=seed, default=0)

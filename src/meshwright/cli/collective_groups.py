@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..drive.collective.groups import RankedGroups
     from ..plan.plan import Plan
 
-EFFORT_S = 60
 HELP = "several collectives at once on one fabric, planned together"
 
 
@@ -31,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trees", type=count, help="most trees per group and direction (default 256)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces, the same for all groups (default: chosen)")
     parser.add_argument("--seed", type=seed, default=0)
-    limit_arguments(parser, EFFORT_S)
+    limit_arguments(parser)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
     from ..sketch import Sketch
 
-EFFORT_S = 60
 HELP = "a schedule for a collective on a fabric"
 
 
@@ -30,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of the strategy, its value as JSON or plain text, e.g. form=trees; may be repeated")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0)
-    limit_arguments(parser, EFFORT_S)
+    limit_arguments(parser)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
     picture_arguments(parser)
 

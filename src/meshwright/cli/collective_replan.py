@@ -14,7 +14,7 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..decide.collective import CollectiveStrategy
 
-EFFORT_S = 600
+DEFAULT_EFFORT_S = 600  # counted work, about the seconds of a quiet core
 HELP = "a new schedule when a NIC, GPU or link is down or slow, and what is lost"
 EPILOG = """\
 examples:
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default: forestcoll, on alike servers where that is as good) or a strategy's name")
     parser.add_argument("--seed", type=seed, default=0)
-    limit_arguments(parser, EFFORT_S)
+    limit_arguments(parser, DEFAULT_EFFORT_S)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 
 

@@ -20,21 +20,21 @@ examples:
   meshwright fabric show two-islands --rates
   meshwright fabric show 'dgx-h100:4?net=rails' --devices 0-7 --svg box.svg"""
 
-DEFAULT_LIMIT = 32
-MOST = 1024  # devices in a matrix: a million cells
+DEFAULT_MATRIX_DEVICES = 32  # that a matrix shows unless --limit says more: a screen's width
+MAX_MATRIX_DEVICES = 1024  # a million cells
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fabric", metavar="FABRIC", help="FILE.toml, FILE.json or PRESET:n (see `meshwright fabric list`)")
     parser.add_argument("--devices", metavar="LIST", help="only these devices, e.g. 0-3,8-11 or names")
     parser.add_argument("--rates", action="store_true", help="show rates instead of kinds of links")
-    parser.add_argument("--limit", type=int, default=DEFAULT_LIMIT, metavar="N", help="most devices in the matrix (default %(default)s)")
+    parser.add_argument("--limit", type=int, default=DEFAULT_MATRIX_DEVICES, metavar="N", help="most devices in the matrix (default %(default)s)")
     parser.add_argument("--svg", metavar="FILE", help="also draw the fabric into this file")
 
 
 def run(args: argparse.Namespace) -> Result:
-    if not 0 <= args.limit <= MOST:
-        raise UsageError(f"--limit must be between 0 and {MOST}, got {args.limit}", hint="name a part with --devices")
+    if not 0 <= args.limit <= MAX_MATRIX_DEVICES:
+        raise UsageError(f"--limit must be between 0 and {MAX_MATRIX_DEVICES}, got {args.limit}", hint="name a part with --devices")
     fabric = load_fabric(args.fabric, args.devices)
     shown = min(args.limit, len(fabric.devices))
     connected = True

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..simulate.step_memory import AliveStorage
 
 HELP = "the tensors alive at the peak of a training step"
-SHOWN = 10
+MAX_ROWS = 10  # storages that are listed, the largest first
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     document = {
         "schema": "meshwright.memory.explain", "version": 1, "model": step.graph.name, "batch_size": step.batch_size, "strategy": plan.strategy,
         "peak_bytes": plan.peak_bytes, "at": {"node": node.name, "target": node.target, "module": node.module, "phase": node.phase},
-        "always": fixed, "workspace_bytes": workspace, "alive": rows[:SHOWN],
+        "always": fixed, "workspace_bytes": workspace, "alive": rows[:MAX_ROWS],
         "alive_bytes": sum(a.size_bytes for a in alive), "alive_count": len(alive),
     }  # fmt: skip
     where = f" of {node.module}" if node.module else ""
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> Result:
     if workspace:
         lines.append(f"  workspace of {node.name}: {show_size(workspace)}")
     lines.append(f"  {len(alive)} tensors of the step, {show_size(sum(a.size_bytes for a in alive))}; the largest:")
-    width = max((len(r["module"]) for r in rows[:SHOWN]), default=6)
+    width = max((len(r["module"]) for r in rows[:MAX_ROWS]), default=6)
     lines.append(f"  {'bytes':>12}  {'module':<{width}}  made by, until after")
-    for r in rows[:SHOWN]:
+    for r in rows[:MAX_ROWS]:
         lines.append(f"  {r['size_bytes']:>12,}  {r['module'] or '-':<{width}}  {r['made_by']} ({r['target']}), {r['until']}")
     return Result(document, "\n".join(lines))
 

@@ -12,12 +12,12 @@ from .pipeline_problem import problem_arguments, problem_of
 
 __all__ = ["HELP", "arguments", "run"]
 
-SEARCH_EFFORT = 200  # of exact search, for the optimum or the gap to be printed: some 20 s
+DEFAULT_EFFORT = 200  # of exact search, for the optimum or the gap to be printed: some 20 s
 
 HELP = "one schedule, or the fastest that fits in memory, as a checked plan"
 
 
-OPTION_HELP = f"of the schedule, e.g. chunks=4, pipes=2, mode=double; search proves with effort={SEARCH_EFFORT} (20 s or so) unless told otherwise"
+OPTION_HELP = f"of the schedule, e.g. chunks=4, pipes=2, mode=double; search proves with effort={DEFAULT_EFFORT} (20 s or so) unless told otherwise"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> Result:
     check_pictures(args)
     options = named_options(args.option, where="--option")
     if args.strategy == "search":
-        options.setdefault("effort", str(SEARCH_EFFORT))
+        options.setdefault("effort", str(DEFAULT_EFFORT))
     plan = plan_pipeline(problem_of(args), args.strategy, options, seed=args.seed, time_limit_s=args.time_limit)
     write_plan(args.out, plan)
     chosen, bound, prediction = plan.decisions["pipeline"], plan.bound, plan.prediction

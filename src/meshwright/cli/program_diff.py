@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HELP = "compare two programs step by step"
 EPILOG = "Exit code 1 if they differ. Steps are compared by what they do, not by their numbers."
-LONG = 3000  # steps of a lane up to which moved steps are recognised
+MAX_MOVED_STEPS = 3000  # steps of a lane up to which moved steps are recognised, which compares all with all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +116,7 @@ def _lane(one: Program, two: Program, lane: int) -> list[dict[str, Any]]:
     a_keys, b_keys = _keys(one, lane), _keys(two, lane)
     if a_keys == b_keys:
         return found
-    if max(len(a_keys), len(b_keys)) > LONG:
+    if max(len(a_keys), len(b_keys)) > MAX_MOVED_STEPS:
         moves = [("replace", i, i + 1, i, i + 1) for i in range(min(len(a_keys), len(b_keys))) if a_keys[i] != b_keys[i]]
         if len(a_keys) != len(b_keys):
             found.append({"where": where, "text": f"{len(a_keys)} steps became {len(b_keys)}"})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..probe.costs.gpu_tables import TablePrices
     from ..probe.costs.node_prices import MeasuredPrices
 
-MEASURED_BATCH = 4  # samples per pass when operators are measured; other micro-batch sizes are scaled
+MEASURED_BATCH_SAMPLES = 4  # per pass when operators are measured; other micro-batch sizes are scaled
 
 HELP = "decide how to train a model on a fabric, and prove it"
 
@@ -224,5 +224,5 @@ def _measured(job: Training, fabric: Fabric) -> tuple[Fabric, OpGraph, MeasuredP
     from ..capture.graph import capture
 
     graph = capture(job.model, loss=job.loss, seed=job.seed)
-    prices = measured_prices(job, batch_size=MEASURED_BATCH, share=fabric.devices[0].cpu_share or 1.0)
+    prices = measured_prices(job, batch_size=MEASURED_BATCH_SAMPLES, share=fabric.devices[0].cpu_share or 1.0)
     return as_measured(fabric, prices.peak_flops(graph), "fp32"), graph, prices

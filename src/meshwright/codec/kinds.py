@@ -13,8 +13,8 @@ __all__ = ["CODECS", "Matrix", "index_bytes", "kept_elements", "low_rank_parts",
 
 Payload = Callable[[CodecOptions, Shapes, int, int | None], tuple[PayloadBytes, ...]]
 
-WARM_STAGES = 4  # DGC's warm-up: densities 1/4, 1/16, 1/64, 1/256, never below the final one
-MIN_RATE = 2  # PowerSGD leaves a matrix alone unless its factors are so many times smaller, as torch's hook does by default
+WARM_UP_STAGES = 4  # DGC's warm-up: densities 1/4, 1/16, 1/64, 1/256, never below the final one
+MIN_FACTOR_RATE = 2  # PowerSGD leaves a matrix alone unless its factors are so many times smaller, as torch's hook does by default
 
 
 def index_bytes(elements: int) -> int:
@@ -32,7 +32,7 @@ def warm_density(spec: CodecOptions, step: int | None) -> float:
     density, steps = spec.number("density"), spec.integer("warmup")
     if step is None or step >= steps:
         return density
-    return max(0.25 ** (step * WARM_STAGES // steps + 1), density)
+    return max(0.25 ** (step * WARM_UP_STAGES // steps + 1), density)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def low_rank_parts(shapes: Shapes, rank: int) -> tuple[list[Matrix], list[tuple[
         rows = shape[0] if shape else 1
         columns = size // rows if rows else 0
         r = min(rank, rows, columns)
-        if len(shape) > 1 and r and (rows + columns) * r * MIN_RATE < size:
+        if len(shape) > 1 and r and (rows + columns) * r * MIN_FACTOR_RATE < size:
             matrices.append(Matrix(start, rows, columns, r))
         elif size:
             plain.append((start, start + size))

@@ -1,9 +1,9 @@
 """Boosted regression trees with a robust loss, for what a formula leaves over.
 
 Friedman (2001), "Greedy function approximation: a gradient boosting machine": trees of equal depth fitted one after another to what is left, each
-counted at `RATE`. Features are cut into at most BINS quantiles (histograms, as LightGBM does), splits use first and second sums as XGBoost does (Chen
-and Guestrin 2016, with lambda = SHRINK). The loss is Cauchy's by re-weighting, so a disturbed row hardly counts and the fit follows the densest
-values, not the mean. Every tree sees a random share of the rows from a fixed seed: equal rows give equal trees.
+counted at `LEARNING_RATE`. Features are cut into at most MAX_BINS quantiles (histograms, as LightGBM does), splits use first and second sums as
+XGBoost does (Chen and Guestrin 2016, with lambda = LEAF_PENALTY). The loss is Cauchy's by re-weighting, so a disturbed row hardly counts and the
+fit follows the densest values, not the mean. Every tree sees a random share of the rows from a fixed seed: equal rows give equal trees.
 Cost: O(trees * depth * rows * features).
 """
 
@@ -21,12 +21,12 @@ from ..errors import FormatError
 __all__ = ["BoostedTrees", "fit_trees"]
 
 F64 = NDArray[np.float64]
-BINS = 64
-RATE = 0.07
-SHRINK = 1.0
-SHARE = 0.7  # of the rows, for each tree
-LEAST = 10.0  # weight of the rows that a leaf keeps at least
-SCALE = 0.05  # residuals beyond this lose weight
+MAX_BINS = 64  # quantiles that a feature is cut into: thresholds fit into a byte
+LEARNING_RATE = 0.07  # share of its own fit at which each tree counts
+LEAF_PENALTY = 1.0  # XGBoost's lambda: added to the weight of a leaf, so that a small one moves little
+ROWS_SHARE = 0.7  # of the rows, drawn anew for each tree
+MIN_LEAF_WEIGHT = 10.0  # weight of the rows that a leaf keeps at least
+RESIDUAL_SCALE = 0.05  # log residuals beyond this (5 %) lose weight
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,17 @@ def fit_trees(x: F64, y: F64, *, trees: int = 300, depth: int = 7, seed: int = 0
     """Of rows of features and finite values. Raises: FormatError for no rows, unequal lengths or values that are not finite."""
     if len(y) == 0 or x.ndim != 2 or len(x) != len(y) or not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
         raise FormatError("trees need rows of finite features, one finite value each")
-    edges = tuple(np.unique(np.quantile(column, np.linspace(0, 1, BINS)[1:-1])) for column in x.T)
+    edges = tuple(np.unique(np.quantile(column, np.linspace(0, 1, MAX_BINS)[1:-1])) for column in x.T)
     coded, rng = _coded(x, edges), np.random.default_rng(seed)
     start = float(np.median(y))
     predicted, grown = np.full(len(y), start), []
     for _ in range(trees):
         left = y - predicted
-        weight = 1 / (1 + (left / SCALE) ** 2)
-        rows = rng.random(len(y)) < SHARE
-        tree = _grow(coded[rows], (weight * left)[rows], weight[rows], depth, LEAST, SHRINK)
-        tree = tree[0], tree[1], (RATE * tree[2]).astype(np.float32)
+        # Cauchy's loss by re-weighting: its gradient is weight x residual, its curvature taken as the weight.
+        weight = 1 / (1 + (left / RESIDUAL_SCALE) ** 2)
+        rows = rng.random(len(y)) < ROWS_SHARE
+        tree = _grow(coded[rows], (weight * left)[rows], weight[rows], depth, MIN_LEAF_WEIGHT, LEAF_PENALTY)
+        tree = tree[0], tree[1], (LEARNING_RATE * tree[2]).astype(np.float32)
         grown.append(tree)
         predicted += _sum(coded, *(part[None] for part in tree))
     features, thresholds, values = (np.stack([t[i] for t in grown]) for i in range(3))
@@ -83,6 +84,8 @@ def _best_split(sums: Any, least: float, shrink: float) -> tuple[int, int]:
             hl += sums[f, b, 1]
             if hl < least or h - hl < least:
                 continue
+            # Each side's best value takes off g^2 / (h + lambda) / 2; the gain is what both take off beyond the undivided node (factor left
+            # out).
             gain = gl * gl / (hl + shrink) + (g - gl) ** 2 / (h - hl + shrink) - g * g / (h + shrink)
             if gain > best:
                 best, feature, threshold = gain, f, b
@@ -98,7 +101,7 @@ def _grow(coded: Any, gradient: Any, weight: Any, depth: int, least: float, shri
     at = np.zeros(rows, np.int64)
     for level in range(depth):
         first = 2**level - 1
-        sums = np.zeros((2**level, count, BINS, 2))
+        sums = np.zeros((2**level, count, MAX_BINS, 2))
         for i in range(rows):
             if at[i] >= first:
                 for f in range(count):
@@ -109,6 +112,7 @@ def _grow(coded: Any, gradient: Any, weight: Any, depth: int, least: float, shri
         for i in range(rows):
             a = at[i]
             if a >= first and features[a] >= 0:
+                # Rows that end early stay at their node, which is above this level, and are skipped.
                 at[i] = 2 * a + (2 if coded[i, features[a]] > thresholds[a] else 1)
     total, weights = np.zeros(nodes), np.zeros(nodes)
     for i in range(rows):

@@ -6,7 +6,7 @@ tens of per cent between 1 MB and 1 GB, where it matters.
 - `CollectiveCurve`: linear between the two nearest measured sizes (alpha-beta, locally).
 - `CollectiveModel`, eight numbers for a whole table (all operations, GPU counts, sizes): latency, latency per hop, square-root term and its
   exponent's distance from one, rate, factors of all-reduce (square-root term) and of all-to-all (latency, square-root term).
-- `beyond`: above the largest measured size the rate is `LINK_SHARE` of the link's (payload of NVLink packets; assumed, not fitted) and the
+- `beyond`: above the largest measured size the rate is `PAYLOAD_SHARE` of the link's (payload of NVLink packets; assumed, not fitted) and the
   square-root term is what the largest measured sizes leave.
 `wire_bytes` is what enters or leaves each GPU: S (n-1)/n, twice that for an all-reduce (nccl-tests' bus bandwidth).
 """
@@ -26,8 +26,9 @@ __all__ = ["CollectiveCurve", "CollectiveModel", "fit_collectives", "wire_bytes"
 
 F64 = NDArray[np.float64]
 OPERATIONS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
-LINK_SHARE = 0.8
-SMALLEST, LARGEST = 4, 4  # sizes that give the latency and the square-root term beyond the table
+PAYLOAD_SHARE = 0.8  # of a link's rate that sizes beyond the table reach: payload of NVLink packets, assumed and not fitted
+LATENCY_SIZES = 4  # the smallest of the table, which give the latency beyond it
+ROOT_SIZES = 4  # the largest of the table, which give the square-root term beyond it
 START = (4.0, 1.0, 20.0, 0.5, 0.8, 0.8, 7.0, 1.0)  # us, us, us at 1 MB, -, share of the link, -, us, -
 
 
@@ -63,9 +64,10 @@ class CollectiveCurve:
 
     def beyond(self, sizes: F64 | float) -> F64:
         """Seconds above the table by the pipelined transfer at the assumed share of the link's rate."""
-        rate = LINK_SHARE * self.link_Bps
-        latency_s = float(np.median(self.times_s[:SMALLEST]))
-        wire, last = wire_bytes(self.operation, self.sizes[-LARGEST:], self.gpus), self.times_s[-LARGEST:]
+        rate = PAYLOAD_SHARE * self.link_Bps
+        latency_s = float(np.median(self.times_s[:LATENCY_SIZES]))
+        wire, last = wire_bytes(self.operation, self.sizes[-ROOT_SIZES:], self.gpus), self.times_s[-ROOT_SIZES:]
+        # What the largest measured sizes take beyond latency and rate is put down to the square-root term.
         root = float(np.median(np.maximum(last - wire / rate - latency_s, 0) / np.sqrt(wire)))
         moved = wire_bytes(self.operation, np.asarray(sizes, np.float64), self.gpus)
         return np.asarray(latency_s + root * np.sqrt(moved) + moved / rate)
@@ -88,6 +90,7 @@ class CollectiveModel:
 
 def _time_s(e: F64, link_Bps: float, which: NDArray[np.int64], gpus: F64, wire: F64) -> F64:
     reduce, exchange = which == OPERATIONS.index("all-reduce"), which == OPERATIONS.index("all-to-all")
+    # An all-reduce passes a ring twice.
     hops = np.where(reduce, 2.0, 1.0) * (gpus - 1)
     latency_us = np.where(exchange, e[6], e[0] + e[1] * hops)
     root_us = e[2] * (wire / 1e6) ** (1 / (1 + e[3])) * np.where(exchange, e[7], 1.0) * np.where(reduce, e[5], 1.0)

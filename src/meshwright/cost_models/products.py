@@ -26,10 +26,10 @@ __all__ = ["GpuPeaks", "ProductModel", "fit_products", "fitted_rows", "roofline_
 
 F64 = NDArray[np.float64]
 TILES = (64, 128, 256)
-NARROW = 64
-SHARPNESS = 3.0  # of the corner between compute and memory
-SCALE = 0.03
-FITTED_ROWS = 6000  # of a large table, evenly spread over it
+NARROW_ROWS = 64  # up to so many rows m, tiles have as many rows and no more
+CORNER_EXPONENT = 3.0  # of the corner between compute and memory: higher is sharper
+ERROR_SCALE = 0.03  # log errors beyond this (3 %) lose weight
+MAX_FITTED_ROWS = 6000  # rows of a large table that models are fitted to, evenly spread over it: the numbers are few, more rows cost time only
 START = (4.0, 0.7, 0.5, 1.0, 0.8, 6.0, 40.0)  # us, share, us, -, share, TB/s, MB
 QUANTISATION = (0.6, 1.5, 3.0)
 
@@ -66,23 +66,26 @@ class ProductModel:
 
 def roofline_s(e: F64, height: int, width: int, peaks: GpuPeaks, m: F64, n: F64, k: F64, *, ragged: float = 0.0) -> F64:
     """Seconds by the seven numbers `e` with tiles of height x width. `ragged`: how much of a row of tiles an empty one costs beyond its share."""
-    tall = np.where(m <= NARROW, NARROW, height)
+    tall = np.where(m <= NARROW_ROWS, NARROW_ROWS, height)
     rows = np.ceil(m / tall)
     waves = rows * np.ceil(n / width) / peaks.processors
     share = e[3] / (1 + e[3])
+    # Between whole waves (the last one leaves processors idle) and work spread evenly.
     waves = share * np.ceil(waves) + (1 - share) * waves
     if ragged:
         waves = waves * (1 + ragged * np.where(rows > 1, (1 - (m / tall - rows + 1)) / rows, 0.0))
+    # A tile is computed whole, however little of it is needed, on one processor.
     compute = waves * (2 * tall * width * k / (peaks.flops / peaks.processors * e[1]) + e[2] * 1e-6)
     moved = n * k * peaks.weight_bytes + m * k * peaks.input_bytes + m * n * peaks.output_bytes
     cache = e[6] * 1e6
+    # What fits into the cache comes at the cache's rate, only the rest at the memory's.
     memory = np.minimum(moved, cache) / (e[5] * 1e12) + np.maximum(moved - cache, 0) / (peaks.memory_Bps * e[4])
-    return np.asarray(e[0] * 1e-6 + (compute**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS))
+    return np.asarray(e[0] * 1e-6 + (compute**CORNER_EXPONENT + memory**CORNER_EXPONENT) ** (1 / CORNER_EXPONENT))
 
 
 def fitted_rows(count: int) -> NDArray[np.int64]:
-    """Numbers of the rows of a table that models are fitted to: all of a small one, FITTED_ROWS evenly spread over a large one."""
-    return np.unique(np.linspace(0, count - 1, min(count, FITTED_ROWS)).astype(np.int64)) if count else np.empty(0, np.int64)
+    """Numbers of the rows of a table that models are fitted to: all of a small one, MAX_FITTED_ROWS evenly spread over a large one."""
+    return np.unique(np.linspace(0, count - 1, min(count, MAX_FITTED_ROWS)).astype(np.int64)) if count else np.empty(0, np.int64)
 
 
 def fit_products(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> ProductModel:
@@ -92,8 +95,8 @@ def fit_products(m: F64, n: F64, k: F64, times_s: F64, peaks: GpuPeaks) -> Produ
     y = np.asarray(times_s, np.float64)[rows]
     starts = [START[:3] + (q,) + START[4:] for q in QUANTISATION]
     fitted = [ProductModel(peaks=peaks, numbers=_numbers(x, y, tile, peaks, starts), tile=tile) for tile in TILES]
-    return min(fitted, key=lambda f: float(np.log1p((np.log(f.time_s(*x) / y) / SCALE) ** 2).sum()))
+    return min(fitted, key=lambda f: float(np.log1p((np.log(f.time_s(*x) / y) / ERROR_SCALE) ** 2).sum()))
 
 
 def _numbers(x: list[F64], y: F64, tile: int, peaks: GpuPeaks, starts: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(fit_positive(lambda e: roofline_s(e, tile, tile, peaks, *x), y, starts, scale=SCALE).tolist())
+    return tuple(fit_positive(lambda e: roofline_s(e, tile, tile, peaks, *x), y, starts, scale=ERROR_SCALE).tolist())

@@ -16,13 +16,13 @@ from ..errors import FormatError
 __all__ = ["fit_positive"]
 
 F64 = NDArray[np.float64]
-SCALE = 0.05  # relative errors beyond this lose weight
-REACH = 4.0  # parameters stay within exp(+-REACH) of their start
-ROUNDS = 80
-STEP = 1e-5
+ERROR_SCALE = 0.05  # relative errors beyond this lose weight
+MAX_LOG_STEP = 4.0  # parameters stay within exp(+-MAX_LOG_STEP) of their start
+MAX_ROUNDS = 80  # steps of Levenberg-Marquardt from one start
+DIFFERENCE = 1e-5  # step of the difference quotients, in logarithms of parameters
 
 
-def fit_positive(model: Callable[[F64], F64], measured_s: F64, starts: Sequence[Sequence[float]], *, scale: float = SCALE) -> F64:
+def fit_positive(model: Callable[[F64], F64], measured_s: F64, starts: Sequence[Sequence[float]], *, scale: float = ERROR_SCALE) -> F64:
     """Parameters (positive) that minimise sum log(1 + (log(model/measured) / scale)^2), from the best of `starts`.
 
     Raises: FormatError when there are no rows, or none of the starts gives finite positive times.
@@ -47,21 +47,25 @@ def _descend(model: Callable[[F64], F64], target: F64, start: F64, scale: float)
             return np.asarray(np.log(model(np.exp(theta))) - target)
 
     def loss(r: F64) -> float:
+        # A start or step at which the model has no value loses against every other.
         return float(np.log1p((r / scale) ** 2).sum()) if np.all(np.isfinite(r)) else float("inf")
 
-    low, high = start - REACH, start + REACH
+    low, high = start - MAX_LOG_STEP, start + MAX_LOG_STEP
     theta, r = start.copy(), residuals(start)
     now, damping = loss(r), 1e-3
     if not np.isfinite(now):
         return None
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
+        # Re-weighted least squares: with these weights the normal equations have the gradient of the Cauchy loss.
         weight = 1 / (1 + (r / scale) ** 2)
-        jacobian = np.stack([(residuals(theta + STEP * unit) - r) / STEP for unit in np.eye(len(theta))], 1)
+        jacobian = np.stack([(residuals(theta + DIFFERENCE * unit) - r) / DIFFERENCE for unit in np.eye(len(theta))], 1)
         if not np.all(np.isfinite(jacobian)):
             break
         normal, gradient = jacobian.T @ (weight[:, None] * jacobian), jacobian.T @ (weight * r)
         before = now
+        # More damping until a step helps; a step that does not after 12 tries ends the search.
         for _ in range(12):
+            # Marquardt: damping scales with each parameter's own curvature, so units do not matter; 1e-9 keeps the matrix regular.
             scaled = normal + damping * np.diag(np.diag(normal) + 1e-9)
             trial = np.clip(theta - np.linalg.solve(scaled, gradient), low, high)
             r_trial = residuals(trial)

@@ -5,8 +5,9 @@ A kernel computes whole tiles, so time is a staircase in m: m = 256 costs what m
 - between levels time is linear in that position, or log-log, or the ratio to the compact model (`products`) is log-log;
 - a level may be replaced by the median of itself and what its four neighbours in (n, k) say: their level, moved by the running median of the
   difference. One disturbed row then does not bend the curve.
-Which of these a table wants (tile heights below and above `SWITCH`, the interpolation, the smoothing) is chosen by leaving out every m in turn, for
-all shapes at once, and predicting it from the rest; rows that are held back by a caller are never seen. Beyond the last level the last slope goes on.
+Which of these a table wants (tile heights up to and above `MAX_SMALL_M`, the interpolation, the smoothing) is chosen by leaving out every m in
+turn, for all shapes at once, and predicting it from the rest; rows that are held back by a caller are never seen. Beyond the last level the last
+slope goes on.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from .products import ProductModel
 __all__ = ["TileChoice", "TiledTable", "fit_tiles"]
 
 F64 = NDArray[np.float64]
-SWITCH = 256  # kernels for few rows have lower tiles
+MAX_SMALL_M = 256  # up to this m kernels have lower tiles
 SMALL_TILES = (1, 16, 32, 64, 128)
 LARGE_TILES = (1, 64, 128, 256)
-LEFT_OUT = 40  # values of m that are left out in turn, spread evenly over the table's
-TAIL = 0.2  # weight of the 90th percentile beside the median when choices are compared
-WINDOW = 2  # levels to either side in the running median of a neighbour's difference
+MAX_LEFT_OUT = 40  # values of m that are left out in turn, spread evenly over the table's
+TAIL_WEIGHT = 0.2  # weight of the 90th percentile beside the median when choices are compared
+WINDOW_LEVELS = 2  # levels to either side in the running median of a neighbour's difference
 
 
 class TileChoice(NamedTuple):
-    """How a table is read: tile heights up to and above SWITCH, interpolation, neighbours or not."""
+    """How a table is read: tile heights up to and above MAX_SMALL_M, interpolation, neighbours or not."""
 
     small: int
     large: int
@@ -118,12 +119,13 @@ def _neighbours(shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 def _positions(m: F64, choice: TileChoice) -> F64:
-    tile = np.where(m <= SWITCH, choice.small, choice.large)
+    tile = np.where(m <= MAX_SMALL_M, choice.small, choice.large)
     return np.asarray(np.where(tile == 1, m, np.ceil(m / tile) * tile), np.float64)
 
 
 def _levels(rows: _Rows, choice: TileChoice, without: int = -1) -> tuple[F64, F64]:
     """(positions, levels by shape and position), as if column `without` of m had not been measured."""
+    # What is interpolated is the logarithm of time, or of its ratio to the model's.
     values = rows.log_s - rows.model if choice.along == "model" and rows.model is not None else rows.log_s
     keep = np.arange(len(rows.m)) != without
     at = _positions(rows.m[keep], choice)
@@ -148,8 +150,9 @@ def _smoothed(levels: F64, neighbours: NDArray[np.int64]) -> F64:
     width = levels.shape[1]
     for way in neighbours:
         other = np.where((way >= 0)[:, None], levels[way], np.nan)
-        padded = np.pad(levels - other, ((0, 0), (WINDOW, WINDOW)), constant_values=np.nan)
-        windows = np.stack([padded[:, i : i + width] for i in range(2 * WINDOW + 1)], -1)
+        padded = np.pad(levels - other, ((0, 0), (WINDOW_LEVELS, WINDOW_LEVELS)), constant_values=np.nan)
+        windows = np.stack([padded[:, i : i + width] for i in range(2 * WINDOW_LEVELS + 1)], -1)
+        # The neighbour's level, moved by what the two usually differ by around here.
         said.append(other + _median(windows))
     stacked = np.stack(said, -1)
     enough = np.isfinite(stacked).sum(-1) > 2  # of itself and one other the median is their mean: no vote
@@ -165,8 +168,10 @@ def _read(levels: F64, positions: F64, position: float, along: str) -> F64:
     first, last = there.argmax(1), len(positions) - 1 - there[:, ::-1].argmax(1)
     second = np.where(there & (number[None, :] > first[:, None]), number, len(positions)).min(1)
     before = np.where(there & (number[None, :] < last[:, None]), number, -1).max(1)
+    # Below the first level and beyond the last, the nearest two levels give the line that goes on.
     a = np.where(below < 0, first, np.where(above >= len(positions), before, below))
     b = np.where(below < 0, second, np.where(above >= len(positions), last, above))
+    # A shape with one level only is constant.
     single = (a < 0) | (b >= len(positions))
     a, b = np.where(single, first, a), np.where(single, first, b)
     each = np.arange(len(levels))
@@ -183,7 +188,7 @@ def _read(levels: F64, positions: F64, position: float, along: str) -> F64:
 
 
 def _choose(rows: _Rows) -> TileChoice:
-    out = np.unique(np.linspace(1, len(rows.m) - 2, LEFT_OUT).astype(int)) if len(rows.m) >= 4 else np.empty(0, int)
+    out = np.unique(np.linspace(1, len(rows.m) - 2, MAX_LEFT_OUT).astype(int)) if len(rows.m) >= 4 else np.empty(0, int)
     if len(out) == 0:
         return TileChoice(1, 1, "log", False)
     ways: list[Literal["linear", "log", "model"]] = ["linear", "log"]
@@ -203,6 +208,7 @@ def _left_out_error(rows: _Rows, choice: TileChoice, columns: NDArray[np.int64])
         value = _read(levels[has], positions, float(_positions(rows.m[j : j + 1], choice)[0]), choice.along)
         if choice.along == "model" and rows.model is not None:
             value = value + rows.model[has, j]
+        # |e^d - 1|: the relative error of time.
         errors.append(np.abs(np.expm1(value - rows.log_s[has, j])))
     joined = np.concatenate(errors)
-    return float(np.median(joined) + TAIL * np.percentile(joined, 90))
+    return float(np.median(joined) + TAIL_WEIGHT * np.percentile(joined, 90))

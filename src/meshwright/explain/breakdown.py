@@ -25,7 +25,7 @@ from ..trace.phases import phase_seconds
 
 __all__ = ["Breakdown", "PathShare", "Simulated", "StageShare", "breakdown", "simulated"]
 
-NEARLY_FULL = 0.95  # of a device's memory: said beside the bottleneck
+MIN_FULL_SHARE = 0.95  # of a device's memory that a stage must use for it to be said beside the bottleneck
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ def _sentence(path: tuple[PathShare, ...], stages: tuple[StageShare, ...], link:
     whole = sum(sum(s.seconds.values()) for s in stages) / len(stages)
     if len(stages) > 1 and whole and waits / whole > 0.1:
         text += f"; stages wait for each other {100 * waits / whole:.0f} % of the time on average"
-    full = [s for s in stages if s.limit_bytes and s.memory_bytes["peak"] > NEARLY_FULL * s.limit_bytes]
+    full = [s for s in stages if s.limit_bytes and s.memory_bytes["peak"] > MIN_FULL_SHARE * s.limit_bytes]
     if full:
         text += f"; memory of {full[0].name} is nearly full, {100 * full[0].memory_bytes['peak'] / full[0].limit_bytes:.0f} %"
     return text + "."

@@ -37,9 +37,9 @@ from .rivals import Crossing, Rival, Scenario, crossings, interval, name_of, riv
 __all__ = ["Explanation", "PlanFlops", "error_bars", "explain_plan"]
 
 AGAIN = ("layout", "schedule")  # decisions among layouts that are made again
-RIVALS = 3  # runners-up that are tried at other rates
+MAX_RIVALS = 3  # runners-up that are tried at other rates
 MAX_OTHERS_WORK_S = 30.0  # counted work of the search for other layouts; README's job counts 4
-MAX_WHAT_IFS = 3
+MAX_WHAT_IFS = 3  # changed fabrics of one explanation
 MAX_WHAT_IF_WORK_S = 10.0  # of planning the job on one changed fabric
 
 
@@ -87,7 +87,7 @@ def explain_plan(
 
     Raises: UsageError (not a training plan; a graph of another model), FormatError (a bad graph file).
     """
-    budget = Budget(4 * RIVALS + MAX_WHAT_IFS, time_limit_s=time_limit_s)
+    budget = Budget(4 * MAX_RIVALS + MAX_WHAT_IFS, time_limit_s=time_limit_s)
     run, notes = simulated(plan), list[str]()
     found = breakdown(run)
     graph = None if quick else _graph(plan, graph_path, notes)
@@ -97,7 +97,7 @@ def explain_plan(
     extra: dict[str, object] = {}
     if others is not None and graph is not None:
         kept, rivals = rivals_of(others.chosen, others.judged, limit=16)
-        fitting = [e for e in kept if e.excess_bytes <= 0][:RIVALS]
+        fitting = [e for e in kept if e.excess_bytes <= 0][:MAX_RIVALS]
         extra["rivals"] = rivals
         extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, budget)
         if budget.cut:

@@ -21,9 +21,9 @@ from ..fabric.fabric import Fabric
 from ..plan.plan import Plan, TrainingLayout
 from .rivals import name_of
 
-__all__ = ["BUILT", "among", "neighbours"]
+__all__ = ["MAX_NEIGHBOURS", "among", "neighbours"]
 
-BUILT = 2  # neighbouring degrees
+MAX_NEIGHBOURS = 2  # neighbouring degrees that are built: each is lowered and simulated
 
 
 def neighbours(context: Context, plan: Plan) -> list[Evaluated]:
@@ -37,7 +37,7 @@ def neighbours(context: Context, plan: Plan) -> list[Evaluated]:
     near = [d for d in {**small, **large} if d != own and _near(d, layout)]
     seconds, _ = table_order(context, near)
     found: list[Evaluated] = []
-    for d in sorted(seconds, key=lambda d: (seconds[d], d))[:BUILT]:
+    for d in sorted(seconds, key=lambda d: (seconds[d], d))[:MAX_NEIGHBOURS]:
         options = replace(context.wish(LayoutWanted).tensor_options, sequence=layout.sequence and d.tensor > 1)
         wanted = LayoutWanted(data=d.data, tensor=d.tensor, pipeline=d.pipeline, microbatch=d.microbatch_size, tensor_options=options)
         near_one = context.wishing(wanted)

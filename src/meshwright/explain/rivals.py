@@ -20,11 +20,11 @@ from ..fabric.fabric import Fabric
 from ..kernels.effort import Budget
 from .numbers import seconds_text
 
-__all__ = ["PRECISION", "Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
+__all__ = ["FACTOR_PRECISION", "Axis", "Crossing", "Rival", "Scenario", "crossings", "interval", "rivals_of", "scaled_compute", "scaled_links"]
 
 Axis = Literal["compute", "links"]
-MOST = 4.0  # rates are tried from a quarter to four times what was believed
-PRECISION = 0.005  # relative, of the factor
+MAX_RATE_FACTOR = 4.0  # rates are tried from a quarter to four times what was believed
+FACTOR_PRECISION = 0.005  # relative, of the factor at which a rival wins
 PHASE_WORDS = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "idle")
 
 
@@ -86,7 +86,7 @@ def crossings(scenario: Scenario, chosen: Evaluated, rivals: Sequence[Evaluated]
     found: list[Crossing] = []
     axes: tuple[Axis, ...] = ("compute", "links")
     for axis in axes:
-        for extreme in (1 / MOST, MOST):
+        for extreme in (1 / MAX_RATE_FACTOR, MAX_RATE_FACTOR):
             nearest: Crossing | None = None
             for rival in rivals:
                 if budget.late or not budget.spend():
@@ -104,7 +104,7 @@ def _crossing(wins: Callable[[float], bool], extreme: float) -> float | None:
     if not wins(extreme):
         return None
     low, high = 0.0, math.log(extreme)
-    while abs(high - low) > PRECISION:
+    while abs(high - low) > FACTOR_PRECISION:
         middle = (low + high) / 2
         low, high = (low, middle) if wins(math.exp(middle)) else (middle, high)
     return math.exp(high)

@@ -21,7 +21,7 @@ from .fabric import Fabric, Link, Provenance
 
 __all__ = ["Part", "edited", "forwarding_only", "sustained", "find_part", "is_port", "scaled", "with_one_more", "without"]
 
-MAX_NAME = 128
+MAX_NAME_CHARACTERS = 128  # as readers allow
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _LINK = re.compile(r"(?P<src>.+?)(?P<arrow><->|->)(?P<dst>.+)\Z")
 _BUNDLE = re.compile(r"(NV|XGMI)(\d{1,4})\Z")
@@ -190,7 +190,7 @@ def _listed(names: Iterable[str], most: int = 4) -> str:
 
 def _name(name: str, change: str) -> str:
     text = f"{name} {change}"
-    return text if len(text) <= MAX_NAME else text[: MAX_NAME - 3] + "..."
+    return text if len(text) <= MAX_NAME_CHARACTERS else text[: MAX_NAME_CHARACTERS - 3] + "..."
 
 
 def sustained(fabric: Fabric) -> Fabric:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..errors import Disconnected, UnknownName, UsageError
-from ..shown import repr_html
+from ..notebook_repr import repr_html
 from .route import Router
 
 __all__ = ["Device", "Fabric", "Link", "Provenance", "Switch"]

@@ -40,9 +40,9 @@ RULES = {  # what each looks for; docs/clusters.md lists them
     "unknown-device": "devices without memory or FLOP/s, which training needs",
 }
 SLOW_PCIE_Bps = 3_000_000_000  # gen 3 x4; a GPU or NIC behind less is as good as lost
-UNLIKELY = 8  # times slower than its neighbours
-EXACT_BITS = 62  # what the exact planner's integers hold
-MAX_ISLANDS = 64
+UNLIKELY_FACTOR = 8  # times slower than its neighbours for a PCIe link to be reported
+MAX_EXACT_BITS = 62  # what the exact planner's integers hold
+MAX_ISLANDS = 64  # parts that no path joins, after which no more are told apart
 MAX_OF_A_KIND = 8  # findings of one rule that are listed one by one
 _BUNDLE = re.compile(r"NV(\d{1,4})\Z")
 
@@ -145,7 +145,7 @@ def _directions(fabric: Fabric) -> Iterator[Finding]:
 def slow_pcie_links(fabric: Fabric) -> tuple[frozenset[int], int]:
     """Numbers of the PCIe links that are far below the others, and the rate of the fastest."""
     best = max((x.rate_Bps for x in fabric.links if x.kind in PCIE_KINDS), default=0)
-    slow = (i for i, x in enumerate(fabric.links) if x.kind in PCIE_KINDS and x.rate_Bps <= SLOW_PCIE_Bps and x.rate_Bps * UNLIKELY <= best)
+    slow = (i for i, x in enumerate(fabric.links) if x.kind in PCIE_KINDS and x.rate_Bps <= SLOW_PCIE_Bps and x.rate_Bps * UNLIKELY_FACTOR <= best)
     return frozenset(slow), best
 
 
@@ -298,7 +298,7 @@ def _rates(fabric: Fabric) -> Iterator[Finding]:
     unit = gcd(*(x.rate_Bps for x in fabric.links))
     total = sum(x.rate_Bps for x in fabric.links) // unit
     bits = (total * max(1, len(fabric.devices))).bit_length()
-    if bits > EXACT_BITS:
+    if bits > MAX_EXACT_BITS:
         odd = min(fabric.links, key=lambda x: gcd(x.rate_Bps, 1_000_000))
         yield Finding(
             "error",

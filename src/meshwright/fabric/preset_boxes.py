@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .fabric import Device, Fabric, Switch
-from .preset_parts import Chosen, Parts, network, rate_note
+from .preset_parts import GB, Chosen, Parts, network, rate_note
 
 __all__ = [
     "A100", "B200", "GPUS", "H100", "H200", "MI250_GCD", "MI300X", "P100", "V100", "Gpu", "dgx1_p100", "dgx1_v100", "dgx2", "dgx_nvswitch",
     "h100_a100", "mi250", "mi300x", "ndv2", "nvl72",
 ]  # fmt: skip
 
-GB = 10**9
 TERA = 10**12
 
 # Wire latencies in seconds per link, where nothing was measured. Published models: TE-CCL 0.35 us (DGX-2), 0.7 us (NDv2), 1.3 us (IB).

@@ -8,14 +8,13 @@ from itertools import pairwise, product
 
 from ..errors import UsageError
 from .fabric import Device, Fabric, Switch
-from .preset_parts import Chosen, Parts, rate_note
+from .preset_parts import GB, Chosen, Parts, rate_note
 
 __all__ = [
     "devices_of_dragonfly", "devices_of_fat_tree", "devices_of_grid", "devices_of_hypercube", "dragonfly", "fat_tree", "hypercube", "lan", "laptop",
     "line", "mesh", "ring", "star", "star_gpu", "torus", "two_islands", "usable_cores", "wan",
 ]  # fmt: skip
 
-GB = 10**9
 
 # ---- CPU fabrics -------------------------------------------------------------------------------------------------------
 _CPU_FLOPS = {"fp32": 50 * GB, "bf16": 50 * GB, "fp64": 25 * GB}

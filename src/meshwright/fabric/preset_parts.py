@@ -9,8 +9,9 @@ from typing import Literal
 from ..errors import UsageError
 from .fabric import Device, Fabric, Link, Provenance, Switch
 
-__all__ = ["IB_S", "NET", "OVERSUBSCRIPTION", "TRUNK", "Chosen", "Option", "Parts", "Preset", "network", "rate_note"]
+__all__ = ["GB", "IB_S", "NET", "OVERSUBSCRIPTION", "TRUNK", "Chosen", "Option", "Parts", "Preset", "network", "rate_note"]
 
+GB = 10**9
 IB_S = 1.3e-6  # wire latency per InfiniBand link in the published models (TE-CCL), where nothing was measured
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from . import preset_nets as nets
 from .preset_boxes import A100, B200, H100, H200, dgx1_p100, dgx1_v100, dgx2, dgx_nvswitch, h100_a100, mi250, mi300x, ndv2, nvl72
 from .preset_nets import usable_cores
-from .preset_parts import NET, OVERSUBSCRIPTION, TRUNK, Chosen, Option, Preset
+from .preset_parts import GB, NET, OVERSUBSCRIPTION, TRUNK, Chosen, Option, Preset
 
 __all__ = ["MAX_DEVICES", "PRESETS", "Chosen", "Option", "Preset", "usable_cores"]
 
-MAX_DEVICES = 16_384
-GB = 10**9
+MAX_DEVICES = 16_384  # of one fabric, in files as in presets
 
 # ---- the table ---------------------------------------------------------------------------------------------------------
 _MEMORY = Option("size", "memory of one device")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 __all__ = ["Router"]
 
-_FAR = 1 << 62
-_THROUGH = 1 << 32  # one device passed through weighs more than any number of links
+_UNREACHED = 1 << 62  # above every distance and every rate
+_THROUGH_DEVICE = 1 << 32  # one device passed through weighs more than any number of links
 
 
 class Router:
@@ -121,7 +121,7 @@ class Router:
         if src not in self._distances:
             self._distances[src] = self._dijkstra(src)
         distance = self._distances[src]
-        if distance[dst] == _FAR:
+        if distance[dst] == _UNREACHED:
             return None
         before: dict[int, list[int]] = {}
         todo = [dst]
@@ -135,10 +135,10 @@ class Router:
         return before
 
     def _weight(self, src: int, tail: int) -> int:
-        return 1 + _THROUGH if tail < self._devices and tail != src else 1
+        return 1 + _THROUGH_DEVICE if tail < self._devices and tail != src else 1
 
     def _dijkstra(self, src: int) -> array[int]:
-        distance = array("q", [_FAR]) * len(self._out)
+        distance = array("q", [_UNREACHED]) * len(self._out)
         distance[src] = 0
         heap = [(0, src)]
         while heap:
@@ -156,7 +156,7 @@ class Router:
     # ---- the best of them ------------------------------------------------------------------------------------------
     def _best(self, src: int, dst: int, before: dict[int, list[int]]) -> tuple[int, ...]:
         ends, rates = self._ends, self._rates
-        widths: dict[int, int] = {src: _FAR}
+        widths: dict[int, int] = {src: _UNREACHED}
         stack = [dst]
         while stack:  # depth first, because a path may be thousands of links long
             actor = stack[-1]

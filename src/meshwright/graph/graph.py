@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..shown import repr_html
+from ..notebook_repr import repr_html
 
 __all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work"]
 

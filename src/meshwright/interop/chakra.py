@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ..errors import FormatError
-from ..shown import repr_html
+from ..notebook_repr import repr_html
 
 __all__ = ["SCHEMA_VERSION", "Attribute", "ChakraNode", "ChakraSet", "ChakraTrace", "CollectiveType", "IoInfo", "NodeType"]
 

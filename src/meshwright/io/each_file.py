@@ -23,9 +23,9 @@ __all__ = ["each_file", "free_bytes", "processes_for", "unpacked_bytes"]
 
 T = TypeVar("T")
 
-WORTH_BYTES = 4 << 20  # unpacked; what takes less than about 50 ms
-MEMORY_PER_BYTE = 4  # of a trace while it is read (benchmarks/trace_speed: 0.7 GB for 246 MB), rounded up
-PACKED = 12  # times that text of events is smaller under gzip
+MIN_PROCESS_BYTES = 4 << 20  # of an unpacked file that is worth a process: reading less takes below about 50 ms
+MEMORY_FACTOR = 4  # bytes of memory per byte of a trace while it is read (benchmarks/trace_speed: 0.7 GB for 246 MB), rounded up
+GZIP_FACTOR = 12  # times that the text of events is smaller under gzip
 
 
 def each_file(function: Callable[[int, Path], T], paths: Sequence[Path], *, processes: int | None = None) -> list[T]:
@@ -110,10 +110,10 @@ def _may_fork() -> bool:
 
 def processes_for(sizes: Sequence[int]) -> int:
     """How many files of these sizes (bytes, unpacked) to read at once: by cores, by memory, and only where each has enough to do."""
-    worth = sum(size >= WORTH_BYTES for size in sizes)
+    worth = sum(size >= MIN_PROCESS_BYTES for size in sizes)
     most, free = max(1, min(worth, usable_cores())), free_bytes() // 2
     largest = sorted(sizes, reverse=True)
-    while most > 1 and MEMORY_PER_BYTE * sum(largest[:most]) > free:
+    while most > 1 and MEMORY_FACTOR * sum(largest[:most]) > free:
         most -= 1
     return most
 
@@ -124,7 +124,7 @@ def unpacked_bytes(path: Path) -> int:
         size = path.stat().st_size
     except OSError:
         return 0
-    return size * PACKED if path.suffix == ".gz" else size
+    return size * GZIP_FACTOR if path.suffix == ".gz" else size
 
 
 def free_bytes() -> int:

@@ -15,7 +15,7 @@ __all__ = ["Table", "shown"]
 
 T = TypeVar("T")
 
-NAME_CHARACTERS = 128
+MAX_NAME_CHARACTERS = 128  # of a name in a file; messages stay readable
 
 
 def shown(value: Any) -> str:
@@ -58,10 +58,10 @@ class Table:
             field = next(iter(self._values))
             close = get_close_matches(field, sorted(self._asked), n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(sorted(self._asked))}"
-            raise self.error(field if len(field) <= NAME_CHARACTERS else field[:60] + "...", "unknown field", hint=hint)
+            raise self.error(field if len(field) <= MAX_NAME_CHARACTERS else field[:60] + "...", "unknown field", hint=hint)
 
     # ---- typed fields ----------------------------------------------------------------------------------------------
-    def text(self, field: str, default: str | None = None, *, limit: int = NAME_CHARACTERS) -> str:
+    def text(self, field: str, default: str | None = None, *, limit: int = MAX_NAME_CHARACTERS) -> str:
         value = self._required(field, default)
         if not isinstance(value, str) or len(value) > limit or not value.isprintable():
             raise self.error(field, f"must be a text of at most {limit} printable characters, got {shown(value)}")

@@ -54,6 +54,7 @@ def read_varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
             raise FormatError(f"ends inside a number at byte {start}", where=where, hint="the file is cut short?")
         byte = data[at]
         at += 1
+        # Seven bits a byte, the lowest first; the top bit says that more follow.
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value >> 64:
@@ -72,6 +73,7 @@ def fields(data: bytes, at: int, end: int, where: str) -> Iterator[tuple[int, in
     """
     while at < end:
         start = at
+        # A field's key: its number, and in the lowest three bits how its content is written.
         key, at = read_varint(data, at, end, where)
         field, wire = key >> 3, key & 7
         if not field or field >= 1 << 29:
@@ -85,6 +87,7 @@ def fields(data: bytes, at: int, end: int, where: str) -> Iterator[tuple[int, in
                 length = 8 if wire == FIXED64 else 4
             else:
                 raise FormatError(f"wire type {wire} at byte {start} is not used", where=where, hint="not a file of this kind?")
+            # Checked before anything is read: content may not reach beyond its message.
             if length > end - at:
                 raise FormatError(f"field {field} at byte {start} says {length} bytes, {end - at} are left", where=where)
             value, at = at, at + length

@@ -25,8 +25,8 @@ from ..plan.regions import Box, Lying
 
 __all__ = ["ShardFile", "digest_of", "require_digest", "runs", "crc32_of"]
 
-MAX_HEADER = 256 << 20
-BLOCK = 1 << 20
+MAX_HEADER_BYTES = 256 << 20  # of the JSON header, which is read whole
+BLOCK_BYTES = 1 << 20  # read at once, so that memory does not grow with a tensor
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -86,7 +86,8 @@ class ShardFile:
     def _header(self) -> dict[str, _Stored]:
         size = os.fstat(self.handle).st_size
         length = int.from_bytes(os.pread(self.handle, 8, 0), "little")
-        if size < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+        # The length comes from the file: it must fit into the file, and under the cap, before it is believed.
+        if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise FormatError(f"is no safetensors file: a header of {length} bytes in a file of {size}", where=str(self.path))
         try:
             fields = msgspec.json.decode(os.pread(self.handle, length, 8), type=dict[str, msgspec.Raw])
@@ -99,6 +100,7 @@ class ShardFile:
             dtype = DTYPES.get(e.dtype)
             if dtype is None or min(e.shape, default=0) < 0 or not 0 <= start <= stop <= size - 8 - length:
                 raise FormatError(f"{name}: {e.dtype} {list(e.shape)} at bytes {start}-{stop} is not in the file", where=str(self.path))
+            # With this, no range inside the tensor can leave its bytes.
             if stop - start != prod(e.shape) * dtype.itemsize:
                 raise FormatError(f"{name}: {stop - start} bytes for {e.dtype} {list(e.shape)}", where=str(self.path))
             found[name] = _Stored(dtype, e.shape, 8 + length + start, 8 + length + stop)
@@ -124,6 +126,7 @@ class ShardFile:
             done = 0
             while done < size:
                 offset = stored.start + (where.first + first) * dtype.itemsize + done
+                # Straight into the caller's buffer; a read may give less than was asked for.
                 got = os.preadv(self.handle, [view[at + done : at + size]], offset)
                 if got <= 0:
                     raise FormatError(f"{name}: ends at byte {offset} of {stored.start}-{stored.stop}", where=str(self.path), hint="it is cut short")
@@ -137,7 +140,7 @@ def digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
         raise FormatError(f"cannot be read: {error.strerror}", where=str(path), hint="the shard is missing") from None
@@ -164,7 +167,7 @@ def _damaged_tensor(path: Path, sums: Mapping[str, int]) -> str:
             for name, stored in sorted(file.stored.items()):
                 found, at = 0, stored.start
                 while at < stored.stop:
-                    block = os.pread(file.handle, min(BLOCK, stored.stop - at), at)
+                    block = os.pread(file.handle, min(BLOCK_BYTES, stored.stop - at), at)
                     if not block:
                         break
                     found, at = zlib.crc32(block, found), at + len(block)

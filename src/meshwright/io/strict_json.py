@@ -21,14 +21,14 @@ import msgspec
 
 from ..errors import FormatError, UsageError
 from .atomic import write_bytes
+from .limits import MaxBytes
 
-__all__ = ["MAX_BYTES", "check_finite", "decode", "header", "read_document", "read_versioned", "refuse_ambiguous", "write_document"]
+__all__ = ["check_finite", "decode", "header", "read_document", "read_versioned", "refuse_ambiguous", "write_document"]
 
 T = TypeVar("T")
 
-MAX_BYTES = 512 << 20
-_UNPACKED_FLOOR = 64 << 20  # gzip may always unpack to this much ...
-_UNPACKED_RATIO = 100  # ... and to this many times its own size; a plan's ratio is below 50
+_MIN_UNPACKED_BYTES = 64 << 20  # gzip may always unpack to this much ...
+_MAX_UNPACKED_FACTOR = 100  # ... and to this many times its own size; a plan's ratio is below 50
 
 # Strings, or long lists of integers. The lists are the bulk of a plan and hold no keys, so the strict pass skips them.
 _TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[-0-9,\s]{64,}+\]', re.DOTALL)
@@ -58,7 +58,7 @@ def read_at_most(path: str | os.PathLike[str], limit: int) -> tuple[str, bytes]:
     return where, data
 
 
-def read_document(path: str | os.PathLike[str], *, limit: int = MAX_BYTES) -> bytes:
+def read_document(path: str | os.PathLike[str], *, limit: int = MaxBytes.DOCUMENT) -> bytes:
     """The bytes of a JSON file, unpacked if they are gzip (told by content); `-` is standard input.
 
     Raises: UsageError if it cannot be read, FormatError if it is too large or not whole.
@@ -70,7 +70,7 @@ def read_document(path: str | os.PathLike[str], *, limit: int = MAX_BYTES) -> by
 
 
 def _unzip(data: bytes, where: str, limit: int) -> bytes:
-    limit = min(limit, max(_UNPACKED_FLOOR, _UNPACKED_RATIO * len(data)))
+    limit = min(limit, max(_MIN_UNPACKED_BYTES, _MAX_UNPACKED_FACTOR * len(data)))
     inflater = zlib.decompressobj(wbits=31)
     try:
         out = inflater.decompress(data, limit + 1)
@@ -119,7 +119,7 @@ def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
         raise FormatError(f"not JSON: {str(error)[:120]}", where=where, hint=_NOT_JSON) from error
 
 
-def read_versioned(path: str | os.PathLike[str], kind: type[T], *, schema: str, version: int, limit: int = MAX_BYTES) -> tuple[T, str]:
+def read_versioned(path: str | os.PathLike[str], kind: type[T], *, schema: str, version: int, limit: int = MaxBytes.DOCUMENT) -> tuple[T, str]:
     """A document of a schema and version as `kind`, and the file's name for messages.
 
     Raises: UsageError (no such file), FormatError naming the field.

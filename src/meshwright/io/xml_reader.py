@@ -15,6 +15,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from ..errors import FormatError
+from .limits import MaxBytes
 from .strict_json import read_at_most
 
 __all__ = ["XmlLimits", "XmlNode", "parse_xml", "read_xml"]
@@ -22,7 +23,7 @@ __all__ = ["XmlLimits", "XmlNode", "parse_xml", "read_xml"]
 
 @dataclass(frozen=True, kw_only=True)
 class XmlLimits:
-    max_bytes: int = 64 << 20
+    max_bytes: int = MaxBytes.MSCCL_XML
     elements: int = 600_000
     depth: int = 32
     attributes: int = 64

@@ -2,7 +2,7 @@
 
 Cite: D. S. Hirschberg, A linear space algorithm for computing maximal common subsequences, CACM 18(6), 1975: the first half of one
 sequence is aligned with every prefix of the other and its second half with every suffix; the best split point lies on an optimal path.
-Below `DIRECT_CELLS` the whole table of directions is kept instead. What both sequences begin and end with is taken off first.
+Below `MAX_DIRECT_CELLS` the whole table of directions is kept instead. What both sequences begin and end with is taken off first.
 Invariant: the pairs increase in both coordinates, join equal items, and are as many as can be. Cost: O(n·m) time.
 """
 
@@ -17,10 +17,10 @@ __all__ = ["common_subsequence"]
 
 I32 = NDArray[np.int32]
 
-DIRECT_CELLS = 1 << 25
+MAX_DIRECT_CELLS = 1 << 25  # cells of a table of directions that is kept whole (a byte each); larger ones are split in halves
 
 
-def common_subsequence(a: I32, b: I32, *, direct_cells: int = DIRECT_CELLS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def common_subsequence(a: I32, b: I32, *, direct_cells: int = MAX_DIRECT_CELLS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places in `a` and in `b` of a longest common subsequence; among equals, pairs early in `a` with early items of `b`."""
     pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     _align(np.ascontiguousarray(a, np.int32), np.ascontiguousarray(b, np.int32), 0, 0, direct_cells, pairs)
@@ -39,6 +39,7 @@ def _align(a: I32, b: I32, base_a: int, base_b: int, direct_cells: int, out: lis
         out.append((base_a + np.arange(head), base_b + np.arange(head)))
         _align(a[head:], b[head:], base_a + head, base_b + head, direct_cells, out)
         return
+    # What both end with belongs to some longest common subsequence, as does what both begin with.
     differ = np.flatnonzero(a[::-1][:least] != b[::-1][:least])
     tail = int(differ[0]) if len(differ) else least
     inner_a, inner_b = a[: len(a) - tail], b[: len(b) - tail]
@@ -50,6 +51,7 @@ def _align(a: I32, b: I32, base_a: int, base_b: int, direct_cells: int, out: lis
         part = found[:count][::-1]
         out.append((base_a + part[:, 0], base_b + part[:, 1]))
     else:
+        # Hirschberg: of all places to cut b, one is right for this half of a; lengths from both ends find it without a table.
         middle = len(inner_a) // 2
         ahead, behind = np.zeros((2, len(inner_b) + 1), np.int32), np.zeros((2, len(inner_b) + 1), np.int32)
         _lengths(inner_a[:middle], inner_b, ahead)
@@ -68,6 +70,7 @@ def _lengths(a: I32, b: I32, length: I32) -> None:
         now, before = (i + 1) % 2, i % 2
         length[now, 0] = 0
         for j in range(len(b)):
+            # Two rows in turn: a row needs only the one before it.
             if a[i] == b[j]:
                 length[now, j + 1] = length[before, j] + 1
             else:
@@ -90,6 +93,7 @@ def _direct(a: I32, b: I32, direction: NDArray[np.uint8], length: I32, found: ND
                 length[now, j + 1] = length[now, j]
                 direction[i + 1, j + 1] = 3
     i, j, count = len(a), len(b), 0
+    # Back from the corner along what was best there; ties go back in `a`.
     while i > 0 and j > 0:
         if direction[i, j] == 1:
             i -= 1

@@ -16,7 +16,7 @@ from ..errors import UsageError
 
 __all__ = ["Assignment", "assign"]
 
-_FAR = np.iinfo(np.int64).max // 4
+_UNREACHED = np.iinfo(np.int64).max // 4  # above every distance, and far enough from the largest int64 that one more may be added
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,24 @@ def assign(cost: NDArray[np.int64]) -> Assignment:
     owner = np.full(columns + 1, rows, np.int64)  # row of every column; column `columns` is where a path starts, row `rows` is nobody
     for row in range(rows):
         owner[columns] = row
-        at, shortest, before = columns, np.full(columns, _FAR, np.int64), np.full(columns, columns, np.int64)
+        at, shortest, before = columns, np.full(columns, _UNREACHED, np.int64), np.full(columns, columns, np.int64)
         used = np.zeros(columns + 1, bool)
+        # Dijkstra over columns in reduced costs, which are >= 0 by the invariant, until one is free.
         while owner[at] != rows:
             used[at] = True
             current = owner[at]
             reduced = cost[current] - u[current] - v[:columns]
             better = ~used[:columns] & (reduced < shortest)
             shortest[better], before[better] = reduced[better], at
-            nearest = int(np.where(used[:columns], _FAR + 1, shortest).argmin())
+            # Used columns are lifted above the unreached ones, so they never win.
+            nearest = int(np.where(used[:columns], _UNREACHED + 1, shortest).argmin())
             delta = shortest[nearest]
+            # Potentials move with the distance, so edges of the tree stay tight and all others stay >= 0.
             u[owner[used]] += delta
             v[used] -= delta
             shortest[~used[:columns]] -= delta
             at = nearest
+        # Each column of the path takes the row of the one before it; the first gets the new row.
         while at != columns:
             owner[at] = owner[before[at]]
             at = int(before[at])

@@ -17,7 +17,7 @@ from .compile import inlined, kernel
 
 __all__ = ["bits_at", "key_of", "permuted"]
 
-FEISTEL_ROUNDS = 6
+FEISTEL_ROUNDS = 6  # four suffice in Luby and Rackoff's theorem, which assumes random round functions
 
 
 def key_of(*numbers: int) -> tuple[np.uint32, np.uint32]:
@@ -51,9 +51,13 @@ def _permuted(n: int, half: int, key0: np.uint32, key1: np.uint32, out: NDArray[
         x = i
         while True:
             left, right = x >> half, x & low_mask
+            # Each round is invertible whatever the mixed bits are, so the network permutes 0 .. 2^(2 half) - 1; the round number enters above
+            # the position's bits, so no two rounds draw alike.
             for r in range(FEISTEL_ROUNDS):
                 left, right = right, left ^ (int(bits_at(right + (r << 40), key0, key1)) & low_mask)
             x = (left << half) | right
+            # Walking a cycle of a permutation until it comes back below n is a permutation of 0 .. n-1. The domain is less than four times n,
+            # so few steps are needed.
             if x < n:
                 break
         out[i] = x

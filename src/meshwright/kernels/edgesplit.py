@@ -86,6 +86,7 @@ class _Splitting:
         for w in switches:
             self._require_balanced(w)
         while switches:
+            # The fewest neighbours first: wires vanish without a test, and splitting others lowers what is left.
             switches.sort(key=lambda w: (len(self.into[w] | self.out[w]), w))
             w = switches.pop(0)
             if len(self.into[w] | self.out[w]) <= 2:
@@ -134,9 +135,12 @@ class _Splitting:
     def _split_off(self, w: int) -> None:
         neighbours = sorted(self.into[w] | self.out[w], key=lambda v: (self.group[v], v))
         preferred = self._preferred(neighbours)
+        # Small shares over many partners first: one partner for everything would make a ring of it, and rings make tall trees.
         shares = {u: -(-self.arcs[u, w] // max(len(preferred), 1)) for u in self.into[w]}
         everything = _rotations(neighbours)
         dropped = [[(u, u) for u in neighbours]]
+        # From what is wanted to what is possible: between servers in small shares, then without limit, then any pair, then dropping units
+        # that go back where they came from.
         for batches, limit in ((preferred, shares), (preferred, None), (everything, None), (dropped, None)):
             if not self.into[w]:
                 break
@@ -185,6 +189,8 @@ class _Splitting:
                 if not shortfall:
                     continue
                 if len(part) > 1:
+                    # One of many pairs breaks a cut: halve until it stands alone. A single pair is lowered by the deficit of the cut found:
+                    # each unit less gives that cut one unit back.
                     stack += [part[len(part) // 2 :], part[: len(part) // 2]]
                 elif part[0][2] > shortfall:
                     stack.append([(part[0][0], part[0][1], part[0][2] - shortfall)])

@@ -18,7 +18,7 @@ a `Deadline`. Equal problems then give equal plans however busy the machine is, 
     while not deadline.past:
         ...                         # whoever works says so: count_work(3e-8 * steps)
 
-All of it belongs to the thread. Work only grows and is kept in whole TICKS, so that differences are exact whatever was counted before. This module
+All of it belongs to the thread. Work only grows and is kept in whole ticks, so that differences are exact whatever was counted before. This module
 is the only one whose clock decides what is planned: `monotonic` here, which tests replace.
 """
 
@@ -44,9 +44,9 @@ __all__ = [
     "stop_flag", "time_is_up", "why_with", "worked_s",
 ]  # fmt: skip
 
-TICKS = 1 << 30  # per second
+TICKS_PER_S = 1 << 30  # work is kept in whole ticks: a power of two, so that seconds convert exactly
 INFINITE = float("inf")
-MAX_REMEMBERED = 512
+MAX_REMEMBERED = 512  # results kept per table; the oldest go first
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -185,12 +185,12 @@ class Budget:
 # ---- work --------------------------------------------------------------------------------------------------------------
 def count_work(seconds: float) -> None:
     """Work was done for which a quiet core needs about so many seconds."""
-    _tally.ticks += ceil(seconds * TICKS)
+    _tally.ticks += ceil(seconds * TICKS_PER_S)
 
 
 def worked_s() -> float:
     """All work that this thread has counted, in seconds."""
-    return _tally.ticks / TICKS
+    return _tally.ticks / TICKS_PER_S
 
 
 def make_up(begin_s: float, work_s: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compile import kernel
-from .select import INFINITE, MASK
+from .select import INFINITE, MAGNITUDE_MASK
 
 __all__ = [
     "LEVELS", "add_entries", "add_select", "clear_all", "clear_chosen", "count_from", "descend", "entry_values", "histogram",
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 LEVELS = ((20, 31), (9, 20), (0, 9))  # bits [low, high) of each level's bins; the bits above are the prefix found so far
-RUN = 64  # elements looked at together: most runs of a sparse selection hold nothing to select
+RUN_ELEMENTS = 64  # looked at together: most runs of a sparse selection hold nothing to select
 
 
 def entry_values(entries: NDArray[np.signedinteger]) -> NDArray[np.float32]:
@@ -48,7 +48,8 @@ def histogram(bits, low, high, prefix, counts):  # type: ignore[no-untyped-def]
     """Add to `counts` the elements by bits [low, high) of their magnitude, of those whose bits from `high` on are `prefix`; zeros are left out."""
     mask = (1 << (high - low)) - 1
     for i in range(len(bits)):
-        b = bits[i] & MASK
+        b = bits[i] & MAGNITUDE_MASK
+        # Bits of non-negative floats sort as the floats do, so bins of their upper bits are ranges of magnitude.
         if b != 0 and (b >> high) == prefix:
             counts[(b >> low) & mask] += 1
 
@@ -61,20 +62,20 @@ def add_select(residual, gradient, out, bits, low, entries):  # type: ignore[no-
     """
     n, rows = len(out), len(entries)
     found, wrong, where = 0, 0, -1
-    for start in range(0, n, RUN):
-        hits, end = np.int32(RUN), n
-        if start + RUN <= n:  # a constant number of turns, so that it runs on vectors
-            hits, end = np.int32(0), start + RUN
-            for i in range(RUN):
+    for start in range(0, n, RUN_ELEMENTS):
+        hits, end = np.int32(RUN_ELEMENTS), n
+        if start + RUN_ELEMENTS <= n:  # a constant number of turns, so that it runs on vectors
+            hits, end = np.int32(0), start + RUN_ELEMENTS
+            for i in range(RUN_ELEMENTS):
                 out[start + i] = residual[start + i] + gradient[start + i]
-            for i in range(RUN):
-                hits += np.int32((bits[start + i] & np.int32(MASK)) >= low)
+            for i in range(RUN_ELEMENTS):
+                hits += np.int32((bits[start + i] & np.int32(MAGNITUDE_MASK)) >= low)
         else:
             for i in range(start, n):
                 out[i] = residual[i] + gradient[i]
         if hits:
             for i in range(start, end):
-                b = bits[i] & np.int32(MASK)
+                b = bits[i] & np.int32(MAGNITUDE_MASK)
                 if b >= low:
                     if found < rows:
                         entries[found, 0] = i
@@ -94,15 +95,15 @@ def select_from(bits, base, low, ties, entries):  # type: ignore[no-untyped-def]
     """
     n, rows = len(bits), len(entries)
     above, equal, found = 0, 0, 0
-    for start in range(0, n, RUN):
-        hits, end = np.int32(RUN), n
-        if start + RUN <= n:  # a constant number of turns, so that it runs on vectors
-            hits, end = np.int32(0), start + RUN
-            for i in range(RUN):
-                hits += np.int32((bits[start + i] & np.int32(MASK)) >= low)
+    for start in range(0, n, RUN_ELEMENTS):
+        hits, end = np.int32(RUN_ELEMENTS), n
+        if start + RUN_ELEMENTS <= n:  # a constant number of turns, so that it runs on vectors
+            hits, end = np.int32(0), start + RUN_ELEMENTS
+            for i in range(RUN_ELEMENTS):
+                hits += np.int32((bits[start + i] & np.int32(MAGNITUDE_MASK)) >= low)
         if hits:
             for i in range(start, end):
-                b = bits[i] & np.int32(MASK)
+                b = bits[i] & np.int32(MAGNITUDE_MASK)
                 if b < low:
                     continue
                 if b == low:
@@ -123,7 +124,7 @@ def count_from(bits, low):  # type: ignore[no-untyped-def]
     """Elements of magnitude `low` and above."""
     found = 0
     for i in range(len(bits)):
-        found += (bits[i] & np.int32(MASK)) >= low
+        found += (bits[i] & np.int32(MAGNITUDE_MASK)) >= low
     return found
 
 
@@ -180,6 +181,7 @@ def merge_entries(a, a_values, b, b_values, out, out_values):  # type: ignore[no
     """The union of two lists of rising index, values of equal indices added; returns its length. `out` has rows for both."""
     i, j, m = 0, 0, 0
     while i < len(a) or j < len(b):
+        # Like the merge of merge sort: the smaller index goes next, equal ones become one entry.
         if j == len(b) or (i < len(a) and a[i, 0] < b[j, 0]):
             out[m, 0], out[m, 1] = a[i, 0], a[i, 1]
             i += 1
@@ -204,7 +206,7 @@ def move_tail(entries, low, ties, dropped):  # type: ignore[no-untyped-def]
     kept, left, equal = 0, 0, 0
     for j in range(len(entries)):
         index, value = entries[j, 0], entries[j, 1]
-        b = value & MASK
+        b = value & MAGNITUDE_MASK
         equal += b == low
         if b > low or (b == low and equal <= ties):
             entries[kept, 0], entries[kept, 1] = index, value
@@ -233,6 +235,7 @@ def scatter_hashed(entries, factor, shift, n, length, starts, out):  # type: ign
     """
     for j in range(len(entries)):
         starts[(factor * np.int64(entries[j, 0]) + shift) % n // length + 1] += 1
+    # Counting sort: counts become first rows, move on while rows are filled, and are moved back below.
     for owner in range(1, len(starts)):
         starts[owner] += starts[owner - 1]
     for j in range(len(entries)):

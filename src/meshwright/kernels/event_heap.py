@@ -92,6 +92,7 @@ def heap_put(heap, slot, t, k):  # type: ignore[no-untyped-def]
 @kernel
 def heap_repair(heap):  # type: ignore[no-untyped-def]
     """Restore the order after the times of many queued slots were written directly; cheap when their order hardly changed."""
+    # Heapify from the last parent up: linear, and nothing moves where the order still holds.
     for at in range((heap.queued[0] >> 1) - 1, -1, -1):
         _sift_down(heap, at, np.int64(heap.order[at]))
 
@@ -104,6 +105,7 @@ def heap_remove(heap, slot):  # type: ignore[no-untyped-def]
         return
     heap.place[slot] = -1
     heap.queued[0] -= 1
+    # The last one fills the gap; it may belong higher or lower there.
     if at < heap.queued[0]:
         last = np.int64(heap.order[heap.queued[0]])
         if _sift_up(heap, at, last) == at:

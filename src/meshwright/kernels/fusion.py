@@ -5,7 +5,7 @@ decodes): end of its encode; end of its exchange; end of all decodes so far if t
 over; sum of the decodes. The step ends at max(compute + decodes, chain) of the last state. Every transition is non-decreasing in every
 component, so a state that is nowhere smaller than another can be dropped.
 
-Bounds: for each weight l, WEIGHTS * step >= l * (work of the compute stream) + (WEIGHTS - l) * (a chain of exchanges), and the least of the
+Bounds: for each weight l, WEIGHT_PARTS * step >= l * (work of the compute stream) + (WEIGHT_PARTS - l) * (a chain of exchanges), and the least of the
 right side over all suffixes is additive: `network[l, k]` where the chain begins with the network's present end, `stream[l, k]` where it begins with
 a group that is not ready yet. They make the search exact in little time; they hold for any times >= 0.
 Cost: per position, candidates = sum of kept states before it * codecs; each is compared with the kept states of its position.
@@ -17,11 +17,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["WEIGHTS", "advance", "extend", "suffix_bounds"]
+__all__ = ["WEIGHT_PARTS", "advance", "extend", "suffix_bounds"]
 
 I64 = NDArray[np.int64]
-WEIGHTS = 16
-_MANY = 1 << 62
+WEIGHT_PARTS = 16  # bounds are taken for the weights l / WEIGHT_PARTS, l = 0 .. WEIGHT_PARTS: more cost time, fewer prune less
+_MAX_NS = 1 << 62  # above every time: where a minimum begins
 
 
 @njit(cache=True, nogil=True)
@@ -40,22 +40,26 @@ def suffix_bounds(position, work, encode, exchange, decode, network, stream, dec
     """
     codecs, ends = encode.shape
     last = ends - 1
-    for weight in range(WEIGHTS + 1):
-        rest = WEIGHTS - weight
-        least_network, least_stream = _MANY, _MANY
+    for weight in range(WEIGHT_PARTS + 1):
+        rest = WEIGHT_PARTS - weight
+        least_network, least_stream = _MAX_NS, _MAX_NS
         for i in range(position + 1, ends):
             for q in range(codecs):
                 h, g, d = encode[q, i], exchange[q, i], decode[q, i]
+                # The compute stream does backward, encode and decode of the group in any case.
                 busy = weight * (work[i] + h + d)
                 if i == last:
+                    # Last group: its decode cannot begin before its exchange ends, so it belongs to the chain too.
                     a = busy + rest * (g + d)
                     b = busy + rest * (work[i] + h + g + d)
                 else:
                     a = busy + rest * g + network[weight, i]
+                    # From a group that is not ready, the chain runs over its backward and encode first; what follows waits for the network,
+                    # or again for the stream.
                     b = busy + rest * (work[i] + h) + max(rest * g + network[weight, i], stream[weight, i])
                 least_network, least_stream = min(least_network, a), min(least_stream, b)
         network[weight, position], stream[weight, position] = least_network, least_stream
-    least = _MANY
+    least = _MAX_NS
     for i in range(position + 1, ends):
         for q in range(codecs):
             least = min(least, decode[q, i] + decodes[i])
@@ -64,10 +68,11 @@ def suffix_bounds(position, work, encode, exchange, decode, network, stream, dec
 
 @njit(cache=True, nogil=True)
 def _least(compute, network_end, chain, total, position, network, stream, decodes):  # type: ignore[no-untyped-def]
-    """A lower bound of the step, times WEIGHTS, of every completion of a state at `position`."""
-    best = WEIGHTS * max(compute + total, chain + decodes[position])
-    for weight in range(WEIGHTS + 1):
-        rest = WEIGHTS - weight
+    """A lower bound of the step, times WEIGHT_PARTS, of every completion of a state at `position`."""
+    # Weight-free bounds first: all decodes follow the last encode, and the chain of decodes follows the exchanges.
+    best = WEIGHT_PARTS * max(compute + total, chain + decodes[position])
+    for weight in range(WEIGHT_PARTS + 1):
+        rest = WEIGHT_PARTS - weight
         exchange = max(rest * network_end + network[weight, position], rest * compute + stream[weight, position])
         best = max(best, weight * (compute + total) + exchange)
     return best
@@ -80,7 +85,7 @@ def extend(  # type: ignore[no-untyped-def]
     """States kept at position `end`: (rows of compute, network, chain, decodes, index of the state before, codec), by rising sum.
 
     `work[k]`: backward from k to `end`; encode, exchange, decode[codec, k]: of the group (k, end]; states[first[k]:first[k + 1]]: kept at k.
-    `limit`: states whose bound reaches it (times WEIGHTS) are dropped. `beam` > 0 keeps only so many, those with the least bounds.
+    `limit`: states whose bound reaches it (times WEIGHT_PARTS) are dropped. `beam` > 0 keeps only so many, those with the least bounds.
     """
     codecs = encode.shape[0]
     size = 1024
@@ -94,6 +99,7 @@ def extend(  # type: ignore[no-untyped-def]
                 sent = max(states[s, 1], ready) + g
                 chain = max(states[s, 2], sent) + d
                 total = states[s, 3] + d
+                # A state whose every completion reaches the limit cannot improve on what is known.
                 bound = _least(ready, sent, chain, total, end, network, stream, decodes)
                 if bound >= limit:
                     continue

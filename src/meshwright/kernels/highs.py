@@ -28,12 +28,12 @@ __all__ = ["Looks", "Status", "require_optimal", "row_duals", "solve", "solver",
 
 Status = Literal["optimal", "feasible"]
 FIXED = {"output_flag": False, "threads": 1}
-PIVOT_S = 2e-8  # work of a step of the simplex method per row and column
-LOOK_S = 1e-5  # work of an integer program between two looks, per nonzero of its rows: 3e-6 to 3e-5 on routing, layouts and pipelines
-MIN_LOOKS = 20  # of an integer program, however little work is left for it: its first solutions
-ROWS_OF_LOOK = 1600  # rows of an integer program of which a look of `Looks` is one; work between looks grows as their square
+PIVOT_WORK_S = 2e-8  # work of a step of the simplex method per row and column: about the seconds of a quiet core
+LOOK_WORK_S = 1e-5  # work of an integer program between two looks, per nonzero of its rows: 3e-6 to 3e-5 on routing, layouts and pipelines
+MIN_LOOKS = 20  # looks of an integer program, however little work is left for it: its first solutions
+ROWS_PER_LOOK = 1600  # rows of an integer program of which a look of `Looks` is one; work between looks grows as their square
 MAX_PIVOTS = (1 << 31) - 1  # steps of the simplex method, as HiGHS counts them: no limit
-AGREES = 1e-6  # relative: a solution's costs, summed here, and the objective as reported
+OBJECTIVE_TOLERANCE = 1e-6  # relative difference between a solution's costs, summed here, and the objective as reported
 STOPPED = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kHighsInterrupt", "kObjectiveBound", "kObjectiveTarget", "kMemoryLimit")
 
 
@@ -44,7 +44,7 @@ class Looks:
     left: float
 
     def price(self, model: Any) -> float:
-        return float((model.getNumRow() / ROWS_OF_LOOK) ** 2)
+        return float((model.getNumRow() / ROWS_PER_LOOK) ** 2)
 
 
 def solver(**options: Any) -> Any:
@@ -91,7 +91,7 @@ def _cost(model: Any) -> float:
 
 def _agrees(model: Any) -> bool:
     reported = float(model.getInfo().objective_function_value)
-    return abs(_cost(model) - reported) <= AGREES * max(1.0, abs(reported))
+    return abs(_cost(model) - reported) <= OBJECTIVE_TOLERANCE * max(1.0, abs(reported))
 
 
 def _solve(model: Any, what: str, deadline: Deadline, looks: Looks | int | None, pivots: int) -> Status:
@@ -104,14 +104,14 @@ def _solve(model: Any, what: str, deadline: Deadline, looks: Looks | int | None,
         model.setOptionValue("time_limit", float(model.getRunTime()) + max(left_s, 0.0))
     if (work_s := deadline.work_left_s) != float("inf"):
         if len(model.getLp().integrality_):
-            most = max(MIN_LOOKS, int(work_s / (LOOK_S * max(1, model.getNumNz()))))
+            most = max(MIN_LOOKS, int(work_s / (LOOK_WORK_S * max(1, model.getNumNz()))))
             looks = most if looks is None else looks if isinstance(looks, Looks) else min(looks, most)
         else:
-            pivots = min(pivots, max(1, int(work_s / (PIVOT_S * max(1, model.getNumRow() + model.getNumCol())))))
+            pivots = min(pivots, max(1, int(work_s / (PIVOT_WORK_S * max(1, model.getNumRow() + model.getNumCol())))))
     model.setOptionValue("simplex_iteration_limit", pivots)
     with _at_most(model, looks):
         outcome = model.run()
-    count_work(PIVOT_S * model.getInfo().simplex_iteration_count * (model.getNumRow() + model.getNumCol()))
+    count_work(PIVOT_WORK_S * model.getInfo().simplex_iteration_count * (model.getNumRow() + model.getNumCol()))
     status = model.getModelStatus()
     kind = highspy.HighsModelStatus
     if outcome != highspy.HighsStatus.kError and status == kind.kOptimal:

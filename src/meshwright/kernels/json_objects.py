@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from .compile import kernel
 
-__all__ = ["DEPTH", "DONE", "ESCAPE", "LISTS", "OPEN", "STATE", "TEXT", "scan_objects"]
+__all__ = ["DEPTH", "DONE", "ESCAPE", "LISTS", "OPEN", "STATE_WORDS", "TEXT", "scan_objects"]
 
-STATE = 6
+STATE_WORDS = 6  # numbers of the scanner's state, named by the line below
 # Nesting; inside a string; after a backslash; start of the open object or -1; array closed; lists open between objects.
-DEPTH, TEXT, ESCAPE, OPEN, DONE, LISTS = range(STATE)
+DEPTH, TEXT, ESCAPE, OPEN, DONE, LISTS = range(STATE_WORDS)
 
 _QUOTE, _BACKSLASH, _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = (ord(c) for c in '"\\{}[]')
 _BRACKET_BITS = 0b01011001  # common to [ ] { }

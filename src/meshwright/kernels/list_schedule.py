@@ -23,7 +23,7 @@ __all__ = ["Csr", "ListProblem", "place_items"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-ITEM_S = 1e-6  # work of placing an item
+ITEM_WORK_S = 1e-6  # work of placing an item: about the seconds of a quiet core
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def _place(  # type: ignore[no-untyped-def]
         t = found[3]
         at = _earliest(t, ready, route, ptr, resource, offset, free)
         now = (at, -urgency[t], tie[t], t) if eager else (-urgency[t], at, tie[t], t)
+        # Resources were taken since it was queued, so its start has grown. Starts only grow: whoever still stands first with its true start
+        # is first of all.
         if now != found and len(heap) > 0 and now > heap[0]:
             heappush(heap, now)
             continue
@@ -93,6 +95,7 @@ def _place(  # type: ignore[no-untyped-def]
         for j in range(after_ptr[t], after_ptr[t + 1]):
             s = after[j]
             ready[s] = max(ready[s], end[t])
+        # `after` also waits for the end, `behind` only for the placing; either way the last one missing lets an item into the heap.
         for lists in range(2):
             first, last = (after_ptr[t], after_ptr[t + 1]) if lists == 0 else (behind_ptr[t], behind_ptr[t + 1])
             for j in range(first, last):
@@ -112,7 +115,7 @@ def place_items(problem: ListProblem, urgency: F64, tie: I64, *, eager: bool) ->
         problem.route, problem.resources.ptr, problem.resources.values, problem.offset, problem.hold, problem.delay, problem.after.ptr,
         problem.after.values, problem.behind.ptr, problem.behind.values, problem.waits, urgency, tie, eager, start, end, order,
     )  # fmt: skip
-    count_work(ITEM_S * n)
+    count_work(ITEM_WORK_S * n)
     if placed < n:
         raise ValueError(f"{n - placed} of {n} items wait for each other")
     return start, end, order

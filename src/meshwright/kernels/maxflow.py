@@ -26,10 +26,9 @@ __all__ = ["MAX_CAPACITY", "FlowNetwork", "Sweep", "checked_capacities", "dinic"
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 
-FLOW_S = 2e-8  # work of a flow per slot of the network
+FLOW_WORK_S = 2e-8  # work of a flow per slot of the network: about the seconds of a quiet core
 
-# Sums of two quantities below this stay below 2^63.
-MAX_CAPACITY = (1 << 62) - 1
+MAX_CAPACITY = (1 << 62) - 1  # sums of two quantities up to this stay below 2^63
 
 
 def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I64:
@@ -60,6 +59,8 @@ def dinic(  # type: ignore[no-untyped-def]
     while flow < limit:
         for v in range(nodes):
             level[v] = -1
+        # Levels count hops to the sink over arcs with room. Searching from the sink leaves its side of the cut marked when the source is not
+        # met.
         level[sink] = 0
         queue[0] = sink
         done, found = 0, 1
@@ -77,6 +78,7 @@ def dinic(  # type: ignore[no-untyped-def]
             cursor[v] = ptr[v]
         depth, u = 0, source
         while True:
+            # A path is complete: what fits through its narrowest arc goes along it.
             if u == sink:
                 amount = limit - flow
                 for i in range(depth):
@@ -87,6 +89,7 @@ def dinic(  # type: ignore[no-untyped-def]
                     residual[a] -= amount
                     residual[rev[a]] += amount
                     if residual[a] == 0:
+                        # Ends up at the full arc nearest to the source: the search goes on from its tail, the path before it is still open.
                         first = i
                 flow += amount
                 if flow >= limit:
@@ -97,12 +100,14 @@ def dinic(  # type: ignore[no-untyped-def]
             advanced = False
             while cursor[u] < ptr[u + 1]:
                 a = cursor[u]
+                # Only arcs one level nearer to the sink: every path found is a shortest one, so the levels rise from phase to phase.
                 if residual[a] > 0 and level[head[a]] >= 0 and level[head[a]] == level[u] - 1:
                     path[depth] = a
                     depth += 1
                     u = head[a]
                     advanced = True
                     break
+                # An arc that fails once fails for the rest of the phase: along these levels room only shrinks.
                 cursor[u] += 1
             if not advanced:
                 if u == source:
@@ -122,6 +127,7 @@ def _sweep(  # type: ignore[no-untyped-def]
         for a in range(len(head)):
             residual[a] = capacity[a]
         flow = dinic(ptr, head, rev, residual, source, sinks[i], need, level, cursor, queue, path)
+        # The residual network begins anew for each sink: their flows are separate questions, not one flow.
         if flow < need:
             return i, flow
     return -1, need
@@ -173,6 +179,7 @@ class FlowNetwork:
     def of_arrays(nodes: int, tails: I64, heads: I64, capacities: I64) -> FlowNetwork:
         """The same from columns; arcs given twice count once, with the last capacity. The caller keeps the capacities' sum below MAX_CAPACITY."""
         forward = tails * nodes + heads
+        # Sorted by tail, then head: a CSR whose slots can be found by bisection; each arc brings its reverse, with capacity 0 unless given.
         keys = np.unique(np.concatenate([forward, heads * nodes + tails]))
         tail, head = keys // max(nodes, 1), keys % max(nodes, 1)
         ptr = np.zeros(nodes + 1, np.int32)
@@ -197,7 +204,7 @@ class FlowNetwork:
         if source == sink:
             raise UsageError(f"flow from node {source} to itself", hint="choose two different nodes")
         np.copyto(self._residual, self.capacity)
-        count_work(FLOW_S * len(self.head))
+        count_work(FLOW_WORK_S * len(self.head))
         return int(dinic(self.ptr, self.head, self.rev, self._residual, source, sink, limit, self._level, *self._work))
 
     def sink_side(self) -> NDArray[np.bool_]:
@@ -214,10 +221,11 @@ class FlowNetwork:
     def sweep(self, source: int, sinks: I32, need: int) -> Sweep:
         """Can every sink receive `need` from the source? Stops at the first that cannot and moves it to the front of `sinks`."""
         at, flow = _sweep(self.ptr, self.head, self.rev, self.capacity, self._residual, source, sinks, need, self._level, *self._work)
-        count_work(FLOW_S * len(self.head) * (len(sinks) if at < 0 else at + 1))
+        count_work(FLOW_WORK_S * len(self.head) * (len(sinks) if at < 0 else at + 1))
         if at < 0:
             return Sweep(-1, need)
         failed = int(sinks[at])
+        # The sink that failed goes first: after a small change it most likely fails again, at the price of one flow.
         sinks[1 : at + 1] = sinks[:at].copy()
         sinks[0] = failed
         return Sweep(failed, int(flow))

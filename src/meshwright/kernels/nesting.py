@@ -19,9 +19,11 @@ def parents(start: NDArray[np.int64], end: NDArray[np.int64], tolerance: int, st
     """
     top, overlaps = 0, 0
     for i in range(len(start)):
+        # The stack holds slices under way, the latest on top; those that ended before this start go.
         while top > 0 and end[stack[top - 1]] <= start[i]:
             top -= 1
         at = top - 1
+        # A slice that ends earlier does not hold this one: look further down, and count the overlap.
         while at >= 0 and end[stack[at]] + tolerance < end[i]:
             at -= 1
         if at != top - 1:
@@ -46,6 +48,7 @@ def exclusive_segments(
     clock = start[0] if len(start) else np.int64(0)
     for i in range(len(start) + 1):
         now = start[i] if i < len(start) else np.iinfo(np.int64).max
+        # Until the next start, time belongs to the top slice as long as it lasts, then to the one under it.
         while top > 0 and clock < now:
             j = stack[top - 1]
             stop = min(end[j], now)
@@ -58,6 +61,7 @@ def exclusive_segments(
         if i < len(start):
             while top > 0 and end[stack[top - 1]] <= now:
                 top -= 1
+            # Nothing was under way: a gap of its own, so that segments join.
             if now > clock:
                 row[count], since[count], until[count] = -1, clock, now
                 count += 1

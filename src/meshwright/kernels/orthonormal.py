@@ -12,7 +12,7 @@ from .select import Floats
 
 __all__ = ["orthonormalise"]
 
-DEPENDENT = 1e-5  # a column is dependent when less than this share of its length is left
+MIN_SHARE_OF_LENGTH = 1e-5  # a column of which less than this share of its length is left is a combination of those before it, to float32 rounding
 
 
 @kernel  # type: ignore[untyped-decorator]
@@ -33,7 +33,7 @@ def orthonormalise(x: Floats) -> None:
         for i in range(rows):
             after += np.float64(x[i, c]) * np.float64(x[i, c])
         factor = 1 / np.sqrt(after)
-        if after <= before * DEPENDENT * DEPENDENT:
+        if after <= before * MIN_SHARE_OF_LENGTH * MIN_SHARE_OF_LENGTH:
             factor = 0.0
         for i in range(rows):
             x[i, c] = np.float64(x[i, c]) * factor

@@ -24,11 +24,13 @@ def flatten(
     i = 0
     while i < len(start) or top > 0:
         arrives = start[i] if i < len(start) else last
+        # The latest started slice that is not over is on top.
         while top > 0 and end[stack[top - 1]] <= clock:
             top -= 1
         if top > 0 and clock < arrives:
             row = stack[top - 1]
             until = min(end[row], arrives)
+            # A child of no length left no gap: the piece before goes on.
             if made > 0 and piece_row[made - 1] == row and piece_end[made - 1] == clock:
                 piece_end[made - 1] = until
             else:

@@ -26,9 +26,9 @@ __all__ = ["Shop", "anneal"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-LOOK_AHEAD = (0.0, 0.25, 0.5, 0.75, 1.0)
-EARLY = (np.inf, 4.0, 2.0, 1.0, 0.0)  # in mean durations
-ROUND = 1000  # schedules between two starts
+LOOK_AHEAD_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the stretch in which actions conflict, in which the choice is made
+EARLY_DURATIONS = (np.inf, 4.0, 2.0, 1.0, 0.0)  # in mean durations: how long before its priority an action may start
+TRIES_PER_START = 1000  # schedules that are tried between two starts of the annealing
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def _room(a, takes, pool, level, cap, above, held):  # type: ignore[no-untyped-d
     q, total = pool[a], takes[a]
     for c in range(held.shape[1]):
         total += held[q, c]
+        # A micro-batch may start only while one on every higher level still fits: otherwise all that are under way could block each other.
         if c >= level[a] and total + above[q, c] > cap[q]:
             return False
     return True
@@ -77,6 +78,7 @@ def _schedule(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Fills start and order (actions as they were placed); returns (makespan, mean end of devices), infinite when stuck."""
     n = len(device)
+    # Not before `early` ahead of its priority: a schedule that is not greedy can be reached too.
     missing, ready = waits.copy(), np.maximum(0.0, prio - early)
     free, held = np.zeros(devices), np.zeros((len(cap), above.shape[1]), np.int64)
     able, count = np.zeros((devices, most + 1), np.int64), np.zeros(devices, np.int64)
@@ -88,6 +90,8 @@ def _schedule(  # type: ignore[no-untyped-def]
     stale = np.ones(devices, np.bool_)
     for place in range(n):
         best_device, best_end = -1, np.inf
+        # The device that can end an action first decides (Giffler and Thompson): on it the choice is made among all that could begin before
+        # that end.
         for d in range(devices):
             if stale[d]:
                 first[d] = np.inf
@@ -106,6 +110,7 @@ def _schedule(  # type: ignore[no-untyped-def]
             a = able[d, i]
             if _room(a, takes, pool, level, cap, above, held):
                 least = min(least, max(free[d], ready[a]))
+        # `look` shortens that stretch: 0 takes whoever begins first, 1 all that conflict.
         until = least + look * (best_end - least)
         chosen, at = -1, -1
         for i in range(count[d]):
@@ -167,6 +172,7 @@ def _anneal(  # type: ignore[no-untyped-def]
         if stop[0]:
             return best
         look, loose = looks[i // 2], i % 2 == 0
+        # First the given priorities, with every look-ahead and both rules of memory.
         span, ends = _schedule(
             device, duration, waits, takes, brings, pool, level, succ_ptr, succ, lag, cap, above, devices, most, prio,
             look, np.inf, loose, start, order,
@@ -194,6 +200,7 @@ def _anneal(  # type: ignore[no-untyped-def]
             if draws[1] < 0.7:  # a run of micro-batches, or one
                 low += int(draws[2] * (high - low))
                 high = low + 1 if draws[1] < 0.4 else min(high, low + 1 + int(draws[3] * (high - low)))
+            # Priorities are start times; a neighbour moves one micro-batch, a run of them, or a whole class by up to five mean durations.
             shift = (draws[4] * 2 - 1) * 5 * mean
             for a in range(low, high):
                 trial[a] += shift
@@ -209,7 +216,9 @@ def _anneal(  # type: ignore[no-untyped-def]
                 best = span
                 best_order[:] = order
                 best_start[:] = start
+            # The mean end of devices breaks ties between equal makespans.
             value = span + ends / 1024
+            # Threshold accepting: the worsening allowed shrinks to nothing over the round; squared draws make small ones likelier.
             if value <= mine + 0.6 * mean * (1 - step / tries) * draws[7] * draws[7]:
                 mine, look, early, loose = value, now, soon, open_
                 current[:] = start
@@ -222,11 +231,11 @@ def anneal(shop: Shop, priority_s: F64, *, tries: int, seed: int, least_s: float
     `least_s`: stop when this is reached, nothing can be better; so does the end of the time (`effort.stop_flag`).
     """
     order = np.zeros(len(shop.device), np.int64)
-    rounds = max(1, tries // ROUND)
+    rounds = max(1, tries // TRIES_PER_START)
     with stop_flag() as stop:
         best = _anneal(
             shop.device, shop.duration_s, shop.waits, shop.takes, shop.brings, shop.pool, shop.level, shop.succ_ptr, shop.succ, shop.lag_s, shop.cap,
-            shop.above, shop.class_ptr, shop.devices, shop.most_classes, priority_s, np.array(LOOK_AHEAD), np.array(EARLY), rounds, tries // rounds,
-            seed, least_s, order, stop,
+            shop.above, shop.class_ptr, shop.devices, shop.most_classes, priority_s, np.array(LOOK_AHEAD_SHARES),
+            np.array(EARLY_DURATIONS), rounds, tries // rounds, seed, least_s, order, stop,
         )  # fmt: skip
     return float(best), order

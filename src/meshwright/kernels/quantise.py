@@ -141,7 +141,9 @@ def round_levels(x: Floats, block: int, scales: Floats, levels: int, key0: np.ui
             y = abs(part[i]) * factor
             u = np.float32(np.int32(bits_at(at + i, key0, key1) >> np.uint32(8))) * np.float32(2.0**-24)
             level = np.int32(y)
+            # Up with the probability of the part that is cut off: the expectation is y.
             level += np.int32(u < y - np.float32(level))
+            # Rounding of the product may lift the largest element just above the last level.
             level = min(level, np.int32(levels))
             into[i] = np.int32(levels) + (-level if part[i] < np.float32(0) else level)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compile import kernel
-from .select import MASK, ROOM, Floats, Indices
+from .select import CACHED_ELEMENTS, MAGNITUDE_MASK, Floats, Indices
 
 __all__ = ["add_at", "add_momentum", "gather", "put_at", "within"]
 
@@ -47,11 +47,12 @@ def add_momentum(velocity: Floats, residual: Floats, x: Floats, momentum: np.flo
     """velocity = momentum * velocity + factor * x; residual += velocity. The largest magnitude of the residual, as the integer of its bits."""
     largest = np.int32(0)
     bits = residual.view(np.int32)
-    for start in range(0, x.shape[0], ROOM):
-        u, v, g, made = velocity[start : start + ROOM], residual[start : start + ROOM], x[start : start + ROOM], bits[start : start + ROOM]
+    for start in range(0, x.shape[0], CACHED_ELEMENTS):
+        end = start + CACHED_ELEMENTS
+        u, v, g, made = velocity[start:end], residual[start:end], x[start:end], bits[start:end]
         for i in range(u.shape[0]):
             u[i] = momentum * u[i] + factor * g[i]
             v[i] += u[i]
         for i in range(made.shape[0]):
-            largest = max(largest, made[i] & np.int32(MASK))
+            largest = max(largest, made[i] & np.int32(MAGNITUDE_MASK))
     return int(largest)

@@ -29,6 +29,7 @@ def best_split(
     for c in range(count + 1):
         for j in range(n + 1):
             cost[c, j] = far
+    # cost[c, j]: the first c parts lie in the first j items, at least cost; back: length of the last part, -1 for an item outside.
     cost[0, 0] = 0
     for c in range(count + 1):
         for j in range(n + 1):
@@ -40,6 +41,7 @@ def best_split(
                 back[c, j + 1] = -1
             if c == count:
                 continue
+            # Length 0 is a part that never ran: charged for all that it lacks.
             for length in range(min(longest[c], n - j) + 1):
                 charge = now
                 for g in range(kinds):
@@ -50,6 +52,7 @@ def best_split(
                 if charge < cost[c + 1, j + length]:
                     cost[c + 1, j + length] = charge
                     back[c + 1, j + length] = length
+    # Walk back from the end over what was cheapest.
     c, j = count, n
     while c > 0 or j > 0:
         length = back[c, j]

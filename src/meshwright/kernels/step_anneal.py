@@ -47,6 +47,7 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
     begin, limit = archive.spent[0], archive.spent[1]
     moved, was = np.empty(3, np.int64), np.empty(3, np.int32)
     while archive.spent[0] < limit:
+        # Threshold accepting: what may get worse shrinks with the effort that is left.
         threshold = threshold_s * (limit - archive.spent[0]) / (limit - begin)
         draw = random_below(archive, 100)
         count = 1 if draw < 60 else 2 if draw < 92 else 3
@@ -57,6 +58,7 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
             hold[s] = _value(archive, hold[s], beyond, stages)
             changed |= hold[s] != was[i]
         if not changed:
+            # A change that changes nothing still costs something, so the loop ends.
             archive.spent[0] += 1
             continue
         peak, seconds = measured(g, w, archive, hold, to, ahead)
@@ -64,5 +66,6 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
         if found <= cost + threshold:
             cost, beyond = found, w.stage[w.counts[3]] + 1
         else:
+            # Backwards: a storage may have been moved twice, and its first value is the one to restore.
             for i in range(count - 1, -1, -1):
                 hold[moved[i]] = was[i]

@@ -23,9 +23,9 @@ I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-NEVER = 1 << 30
+NEVER = 1 << 30  # a hold time after every step: what is held from then on is made anew each time
 IMPOSSIBLE = np.int64(1 << 62)
-RUNS_PER_NODE = 24  # a schedule with more runs than that is given up
+MAX_RUNS_PER_NODE = 24  # a schedule that runs more nodes than this many times the graph's is given up: arrays are made for as many
 
 
 class ScheduleArrays(NamedTuple):
@@ -77,8 +77,8 @@ class Scratch(NamedTuple):
 
 def scratch_for(graph: ScheduleArrays) -> Scratch:
     nodes = len(graph.time)
-    cap = RUNS_PER_NODE * nodes + 64
-    most = RUNS_PER_NODE * (nodes + len(graph.makes)) + 64
+    cap = MAX_RUNS_PER_NODE * nodes + 64
+    most = MAX_RUNS_PER_NODE * (nodes + len(graph.makes)) + 64
 
     def column(n: int) -> I32:
         return np.zeros(n, np.int32)
@@ -102,12 +102,14 @@ def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     for i in range(g.input_ptr[x], g.input_ptr[x + 1]):
         y = g.inputs[i]
         for j in range(g.place_ptr[y], g.place_ptr[y + 1]):
+            # Reading keeps the allocation alive until this run.
             k = w.lies[j]
             if w.last[k] < c:
                 w.last[k] = c
     for j in range(g.place_ptr[x], g.place_ptr[x + 1]):
         s = g.places[j]
         k = -1
+        # A result may lie in a storage of its input (a view, or in place): then it is the input's allocation, no new one.
         if g.maker[s] != x:
             for i in range(g.input_ptr[x], g.input_ptr[x + 1]):
                 y = g.inputs[i]
@@ -124,6 +126,7 @@ def _run(g, w, x, t):  # type: ignore[no-untyped-def]
             w.born_in[k] = t
             w.storage[k] = s
         w.lies[j] = k
+        # Results of the step outlive it.
         if g.result[x]:
             w.last[k] = 1 << 30
     return True
@@ -137,6 +140,7 @@ def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     for j in range(g.place_ptr[y], g.place_ptr[y + 1]):
         s = g.places[j]
         b = w.born_in[w.lies[j]]
+        # Made in another stage, it is there only if its hold covers both the stage of birth and this one.
         if b != t and (hold_from[s] > b or t > hold_to[s]):
             return False
     return True
@@ -146,6 +150,7 @@ def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
 def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     for x in range(g.boundary):
         w.mark[x] = 0
+    # Backwards, so that whoever needs a node has been looked at before it: forward runs what must run, what is kept, and what those read.
     for x in range(g.boundary - 1, -1, -1):
         if g.given[x] or not g.wanted[x]:
             continue
@@ -180,12 +185,14 @@ def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
         for i in range(g.input_ptr[b], g.input_ptr[b + 1]):
             y = g.inputs[i]
             if y < g.boundary and w.mark[y] != t + 1 and not _there(g, w, hold_from, hold_to, y, t):
+                # Marks are stage numbers plus one, so they need no clearing between stages.
                 w.mark[y] = t + 1
                 w.stack[depth] = y
                 depth += 1
     while depth > 0:
         depth -= 1
         y = w.stack[depth]
+        # What must not run twice and is gone makes the schedule impossible.
         if w.ran[y] > 0 and not g.rerun[y]:
             return False
         w.closure[count] = y
@@ -197,6 +204,7 @@ def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
                 w.stack[depth] = z
                 depth += 1
     if count > 1:
+        # Node numbers are a topological order.
         w.closure[:count].sort()
     for i in range(count):  # noqa: SIM110 - compiled
         if not _run(g, w, w.closure[i], t):
@@ -227,6 +235,7 @@ def evaluate(g, w, hold_from, hold_to, ahead):  # type: ignore[no-untyped-def]
     others = 0
     for k in range(w.counts[2]):
         size = g.size[w.storage[k]]
+        # Born in forward and used after it: every other micro-batch in flight holds as much.
         if w.birth[k] < w.counts[1] <= w.last[k]:
             others += size
         w.live[w.birth[k]] += size

@@ -23,8 +23,8 @@ __all__ = ["Archive", "archive_for", "measured", "random_below", "search"]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
-SEED = 12345  # of the random sequence
-BATCH = 6  # changes tried one after the other from one look at the peak
+DEFAULT_SEED = 12345  # of the random sequence; any fixed number will do
+CHANGES_PER_LOOK = 6  # changes tried one after the other from one look at the peak
 
 
 class Archive(NamedTuple):
@@ -41,7 +41,7 @@ class Archive(NamedTuple):
     spent: I64
 
 
-def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, seed: int = SEED) -> Archive:
+def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, seed: int = DEFAULT_SEED) -> Archive:
     return Archive(
         low, max(high, low + 1), np.full(bins, np.inf), np.zeros(bins, np.int64), np.zeros((bins, storages), np.int32),
         np.array([0, effort, seed], np.int64),
@@ -120,6 +120,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
     while peak > target:
         if archive.spent[0] > archive.spent[1] or seconds == np.inf:
             return False
+        # Progress is the area above the target over all runs, not the peak alone: lowering one of several equal peaks counts.
         above = _above(w, target)
         count = _candidates(g, w, movable, hold, groups_ptr, moves, values, once)
         for i in range(count):
@@ -130,9 +131,10 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                 if s < np.inf:
                     a = _above(w, target)
                     if a < above:
+                        # Seconds paid per byte-run taken away; the cheapest go first.
                         gain[i] = (s - seconds) / (above - a)
         taken = 0
-        for _ in range(BATCH):
+        for _ in range(CHANGES_PER_LOOK):
             best = -1
             for i in range(count):
                 if gain[i] < np.inf and (best < 0 or gain[i] < gain[best]):
@@ -144,6 +146,8 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                 p, s = measured(g, w, archive, trial, to, ahead)
                 if s < np.inf:
                     a = _above(w, target)
+                    # A change measured before others were made may be worth less now: it is taken if it still costs no more than a quarter
+                    # above its price.
                     fair = gain[best] + 0.25 * abs(gain[best]) + 1e-18
                     if a < above and (taken == 0 or s - seconds <= fair * (above - a)):
                         hold[:] = trial
@@ -185,6 +189,7 @@ def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # 
         for i in range(count):
             was = hold[moves[i]]
             for value in (0, 1):
+                # Keep from forward (0), or from its first run in backward (1).
                 if value < was:
                     hold[moves[i]] = value
                     p, s = measured(g, w, archive, hold, to, ahead)
@@ -201,6 +206,7 @@ def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # 
 @njit(cache=True, nogil=True)
 def random_below(archive, below):  # type: ignore[no-untyped-def]
     """The next number of the archive's sequence, 0 to `below` - 1."""
+    # The linear congruential generator of the C standard's example; the low bits, which repeat early, are dropped.
     archive.spent[2] = (archive.spent[2] * 1103515245 + 12345) % (1 << 31)
     return (archive.spent[2] >> 8) % below
 
@@ -218,6 +224,7 @@ def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, t
             return
         other[:] = hold
         for _ in range(1 + random_below(archive, 3)):
+            # Keeping more than fits forces the descent to give up something else.
             other[moves[random_below(archive, count)]] = 0
         if _descend(g, w, archive, other, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):
             s = _improve(g, w, archive, other, to, ahead, target, movable, trial, moves)

@@ -47,6 +47,7 @@ def strength(nodes: int, edges: Edges) -> Strength:
         if not best:
             raise Disconnected("the graph is not connected: no spanning tree", hint="add links", data={"parts": [list(p) for p in parts]})
         found = _attack(nodes, edges, best)
+        # Newton on a concave function: the partition that is best at the present ratio has a smaller ratio of its own, until none has.
         ratio = _ratio(edges, found) if len(found) > 1 else best
         if ratio >= best:
             return Strength(best, parts)
@@ -75,6 +76,7 @@ def _attack(nodes: int, edges: Edges, ratio: Fraction) -> tuple[tuple[int, ...],
     network = FlowNetwork.of(nodes + 2, arcs)
     into = network.slots([source] * nodes, list(range(nodes)))
     out = network.slots(list(range(nodes)), [sink] * nodes)
+    # More than any cut and all of y together: an arc of this capacity is never cut.
     forbid = 2 * sum(both.values()) + (p + 1) * (nodes + 1)
     y = [0] * nodes
     tight: list[set[int]] = []
@@ -87,8 +89,10 @@ def _attack(nodes: int, edges: Edges, ratio: Fraction) -> tuple[tuple[int, ...],
             inside = {u for u in np.flatnonzero(network.source_side()[:nodes]).tolist() if u <= v} | {v}
         else:
             inside = set(range(v + 1))
+        # y(v) is what is left of f(S) when the others of S have theirs: then S is tight, its y adds up to f(S).
         cut = q * sum(c for (a, b), c in edges.items() if (a in inside) != (b in inside))
         y[v] = cut - p - sum(y[u] for u in inside if u != v)
+        # f is submodular on sets that meet, so the union of two tight sets that meet is tight too.
         for other in [part for part in tight if part & inside]:
             inside |= other
             tight.remove(other)
@@ -136,6 +140,8 @@ def _augment(held, us, vs, nodes, first):  # type: ignore[no-untyped-def]
         for forest in range(trees):
             if held[forest, e]:
                 continue
+            # The ends of e are not joined in this forest: e goes in, and on the way back each edge goes to
+                # where the one after it was.
             if not _tree_path(held, us, vs, forest, us[e], vs[e], by, seen):
                 while e >= 0:
                     held[forest, e] = True
@@ -144,6 +150,8 @@ def _augment(held, us, vs, nodes, first):  # type: ignore[no-untyped-def]
                         forest = place[e]
                     e = before[e]
                 return True
+            # Otherwise e closes a cycle; each other edge of it could leave this forest for another, so they are tried next. Breadth first:
+            # along a shortest exchange path no cycle can arise.
             x = vs[e]
             while x != us[e]:
                 c = by[x]

@@ -24,6 +24,7 @@ def breadth_first(parent, order, child, beside):  # type: ignore[no-untyped-def]
         else:
             beside[v] = child[p]
             child[p] = v
+    # Devices on a circle are never reached from the root, so a tree with one comes out shorter.
     done = 0
     while done < found:
         c = child[order[done]]

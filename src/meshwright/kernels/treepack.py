@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckFailed, TimeLimit
 from .effort import NEVER, Deadline, count_work
-from .maxflow import FLOW_S, MAX_CAPACITY, FlowNetwork, dinic
+from .maxflow import FLOW_WORK_S, MAX_CAPACITY, FlowNetwork, dinic
 
 __all__ = ["TreeBatch", "pack_trees"]
 
@@ -52,6 +52,7 @@ def _grow(  # type: ignore[no-untyped-def]
     joined[root], order[0] = True, root
     size, others = 1, np.int64(0)
     for v in range(nodes):
+        # Trees that are still to be packed hang on the source: everything of `pending` must fit beside the tree that grows.
         others += pending[v]
         capacity[source_slot[v]] = pending[v]
     at = 0
@@ -66,15 +67,19 @@ def _grow(  # type: ignore[no-untyped-def]
             if y == source or joined[y] or capacity[a] == 0:
                 scan[x] += 1
                 continue
+            # Edmonds: edge x -> y may be taken by as many trees as leave every cut outside enough for the trees that are pending. The worst
+            # such cut separates y from the source and from x, so one flow from both to y finds it.
             want = min(capacity[a], count)
             capacity[source_slot[x]] = unlimited
             for i in range(len(head)):
                 residual[i] = capacity[i]
             capacity[source_slot[x]] = pending[x]
+            # The flow beyond `others` is what the edge may give away.
             room = dinic(ptr, head, rev, residual, source, y, others + want, level, cursor, queue, path) - others
             if room <= 0:
                 scan[x] += 1
                 continue
+            # Fewer trees than begun can go on this way: the batch shrinks, and what it holds too much of is given back.
             if room < count:
                 gave_back = True
                 back = count - room
@@ -87,6 +92,7 @@ def _grow(  # type: ignore[no-untyped-def]
                 count = room
                 for i in range(size):
                     scan[order[i]] = ptr[order[i]]
+            # Taken for good; the invariant holds for the smaller capacities.
             capacity[a] -= count
             entry[y] = a
             parent[y] = x
@@ -116,6 +122,7 @@ def pack_trees(
     pending = np.zeros(nodes, np.int64)
     for r, count in demand.items():
         pending[r] = count
+    # As good as infinite: no flow in this network can be as large.
     unlimited = min(int(network.capacity.sum() + pending.sum()) + 1, MAX_CAPACITY)
     residual, level = np.empty_like(network.capacity), np.empty(nodes + 1, np.int32)
     work = tuple(np.empty(nodes + 2, np.int32) for _ in range(3))
@@ -135,6 +142,6 @@ def pack_trees(
                 hint="this is a defect of the planner: please report it with the fabric file",
                 data={"root": root, "batches": len(batches)},
             )
-        count_work(FLOW_S * len(network.head) * nodes)
+        count_work(FLOW_WORK_S * len(network.head) * nodes)
         batches.append(TreeBatch(root, int(count), parent, order))
     return batches

@@ -23,9 +23,10 @@ __all__ = ["anneal_parents"]
 
 I32 = NDArray[np.int32]
 F64 = NDArray[np.float64]
-HOT, COLD = 200.0, 0.05
-PROPOSAL_S = 4e-9  # work of a proposal per device
-LARGEST = 60.0  # powers of two that are told apart
+START_HEAT = 200.0  # in energy, which is 2^(t / unit) summed over devices: at first almost everything is accepted
+END_HEAT = 0.05  # in the end almost nothing that is worse
+PROPOSAL_WORK_S = 4e-9  # work of a proposal per device: about the seconds of a quiet core
+MAX_EXPONENT = 60.0  # powers of two beyond this are not told apart: one such term outweighs all others of a sum in float64
 
 
 @njit(cache=True, nogil=True)
@@ -47,7 +48,7 @@ def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no
     for i in range(1, found):
         v = order[i]
         after[v] = after[parent[v]] + cost[v]
-        total += 2.0 ** min(after[v] / unit, LARGEST)
+        total += 2.0 ** min(after[v] / unit, MAX_EXPONENT)
     return total if found == len(parent) else -1.0
 
 
@@ -81,11 +82,14 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         energy[t] = _energy(parent[t], cost[t], unit, after, order, child, beside)
     moved = np.zeros(3, np.int64)
     for step in range(proposals):
-        heat = HOT * (COLD / HOT) ** (step / proposals)
+        # The temperature falls geometrically from START_HEAT to END_HEAT.
+        heat = START_HEAT * (END_HEAT / START_HEAT) ** (step / proposals)
         i, j, v, kind = _draw(state, trees), _draw(state, rows), _draw(state, n), _draw(state, 5)
+        # Only trees of equal multiplicity swap, so the load of every arc stays what it was.
         if units[i] != units[j] or parent[i, v] < 0:
             continue
         moved[0], count = v, 1
+        # Senders swap: two entries through the same switch exchange their ways into it.
         if kind == 4:
             w = _draw(state, n)
             if parent[j, w] < 0 or parent[i, v] == parent[j, w] or hub[second[i, v], v] < 0 or hub[second[i, v], v] != hub[second[j, w], w]:
@@ -95,6 +99,7 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         else:
             if i == j or parent[j, v] < 0:
                 continue
+            # A single swap often closes a circle: swapping the parent's entry too, or that of any other device, may keep both spanning.
             if kind > 0:
                 w = parent[i, v] if kind == 1 else parent[j, v] if kind == 2 else _draw(state, n)
                 if w == v or parent[i, w] < 0 or parent[j, w] < 0:
@@ -113,6 +118,7 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         theirs = 0.0
         if mine >= 0.0 and j < trees and j != i:
             theirs = _energy(parent[j], cost[j], unit, after, order, child, beside)
+        # A tree that does not span has energy -1 and is turned down below; spare rows (from `trees` on) have no energy.
         worse = mine + theirs - energy[i] - (energy[j] if j != i else 0.0)
         if mine >= 0.0 and theirs >= 0.0 and (worse <= 0.0 or _draw(state, 1 << 30) < np.exp(-worse / heat) * (1 << 30)):
             energy[i] = mine
@@ -141,7 +147,7 @@ def anneal_parents(parent: I32, hub: I32, halves: F64, units: I32, trees: int, *
     first = np.arange(rows * n, dtype=np.int32).reshape(rows, n)
     second = np.repeat(np.arange(rows, dtype=np.int32)[:, None], n, axis=1)
     unit = float(cost[:trees][parent[:trees] >= 0].min())
-    count_work(PROPOSAL_S * proposals * n)
+    count_work(PROPOSAL_WORK_S * proposals * n)
     _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, unit, np.zeros(rows), np.uint64(seed))
     after = np.zeros((trees, n))
     work = tuple(np.zeros(n, np.int64) for _ in range(3))

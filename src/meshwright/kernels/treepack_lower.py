@@ -4,7 +4,7 @@ Every device is entered by as many arcs as there are trees, and any assignment o
 tree closes a circle. So exchanges go on while the sum of squared depths falls: late devices move up first, and it ends.
 Source: ours (local search; the packing itself is Edmonds', see `treepack`).
 Invariant: the multiset of (parent, device) arcs, and with it every load; every tree spans from its root.
-Cost: trees² · devices per round, at most ROUNDS rounds; trees of unlike multiplicity do not exchange.
+Cost: trees² · devices per round, at most MAX_ROUNDS rounds; trees of unlike multiplicity do not exchange.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .tree_order import breadth_first
 __all__ = ["exchange_parents"]
 
 I32 = NDArray[np.int32]
-ROUNDS = 64
-PAIR_S = 1e-9  # work of a round per pair of trees and device
+MAX_ROUNDS = 64  # rounds of exchanges, each of which lowers the sum of squared depths
+PAIR_WORK_S = 1e-9  # work of a round per pair of trees and device: about the seconds of a quiet core
 
 
 @njit(cache=True, nogil=True)
@@ -63,10 +63,13 @@ def _round(parent, donor, units, depth, size, total, order, child, beside):  # t
                 u = parent[j, v]
                 if u < 0 or u == p or units[i] != units[j]:
                     continue
+                # By how much v and all below it sink in either tree if they exchange parents.
                 mine, theirs = depth[i, u] - depth[i, p], depth[j, p] - depth[j, u]
                 if mine >= 0 and theirs >= 0:
                     continue
+                # Sum of (d + m)^2 - d^2 over a subtree = m (2 sum of d + m size): the change of squared depths without a walk.
                 gain = -mine * (2 * total[i, v] + mine * size[i, v]) - theirs * (2 * total[j, v] + theirs * size[j, v])
+                # A new parent below v itself would close a circle.
                 if gain > best and not _under(parent[i], v, u) and not _under(parent[j], v, p):
                     best, with_whom = gain, j
             if with_whom >= 0:
@@ -92,8 +95,8 @@ def exchange_parents(parent: I32, units: I32) -> tuple[I32, I32, I32]:
     work = tuple(np.zeros(n, np.int32) for _ in range(3))
     for t in range(trees):
         _measure(parent[t], depth[t], size[t], total[t], *work)
-    for _ in range(ROUNDS):
-        count_work(PAIR_S * trees * trees * n)
+    for _ in range(MAX_ROUNDS):
+        count_work(PAIR_WORK_S * trees * trees * n)
         if not _round(parent, donor, units, depth, size, total, *work):
             break
     return parent, donor, depth.astype(np.int32)

@@ -25,7 +25,6 @@ F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 
 ARBORESCENCE, SPANNING, SHORTEST = 0, 1, 2  # what a tree costs: each edge once; each edge in both directions; each edge per node below it
-_LARGE = 1e150
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class PathEdges:
 @njit(cache=True, nogil=True)
 def _pair_costs(src, dst, ptr, arc, length, cost, via):  # type: ignore[no-untyped-def]
     """Cheapest edge of every ordered pair."""
+    # Of parallel edges the cheapest counts; `via` remembers which.
     cost[:] = np.inf
     via[:] = -1
     for e in range(len(src)):
@@ -78,6 +78,7 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
         groups = 0
         for start in range(k):
             v = start
+            # Along cheapest entries, marked by where the walk began: coming back to the own mark closes a cycle.
             while v >= 0 and walk[v] < 0:
                 walk[v] = start
                 v = best[level, v]
@@ -93,6 +94,7 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
             if comp[level, v] < 0:
                 comp[level, v] = groups
                 groups += 1
+        # Cycles become nodes. Entering one at v replaces v's own entry, so that is subtracted; `origin` remembers the edge for the way back.
         work[level + 1, :groups, :groups] = np.inf
         for u in range(k):
             for v in range(k):
@@ -113,6 +115,7 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
             parent[v] = best[level - 1, v]
         for b in range(size[level]):
             if chosen[b] >= 0:
+                # Where a cycle was entered, the entering edge replaces that node's edge of the cycle; all others stay.
                 pair = origin[level, chosen[b], b]
                 parent[pair % below] = pair // below
         level -= 1
@@ -212,6 +215,7 @@ def _pack(mode, roots, src, dst, ptr, arc, capacity, epsilon, limit, target, cho
     usage, load, length = np.zeros(arcs), np.zeros(arcs), np.empty(arcs)
     work = _workspace(n)
     for a in range(arcs):
+        # Garg and Könemann: what is used gets longer, the cheapest trees avoid it.
         length[a] = 1.0 / capacity[a]
     scaled, total = 0.0, 0.0
     for step in range(most):
@@ -223,7 +227,9 @@ def _pack(mode, roots, src, dst, ptr, arc, capacity, epsilon, limit, target, cho
         for a in range(arcs):
             if usage[a] > 0:
                 tree += usage[a] * length[a]
+                # As much as the narrowest arc of the trees carries at once.
                 room = min(room, capacity[a] / usage[a])
+        # In logarithms: lengths were scaled down whenever they grew too large, by `scaled` in all.
         if np.log(tree) + scaled >= limit and step > 0:
             return step
         amount[step] = room
@@ -239,6 +245,7 @@ def _pack(mode, roots, src, dst, ptr, arc, capacity, epsilon, limit, target, cho
             for a in range(arcs):
                 length[a] *= 1e-150
             scaled += 150 * 2.302585092994046
+        # Divided by the largest load the amounts are feasible.
         if total / busiest >= target:
             return step + 1
     return most

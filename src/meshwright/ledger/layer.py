@@ -17,7 +17,7 @@ from .transformer import SplitLayout, Transformer
 __all__ = ["Kept", "embedding_ledger", "head_ledger", "layer_ledger", "total_bytes"]
 
 INDEX_BYTES = 8  # token numbers and targets are int64
-WIDE_BYTES = 4  # softmax of the loss, log-sum-exp
+MIN_LOSS_BYTES = 4  # softmax of the loss and log-sum-exp are float32 at least
 Split = Literal["tensor", "sequence", "whole"]
 
 
@@ -88,7 +88,7 @@ def _norm(name: str, model: Transformer, z: _Sizes) -> tuple[Kept, ...]:
     tokens, h = z.region_tokens, model.hidden
     parts: tuple[tuple[str, int], ...]
     if model.norm == "rmsnorm-composite":
-        wide = max(model.element_bytes, WIDE_BYTES)
+        wide = max(model.element_bytes, MIN_LOSS_BYTES)
         parts = (("input", wide * tokens * h), ("normalised", wide * tokens * h), ("statistics", wide * tokens))
     else:
         count = 2 if model.norm == "layernorm" else 1
@@ -102,7 +102,7 @@ def _attention(model: Transformer, z: _Sizes) -> tuple[Kept, ...]:
     key = Kept("attention", "K", e * z.tokens * z.key_heads * d, "tensor")
     value = Kept("attention", "V", e * z.tokens * z.key_heads * d, "tensor")
     if model.attention == "flash":
-        return query, key, value, Kept("attention", "log-sum-exp", WIDE_BYTES * z.tokens * z.heads, "tensor", core=True)
+        return query, key, value, Kept("attention", "log-sum-exp", MIN_LOSS_BYTES * z.tokens * z.heads, "tensor", core=True)
     if z.heads != z.key_heads:  # eager products need K and V once per head of Q
         key = Kept("attention", "K, repeated", e * z.tokens * z.heads * d, "tensor")
         value = Kept("attention", "V, repeated", e * z.tokens * z.heads * d, "tensor")
@@ -146,9 +146,9 @@ def head_ledger(model: Transformer, layout: SplitLayout) -> tuple[Kept, ...]:
     return (
         *_norm("norm", model, z),
         Kept("head", "input", model.element_bytes * z.region_tokens * model.hidden, z.region),
-        Kept("loss", "softmax of logits", max(model.element_bytes, WIDE_BYTES) * z.tokens * z.vocabulary, "tensor"),
+        Kept("loss", "softmax of logits", max(model.element_bytes, MIN_LOSS_BYTES) * z.tokens * z.vocabulary, "tensor"),
         Kept("loss", "targets", INDEX_BYTES * z.tokens, "whole"),
-        Kept("loss", "weight", max(model.element_bytes, WIDE_BYTES), "whole"),
+        Kept("loss", "weight", max(model.element_bytes, MIN_LOSS_BYTES), "whole"),
     )
 
 

@@ -18,7 +18,7 @@ from .transformer import SplitLayout, Transformer
 
 __all__ = ["StageMemory", "in_flight", "kept_per_layer", "parameters", "stage_memory", "stage_parameters"]
 
-WEIGHT_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 4, 12
+WEIGHT_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 4, 12  # per parameter: bf16; fp32; fp32 weight and two moments
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ Activation = Literal["gelu", "relu", "swiglu", "swiglu-fused"]
 Attention = Literal["eager", "flash"]
 Norm = Literal["layernorm", "rmsnorm", "rmsnorm-composite"]
 Recompute = Literal["none", "selective", "full", "uniform", "block"]
-_MOST = 1 << 40
+_MAX_NUMBER = 1 << 40  # of any number in a description; more is a mistake
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
@@ -143,7 +143,7 @@ class SplitLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def _count(name: str, value: int, least: int) -> None:
-    if not least <= value < _MOST:
+    if not least <= value < _MAX_NUMBER:
         raise UsageError(f"must be at least {least}, got {value}", where=name)
 
 

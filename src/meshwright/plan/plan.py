@@ -15,8 +15,8 @@ import msgspec
 from ..bound import Bound
 from ..graph.graph import Work
 from ..graph.step_graph import StepGraph, StepPlan
+from ..notebook_repr import repr_html
 from ..program.program import Program
-from ..shown import repr_html
 
 __all__ = [
     "Alternative", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment",

@@ -19,8 +19,8 @@ from ..errors import Infeasible, UnknownName, UsageError
 __all__ = ["Entry", "LayerProfile", "LayerSize", "LayerTime", "LayerPhase", "ProfileEntryMissing", "ProfileFinding"]
 
 LayerPhase = Literal["forward", "backward", "update"]
-FALLING = 0.9  # a larger micro-batch that takes less than this share of a smaller one's time is reported
-NAMED = 64  # entries listed in an error's data
+MIN_TIME_SHARE = 0.9  # a larger micro-batch that takes less than this share of a smaller one's time is reported
+MAX_NAMED_ENTRIES = 64  # entries listed in an error's data
 
 
 class Entry(NamedTuple):
@@ -126,7 +126,7 @@ class LayerProfile:
             raise ProfileEntryMissing(
                 f"the profile of {self.model!r} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint=f"measure it, or ask for interpolation; {missing[0].device} has {have}",
-                data={"missing": [list(e) for e in missing[:NAMED]], "count": len(missing)},
+                data={"missing": [list(e) for e in missing[:MAX_NAMED_ENTRIES]], "count": len(missing)},
             )
 
     # ---- look-ups --------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class LayerProfile:
             if (a.device, a.tensor) != (b.device, b.tensor):
                 continue
             small, large = (math.fsum(r.forward_s + r.backward_s for r in self.times[e]) for e in (a, b))
-            if large < FALLING * small:
+            if large < MIN_TIME_SHARE * small:
                 found.append(ProfileFinding("falling", (a, b), f"micro-batch {b.microbatch} takes {large:.6g} s, {a.microbatch} takes {small:.6g} s"))
         return found
 

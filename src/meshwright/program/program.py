@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..shown import repr_html
+from ..notebook_repr import repr_html
 
 __all__ = [
     "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops",

@@ -15,7 +15,7 @@ from ..io.quantity import show_rate, show_size, show_time
 
 __all__ = ["bound_document", "bound_line", "bound_values", "head_of", "plan_document", "plan_line"]
 
-FEW = 3  # so many refusals are explained
+MAX_EXPLAINED = 3  # refusals that are explained one by one; more are counted
 
 
 def head_of(problem: CollectiveProblem) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def plan_line(problem: CollectiveProblem, ranked: Sequence[Ranked]) -> str:
     refused = [other for other in ranked[1:] if other.time_s is None]
     if lost:
         line += "\n" + _filled("next: " + ", ".join(lost))
-    if len(refused) > FEW:
+    if len(refused) > MAX_EXPLAINED:
         line += "\n" + _filled("refused: " + ", ".join(other.strategy for other in refused) + " (--json says why)")
-    return line + "".join("\n" + _filled(f"{other.strategy} refused: {other.why}") for other in refused if len(refused) <= FEW)
+    return line + "".join("\n" + _filled(f"{other.strategy} refused: {other.why}") for other in refused if len(refused) <= MAX_EXPLAINED)
 
 
 def _filled(text: str) -> str:

@@ -11,7 +11,7 @@ from .svg import cut
 
 __all__ = ["execution_trace_document", "execution_trace_text"]
 
-SHOWN = 20
+MAX_ROWS = 20  # uses that are listed; --json has all
 
 
 def execution_trace_document(trace: ExecutionTrace) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def execution_trace_text(trace: ExecutionTrace) -> str:
     rows = [["operator", "calls", "outermost", "backward", "operands", "results", "mostly of shapes"]]
     rows += [
         [_printable(u.name), f"{u.calls:,}", f"{u.outermost:,}", f"{u.backward:,}", bytes_text(u.input_bytes), bytes_text(u.output_bytes), _shapes(u)]
-        for u in uses[:SHOWN]
+        for u in uses[:MAX_ROWS]
     ]
-    more = [f"and {len(uses) - SHOWN} more (--json has them)"] if len(uses) > SHOWN else []
+    more = [f"and {len(uses) - MAX_ROWS} more (--json has them)"] if len(uses) > MAX_ROWS else []
     head = f"{calls:,} calls of {len(uses)} operators on {threads} threads, {len(trace.nodes):,} nodes; no times are in such a trace"
     return "\n".join([head, "", *columns(rows), *more])
 

@@ -17,7 +17,7 @@ from .svg import clean, cut, document, text
 
 __all__ = ["NODE_H", "NODE_W", "Arrangement", "arrangement", "fabric_svg", "short_name"]
 
-MAX_DEVICES = 256  # drawn; further servers are named in a note
+MAX_DRAWN_DEVICES = 256  # further servers are named in a note
 NODE_W, NODE_H, GAP = 74, 26, 16
 _COLORS = {"NV": "#2f8f5b", "XGMI": "#c8473f", "NET": "#3b6fb6", "LO": "#808690"}  # others, PCIe: brown; to be told on white and on black
 _OTHER = "#b07a2a"
@@ -86,7 +86,7 @@ def _chosen(fabric: Fabric) -> tuple[dict[str, list[str]], int]:
     drawn: dict[str, list[str]] = {}
     count = 0
     for group, members in fabric.groups.items():
-        room = MAX_DEVICES - count
+        room = MAX_DRAWN_DEVICES - count
         if drawn and len(members) > room:
             break
         drawn[group] = [fabric.devices[i].name for i in members[:room]]

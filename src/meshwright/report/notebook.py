@@ -26,10 +26,10 @@ from .svg import cut
 
 __all__ = ["html_of"]
 
-MAX_ROWS = 8
-MAX_TEXT = 120
-DRAWN_DEVICES = 32  # larger fabrics get their table only
-DRAWN_SPANS = 2_000
+MAX_ROWS = 8  # of a card's table
+MAX_TEXT_CHARACTERS = 120  # of one cell
+MAX_DRAWN_DEVICES = 32  # larger fabrics get their table only
+MAX_DRAWN_SPANS = 2_000  # longer timelines get their table only
 
 Rows = Sequence[tuple[str, str]]
 
@@ -49,7 +49,7 @@ def _fabric(fabric: Fabric) -> str:
         ("devices", f"{len(fabric.devices)} in {len(fabric.groups)} servers"), ("switches", str(len(fabric.switches))),
         ("links", f"{len(fabric.links)}: {', '.join(f'{n} {k}' for k, n in sorted(kinds.items()))}"),
     ]  # fmt: skip
-    return _card(f"fabric {fabric.name}", rows, fabric_svg(fabric) if len(fabric.devices) <= DRAWN_DEVICES else "")
+    return _card(f"fabric {fabric.name}", rows, fabric_svg(fabric) if len(fabric.devices) <= MAX_DRAWN_DEVICES else "")
 
 
 @html_of.register
@@ -85,7 +85,7 @@ def _timeline(t: Timeline) -> str:
     if t.link_busy_s and t.makespan_s > 0:
         link = max(t.link_busy_s, key=lambda name: (t.link_busy_s[name], name))
         rows.append(("busiest link", f"{link}, {share_text(t.link_busy_s[link] / t.makespan_s)}"))
-    return _card("timeline", rows, schedule_svg(t) if 0 < len(t.spans) <= DRAWN_SPANS else "")
+    return _card("timeline", rows, schedule_svg(t) if 0 < len(t.spans) <= MAX_DRAWN_SPANS else "")
 
 
 @html_of.register
@@ -133,9 +133,9 @@ def _card(title: str, rows: Rows, drawing: str = "") -> str:
     shown += [("", f"and {left} more")] if left else []
     cells = "".join(
         f'<tr><td style="text-align:left;padding:1px 12px 1px 0;opacity:.7">{escape(cut(k, 40))}</td>'
-        f'<td style="text-align:left;padding:1px 0">{escape(cut(v, MAX_TEXT))}</td></tr>'
+        f'<td style="text-align:left;padding:1px 0">{escape(cut(v, MAX_TEXT_CHARACTERS))}</td></tr>'
         for k, v in shown
     )
-    head = f'<div style="font-weight:bold">{escape(cut(title, MAX_TEXT))}</div>'
+    head = f'<div style="font-weight:bold">{escape(cut(title, MAX_TEXT_CHARACTERS))}</div>'
     picture = f'<div style="max-width:100%;overflow-x:auto">{drawing}</div>' if drawing else ""
     return f'<div class="meshwright">{head}<table>{cells}</table>{picture}</div>'

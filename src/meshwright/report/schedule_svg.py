@@ -23,9 +23,11 @@ __all__ = ["schedule_svg"]
 
 F64 = NDArray[np.float64]
 WIDTH, LEFT, RIGHT, TOP = 1120, 84, 20, 52
-TALL, THIN, GAP = 24, 6, 8
-MAX_RANKS, MAX_BARS, MAX_THIN = 64, 20_000, 4
-MEMORY_HEIGHT = 120
+TALL, THIN, GAP = 24, 6, 8  # pixels: a row of steps, one of messages, between ranks
+MAX_RANKS = 64  # rows of ranks that are drawn
+MAX_BARS = 20_000  # at most four times as many spans are drawn, and a fifth of it with tips
+MAX_THIN_ROWS = 4  # of messages under a rank's row; what overlaps more is left out
+MEMORY_HEIGHT = 120  # pixels of the panel below the schedule
 
 # What a bar is -> (name in the legend, colour). Compute by the op's name, messages by phase.
 _KINDS = {
@@ -194,7 +196,7 @@ def _place(row: _Row, bar: _Bar) -> None:
         if bars[-1].end_s <= bar.start_s:
             bars.append(bar)
             return
-    if len(row.thin) < MAX_THIN:
+    if len(row.thin) < MAX_THIN_ROWS:
         row.thin.append([bar])
     else:
         row.hidden += 1

@@ -13,7 +13,7 @@ from .svg import PALETTE, cut, document, line, text
 __all__ = ["step_memory_svg"]
 
 WIDTH, HEIGHT = 960, 360
-BELOW = 54  # of the panel: ticks, names of the passes
+BELOW_HEIGHT = 54  # pixels below the panel: ticks, names of the passes
 PEAK = "#b3261e"
 
 
@@ -28,7 +28,7 @@ def step_memory_svg(graph: StepGraph, plan: StepPlan) -> str:
     if starts[-1] <= 0:  # without costs every operator is as wide as any other
         starts = np.arange(len(ways) + 1, dtype=np.float64)
     end, alive = float(starts[-1]) or 1.0, np.asarray(run.bytes_at or (graph.fixed_bytes(),), np.float64)
-    x, y, width, height = float(LEFT), float(TOP + 16), float(WIDTH - LEFT - RIGHT), float(HEIGHT - TOP - 16 - BELOW)
+    x, y, width, height = float(LEFT), float(TOP + 16), float(WIDTH - LEFT - RIGHT), float(HEIGHT - TOP - 16 - BELOW_HEIGHT)
     top = float(max(run.peak_bytes, plan.budget_bytes or 0)) or 1.0
     marks, _ = memory_panel([("", starts[:-1] if ways else starts, alive)], end_s=end, top_bytes=top, x=x, y=y, width=width, height=height)
 

@@ -18,8 +18,8 @@ from ..errors import RunError
 
 __all__ = ["MIN_DAMPING", "damping_split", "damped_inverse", "gram", "pack", "trace", "unpack", "with_ones"]
 
-MIN_DAMPING = 1e-7
-RAISES = 8
+MIN_DAMPING = 1e-7  # of either factor, so that neither goes without when the other has all of it
+MAX_RAISES = 8  # times that damping is raised before a factor is given up
 
 
 def with_ones(x: torch.Tensor, bias: bool) -> torch.Tensor:
@@ -52,13 +52,13 @@ def damping_split(a: torch.Tensor, b: torch.Tensor, damping: float) -> tuple[flo
 def damped_inverse(factor: torch.Tensor, gamma: float, *, where: str) -> tuple[torch.Tensor, float]:
     """(factor + gamma·I)^-1 by Cholesky, and the gamma used: ten times as much after every failure. A diagonal stays one.
 
-    Raises: RunError when the factor is not finite, or when no gamma of `RAISES` tries helps.
+    Raises: RunError when the factor is not finite, or when no gamma of `MAX_RAISES` tries helps.
     """
     if not bool(torch.isfinite(factor).all()):
         raise RunError("the curvature is not finite", where=where, hint="lower the learning rate or raise the damping; check the loss for overflow")
     if factor.dim() == 1:
         return 1.0 / (factor + gamma), gamma
-    for _ in range(RAISES):
+    for _ in range(MAX_RAISES):
         damped = factor.clone()
         damped.diagonal().add_(gamma)
         lower, failed = torch.linalg.cholesky_ex(damped)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..notebook_repr import repr_html
 from ..program.program import I32
-from ..shown import repr_html
 
 __all__ = ["ABSENT", "Collectives", "Trace", "TraceWarning", "Track"]
 
 I64 = NDArray[np.int64]
 
-ABSENT = -1
+ABSENT = -1  # in a column where the file did not say
 
 
 @dataclass(frozen=True, kw_only=True)

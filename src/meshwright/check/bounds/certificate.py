@@ -107,6 +107,7 @@ def _cut(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
     size = Fraction(int(data["size_bytes"]))
     root = data.get("root", "")
     shards = _shards(data, ranks, size)
+    # What the ranks inside own must get out where all gather; what those outside own must be reached by sums of what is inside.
     here = sum((shards[r] for r in ranks & inside), Fraction(0))
     there = sum((shards[r] for r in ranks - inside), Fraction(0))
     if op in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"):
@@ -195,6 +196,7 @@ def _latency(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
         raise _Wrong("it does not join two different ranks")
     root = data.get("root", "")
     shards = _shards(data, ranks, Fraction(sum(map(int, data["shard_bytes"])))) if "shard_bytes" in data else dict.fromkeys(ranks, Fraction(1))
+    # Only where the target's result depends on the source's data does a path between them bound the time.
     forced = {
         "all-reduce": True, "all-to-all": True, "all-gather": shards[source] > 0, "reduce-scatter": shards[target] > 0, "broadcast": source == root,
         "scatter": source == root and shards[target] > 0, "reduce": target == root, "gather": target == root and shards[source] > 0,
@@ -203,6 +205,8 @@ def _latency(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
     if not forced.get(op, False):
         raise _Wrong(f"{target} needs nothing of {source} in a {op}")
     hop = [Fraction(repr(x.latency_s)) for x in fabric.links]
+    # repr of a float is its shortest decimal, so the fraction is the number that the file states. The library's latency counts once, on the
+    # first link.
     first = [h + Fraction(repr(x.library_latency_s)) for h, x in zip(hop, fabric.links, strict=True)]
     reach = _shortest(fabric, source, hop, first)
     if target not in reach:
@@ -243,6 +247,7 @@ def _partition(data: Mapping[str, Any], fabric: Fabric) -> Fraction:
     for s in fabric.switches:
         if (s.multicast or s.aggregate) and s.name not in union:
             raise _Wrong(f"switch {s.name!r} can add or copy and lies in no part")
+    # Partial sums enter parts from outside, over these links alone; a link into each part counts for that part.
     entering = sum(x.rate_Bps for x in fabric.links for part in parts if x.dst in part and x.src not in part)
     if entering != fraction_of(str(data["entering_Bps"])) or not entering:
         raise _Wrong(f"links of {entering} B/s enter the parts, it says {data['entering_Bps']}")
@@ -257,6 +262,7 @@ def _roofline(data: Mapping[str, Any], fabric: Fabric, layout: TrainingLayout | 
         for s in layout.segments:
             each = (s.forward.flops + s.backward.flops) * layout.all_microbatches
             # a split segment states one part's share, rounded down
+            # Rounding down may have lost less than one operation in each of two passes of every micro-batch.
             counted += (each + 2 * layout.all_microbatches) * layout.tensor if s.split else each
         if flops > counted:
             raise _Wrong(f"the layout's segments do {counted} operations, it says {flops}")

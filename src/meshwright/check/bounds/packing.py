@@ -67,6 +67,8 @@ def _cost(group: Mapping[str, Any], lengths: Mapping[tuple[str, str], int], fabr
         raise ValueError("the shards do not add up to the size")
     root = ranks.index(group["root"]) if op in ("broadcast", "reduce", "scatter", "gather") else -1
     rules: dict[str, Callable[[], Fraction]] = {
+        # Sums need a tree of some direction for every byte, and the result one back: no less than a spanning tree under the cheaper way of
+        # each pair, twice.
         "all-reduce": lambda: 2 * size * _spanning([[min(a, b) for a, b in zip(r, c, strict=True)] for r, c in zip(d, turned, strict=True)]),
         "broadcast": lambda: size * _arborescence(d, root),
         "reduce": lambda: size * _arborescence(turned, root),
@@ -106,6 +108,7 @@ def _distances(ranks: Sequence[str], lengths: Mapping[tuple[str, str], int], fab
     for source in ranks:
         reach = {source: 0}
         waiting = [source]
+        # Lengths are whole numbers >= 0, so every round shortens something and it ends.
         while waiting:  # relaxation until nothing improves
             later: dict[str, None] = {}
             for a in waiting:
@@ -139,6 +142,7 @@ def _arborescence(cost: Matrix, root: int) -> int:
     total, size = 0, len(cost)
     edges = [(u, v, cost[u][v]) for u in range(size) for v in range(size) if u != v]
     while True:
+        # Every node but the root needs one entry; the cheapest of each is a lower bound, and a solution unless they close cycles.
         best: list[tuple[int, int] | None] = [None] * size  # cheapest entry: (length, from)
         for u, v, length in edges:
             entry = best[v]
@@ -148,6 +152,7 @@ def _arborescence(cost: Matrix, root: int) -> int:
         cycles = 0
         for start in range(size):
             v = start
+            # Walk back along entries, marking by start: meeting one's own mark closes a cycle, another's leads where was already looked.
             while v != root and mark[v] == -1 and label[v] == -1:
                 mark[v] = start
                 v = _entry(best, v)[1]
@@ -156,6 +161,7 @@ def _arborescence(cost: Matrix, root: int) -> int:
                     label[v] = cycles
                     v = _entry(best, v)[1]
                 cycles += 1
+        # Entries are paid for now; later rounds pay only what another entry costs more.
         total += sum(_entry(best, v)[0] for v in range(size) if v != root)
         if not cycles:
             return total
@@ -165,6 +171,7 @@ def _arborescence(cost: Matrix, root: int) -> int:
                 label[v] = count
                 count += 1
         edges = [
+            # Entering a cycle at v replaces v's entry, which was paid for above.
             (label[u], label[v], length - (_entry(best, v)[0] if v != root else 0)) for u, v, length in edges if label[u] != label[v]
         ]  # fmt: skip
         size, root = count, label[root]

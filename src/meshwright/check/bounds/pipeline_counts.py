@@ -26,7 +26,7 @@ from .pipeline_ways import Pipeline
 __all__ = ["counted_time"]
 
 Class = tuple[int, str, int]  # (copy, kind, stage)
-MAX_SLOTS = 1_000_000
+MAX_SLOTS = 1_000_000  # time slots that a stated proof may count, so that a file cannot ask for endless tables
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def counted_time(pipeline: Pipeline, data: Mapping[str, Any]) -> Fraction:
     if slot <= 0 or not 0 <= slots <= MAX_SLOTS:
         raise ValueError("a slot has no length, or there are none or too many")
     table = _table(pipeline, slot, slots)
+    # Rows are <= rows: multiplied by weights >= 0 and added they hold for every step that fits, as one row: sum of factor x X <= right.
     factor: dict[tuple[Class, int], int] = {}
     right = 0
     for row in data["multipliers"]:
@@ -58,10 +59,12 @@ def counted_time(pipeline: Pipeline, data: Mapping[str, Any]) -> Fraction:
         for c, at, x in terms:
             if at >= 0:
                 factor[c, at] = factor.get((c, at), 0) + weight * x
+    # The least that the left side can be: each X at the end of its range that its factor's sign prefers.
     least = 0
     for (c, t), x in factor.items():
         low, high = _range(table[c], t)
         least += x * (low if x > 0 else high)
+    # Farkas: only a left side that is always above the right one shows that no such step exists; so does an empty range.
     if least <= right and not any(low > high for c in table.values() for t in range(slots) for low, high in [_range(c, t)]):
         raise ValueError("the multipliers contradict nothing")
     return (slots + 1) * slot
@@ -80,9 +83,11 @@ def _table(p: Pipeline, slot: Fraction, slots: int) -> dict[Class, _Facts]:
         names: list[Class] = [(copy, "F", s) for s in range(p.stages)] + [(copy, back, s) for s in reversed(range(p.stages))]
         for i, (c, (start, end)) in enumerate(zip(names, way, strict=False)):
             _, kind, s = c
+            # From an action's start to the end of the step: the rest of a micro-batch's way, or its own weight gradient if that takes longer.
             rest = way[-1][1] - start
             if p.split and kind == "I":
                 rest = max(rest, end - start + p.seconds["W"][copy][s])
+            # Times are rounded down to whole slots everywhere, so each row is weaker than the truth and never forbids a step that exists.
             lag = whole(start - way[i - 1][0]) if i else 0
             taken = p.bytes[s] if kind == "F" else -p.bytes[s] if kind == "B" else 0
             before = names[i - 1] if i else None

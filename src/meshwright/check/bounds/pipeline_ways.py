@@ -48,6 +48,7 @@ class Pipeline:
         for s in range(self.stages):
             out.append((now, now + self.seconds["F"][copy][s]))
             now = out[-1][1] + (self.up[copy][s] if s < self.stages - 1 else 0)
+        # The backward way starts at the last stage, right after its forward.
         for s in reversed(range(self.stages)):
             out.append((now, now + back[s]))
             now = out[-1][1] + (self.down[copy][s - 1] if s else 0)
@@ -81,6 +82,7 @@ class Pipeline:
         held = self.held(device)
         if not held or cap_bytes <= 0:
             raise ValueError("no stage, or no cap")
+        # Bytes x seconds that activations must be held at the least, over a cap, take at least their quotient in time.
         area = Fraction(0)
         for c, s in held:
             way = self.way(c)

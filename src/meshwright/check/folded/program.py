@@ -25,15 +25,14 @@ from ...program.program import Contract, Program
 from ..program.deadlock import check_deadlock
 from ..program.order import Order, accesses
 from ..program.races import check_races, turns_needed
-from ..program.values import Machine
-from ..program.wellformed import LIMIT, check_wellformed, witness
-from ..verdict import Finding
+from ..program.values import QUANTITY_MASK, Machine
+from ..program.wellformed import check_wellformed, witness
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 
 __all__ = ["check_folded"]
 
-MAX_COMPONENT_LANES = 200_000  # lanes written out at once
+MAX_COMPONENT_LANES = 200_000  # lanes that hang together and are written out at once: memory and time grow with them
 Ints = NDArray[np.int64]
-_LOW = (1 << 32) - 1
 
 
 def check_folded(p: Program) -> list[Finding]:
@@ -52,6 +51,7 @@ def check_folded(p: Program) -> list[Finding]:
     for lane in range(len(p.lanes)):
         if instance[lane] >= 0:
             continue
+        # One component for each class: the lanes it holds are named with it, so their images are not written out again.
         nodes = lifted.component(lane, MAX_COMPONENT_LANES)
         if nodes is None:
             raise Unsupported(f"more than {MAX_COMPONENT_LANES} lanes hang together")
@@ -59,7 +59,7 @@ def check_folded(p: Program) -> list[Finding]:
         cells, wrong = _check_component(part(lifted, nodes), claim)
         found += wrong
         written.append(cells)
-        if len(found) >= LIMIT:
+        if len(found) >= MAX_FINDINGS_OF_A_KIND:
             return found
     return found or _shared_cells(p, instance) or claim.uncovered(written)
 
@@ -70,6 +70,7 @@ def _number(instance: Ints, nodes: list[tuple[int, int]], number: int, k: int) -
     for lane, member in nodes:
         by_lane.setdefault(lane, []).append(member)
     for lane, found in by_lane.items():
+        # Member m of the component is its image under m; a lane that it holds under some members only would lie in several of them.
         if len(found) not in (1, k):
             raise Unsupported("a component is its own image under some members only")
         instance[lane] = number * k + (found[0] if len(found) == 1 else 0)
@@ -89,6 +90,7 @@ def _check_component(plain: Program, claim: _Claim) -> tuple[set[tuple[int, int]
     machine = Machine(plain, order, nothing_is_zero=False, grain=grain)
     a = accesses(plain)
     touched = {(b, c + i) for b, c, n in set(zip(a.buffer.tolist(), a.chunk.tolist(), a.count.tolist(), strict=True)) for i in range(n)}
+    # Cells that the component does not write hold inputs or nothing known; what other components write there is excluded by step 2.
     for buffer, chunk in touched:
         machine.memory[buffer][chunk] = claim.initial(buffer, chunk)
     machine.run()
@@ -100,7 +102,7 @@ def _check_component(plain: Program, claim: _Claim) -> tuple[set[tuple[int, int]
             continue
         cells.add((rank, chunk))
         have, want = machine.memory[buffer][chunk], claim.wanted(rank, chunk)
-        if have != want and len(found) < LIMIT:
+        if have != want and len(found) < MAX_FINDINGS_OF_A_KIND:
             found.append(_wrong(plain, rank, buffer, chunk, have, want, step))
     return cells, found
 
@@ -109,7 +111,7 @@ def _wrong(p: Program, rank: int, buffer: int, chunk: int, have: int, want: int,
     at = -1 - have if have < 0 else step
     if have < 0:
         what = "is spoilt: a contribution is added twice, or what does not belong together is added"
-    elif (have ^ want) & _LOW:
+    elif (have ^ want) & QUANTITY_MASK:
         what = "holds another chunk's data"
     else:
         what = f"lacks {((want & ~have) >> 32).bit_count()} contributions and has {((have & ~want) >> 32).bit_count()} others"
@@ -122,6 +124,7 @@ def _shared_cells(p: Program, instance: Ints) -> list[Finding]:
     a = accesses(p)
     lane = p.lane_of_step()[a.step]
     span = int(p.buffers.chunks.max(initial=1)) + 1
+    # One row per cell; who = the instance of the component that touches it.
     step = np.repeat(np.arange(len(a.step)), a.count)
     inner = np.arange(len(step)) - np.repeat(np.cumsum(a.count) - a.count, a.count)
     cell = a.buffer[step] * span + a.chunk[step] + inner
@@ -131,12 +134,13 @@ def _shared_cells(p: Program, instance: Ints) -> list[Finding]:
     first = np.concatenate([[True], cell[1:] != cell[:-1]]) if len(cell) else np.zeros(0, bool)
     group = np.cumsum(first) - 1
     mixed = np.zeros(int(group[-1]) + 1 if len(group) else 0, bool)
+    # Sorted by instance within a cell, two instances show as two unlike neighbours.
     differ = np.flatnonzero(~first & (who != np.concatenate([[-1], who[:-1]])))
     mixed[group[differ]] = True
     wrote = np.zeros(len(mixed), bool)
     np.logical_or.at(wrote, group, write)
     found = []
-    for g in np.flatnonzero(mixed & wrote)[:LIMIT].tolist():
+    for g in np.flatnonzero(mixed & wrote)[:MAX_FINDINGS_OF_A_KIND].tolist():
         rows = np.flatnonzero(group == g)
         one = int(a.step[step[rows[np.argmax(write[rows])]]])
         other = int(a.step[step[rows[np.argmax(who[rows] != who[rows[np.argmax(write[rows])]])]]])
@@ -159,6 +163,7 @@ class _Claim:
         self.parts = [0, *accumulate(n for _, _, n in c.outputs)]
         sizes = {n for _, _, n in c.inputs}
         whole = self.starts[-1] if c.op == "all-gather" else c.inputs[0][2]
+        # Equal shares in rank order: otherwise one instance's chunk numbers are not those of the others moved.
         outputs = {"all-gather": {whole}, "all-reduce": {whole}, "reduce-scatter": {n for _, _, n in c.outputs}}[c.op]
         shares = {n for _, _, n in c.outputs}
         if len(sizes) > 1 or len(shares) > 1 or shares != outputs or (c.op == "reduce-scatter" and self.parts[-1] != whole):
@@ -197,6 +202,7 @@ class _Claim:
         """
         lifted, c = self.lifted, self.c
         stored = len(self.p.buffers)
+        # One step along each axis generates the whole group of members, and images of images are images.
         for number in range(len(lifted.axes)):
             step = tuple(int(i == number) for i in range(len(lifted.axes)))
             goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
@@ -215,6 +221,7 @@ class _Claim:
                     if np.any((moved < there) | (moved >= there + count)):
                         raise Unsupported("the contract's ranges are not each other's images")
                     for q, r in zip((base(rank) + at - first).tolist(), (base(other) + moved - there).tolist(), strict=True):
+                        # A chunk's number must move alike wherever it appears, or the same image would mean different data.
                         if quantity.setdefault(q, r) != r:
                             raise Unsupported("the contract's chunks are not each other's images")
 
@@ -233,6 +240,7 @@ class _Claim:
     def uncovered(self, written: list[set[tuple[int, int]]]) -> list[Finding]:
         """Output cells of representatives that no component writes and that do not hold the right input."""
         lifted, stored = self.lifted, len(self.p.buffers)
+        # Each rank is the image of one representative under one member.
         home: dict[int, tuple[int, tuple[int, ...]]] = {}
         for rank in np.unique(self.p.buffers.actor).tolist():
             for m in lifted.everyone:
@@ -244,6 +252,7 @@ class _Claim:
                 first, m = home[rank]
                 local = self.c.outputs[rank][0] % stored
                 chunks = int(self.p.buffers.chunks[local])
+                # What a component writes at rank (first, m), the component's image under m's inverse writes at `first`, moved back.
                 covered.setdefault(first, set()).add(int((chunk - np.dot(np.asarray(m, np.int64), shift[:, local])) % chunks))
         found: list[Finding] = []
         for rank in np.unique(self.p.buffers.actor).tolist():
@@ -253,6 +262,6 @@ class _Claim:
                     facts: dict[str, Any] = {"rank": rank, "lane": -1, "step": -1, "iteration": 0, "chunk": chunk}
                     text = f"chunk {chunk} of {self.p.buffer_name(b % stored)} on rank {rank} is never written with what it must hold"
                     found.append(Finding(check="values", message=text, witness=facts))
-                    if len(found) >= LIMIT:
+                    if len(found) >= MAX_FINDINGS_OF_A_KIND:
                         return found
         return found

@@ -57,6 +57,7 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
         raise Unsupported("a folded program with messages to other members outside of calls is not proved folded", where=p.name)
     if np.any(p.lanes.repeat > 1) or np.any(p.channels.route >= 0) or np.any(p.steps.parts & (Part.IN_SET | Part.OUT_SET)):
         raise Unsupported("a folded program with repeated lanes, pinned routes or channel sets is not proved folded", where=p.name)
+    # Calls over a folded axis become one computing step each; calls among representatives stay calls and are written out below.
     reader = _Reader(p, programs)
     step = np.flatnonzero(p.steps.kind == Kind.CALL)
     actor = p.lanes.actor[p.lane_of_step()[step]]
@@ -72,6 +73,7 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
         rows.append([found[number].buffer, 0, int(p.buffers.chunks[found[number].buffer])])
         names.append(p.calls.names[int(p.calls.callee[call])])
         kind[s], op[s] = Kind.COMPUTE, number
+    # What is left of the table of calls is numbered anew.
     kept = p.steps.op[step[~orbit]]
     op[step[~orbit]] = np.arange(len(kept))
     calls = Calls(comm=p.calls.comm[kept], callee=p.calls.callee[kept], names=p.calls.names, binds=Csr.of([p.calls.binds[c].tolist() for c in kept]))
@@ -142,6 +144,7 @@ class _Reader:
         chunks, theirs = int(p.buffers.chunks[buffer]), int(q.buffers.chunks[mine[local]])
         if chunks % theirs:
             raise FormatError(f"{p.buffer_name(buffer)} has {chunks} chunks, the callee needs a multiple of {theirs}", where=p.describe(step))
+        # Member m's part of the buffer must be where the fold says that member m's chunks are.
         shift = int(self.fold.buffer_shift[axis, buffer])
         wanted = 0 if kind == "all-reduce" else chunks // len(group)
         if shift != wanted or (kind != "all-reduce" and chunks % len(group)):
@@ -154,6 +157,7 @@ class _Reader:
         if comm not in self.axis_of:
             group = self.p.comms.groups[comm]
             for number, axis in enumerate(self.axes):
+                # The group must be the representative and its images in order of members, so that "part m" means the same to all.
                 orbit = int(group[0]) + np.arange(axis.size) * axis.stride
                 if axis.kind == "shift" and is_representative(self.fold, int(group[0])) and np.array_equal(orbit, group):
                     self.axis_of[comm] = number
@@ -176,6 +180,7 @@ class _Reader:
         chunks = {int(q.buffers.chunks[b]) for table in (c.inputs, c.outputs) for b, _, _ in table}
         total = next(iter(chunks))
         each = total // members
+        # In place and alike: whole buffers, or the m-th of equal parts at member m.
         tables = ((c.inputs, c.op == "all-gather"), (c.outputs, c.op == "reduce-scatter"))  # the second: in parts, by member
         fits = all(row[1:] == ((m * each, each) if apart else (0, total)) for table, apart in tables for m, row in enumerate(table))
         at_home = all(int(q.buffers.actor[b]) == m for table, _ in tables for m, (b, _, _) in enumerate(table))
@@ -196,6 +201,7 @@ class _Reader:
             mine = np.flatnonzero(q.buffers.actor == 0)
             spare = [int(q.buffers.chunks[b]) for i, b in enumerate(mine) if i != local]
             self.of_callee[name] = int(per_member.max()), sum(spare)
+        # Calls of one callee on one communicator run one after another and share scratch; the largest counts.
         staged, besides = self.of_callee[name]
         key = actor, comm, callee
         self.staged[key] = max(self.staged.get(key, 0), staged * chunk_bytes)

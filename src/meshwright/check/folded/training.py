@@ -22,9 +22,10 @@ from ...program.program import Program
 from ..program.deadlock import check_deadlock
 from ..program.order import Order
 from ..program.races import check_races, turns_needed
-from ..program.wellformed import LIMIT, check_wellformed, witness
+from ..program.values import QUANTITY_MASK
+from ..program.wellformed import check_wellformed, witness
 from ..training.step import TrainingStep, too_small
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .shadow import ORBIT, OrbitCall, Shadow, shadow
 
 __all__ = ["FoldedProof", "check_folded_training", "prove_folded"]
@@ -66,7 +67,7 @@ def _call_order(made: Shadow, order: Order) -> list[Finding]:
     first, second = step[by][:-1][same], step[by][1:][same]
     bad = np.flatnonzero(~order.before(order.node(first, 0), order.node(second, 0)))
     found = []
-    for k in bad[:LIMIT].tolist():
+    for k in bad[:MAX_FINDINGS_OF_A_KIND].tolist():
         one, two = p.describe(int(first[k])), p.describe(int(second[k]))
         text = f"{one} and {two} call on one communicator in no defined order; add an `after`"
         found.append(Finding(check="wellformed", message=text, witness=witness(p, int(second[k]), other_step=int(first[k]))))
@@ -85,7 +86,7 @@ def _values(made: Shadow, order: Order, layout: TrainingLayout) -> list[Finding]
     step.found += step.work()
     if not step.found:
         step.run()
-    return step.found[:LIMIT]
+    return step.found[:MAX_FINDINGS_OF_A_KIND]
 
 
 class _FoldedStep(TrainingStep):
@@ -136,7 +137,7 @@ class _FoldedStep(TrainingStep):
         if self.p.ops.name[op] != ORBIT or op not in self.made.calls:
             super().compute(step, turn)
             return
-        if len(self.found) < LIMIT:
+        if len(self.found) < MAX_FINDINGS_OF_A_KIND:
             self.collective(step, self.made.calls[op])
 
     def collective(self, step: int, call: OrbitCall) -> None:
@@ -155,6 +156,8 @@ class _FoldedStep(TrainingStep):
             return
         kept = []
         for k in range(slot):
+            # Slot k of the representative gets its own part of slot 0 and, from member m, what the representative holds in slot size - m,
+            # moved by m.
             total = memory[lo + k]
             for m in range(1, size):
                 total = self.add(total, self.image(memory[lo + (size - m) * slot + k], axis.name, m), step)
@@ -170,7 +173,7 @@ class _FoldedStep(TrainingStep):
 
     def name_of(self, value: int) -> tuple[object, ...]:
         """The quantity's name."""
-        return self.names[(value & 0xFFFFFFFF) - 1]
+        return self.names[(value & QUANTITY_MASK) - 1]
 
     def fields(self, name: tuple[object, ...]) -> list[int]:
         """Widths of the bit fields of a value's contributions: one bit, or one for each tensor-parallel rank."""
@@ -188,20 +191,22 @@ class _FoldedStep(TrainingStep):
             group, done = name[1:-2], list(name[-2:])
             whole = self.group(str(name[1]), 0)
             at = 0 if axis == "data" else 1
+            # Summed along this axis before, or held by some of the axis only: a second sum would count twice.
             if done[at] or (axis == "tensor" and len(whole) != self.layout.tensor):
                 return -1 - step
             done[at] = True
-            return value & ~0xFFFFFFFF | self.quantity("gradient", *group, *done)
+            return value & ~QUANTITY_MASK | self.quantity("gradient", *group, *done)
         if name[0] not in ("act", "grad") or axis != "tensor" or name[-1] != -1:
             return -1 - step  # what every member has alike, or each for itself
         bits, out, first = value >> 32, 0, 0
         for width in self.fields(name):
             mine = bits >> first & (1 << width) - 1
+            # The representative must hold exactly one of the axis's parts: then the images hold the others, and the sum has each once.
             if mine and (width != self.layout.tensor or mine & (mine - 1)):
                 return -1 - step
             out |= ((1 << width) - 1) << first if mine else 0
             first += width
-        return out << 32 | value & 0xFFFFFFFF
+        return out << 32 | value & QUANTITY_MASK
 
     def image(self, value: int, axis: str, by: int) -> int:
         """What the member `by` further along the tensor axis holds where the representative holds `value`."""
@@ -214,6 +219,7 @@ class _FoldedStep(TrainingStep):
         for width in self.fields(name):
             mine = bits >> first & (1 << width) - 1
             turn = by % width
+            # Member m holds the part that lies m further along, around the end: a rotation of the field's bits.
             out |= ((mine << turn | mine >> width - turn) & (1 << width) - 1) << first
             first += width
         part = name[-1]

@@ -12,11 +12,10 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ...interop.msccl import COLLECTIVES, DIALECTS, ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, chunks_of, collective_of
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 
 __all__ = ["check_executor", "check_usage", "step_words"]
 
-SHOWN = 8  # findings of one kind
 _Port = tuple[int, int, int, MscclStep]  # gpu, block, position, step
 
 
@@ -38,6 +37,7 @@ def _finding(message: str, *, gpu: int = -1, tb: int = -1, step: int = -1, **mor
 def check_executor(algo: MscclAlgo, limits: ExecutorLimits | None = None) -> list[Finding]:
     """Findings of all rules, a few of each kind; stops after the first group that finds something, since later rules rely on it."""
     caps = limits or ExecutorLimits()
+    # Each group assumes the ones before: ids are sound before blocks are looked up, connections before their messages are counted.
     for group in ((_header, _gpus), (_blocks,), (_connections, _steps, _tables), (_messages, _dependences)):
         found: list[Finding] = []
         for rule in group:
@@ -51,7 +51,7 @@ def _some(findings: Iterable[Finding]) -> list[Finding]:
     out: list[Finding] = []
     for finding in findings:
         out.append(finding)
-        if len(out) == SHOWN:
+        if len(out) == MAX_FINDINGS_OF_A_KIND:
             break
     return out
 
@@ -97,7 +97,7 @@ def _gpus(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
         for name, value in (("i_chunks", g.i_chunks), ("o_chunks", g.o_chunks), ("s_chunks", g.s_chunks)):
             if value < 0:
                 yield _finding(f"gpu {g.id}: {name} is {value}", gpu=g.id, field=name)
-    for r in range(min(algo.ranks, len(algo.gpus) + SHOWN)):
+    for r in range(min(algo.ranks, len(algo.gpus) + MAX_FINDINGS_OF_A_KIND)):
         if r not in seen:
             yield _finding(f"gpu {r} is missing: ngpus is {algo.ranks}", gpu=r)
 
@@ -137,6 +137,7 @@ def _connections(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
             for word, peer in (("send", b.send), ("recv", b.recv)):
                 if peer < 0:
                     continue
+                # Both ends name a connection alike: from, to, channel.
                 key = (g.id, peer, b.channel) if word == "send" else (peer, g.id, b.channel)
                 if key in ends[word]:
                     text = f"gpu {g.id} tb {b.id}: {word} {peer} on channel {b.channel} is tb {ends[word][key]}'s connection too"
@@ -147,6 +148,7 @@ def _connections(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
                     text = f"gpu {g.id}: more than {caps.blocks_per_channel} blocks {word} on channel {b.channel}"
                     yield _finding(text, gpu=g.id, tb=b.id, chan=b.channel)
     for word, other, end in (("send", "recv", 0), ("recv", "send", 1)):
+        # An end without the other waits for a block that does not exist.
         for key in sorted(ends[word].keys() - ends[other].keys()):
             gpu, tb, peer = key[end], ends[word][key], key[1 - end]
             text = f"gpu {gpu} tb {tb}: {word} {peer} on channel {key[2]}, where gpu {peer} has no block with {other} {gpu}"
@@ -212,6 +214,7 @@ def _messages(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
     for key in sorted(sends.keys() | receives.keys()):
         ours, theirs = sends.get(key, []), receives.get(key, [])
         route = f"gpu {key[0]} to gpu {key[1]} on channel {key[2]}"
+        # Connections are first in, first out: message j is the j-th send and the j-th receive in step order of their only blocks.
         for j, (out, into) in enumerate(zip_longest(ours, theirs)):
             if out is None or into is None:
                 here = into or out
@@ -238,6 +241,7 @@ def _dependences(algo: MscclAlgo, caps: ExecutorLimits) -> Iterator[Finding]:
     for g in algo.gpus:
         ids = {b.id: b for b in g.blocks}
         seen = {b.id: _waiting(b) for b in g.blocks}
+        # Flags rise along a block, so a wait ends if the last flag reaches its number.
         last = {b: max(x.flags, default=-1) for b, x in seen.items()}
         for b in g.blocks:
             endless = {(block, number) for block, number in seen[b.id].waits if last.get(block, -1) < number}
@@ -271,9 +275,11 @@ def _waiting(block: MscclBlock) -> _Waiting:
         operands = (s.dst_buffer, s.dst_offset, s.src_buffer)
         found.goes_on[k] = s.type == "re" and not own and operands == open_sum
         if not found.goes_on[k]:
+            # The first wait rides on the step itself, every further one takes a slot of its own.
             slots += max(0, len(held) + len(own) - 1)
             found.waits.update(held, own)
             held = []
+        # The flag says how many slots were done, not the step's number in the file.
         if s.hasdep:
             found.flags.append(slots)
         slots += 1
@@ -334,6 +340,7 @@ def _roots(algo: MscclAlgo, op: str) -> list[int]:
         return [-1]
     if 0 <= algo.root < algo.ranks:
         return [algo.root]
+    # The root of a broadcast gets nothing, the root of a reduce gives nothing away.
     part = "R" if op in ("broadcast", "scatter") else "S"
     return [g.id for g in algo.gpus if not any(part in s.parts for b in g.blocks for s in b.steps)]
 

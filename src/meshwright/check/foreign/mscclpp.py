@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import FormatError, Unsupported
 from ...interop.mscclpp import DATA, SYNC, ImportedMscclpp, MscclppBlock, MscclppGpu, MscclppOp, MscclppPlan, Ref, operation_of
-from ..verdict import Finding, Verdict
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding, Verdict
 from ..whole import check_program
 
 __all__ = ["judge_mscclpp"]
@@ -18,7 +18,6 @@ __all__ = ["judge_mscclpp"]
 _STEP = re.compile(r"rank (\d+) lane (\d+) step (\d+)")
 _OURS = ("lane", "rank", "iteration", "other_lane", "other_iteration", "buffer")
 _KEYS = ("step", "other_step", "sender", "waits_for")
-SHOWN = 8
 
 
 def judge_mscclpp(plan: MscclppPlan, read: Callable[[MscclppPlan], ImportedMscclpp]) -> Verdict:
@@ -27,7 +26,7 @@ def judge_mscclpp(plan: MscclppPlan, read: Callable[[MscclppPlan], ImportedMsccl
         "blocks": sum(len(g.threadblocks) for g in plan.gpus), "steps": sum(len(b.ops) for g in plan.gpus for b in g.threadblocks),
         "channels": sum(len(c.connected_to) for g in plan.gpus for c in g.channels), "modes": ["in place" if plan.in_place else "out of place"],
     }  # fmt: skip
-    found = list(islice(_rules(plan), SHOWN)) or list(islice(_syncs(plan), SHOWN))
+    found = list(islice(_rules(plan), MAX_FINDINGS_OF_A_KIND)) or list(islice(_syncs(plan), MAX_FINDINGS_OF_A_KIND))
     if found:
         return Verdict(findings=tuple(found), facts=facts)
     try:
@@ -38,7 +37,7 @@ def judge_mscclpp(plan: MscclppPlan, read: Callable[[MscclppPlan], ImportedMsccl
         return Verdict(findings=(Finding(check="executor", message=str(error), witness={"where": error.where}, status="unknown"),), facts=facts)
     verdict = check_program(made.program)
     found = [_in_words_of_the_plan(made, f) for f in verdict.findings]
-    found += list(islice(_borrowed(plan), SHOWN))
+    found += list(islice(_borrowed(plan), MAX_FINDINGS_OF_A_KIND))
     return Verdict(findings=tuple(found), facts=facts, notes=verdict.notes)
 
 

@@ -27,6 +27,7 @@ class _Graph:
         s, self.program = p.steps, p
         n = len(s)
         self.fused = (s.kind == Kind.TRANSFER) & ((s.parts & Part.RECV) != 0) & ((s.parts & Part.SEND) != 0)
+        # A fused step takes two numbers, so later steps move up by the fused steps before them.
         self.begin = np.arange(n) + np.concatenate([[0], np.cumsum(self.fused)[:-1]]) if n else np.zeros(0, np.int64)
         self.end = self.begin + self.fused
         self.n = n + int(self.fused.sum())
@@ -34,10 +35,12 @@ class _Graph:
         lane_of = p.lane_of_step()
         follows = np.flatnonzero(lane_of[1:] == lane_of[:-1]) if n else np.zeros(0, np.int64)
         owner = np.repeat(np.arange(n), np.diff(s.after_ptr))
+        # Only waits within one turn can close a cycle; a lane that is waited for once is waited for in turn 0.
         now = wait_once(p, lane_of.astype(np.int64)) | (s.after_lag == 0)
         m = self.messages = messages(p)
         d = (p.channels.depth.astype(np.int64) if depth is None else depth)[m.channel]
         here = np.arange(len(m.channel))
+        # Message j + depth may be sent only once message j is taken; beyond the last message of a turn the credit belongs to the next turn.
         credit = here[m.ordinal + d < m.per_channel[m.channel]]
         fused = np.flatnonzero(self.fused)
         edges = (
@@ -53,6 +56,7 @@ class _Graph:
 
     def cycle(self) -> list[tuple[int, int]]:
         """(step, kind of the edge by which it waits for the step before it, cyclically) around one cycle; empty if live."""
+        # What a topological sort leaves over are the cycles and all that waits for them.
         order = topological(self.n, self.src, self.dst)
         if len(order) == self.n:
             return []
@@ -96,6 +100,7 @@ def smallest_depth(p: Program) -> I32:
     all channels together, the channels on the cycles found get deeper one by one, and what was added too much is taken back.
     """
     order = Order(p, iterations=1)
+    # Without credits there is a cycle already: no depth can help.
     if len(order.order) < order.n:
         return np.full(len(p.channels), -1, np.int32)
     m = messages(p)
@@ -108,6 +113,7 @@ def smallest_depth(p: Program) -> I32:
         for chan in np.unique(m.channel[mine]).tolist():
             lo, hi = int(first[chan]), int(first[chan] + m.per_channel[chan])
             at = np.flatnonzero(m.channel[mine] == chan)
+            # K(j) of the docstring: the last send of the channel among what precedes the receive of message j.
             k = np.searchsorted(order.position[send[lo:hi]], seen[at], side="right") - 1
             depth[chan] = max(1, int((k - m.ordinal[mine[at]]).max()) + 1)
     needed = depth.copy()
@@ -118,7 +124,9 @@ def smallest_depth(p: Program) -> I32:
             if kind == _CREDIT:  # from the receive before it in the cycle
                 on = set(m.channel[m.recv == cycle[i - 1][0]].tolist()) & set(m.channel[m.send == step].tolist())
                 for chan in on:
+                    # One at a time at first, which rarely overshoots; after 64 rounds doubled, so that the number of rounds is logarithmic.
                     depth[chan] += 1 if rounds < 64 else depth[chan]
+    # Live is monotone in every depth: lowering one channel until the program is not live gives a vector in which none can be lowered.
     for chan in np.flatnonzero(depth > needed).tolist():
         while depth[chan] > needed[chan]:
             depth[chan] -= 1

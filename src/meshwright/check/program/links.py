@@ -37,6 +37,7 @@ def channel_links(p: Program, fabric: Fabric, placement: Sequence[str], channel:
         between = [x for x in (fabric.out_links[here] if here >= 0 else ()) if fabric.links[x].dst == b]
         if not between:
             raise ValueError(f"its route uses a link from {a} to {b}, which does not exist")
+        # Of parallel links the fastest, of equal ones the first.
         found.append(max(between, key=lambda x: (fabric.links[x].rate_Bps, -x)))
     return tuple(found)
 
@@ -62,6 +63,7 @@ def link_time(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[dic
     if found:
         return {}, found
     m = messages(p)
+    # All turns of a repeated lane: bytes per run of the program.
     size = p.message_bytes()[m.send] * p.lanes.repeat[p.lane_of_step()[m.send]]
     total = np.zeros(len(p.channels), np.int64)
     np.add.at(total, m.channel, size)

@@ -8,7 +8,7 @@ Worst order: a moment of an execution is a set of step starts and ends closed un
 for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
 (Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
 buffer has one first writer and one last step under happens-before; otherwise, and beyond MAX_FLOW_NODES, an upper bound, and said so. Programs of
-SWEPT_FROM buffers and more get the bound of `memory_sweep`.
+MIN_SWEPT_BUFFERS buffers and more get the bound of `memory_sweep`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .sweep import posted_ahead, swept_peaks
 
 __all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
 
-MAX_FLOW_NODES = 60_000  # closure nodes of one actor
-SWEPT_FROM = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead
+MAX_FLOW_NODES = 60_000  # nodes of one actor's closure, for which an exact maximum flow is computed; beyond it an upper bound is given
+MIN_SWEPT_BUFFERS = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead of a closure each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class _Lifetimes:
 def _lifetimes(p: Program, order: Order) -> _Lifetimes:
     a, where = accesses(p), Addresses(p)
     n = len(p.buffers)
+    # Slices of a repeated lane are allocated together, as many as the lane has turns or the buffer's window allows.
     turns = np.ones(p.ranks + p.switches, np.int64)
     np.maximum.at(turns, p.lanes.actor, p.lanes.repeat)
     slices = np.where(where.window > 0, np.minimum(where.window, turns[p.buffers.actor]), turns[p.buffers.actor]) if n else where.window
@@ -70,8 +71,10 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
     read_first = _read_before_written(p, order, where)
     life = _Lifetimes([], [], [], [], [])
     for b in np.flatnonzero((where.root == np.arange(n)) & (p.buffers.space == Space.DEVICE)).tolist():
+        # What holds something from the beginning has no start event; what a repeated lane uses has no end event.
         from_start = p.buffers.persistent[b] or not writers[b] or b in read_first
         to_end = p.buffers.persistent[b] or not len(p.buffers.last[b]) or bound[b]
+        # Empty buffers got one byte per chunk so that their users are ordered (`Addresses`); they take no memory.
         real = 0 if not int(p.buffers.chunk_bytes[b]) and p.buffers.size[b] < 0 else int(where.size[b] * slices[b])
         life.actor.append(int(p.buffers.actor[b]))
         life.size.append(real)
@@ -93,6 +96,7 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
 def _read_before_written(p: Program, order: Order, where: Addresses) -> set[int]:
     """Roots whose first access in one topological order reads: they hold something from the beginning (inputs, in-place buffers)."""
     a = accesses(p)
+    # Free of races, all orders agree on what comes first in a buffer, so one of them may be asked.
     by = np.lexsort((a.write, order.rank_in_order[order.node(a.step, 0)]))
     roots = where.root[a.buffer[by]]
     firsts, at = np.unique(roots, return_index=True)
@@ -108,6 +112,7 @@ def _extreme(order: Order, steps: list[int], *, first: bool) -> list[int]:
     for v in nodes.tolist():
         lane = int(order.lane[v])
         best[lane] = v if lane not in best else (min if first else max)(best[lane], v)
+    # In a lane the earliest (latest) beats the rest; lanes are compared with each other by happens-before.
     left = np.array(sorted(best.values()), dtype=np.int64)
     if len(left) == 1:
         return [int(left[0])]
@@ -121,7 +126,7 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
     """Peak bytes of every actor over all orders of the program (call-free, well-formed, live)."""
     order = order or Order(p)
     actors = p.ranks + p.switches
-    if len(p.buffers) >= SWEPT_FROM and not np.any(p.lanes.repeat > 1):
+    if len(p.buffers) >= MIN_SWEPT_BUFFERS and not np.any(p.lanes.repeat > 1):
         nothing: tuple[tuple[int, ...], ...] = ((),) * actors
         staged = tuple(staging_bytes(p, order).tolist())
         return WorstMemory(peak_bytes=tuple(swept_peaks(p, order)), staging_bytes=staged, exact=(False,) * actors, alive=nothing, steps=nothing)
@@ -149,6 +154,7 @@ def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bo
         if not life.size[e]:
             continue
         begins, ends = life.begins[e], life.ends[e]
+        # With one start and one end, alive means: the start is in the closed set, the end is not. Then the flow is exact.
         exact &= len(begins) <= 1 and len(ends) <= 1
         if len(ends) > 1:  # dies when all are done; letting it live on is a bound from above
             ends = []
@@ -160,6 +166,7 @@ def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bo
             single.append((e, begins, ends))
         if not begins and ends:
             fixed += life.size[e]
+        # Starting adds the bytes, ending takes them back; events of one node add up.
         for node in begins:
             weight[2 * node] = weight.get(2 * node, 0) + life.size[e]
         for node in ends:
@@ -183,6 +190,7 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
     is_end = np.array([v % 2 for v in events], dtype=bool)
     lanes = np.unique(order.lane[node])
     index = np.arange(len(events))
+    # Only the last event of each lane that precedes an event needs an arc: those before it in its lane follow along its own arcs.
     arcs: set[tuple[int, int]] = set()  # event -> event that must come before it
     ahead = posted_ahead(order)
     posted = ~is_end & (ahead[node] >= 0)
@@ -190,6 +198,7 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
         seen = np.where(posted, -1, order.last_ancestor(node, lane))
         if posted.any():
             seen[posted] = order.last_before_post(node[posted], ahead[node[posted]], lane)
+        # Places along the lane: start of position k at 2k, its end at 2k + 1; an end has its own start before it.
         mine = index[order.lane[node] == lane]  # sorted by position, a start before its end
         place = 2 * order.position[node[mine]] + is_end[mine]
         bound = 2 * seen + 1  # everything up to the end of that ancestor
@@ -199,6 +208,8 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
         for v in np.flatnonzero(k >= 0).tolist():
             arcs.add((v, int(mine[k[v]])))
     flow = _Flow(len(events) + 2)
+    # Picard's network: what is gained hangs on the source, what is lost on the sink, and an arc that cannot be cut says "only together with".
+    # The source side of a smallest cut is the best closed set, and its weight all gains less the cut.
     source, sink = len(events), len(events) + 1
     total = 0
     for v, event in enumerate(events):
@@ -209,6 +220,7 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
         elif w < 0:
             flow.arc(v, sink, -w)
     for a, b in sorted(arcs):
+        # More than all bytes together, so no smallest cut contains it.
         flow.arc(a, b, 1 << 62)
     value = flow.maximum(source, sink)
     reached = flow.side(source)
@@ -254,6 +266,7 @@ class _Flow:
                     for e in path:
                         self.room[e] -= amount
                         self.room[e ^ 1] += amount
+                    # Go back to before the first arc that is full, not to the source: the path up to there is still open.
                     keep = next(k for k, e in enumerate(path) if not self.room[e])
                     v = self.to[path[keep] ^ 1]
                     del path[keep:]
@@ -265,6 +278,7 @@ class _Flow:
                         break
                     at[v] += 1
                 if at[v] < len(arcs):
+                    # `at` only moves on: an arc that led nowhere in these levels will not do so later.
                     path.append(arcs[at[v]])
                     v = self.to[path[-1]]
                 elif path:
@@ -295,10 +309,12 @@ def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray,
     ends = np.asarray(end_s, dtype=np.float64)
     ready = np.zeros(order.n)  # when what a node is `after` is done
     local = ~order.cross_match
+    # A receive may be posted before its message is sent, so messages do not count here; `after` edges do.
     np.maximum.at(ready, order.cross_dst[local], ends[order.step[order.cross_src[local]]])
     start = np.asarray(start_s, dtype=np.float64)[order.step]
     ahead = posted_ahead(order)
     for v in np.flatnonzero(ahead >= 0).tolist():
+        # The receives right before it may still be open, so it waits for what they waited for.
         first = v - int(ahead[v])
         before = float(ends[order.step[first - 1]]) if order.position[first] > 0 else 0.0
         start[v] = min(start[v], max(before, float(ready[first : v + 1].max())))
@@ -313,6 +329,7 @@ def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray,
                 until = float(np.nextafter(until, np.inf))
             events += [(begin, 1, life.size[e]), (until, 0, -life.size[e])]
         now = peak = 0
+        # At one instant ends sort before starts: what is freed can be taken again.
         for _, _, change in sorted(events):
             now += change
             peak = max(peak, now)

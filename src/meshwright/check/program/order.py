@@ -23,9 +23,9 @@ __all__ = ["Accesses", "Addresses", "Messages", "Order", "accesses", "messages",
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-BLOCK = 64  # lanes per clock block
+BLOCK_LANES = 64  # lanes that share one table of vector clocks; lanes of other components have no column in it
 MAX_CLOCK_ENTRIES = 60_000_000  # clock entries that are computed and kept; beyond it `before` searches
-MAX_SEARCHED_JOINS = 30_000_000  # joins visited by searches
+MAX_SEARCHED_JOINS = 30_000_000  # joins that searches may visit in one program before order counts as undecided
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,10 @@ def ports(p: Program, part: Part, in_set: Part, column: str) -> tuple[Ints, Ints
 
 def messages(p: Program) -> Messages:
     """Match sends and receives; the caller has checked that their counts agree."""
+    # Channels are first in, first out, with one lane at each end: sorted by channel, the j-th send and the j-th receive are one message.
     send_step, send_chan = ports(p, Part.SEND, Part.OUT_SET, "chan_out")
     recv_step, recv_chan = ports(p, Part.RECV, Part.IN_SET, "chan_in")
+    # Stable sorts keep step order within a channel, which is lane order.
     by_send, by_recv = np.argsort(send_chan, kind="stable"), np.argsort(recv_chan, kind="stable")
     per_channel = np.bincount(send_chan, minlength=len(p.channels)).astype(np.int64)
     channel = send_chan[by_send]
@@ -84,7 +86,8 @@ def accesses(p: Program) -> Accesses:
     transfer = s.kind == Kind.TRANSFER
     reads = transfer & ((s.parts & Part.READ) != 0)
     into = transfer & ((s.parts & Part.STORE) != 0)
-    adds_present = into & ((s.parts & Part.ADD) != 0) & ((s.parts & Part.RECV) == 0)  # dst + src -> dst
+    # With RECV, ADD means message + src -> dst; without it, src + dst -> dst: only then is `dst` read.
+    adds_present = into & ((s.parts & Part.ADD) != 0) & ((s.parts & Part.RECV) == 0)
     found: list[list[Ints]] = []
 
     def put(step: Any, buffer: Any, chunk: Any, count: Any, read: Any, write: Any) -> None:
@@ -98,9 +101,11 @@ def accesses(p: Program) -> Accesses:
     for csr, writes in ((o.reads, False), (o.writes, True)):
         if not len(work) or not len(csr.values):
             continue
+        # Ranges of an op are triples (buffer, chunk, count) in one flat list.
         ptr = csr.ptr.astype(np.int64) // 3
         width = (ptr[1:] - ptr[:-1])[s.op[work]]
         step = np.repeat(work, width)
+        # Number of each row within its own step's list: the usual arange over runs of unequal length.
         inner = np.arange(len(step)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)
         row = csr.values.reshape(-1, 3)[np.repeat(ptr[s.op[work]], width) + inner]
         accumulate = o.accumulate[s.op[step]] != 0 if writes else np.ones(len(step))
@@ -183,6 +188,7 @@ class Order:
         self.base: Ints = np.concatenate([[0], np.cumsum(self.turns * self.length)]).astype(np.int64)
         self.n = int(self.base[-1])
         self.lane: Ints = np.repeat(np.arange(len(la)), self.turns * self.length)
+        # Nodes of a lane are consecutive: all steps of turn 0, then of turn 1; so `position` is the place in the lane's whole run.
         self.position: Ints = np.arange(self.n) - self.base[self.lane]
         width = np.maximum(self.length, 1)[self.lane]
         self.iteration: Ints = self.position // width
@@ -193,13 +199,16 @@ class Order:
         edges: list[tuple[Ints, Ints]] = []
         for i in range(iterations):
             lag = s.after_lag.astype(np.int64)
+            # An edge of lag L into turn i comes from turn i - L; of an edge out of a lane that runs once only turn 0 waits.
             use = np.where(once, i == 0, (lag <= i) & (self.turns[self.lane_of_step[owner]] > i))
             edges.append((self.node(s.after_step[use], np.where(once[use], 0, i - lag[use])), self.node(owner[use], i)))
             use = self.turns[self.lane_of_step[m.send]] > i
             edges.append((self.node(m.send[use], i), self.node(m.recv[use], i)))
         self.cross_src: Ints = np.concatenate([e[0] for e in edges])
         self.cross_dst: Ints = np.concatenate([e[1] for e in edges])
+        # Edges were appended in turns, `after` then matching, so odd entries are messages.
         self.cross_match: Bools = np.concatenate([np.full(len(e[0]), k % 2 == 1) for k, e in enumerate(edges)])
+        # Lane order as edges from each node's predecessor in its lane; with them the order is one of all constraints.
         inner = np.flatnonzero(self.position > 0)
         self.order = topological(self.n, np.concatenate([inner - 1, self.cross_src]), np.concatenate([inner, self.cross_dst]))
         self.rank_in_order: Ints = np.zeros(self.n, np.int64)
@@ -220,6 +229,7 @@ class Order:
         joins = np.flatnonzero(is_join)
         row = np.zeros(self.n, np.int64)
         row[joins] = np.arange(1, len(joins) + 1)
+        # The running maximum finds the last join among all nodes so far; it counts only if it lies in this lane, at or after its start.
         last = np.maximum.accumulate(np.where(is_join, row, 0)) if self.n else row
         first_of_lane = np.where(self.position == 0, np.arange(self.n), 0)
         start = np.maximum.accumulate(first_of_lane) if self.n else first_of_lane
@@ -230,7 +240,7 @@ class Order:
         self.join_nodes: Ints = joins
 
     def _components(self) -> None:
-        """Lanes that can influence each other, and blocks of BLOCK of them: a clock has no columns for other components."""
+        """Lanes that can influence each other, and blocks of BLOCK_LANES of them: a clock has no columns for other components."""
         lanes = len(self.program.lanes)
         label = list(range(lanes))
 
@@ -240,17 +250,19 @@ class Order:
                 x = label[x]
             return x
 
+        # Union-find over lanes: what no chain of edges joins cannot be ordered, and needs no clocks against each other.
         pairs = np.unique(self.lane[self.cross_src] * lanes + self.lane[self.cross_dst])
         for pair in pairs.tolist():
             label[find(pair // lanes)] = find(pair % lanes)
         component = np.array([find(x) for x in range(lanes)], dtype=np.int64)
         by = np.argsort(component, kind="stable")
+        # Lanes of a component are numbered from 0, and cut into blocks of BLOCK_LANES: a block's clocks are computed only when asked for.
         first = np.searchsorted(component[by], component[by])
         place = np.arange(lanes) - first
         self.component, self.block_of_lane, self.column = component, np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-        new_block = (place % BLOCK == 0).astype(np.int64)
+        new_block = (place % BLOCK_LANES == 0).astype(np.int64)
         self.block_of_lane[by] = np.cumsum(new_block) - 1
-        self.column[by] = place % BLOCK
+        self.column[by] = place % BLOCK_LANES
         self.lanes_of_block = np.split(by, np.flatnonzero(new_block)[1:]) if lanes else []
         owner = self.component[self.lane[self.join_nodes]] if len(self.join_nodes) else self.join_nodes
         by_row = np.argsort(owner, kind="stable")
@@ -270,6 +282,7 @@ class Order:
         here = int(self.component[lanes[0]])
         clock = np.full((int(self.rows_of[here]), len(lanes)), -1, np.int32)
         mine = np.flatnonzero(self.component[self.lane[self.cross_dst]] == here)
+        # In topological order every source's clock is final before it is merged.
         mine = mine[np.argsort(self.rank_in_order[self.cross_dst[mine]], kind="stable")]
         target, source = self.cross_dst[mine], self.cross_src[mine]
         source_row, source_pos = self.local_row[self.row[source]].tolist(), self.position[source].tolist()
@@ -277,6 +290,8 @@ class Order:
         rows, before = self.local_row[self.row[target]].tolist(), self.local_row[self.row_before[target]].tolist()
         previous = -1
         maximum = np.maximum
+        # A join knows what its predecessor in the lane knew, and what the sources of its edges knew, and those sources themselves. Only joins
+        # have rows: between two joins of a lane nothing new is learnt from other lanes.
         for k, row in enumerate(rows):
             at = clock[row]
             if row != previous:
@@ -293,6 +308,7 @@ class Order:
 
     def before(self, a: Ints, b: Ints) -> Bools:
         """Whether node a[k] happens before node b[k] (strictly), for every k. Raises TimeLimit where that takes too long."""
+        # In one lane position decides. Across lanes only nodes of one component can be ordered, and only along the topological order.
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
         across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
         across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
@@ -303,6 +319,7 @@ class Order:
         for which in np.unique(block).tolist():
             at = across[block == which]
             clock = self.clocks(which)
+            # a precedes b when the last join at or before b has seen a's lane at least as far as a.
             out[at] = clock[self.local_row[self.row[b[at]]], self.column[self.lane[a[at]]]] >= self.position[a[at]]
         return out
 
@@ -320,12 +337,15 @@ class Order:
         out: Bools = np.zeros(len(a), bool)
         start, steps = a.tolist(), 0
         for target, queries in sought.items():
+            # A join before the earliest sought node in the topological order cannot have it as an ancestor: the walk ends there.
             floor = min(rank[start[k]] for k in queries)
             last: dict[int, int] = {}
             seen: set[int] = set()
             todo = [row[target]]
             while todo and queries:
                 r = todo.pop()
+                # Back along the lane, join by join. `last` is how far each other lane is seen; a lane is walked again only where it is seen
+                # farther.
                 while r and r not in seen and rank[join[r]] >= floor:
                     seen.add(r)
                     for v in source[ptr[r] : ptr[r + 1]]:
@@ -345,6 +365,7 @@ class Order:
     def last_ancestor(self, nodes: Ints, lane: int) -> Ints:
         """Position of the last node of `lane` that happens before each node (-1: none)."""
         clock = self._column(lane)
+        # A node's clock says what its last join saw of other lanes; of its own lane all before it precede it.
         own = np.where(self.lane[nodes] == lane, self.position[nodes] - 1, -1)
         return np.maximum(clock[self.row[nodes]], own)
 
@@ -361,6 +382,7 @@ class Order:
         """The same for the moment a receive may be posted: its own message does not count, nor do those of the `ahead` receives
         before it in its lane, which are posted in order but need not have arrived."""
         clock = self._column(lane)
+        # Posting waits for lane order up to the first receive still open and for every `after` edge since, not for messages.
         local = np.flatnonzero(~self.cross_match)
         by = local[np.argsort(self.cross_dst[local], kind="stable")]
         targets = self.cross_dst[by]

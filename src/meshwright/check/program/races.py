@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...program.program import Program
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .order import Addresses, Ints, Order, accesses
-from .wellformed import LIMIT, witness
+from .wellformed import witness
 
 __all__ = ["check_races", "turns_needed"]
 
@@ -34,15 +34,17 @@ def check_races(p: Program, order: Order | None = None) -> list[Finding]:
     a, where = accesses(p), Addresses(p)
     rows, node = _unrolled(order, a.step)
     root, lo, hi = where.span(a.buffer[rows], a.chunk[rows], a.count[rows], order.iteration[node])
+    # Accesses of no bytes conflict with nothing.
     keep = hi > lo
     rows, node, root, lo, hi = rows[keep], node[keep], root[keep], lo[keep], hi[keep]
     first, second, cell = _pairs(root, lo, hi, a.write[rows], order.rank_in_order[node])
     differ = node[first] != node[second]
     first, second, cell = first[differ], second[differ], cell[differ]
+    # Two nodes may meet in many cells: ordered once is ordered everywhere, so each pair is asked for once.
     pair, at = np.unique(node[first] * order.n + node[second], return_index=True)
     bad = at[~order.before(pair // order.n, pair % order.n)]
     found = []
-    for k in bad[np.argsort(node[first[bad]], kind="stable")][:LIMIT].tolist():
+    for k in bad[np.argsort(node[first[bad]], kind="stable")][:MAX_FINDINGS_OF_A_KIND].tolist():
         one, two = int(rows[first[k]]), int(rows[second[k]])
         x, y = int(node[first[k]]), int(node[second[k]])
         buffer = int(a.buffer[two])
@@ -71,20 +73,25 @@ def _pairs(root: Ints, lo: Ints, hi: Ints, write: np.ndarray, when: Ints) -> tup
     if not len(root):
         return root, root, root
     span = int(hi.max()) + 1
+    # The ends of all ranges cut every buffer into cells that each access covers wholly or not at all. `span` keeps buffers apart.
     points = np.unique(np.concatenate([root * span + lo, root * span + hi]))
     start, end = np.searchsorted(points, root * span + lo), np.searchsorted(points, root * span + hi)
     width = end - start
     access = np.repeat(np.arange(len(root)), width)
     cell = np.repeat(start, width) + np.arange(len(access)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)
+    # Within a cell by topological order; a node's reads before its own write. Then it suffices that each read follows the last write before
+    # it and precedes the next, and that each write follows the last one: happens-before is transitive, and the rest follows from those.
     by = np.lexsort((write[access], when[access], cell))
     access, cell = access[by], cell[by]
     n = np.arange(len(access))
     new_cell = np.concatenate([[True], cell[1:] != cell[:-1]])
     begin = np.maximum.accumulate(np.where(new_cell, n, 0))
     wrote = write[access]
+    # Place of the last write before each access; shifted by one so that a write does not find itself.
     last = np.concatenate([[-1], np.maximum.accumulate(np.where(wrote, n, -1))[:-1]])
     has_last = last >= begin
     upto = np.concatenate([np.flatnonzero(new_cell)[1:], [len(n)]])[np.cumsum(new_cell) - 1]
+    # The same from behind: the next write after each access.
     following = np.where(wrote, n, len(n))[::-1]
     following = np.concatenate([np.minimum.accumulate(following)[::-1][1:], [len(n)]])
     has_next = (following < upto) & ~wrote  # a write meets its next write as that write's `last`
@@ -115,10 +122,11 @@ def _after_death(p: Program, order: Order, where: Addresses) -> list[Finding]:
     pair = np.repeat(np.arange(len(row)), width)
     end = last.values[np.repeat(last.ptr[buffer], width) + np.arange(len(pair)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)]
     user = a.step[row[pair]]
+    # With several last steps the buffer dies when all are done, so one that the user precedes (or is) suffices.
     fine = (user == end) | order.before(order.node(user, 0), order.node(end.astype(np.int64), 0))
     covered = np.zeros(len(row), bool)
     np.logical_or.at(covered, pair, fine)
-    for k in np.flatnonzero(~covered)[:LIMIT].tolist():
+    for k in np.flatnonzero(~covered)[:MAX_FINDINGS_OF_A_KIND].tolist():
         step, b = int(a.step[row[k]]), int(buffer[k])
         chunk = int(a.chunk[row[k]])
         text = f"{p.describe(step)} may use {p.buffer_name(b)} after the last step of its life, {p.describe(int(last[b][-1]))}"

@@ -9,7 +9,7 @@ from .order import Addresses, Ints, Order, accesses
 
 __all__ = ["staging_bytes"]
 
-MAX_PAIRS = 1 << 18  # (receive, step that shares its place) looked at together
+CHUNK_PAIRS = 1 << 18  # (receive, step that shares its place) looked at together, so that memory stays bounded
 
 
 def staging_bytes(p: Program, order: Order) -> Ints:
@@ -21,7 +21,9 @@ def staging_bytes(p: Program, order: Order) -> Ints:
     size, s = p.message_bytes("upper"), p.steps
     largest = np.zeros(len(p.channels), np.int64)
     single = ((s.parts & Part.RECV) != 0) & ((s.parts & Part.IN_SET) == 0)
+    # What is added or only passed on never lies at its destination as it arrives: such messages are staged without a look at the place.
     through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))
+    # One figure per channel settles it: a channel stages `depth` messages of its largest, so smaller ones need no look any more.
     np.maximum.at(largest, s.chan_in[through], size[through])
     receives = np.flatnonzero(single)
     receives = receives[np.lexsort((receives, s.chan_in[receives]))]
@@ -34,6 +36,7 @@ def staging_bytes(p: Program, order: Order) -> Ints:
     uses, at, width = _Uses(p), 0, 64
     while at < len(receives):
         v, back = receives[at : at + width], credit[at : at + width]
+        # Blocks grow: the first few, the first messages of the channels, often make all others superfluous.
         left = (size[v] > largest[s.chan_in[v]]) & (s.dst_buffer[v] >= 0)
         staged = _used_before(uses, order, v[left], back[left])
         np.maximum.at(largest, s.chan_in[staged], size[staged])
@@ -62,6 +65,7 @@ class _Uses:
     def of(self, receives: Ints) -> tuple[Ints, Ints, Ints]:
         """For each of the receives, by its index: the rows from `begin` on, `count` of them, that may share bytes with its place."""
         root, first, end = self._place(receives)
+        # A range that reaches into the place begins at most `widest` bytes before it, so the rows stand side by side in the sorted table.
         begin = np.searchsorted(self.key, self.base[root] + np.maximum(first - self.widest[root], 0))
         until = np.searchsorted(self.key, self.base[root] + end)
         return begin, np.maximum(until - begin, 0), first
@@ -79,16 +83,18 @@ def _used_before(uses: _Uses, order: Order, receives: Ints, credit: Ints) -> Int
     found = np.zeros(len(receives), bool)
     done = np.zeros(len(receives), np.int64)  # rows looked at; a place that many steps use is looked at piece by piece
     while len(left := np.flatnonzero(~found & (done < count))):
-        take = np.minimum(count[left] - done[left], max(1, MAX_PAIRS // len(left)))
+        take = np.minimum(count[left] - done[left], max(1, CHUNK_PAIRS // len(left)))
         of = np.repeat(left, take)
         row = np.repeat(begin[left] + done[left] - (np.cumsum(take) - take), take) + np.arange(len(of))
         done[left] += take
         step, mine, back = uses.step[row], receives[of], credit[of]
+        # The receive itself, and the step whose end returned the credit, do not count as other users of the place.
         near = (uses.high[row] > first[of]) & (step != mine) & (step != back)
         of, step, mine, back = of[near], step[near], mine[near], back[near]
         node = order.node(step, 0)
         early = order.before(node, order.node(mine, 0))
         needs = np.flatnonzero(early & (back >= 0))
+        # A use before the credit is over when the message may be sent.
         early[needs] = ~order.before(node[needs], order.node(back[needs], 0))
         found[of[early]] = True
     return receives[found]

@@ -19,6 +19,7 @@ __all__ = ["posted_ahead", "swept_peaks"]
 def swept_peaks(p: Program, order: Order) -> list[int]:
     """Bytes per actor that no order needs more than (call-free, live, no repeated lanes); staging is not in it."""
     actors = p.ranks + p.switches
+    # [low, high) of a step: between which numbers of completed steps of the main lane it may be at work.
     main = _main_lanes(p, actors)
     low, high = _places(p, order, main)
     where = Addresses(p)
@@ -28,11 +29,13 @@ def swept_peaks(p: Program, order: Order) -> list[int]:
     begin = np.full(n, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(begin, root[writes], low[a.step[writes]])
     read_at = np.full(n, np.iinfo(np.int64).max, np.int64)
+    # As in `memory`: what is read before it is written holds something from the beginning.
     rank = order.rank_in_order[order.node(a.step, 0)]
     reads = a.read & ~(writes & (p.steps.kind[a.step] == Kind.COMPUTE))  # accumulating into a fresh buffer starts at zero
     np.minimum.at(read_at, root[reads], rank[reads])
     write_at = np.full(n, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(write_at, root[writes], rank[writes])
+    # First use and last use widen to the earliest start and the latest end, so the interval contains every real life.
     held = (p.buffers.persistent != 0) | (begin == np.iinfo(np.int64).max) | ((read_at <= write_at) & ~np.isin(p.buffers.role, (3, 5)))
     first = np.where(held, 0, begin)
     owner = np.repeat(np.arange(n), np.diff(p.buffers.last.ptr))
@@ -63,6 +66,7 @@ def _largest(start: Ints, stop: Ints, size: Ints) -> int:
     live = stop > start
     at = np.concatenate([start[live], stop[live]])
     change = np.concatenate([size[live], -size[live]])
+    # At one place what ends (negative) goes before what begins: intervals are half open.
     by = np.lexsort((change, at))
     return int(np.cumsum(change[by]).max(initial=0))
 
@@ -71,6 +75,7 @@ def _main_lanes(p: Program, actors: int) -> Ints:
     """The longest lane of every actor, -1 without any."""
     length = (p.lanes.end - p.lanes.start).astype(np.int64)
     main = np.full(actors, -1, np.int64)
+    # In rising length, so the longest of each actor is written last and stays.
     for lane in np.argsort(length, kind="stable").tolist():
         main[int(p.lanes.actor[lane])] = lane
     return main
@@ -95,6 +100,7 @@ def _places(p: Program, order: Order, main: Ints) -> tuple[Ints, Ints]:
             early = nodes[ahead[nodes] >= 0]
             if len(early):
                 low[order.step[early]] = order.last_before_post(early, ahead[early], lane) + 1
+            # A step has ended before main step x when it is among x's ancestors; the first such x bounds its life from above.
             seen = order.last_ancestor(chief, other)  # rises along the main lane
             high[steps] = np.searchsorted(seen, order.position[nodes], side="left") + 1
             high[steps[high[steps] > len(chief)]] = np.iinfo(np.int64).max
@@ -114,6 +120,7 @@ def posted_ahead(order: Order) -> Ints:
         back, mine = 0, 0
         if plain[v]:
             while back < position[v] and plain[v - back - 1]:
+                # Its channel has `depth` places: with that many of its own before it, the oldest must have arrived.
                 mine += chan[v - back - 1] == chan[v]
                 if mine >= depth[chan[v]]:
                     break

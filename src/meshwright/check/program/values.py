@@ -19,15 +19,15 @@ import numpy as np
 
 from ...errors import TimeLimit, Unsupported
 from ...program.program import CHUNKWISE, I32, Contract, Kind, Part, Program
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .order import Accesses, Addresses, Ints, Order, accesses, messages
 from .races import turns_needed
-from .wellformed import LIMIT, witness
+from .wellformed import witness
 
-__all__ = ["Machine", "check_collective"]
+__all__ = ["QUANTITY_MASK", "Machine", "check_collective"]
 
-MAX_CELLS = 40_000_000
-_LOW = (1 << 32) - 1
+MAX_CELLS = 40_000_000  # cells held and chunk moves, added up: each is followed by an interpreted loop
+QUANTITY_MASK = (1 << 32) - 1  # of a cell: which quantity it holds; the bits above are whose contributions
 
 
 class Machine:
@@ -37,6 +37,7 @@ class Machine:
         self.p, self.order, self.nothing_is_zero = p, order, nothing_is_zero
         self.where = Addresses(p)
         self.cell = _cells(p, self.where, accesses(p), grain)  # per buffer: bytes of a cell of its root
+        # A window keeps the slices of so many turns; without one every turn has its own.
         top = np.where(self.where.window > 0, np.minimum(self.where.window, int(order.turns.max(initial=1))), int(order.turns.max(initial=1)))
         self.memory: dict[int, list[int]] = {}
         for b in np.flatnonzero(self.where.root == np.arange(len(p.buffers))).tolist():
@@ -60,11 +61,14 @@ class Machine:
         return root, lo // g, (lo + count * self.unit[buffer]) // g
 
     def add(self, a: int, b: int, step: int) -> int:
+        # Poison stays poison and keeps the step that made it, for the witness.
         if a < 0 or b < 0:
             return a if a < 0 else b
+        # Adding to nothing: a fresh gradient counts as zero; in a collective it reads memory that nobody wrote.
         if not a or not b:
             return (a or b) if self.nothing_is_zero else -1 - step
-        if (a ^ b) & _LOW or (a >> 32) & (b >> 32):
+        # Different quantities do not belong together; a common contribution would be counted twice.
+        if (a ^ b) & QUANTITY_MASK or (a >> 32) & (b >> 32):
             return -1 - step
         return a | b
 
@@ -78,6 +82,7 @@ class Machine:
         src, src_chunk, dst, dst_chunk = s.src_buffer.tolist(), s.src_chunk.tolist(), s.dst_buffer.tolist(), s.dst_chunk.tolist()
         chan_in, chan_out = s.chan_in.tolist(), s.chan_out.tolist()
         sets, queue = self.p.channels.sets, self.queue
+        # Any topological order will do: without races all of them leave the same values.
         nodes = zip(self.order.step[self.order.order].tolist(), self.order.iteration[self.order.order].tolist(), strict=True)
         for step, turn in nodes:
             if kind[step] == Kind.COMPUTE:
@@ -86,6 +91,7 @@ class Machine:
                 continue
             part = parts[step]
             value: list[int] = []
+            # The order of the parts within a step: receive, add what is read, store (or add into what is there), send on.
             if part & Part.RECV:
                 sources = sets[chan_in[step]].tolist() if part & Part.IN_SET else (chan_in[step],)
                 value = queue[sources[0]].popleft()
@@ -113,6 +119,7 @@ class Machine:
         written = self._chunks(ops.writes[op], turn)
         if not written or len(read) % len(written) or len({hi - lo for _, lo, hi in (*read, *written)}) > 1:
             raise Unsupported(f"step {step} makes {len(written)} chunks of {len(read)}: {ops.name[op]!r} works chunk by chunk")
+        # Read before anything is written: an op may write what it reads. The inputs of output i are every len(written)-th range from i on.
         values = [self.memory[root][lo:hi] for root, lo, hi in read]
         for i, (root, lo, hi) in enumerate(written):
             parts = [*([self.memory[root][lo:hi]] if ops.accumulate[op] else []), *values[i :: len(written)]]
@@ -141,6 +148,7 @@ def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Int
         return x
 
     s = p.steps
+    # Buffers between which data moves must be cut alike, so they share one cell size: union-find over local moves and messages.
     on = np.where(s.dst_buffer >= 0, s.dst_buffer, s.src_buffer)
     local = (s.src_buffer >= 0) & (s.dst_buffer >= 0)
     found = messages(p)
@@ -155,10 +163,12 @@ def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Int
     owners = np.concatenate([a.buffer, a.buffer, np.arange(len(label)), np.arange(len(label))])
     if grain is None:  # without claims on single chunks, ranges alone decide
         values, owners = values[: len(values) - len(label)], owners[: len(owners) - len(label)]
+    # The gcd of all offsets and lengths cuts every range at cell boundaries.
     pairs = np.unique(np.stack([component[owners], values]), axis=1)
     for k, v in zip(pairs[0].tolist(), pairs[1].tolist(), strict=True):
         out[k] = gcd(out[k], v)
     found_cells = np.array([max(1, out[int(component[b])]) for b in range(len(label))], dtype=np.int64)
+    # Bytes of messages with symbols are not known, so a chunk counts as one cell there; cells of unlike size must then not overlap.
     free = np.isin(component, component[on[(s.kind == Kind.TRANSFER) & (s.size >= 0) & (on >= 0)]])
     if np.any(free & (where.root != np.arange(len(label)))) or np.any(free[where.root[where.root != np.arange(len(label))]]):
         raise Unsupported("messages with symbols for sizes between buffers that lie in each other")
@@ -180,6 +190,7 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
     turns = int(order.turns.max(initial=1))
     claims: list[_Claim] = []
     for c in p.contracts:
+        # Quantities of different contracts and turns get different numbers: what is left from another turn never looks right.
         claims.append(_Claim(p, m, c, first=claims[-1].first + claims[-1].quantities(turns) if claims else 1))
         claims[-1].fill(turns)
     m.run()
@@ -188,7 +199,7 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
         for member in range(len(claim.members)):
             for turn in range(turns):
                 found += claim.compare(member, turn)
-                if len(found) >= LIMIT:
+                if len(found) >= MAX_FINDINGS_OF_A_KIND:
                     return found
     return found
 
@@ -215,6 +226,7 @@ class _Claim:
 
     def fill(self, turns: int) -> None:
         for member, (buffer, chunk, count) in enumerate(self.c.inputs):
+            # Of a scatter only the root's input is data; what the others hold must not reach an output.
             if self.c.op == "scatter" and member != self.c.root:
                 continue
             for turn in range(turns):
@@ -241,10 +253,12 @@ class _Claim:
         if c.op == "all-to-all":
             return [cell for source in range(n) for cell in cells(source, member * (sizes[source] // n), sizes[source] // n)]
         own = c.outputs[member][2]
+        # Parts of a scatter and a reduce-scatter lie one after another, member by member.
         skip = sum(count for _, _, count in c.outputs[:member])
         if c.op == "scatter":
             return cells(c.root, skip, own)
         everyone, base = (1 << n) - 1, self.of(0, turn)
+        # What is left are sums: every member's contribution in each cell, of a part or of the whole.
         first, count = (skip, own) if c.op == "reduce-scatter" else (0, sizes[member])
         return [(everyone << 32) | (base + per * first + k) for k in range(per * count)]
 
@@ -274,7 +288,7 @@ class _Claim:
         have = self.m.memory[root][lo:hi]
         wrong = [k for k, (a, b) in enumerate(zip(have, wanted, strict=True)) if a != b]
         writer = self.m.writer[root]
-        return [self._wrong(member, turn, chunk + k // self.per, have[k], wanted[k], writer[lo + k]) for k in wrong[:LIMIT]]
+        return [self._wrong(member, turn, chunk + k // self.per, have[k], wanted[k], writer[lo + k]) for k in wrong[:MAX_FINDINGS_OF_A_KIND]]
 
     def _wrong(self, member: int, turn: int, chunk: int, have: int, want: int, writer: int) -> Finding:
         p, rank, buffer = self.p, self.members[member], self.c.outputs[member][0]
@@ -285,7 +299,7 @@ class _Claim:
             text = f"{place} is spoilt: {p.describe(step)} adds a contribution twice, or adds what does not belong together"
         elif not have:
             text = f"{place} is never written"
-        elif (have ^ want) & _LOW:
+        elif (have ^ want) & QUANTITY_MASK:
             text = f"{place} holds another chunk's data"
         else:
             missing = [r for i, r in enumerate(self.members) if (want >> 32) & ~(have >> 32) >> i & 1]

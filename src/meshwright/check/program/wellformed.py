@@ -15,13 +15,12 @@ import numpy as np
 from ...errors import FormatError
 from ...program.program import Contract, Kind, Part, Program
 from ...program.validate import validate
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .order import Addresses, messages, ports, wait_once
 
 __all__ = ["check_wellformed", "witness"]
 
-LIMIT = 8  # findings of one kind
-LOCAL = Part.RECV | Part.READ | Part.ADD | Part.STORE | Part.SEND
+LOCAL_PARTS = Part.RECV | Part.READ | Part.ADD | Part.STORE | Part.SEND  # what a transfer does with data, as against returning a credit
 
 
 def witness(p: Program, step: int, *, iteration: int = 0, chunk: int | None = None, **more: Any) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def check_wellformed(p: Program) -> list[Finding]:
     if p.fold is not None:
         return [Finding(check="wellformed", message="a folded program must be expanded first", status="unknown")]
     for part in (_parts, _actors, _channels, _edges, _aliases, _calls, _contract):  # each may rely on the ones before
-        found = list(islice(part(p), LIMIT))
+        found = list(islice(part(p), MAX_FINDINGS_OF_A_KIND))
         if found:
             return found
     return []
@@ -60,12 +59,13 @@ def _parts(p: Program) -> Iterator[Finding]:
     recv, read, add, store, send = (has[q] for q in (Part.RECV, Part.READ, Part.ADD, Part.STORE, Part.SEND))
     zero = s.count == 0
     both = (s.src_buffer >= 0) & (s.dst_buffer >= 0) & transfer
+    # Chunks of one symbol are of one size; negative numbers keep symbols apart from bytes.
     unit = np.where(b.size >= 0, -1 - b.size, b.chunk_bytes) if len(b) else np.zeros(0)
     differ = both.copy()
     differ[both] = unit[s.src_buffer[both]] != unit[s.dst_buffer[both]]
     rules = (
         (~transfer & (s.parts != 0), "only transfers have parts"),
-        (transfer & ((s.parts & LOCAL) == 0), "a transfer with no part; use a nop"),
+        (transfer & ((s.parts & LOCAL_PARTS) == 0), "a transfer with no part; use a nop"),
         (read & (s.src_buffer < 0), "reads, but names no source buffer"),
         (store & (s.dst_buffer < 0), "stores, but names no destination buffer"),
         (transfer & ~read & (s.src_buffer >= 0), "names a source buffer that it does not read"),
@@ -82,7 +82,7 @@ def _parts(p: Program) -> Iterator[Finding]:
         (differ, "source and destination chunks differ in size"),
     )
     for bad, what in rules:
-        for step in np.flatnonzero(bad)[:LIMIT].tolist():
+        for step in np.flatnonzero(bad)[:MAX_FINDINGS_OF_A_KIND].tolist():
             yield _at(p, step, what)
 
 
@@ -93,7 +93,7 @@ def _actors(p: Program) -> Iterator[Finding]:
     for side, what in (("src_buffer", "reads"), ("dst_buffer", "stores to")):
         buffer = getattr(s, side)
         bad = (buffer >= 0) & (b.actor[np.maximum(buffer, 0)] != actor) if len(b) else np.zeros(len(s), bool)
-        for step in np.flatnonzero(bad)[:LIMIT].tolist():
+        for step in np.flatnonzero(bad)[:MAX_FINDINGS_OF_A_KIND].tolist():
             yield _at(p, step, f"{what} {p.buffer_name(int(buffer[step]))}, which is on actor {int(b.actor[buffer[step]])}")
     for step in np.flatnonzero(s.kind == Kind.COMPUTE).tolist():
         op = int(s.op[step])
@@ -103,7 +103,7 @@ def _actors(p: Program) -> Iterator[Finding]:
             if len(wrong):
                 yield _at(p, step, f"{what} {p.buffer_name(int(wrong[0]))}, which is on actor {int(b.actor[wrong[0]])}")
     last_owner = np.repeat(np.arange(len(b)), np.diff(b.last.ptr))
-    for k in np.flatnonzero(b.actor[last_owner] != actor[b.last.values])[:LIMIT].tolist():
+    for k in np.flatnonzero(b.actor[last_owner] != actor[b.last.values])[:MAX_FINDINGS_OF_A_KIND].tolist():
         buffer = int(last_owner[k])
         yield _at(p, int(b.last.values[k]), f"ends the life of {p.buffer_name(buffer)}, which is on actor {int(b.actor[buffer])}")
 
@@ -117,18 +117,19 @@ def _channels(p: Program) -> Iterator[Finding]:
     for word, part, in_set, column, end in sides:
         steps, channels = ports(p, part, in_set, column)
         lane = lane_of[steps]
-        for k in np.flatnonzero(p.lanes.actor[lane] != end[channels])[:LIMIT].tolist():
+        for k in np.flatnonzero(p.lanes.actor[lane] != end[channels])[:MAX_FINDINGS_OF_A_KIND].tolist():
             clean = False
             chan = int(channels[k])
             yield _at(p, int(steps[k]), f"{word}s on channel {chan}, whose end is actor {int(end[chan])}", channel=chan)
         first = np.full(len(c), -1, np.int64)
+        # Written from behind, so the first lane of each channel is what stays.
         first[channels[::-1]] = lane[::-1]
-        for k in np.flatnonzero(lane != first[channels])[:LIMIT].tolist():
+        for k in np.flatnonzero(lane != first[channels])[:MAX_FINDINGS_OF_A_KIND].tolist():
             clean = False
             who = f"lane {int(first[channels[k]])} {word}s on it too"
             yield _at(p, int(steps[k]), f"channel {int(channels[k])} must have one lane at each end, {who}", channel=int(channels[k]))
         lane_on[word], counts[word] = first, np.bincount(channels, minlength=len(c))
-    for chan in np.flatnonzero(counts["send"] != counts["receive"])[:LIMIT].tolist():
+    for chan in np.flatnonzero(counts["send"] != counts["receive"])[:MAX_FINDINGS_OF_A_KIND].tolist():
         clean = False
         ends = f"from rank {int(c.src[chan])} to rank {int(c.dst[chan])}"
         sent, got = int(counts["send"][chan]), int(counts["receive"][chan])
@@ -138,11 +139,12 @@ def _channels(p: Program) -> Iterator[Finding]:
         step = int(steps[channels == chan][min(sent, got)])
         text = f"{p.describe(step)} has no partner: channel {chan} {ends} has {sent} sends and {got} receives per iteration"
         yield Finding(check="wellformed", message=text, witness=witness(p, step, channel=chan, lane=at_lane))
+    # What follows matches messages one by one, which needs equal counts.
     if not clean:
         return
     used = np.flatnonzero(counts["send"] > 0)
     repeat = p.lanes.repeat
-    for chan in used[repeat[lane_on["send"][used]] != repeat[lane_on["receive"][used]]][:LIMIT].tolist():
+    for chan in used[repeat[lane_on["send"][used]] != repeat[lane_on["receive"][used]]][:MAX_FINDINGS_OF_A_KIND].tolist():
         step = int(p.lanes.start[lane_on["receive"][chan]])
         yield _at(p, step, f"channel {chan} joins lanes of repeat {int(repeat[lane_on['send'][chan]])} and {int(repeat[lane_on['receive'][chan]])}")
     yield from _sizes(p)
@@ -151,7 +153,7 @@ def _channels(p: Program) -> Iterator[Finding]:
 def _sizes(p: Program) -> Iterator[Finding]:
     m, s = messages(p), p.steps
     size = p.message_bytes()
-    for k in np.flatnonzero((size[m.send] != size[m.recv]) | (s.size[m.send] != s.size[m.recv]))[:LIMIT].tolist():
+    for k in np.flatnonzero((size[m.send] != size[m.recv]) | (s.size[m.send] != s.size[m.recv]))[:MAX_FINDINGS_OF_A_KIND].tolist():
         sender, step = int(m.send[k]), int(m.recv[k])
         name = f"message {int(m.ordinal[k])} of channel {int(m.channel[k])}"
         text = f"takes {int(size[step])} bytes for {name}, which has {int(size[sender])}: {p.describe(sender)}"
@@ -168,7 +170,7 @@ def _edges(p: Program) -> Iterator[Finding]:
         ((repeat[owner] != repeat[s.after_step]) & ~once, "waits for a step of a lane with another repeat"),
         (once & (s.after_lag > 0), "waits once, so the edge cannot have a lag"),
     ):
-        for k in np.flatnonzero(bad)[:LIMIT].tolist():
+        for k in np.flatnonzero(bad)[:MAX_FINDINGS_OF_A_KIND].tolist():
             yield _at(p, int(owner[k]), f"{what}: {p.describe(int(s.after_step[k]))}", waits_for=int(s.after_step[k]))
 
 
@@ -206,6 +208,7 @@ def _calls(p: Program) -> Iterator[Finding]:
     s, calls = p.steps, p.calls
     at = np.flatnonzero(s.kind == Kind.CALL)
     actor = p.lanes.actor[p.lane_of_step()[at]]
+    # Per communicator and member, its calls in step order: the k-th calls of all members must be one call.
     sequences: dict[int, dict[int, list[int]]] = {c: {int(r): [] for r in p.comms.groups[c]} for c in range(len(p.comms))}
     for step, who in zip(at.tolist(), actor.tolist(), strict=True):
         comm = int(calls.comm[s.op[step]])

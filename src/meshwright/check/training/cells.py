@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..program.values import Machine
-from ..program.wellformed import LIMIT
-from ..verdict import Finding
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .data_groups import DataGroups
 
 __all__ = ["ADDING", "KEPT", "WeightCells", "compute_steps", "too_small"]
@@ -79,7 +78,7 @@ class WeightCells(Machine):
     def weights_at_the_end(self) -> None:
         """Every copy of a weight that lives on is updated, on every replica."""
         for b in range(len(self.p.buffers)):
-            if not self.in_cells(b) or self.role[b] != "weight" or len(self.found) >= LIMIT:
+            if not self.in_cells(b) or self.role[b] != "weight" or len(self.found) >= MAX_FINDINGS_OF_A_KIND:
                 continue
             rank = int(self.p.buffers.actor[b])
             for cell, have in enumerate(self.memory[b]):

@@ -58,6 +58,7 @@ def _encode(m: StepState, step: int, rank: int, op: int) -> None:
         return
     root, lo, hi = m.locate(whole, 0, int(m.p.buffers.chunks[whole]), 0)
     for cell in range(lo, hi):
+        # What is sent must be this rank's whole contribution, or error feedback would keep the rest out.
         want = _own(m, rank, whole, cell)
         if m.memory[root][cell] != want:
             m.mismatch(step, whole, cell, m.memory[root][cell], want)
@@ -66,6 +67,7 @@ def _encode(m: StepState, step: int, rank: int, op: int) -> None:
         _fill_sum(m, step, rank, name, 0)
     else:
         _fill_slot(m, step, rank, name, op)
+    # The codec takes the gradients over: until decoded, nobody may read them.
     m.store(root, lo, hi, [m.garbage] * (hi - lo), step)
 
 
@@ -107,6 +109,7 @@ def _decode(m: StepState, step: int, rank: int, op: int) -> None:
     if not (all(_complete(m, step, rank, name, k) for k in numbers) if numbers else _slots_filled(m, step, rank, name)):
         return
     place, first, end = m.locate(whole, 0, int(m.p.buffers.chunks[whole]), 0)
+    # All payloads were complete, so decoding gives the whole sum.
     m.store(place, first, end, [m.whole_gradient(rank, whole, cell) for cell in range(first, end)], step)
 
 

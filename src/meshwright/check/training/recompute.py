@@ -86,6 +86,7 @@ def _region(s: Segment, r: Recompute, start: int, operands: Operands | None) -> 
             return [_wrong(s, f"backward asks for the result of {name}, which is neither kept nor made again", call=name)]
     if operands is None:
         return []
+    # By induction in order: each call may use what is kept, what crosses the border, and what ran again before it.
     there = kept | {*r.reads}
     for name in again:
         if name not in operands:

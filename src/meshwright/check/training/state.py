@@ -8,6 +8,7 @@ from typing import Any
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import BUFFER_ROLES, Kind, Program
 from ..program.order import Order
+from ..program.values import QUANTITY_MASK
 from ..program.wellformed import witness
 from ..verdict import Finding
 from .cells import ADDING, WeightCells
@@ -15,7 +16,6 @@ from .data_groups import DataGroups
 
 __all__ = ["GIVEN", "StepState"]
 
-_LOW = (1 << 32) - 1
 GIVEN = ("weight", "state", "input")  # roles of what is there when the step begins
 
 
@@ -143,7 +143,7 @@ class StepState(WeightCells):
             what += f"is spoilt: {self.p.describe(-1 - have)} adds a contribution twice, or adds what does not belong together"
         elif have in (0, self.garbage):
             what += "nothing has been written to"
-        elif (have ^ want) & _LOW:
+        elif (have ^ want) & QUANTITY_MASK:
             what += "holds another value"
         else:
             missing, extra = (want & ~have) >> 32, (have & ~want) >> 32

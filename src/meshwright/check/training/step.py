@@ -29,8 +29,8 @@ from collections import Counter
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import Kind, Program
 from ..program.order import Order
-from ..program.wellformed import LIMIT, witness
-from ..verdict import Finding
+from ..program.wellformed import witness
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .cells import ADDING, KEPT, compute_steps, too_small
 from .compressed import STEPS, codec_steps, coded, held_alike
 from .state import GIVEN, StepState
@@ -51,7 +51,7 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     if not step.found:
         step.run()
         step.weights_at_the_end()
-    return step.found[:LIMIT]
+    return step.found[:MAX_FINDINGS_OF_A_KIND]
 
 
 class TrainingStep(StepState):
@@ -72,6 +72,7 @@ class TrainingStep(StepState):
                 has[self.actor[step]][key] += 1
                 at[(self.actor[step], *key)] = step
         for rank in self.ranks():
+            # The work that the layout says, as a multiset: nothing may lack, come twice or be foreign.
             want = Counter(compute_steps(lay, *lay.coordinates(rank)[:2]))
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
                 want["optimizer", "", 0] = 1
@@ -95,7 +96,7 @@ class TrainingStep(StepState):
     # ---- one compute step --------------------------------------------------------------------------------------
     def compute(self, step: int, turn: int) -> None:
         o, op = self.p.ops, int(self.p.steps.op[step])
-        if len(self.found) >= LIMIT:
+        if len(self.found) >= MAX_FINDINGS_OF_A_KIND:
             return
         rank = self.actor[step]
         if self.p.ops.name[op] == "optimizer":
@@ -117,12 +118,14 @@ class TrainingStep(StepState):
             needed = {f"saved:{s.key}:{mb}", f"left:{s.key}:{mb}"}
         else:
             summed = self.along & set(s.sum_writes)
+            # Backward needs what forward saved, and the gradient of each value that anybody reads.
             needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
             again = {v for x in s.recompute for v in x.reads} | {*(s.step.kept if s.step is not None else ())}  # what calls read that run again
             needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in again}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
         self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {int(b) for b in o.writes[op].reshape(-1, 3)[:, 0]})
+        # Induction: if all operands hold what they must, the operator writes what it must; values of tensors are not looked at.
         for b, first, count in reads:
             self.read(step, rank, b, first, count, s, mb, part)
         for b, first, count in o.writes[op].reshape(-1, 3).tolist():
@@ -158,8 +161,10 @@ class TrainingStep(StepState):
                 return
             elif kind in ("act", "actall", "actagain"):
                 n = self.parts(self.maker[value], value, gradient=False) if value in self.maker else 0
+                # Complete when all n partial sums are in.
                 want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
             elif kind in ("grad", "gradall"):
+                # A value's gradient sums what all its readers hand back, each with bits of its own.
                 bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
                 want = bits << 32 | self.quantity("grad", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
             else:
@@ -194,6 +199,7 @@ class TrainingStep(StepState):
             at = (cell - lo, -1) if what in KEPT else self.cell_of(b, cell - lo, value, rank)
             fresh.append(bit << 32 | self.quantity(what, value, mb, replica, *at))
         if accumulate and kind != "left":
+            # Accumulating one contribution twice makes poison, which whoever reads it reports.
             fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]
         self.store(root, lo, hi, fresh, step)
 
@@ -211,6 +217,7 @@ class TrainingStep(StepState):
             if lay.zero_level == 1 and part is not None and part.kind == "gradshard":
                 continue  # a view of this rank's part of a buffer that is looked at
             root, lo, hi = self.locate(b, 0, int(p.buffers.chunks[b]), 0)
+            # With sharded optimizers a rank answers for its part of the bucket only.
             own = self.data.own(rank, hi - lo) if part is not None and part.kind == "gradients" else (0, hi - lo)
             for chunk in range(int(p.buffers.chunks[b])):
                 if (b, chunk) not in read:
@@ -224,6 +231,7 @@ class TrainingStep(StepState):
                     return
         stages, mine = {k for k, _ in lay.hosted(stage)}, set(lay.held(stage).params) - set(lay.frozen)
         for s in lay.segments:
+            # No gradient of it was looked at: nothing is proved about it, so the answer is `unknown`.
             if s.stage in stages and mine & set(s.params) and s.key not in covered and self.users:
                 text = f"{p.describe(step)} reads no gradient of segment {s.key}; are all its parameters frozen?"
                 self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
@@ -259,5 +267,6 @@ class TrainingStep(StepState):
                 part = self.data.parts[b]
                 whole = part is not None and part.kind == "shard"
                 low, high = (0, len(self.memory[root])) if whole else self.data.own(rank, len(self.memory[root]))
+                # Beyond its own part the optimizer leaves weights that a gather must replace before anyone may read them.
                 fresh = [self.weight("updated", rank, b, i) if low <= i < high else self.garbage for i in range(lo, hi)]
             self.store(root, lo, hi, fresh, step)

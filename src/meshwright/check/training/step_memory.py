@@ -17,7 +17,7 @@ from ..verdict import Finding, Verdict
 
 __all__ = ["check_step_plan"]
 
-MAX_FINDINGS = 20
+MAX_FINDINGS = 20  # findings of one step, of all kinds, after which the walk ends
 
 
 @dataclass(eq=False)  # two allocations of one action may be of one size
@@ -64,6 +64,7 @@ class _Walk:
         self.runs: list[_Run] = []
         self.count = [0] * len(graph.nodes)
         self.places: list[_Place] = []
+        # What the step does not allocate has a place without bytes: it is counted once, as `fixed_bytes`.
         self.fixed = {s: _Place(0, 0) for s, x in enumerate(graph.storages) if x.kind != "made"}
         self.writers: dict[int, list[int]] = {}
         for i, n in enumerate(graph.nodes):
@@ -98,9 +99,11 @@ class _Walk:
         if a.node in self.held:
             return self.wrong(i, a.node, f"its result is still held from action {self.held[a.node].start}")
         self.count[a.node] += 1
+        # In-place changes and gradients must happen once; running again would do them twice.
         if self.count[a.node] > 1 and (node.writes or node.phase == "backward"):
             self.wrong(i, a.node, "runs again, though it " + ("changes a tensor" if node.writes else "is a backward node"))
         if node.random and self.count[a.node] == 1:
+            # First runs must draw in the captured order, or every later draw differs.
             if a.node < self.drawn:
                 self.wrong(i, a.node, f"draws random numbers after {self.graph.nodes[self.drawn].name}, which draws after it in the step")
             self.drawn = max(self.drawn, a.node)
@@ -119,6 +122,7 @@ class _Walk:
     def _unchanged(self, i: int, reader: int, x: int) -> None:
         """The operand has seen exactly the changes that stand before its reader in the captured step."""
         for s, place in self.held[x].places.items():
+            # Running again reads what was there then, not now: the changes since must be the same.
             if s in self.writers and sorted(place.changed) != [w for w in self.writers[s] if w < reader]:
                 before = ", ".join(self.graph.nodes[w].name for w in place.changed) or "nothing"
                 self.wrong(i, reader, f"reads {self.graph.nodes[x].name} after {before} changed it, which is not so in the captured step")
@@ -132,6 +136,7 @@ class _Walk:
         places: dict[int, _Place] = {}
         for s in node.storages:
             if s in node.makes:
+                # Writing over an operand takes no new place.
                 reused = [p for t, p in self.held[over].places.items() if t not in self.fixed] if over in self.held else []
                 places[s] = reused[0] if reused else _Place(i, self.graph.storages[s].size_bytes)
                 if not reused:
@@ -139,6 +144,7 @@ class _Walk:
             elif s in self.fixed:
                 places[s] = self.fixed[s]
             else:
+                # A view lies where its base lies, in the run of the base that is held now.
                 sources = [self.held[x].places[s] for x in inputs if s in self.held[x].places]
                 if not sources:
                     return self.wrong(i, a.node, f"is a view of {self.graph.storages[s].owner}, of which it reads nothing")
@@ -150,6 +156,7 @@ class _Walk:
             if seen:
                 seen[0].changed.append(a.node)
         if over >= 0:
+            # What lay there is gone, under whatever name it was held.
             for x in [x for x, r in self.held.items() if any(p in (*places.values(),) for p in r.places.values())]:
                 self._end(x, i)
         run = _Run(a.node, i, places)
@@ -216,10 +223,13 @@ class _Walk:
         for run in self.runs:
             end = len(plan.actions) if run.end < 0 else run.end
             for place in run.places.values():
+                # A place lives as long as the last result that lies in it.
                 place.end = max(place.end, end)
         for place in self.places:
             change[place.start] += place.size
+            # Still there during the action that ends it: operands are freed after, not before.
             change[min(place.end + 1, len(plan.actions))] -= place.size
+        # What crosses the boundary is held once more for every other micro-batch in flight.
         kept = sum(p.size for p in self.places if p.start < plan.boundary <= p.end)
         alive = np.cumsum(change)[:-1]
         ways = [graph.nodes[a.node] if a.alternative < 0 else graph.nodes[a.node].alternatives[a.alternative] for a in plan.actions]

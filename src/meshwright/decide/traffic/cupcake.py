@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...cite import Cite
 from ...errors import UsageError
 from ...kernels.effort import Budget, time_is_up
-from ...kernels.fusion import WEIGHTS, extend, suffix_bounds
+from ...kernels.fusion import WEIGHT_PARTS, extend, suffix_bounds
 from ...traffic import TrafficGroup
 from .problem import Fusion, TrafficProblem, TrafficStrategy, groups_of, timeline
 
@@ -99,16 +99,16 @@ class Cupcake(TrafficStrategy):
 class _Search:
     def __init__(self, problem: TrafficProblem) -> None:
         self.problem, n = problem, problem.count
-        self.network = np.zeros((WEIGHTS + 1, n + 1), np.int64)
-        self.stream = np.zeros((WEIGHTS + 1, n + 1), np.int64)
+        self.network = np.zeros((WEIGHT_PARTS + 1, n + 1), np.int64)
+        self.stream = np.zeros((WEIGHT_PARTS + 1, n + 1), np.int64)
         self.decodes = np.zeros(n + 1, np.int64)
         for k in range(n - 1, -1, -1):
             suffix_bounds(k, problem.ready_ns - problem.ready_ns[k], *problem.starting_at(k), self.network, self.stream, self.decodes)
 
     def root_bound(self) -> int:
         """What holds for every fusion without any search, rounded up."""
-        every: list[int] = [*np.maximum(self.network[:, 0], self.stream[:, 0]).tolist(), int(self.decodes[0]) * WEIGHTS]
-        return -(-max(every) // WEIGHTS)
+        every: list[int] = [*np.maximum(self.network[:, 0], self.stream[:, 0]).tolist(), int(self.decodes[0]) * WEIGHT_PARTS]
+        return -(-max(every) // WEIGHT_PARTS)
 
     def run(
         self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = _NO_LIMIT
@@ -121,7 +121,7 @@ class _Search:
         for i in range(1, n + 1):
             found = extend(
                 i, p.ready_ns[i] - p.ready_ns[:i], *p.ending_at(i), first, np.ascontiguousarray(kept[:, :4]), p.profile.interference_permille,
-                self.network, self.stream, self.decodes, limit * WEIGHTS, beam,
+                self.network, self.stream, self.decodes, limit * WEIGHT_PARTS, beam,
             )  # fmt: skip
             kept = np.concatenate([kept, found])
             first[i + 1] = len(kept)

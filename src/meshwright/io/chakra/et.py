@@ -25,13 +25,13 @@ from ..strict_json import decode, read_document
 
 __all__ = ["chakra_bytes", "parse_chakra", "read_chakra_set", "write_chakra_set"]
 
-MAX_NODES = 4_000_000
-MAX_DEPS = 32_000_000  # of a file
-MAX_ATTRIBUTES = 1024  # of a node
-MAX_VALUES = 1 << 20  # of a list
-MAX_TEXT = 1 << 20  # bytes of one text
-MAX_RANKS = 1 << 14
-_MAX_KNOWN = 1 << 16  # attributes of which one object is made for all nodes that have it
+MAX_NODES = 4_000_000  # operators of one rank's file
+MAX_DEPS = 32_000_000  # dependencies of one rank's file, over all nodes
+MAX_ATTRIBUTES = 1024  # attributes of one node
+MAX_VALUES = 1 << 20  # values of one list
+MAX_TEXT_BYTES = 1 << 20  # bytes of one text
+MAX_RANKS = 1 << 14  # files of one workload
+_MAX_SHARED_ATTRIBUTES = 1 << 16  # attributes of which one object is made for all nodes that have it
 
 _KINDS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",
           "string", "bytes")  # fmt: skip
@@ -47,6 +47,8 @@ _BITS = {"int32": 32, "int64": 64, "uint32": 32, "sint32": 32}
 # ---- writing -----------------------------------------------------------------------------------------------------------
 def chakra_bytes(trace: ChakraTrace) -> bytes:
     """The file; equal traces give equal bytes."""
+    # Each message stands behind its length: metadata first, then a node after the other. Fields of value 0 are left out, as protobuf writers
+    # do.
     head = (text(1, trace.version) if trace.version else b"") + b"".join(block(2, _attribute(a)) for a in trace.attr) + trace.unknown
     out = bytearray(varint(len(head)) + head)
     for node in trace.nodes:
@@ -113,6 +115,7 @@ def parse_chakra(data: bytes, where: str) -> ChakraTrace:
         at = start + length
         if at > len(data):
             raise FormatError(f"says {length} bytes, {len(data) - start} are left", where=place, hint="the file is cut short, or not a Chakra trace")
+        # Readers of the public tools take a length of 0 for the end of the file and would drop the rest.
         if not length:
             raise FormatError("is empty, where other readers stop", where=place)
         if head is None:
@@ -153,15 +156,17 @@ def _parse_node(data: bytes, at: int, end: int, where: str, known: dict[bytes, A
         elif field == 2:
             name = _text(data, wire, value, after, f"{where}.name")
         elif field in deps:
+            # A repeated number may stand alone, or packed into one block with others: readers must take both.
             deps[field] += [value] if wire == VARINT else _varints(data, *_inside(wire, value, after, f"{where}.field {field}"))
         elif field in info:
             info[field] = _parse_info(data, *_inside(wire, value, after, f"{where}.field {field}"))
         elif field == 10:
             raw = data[value:after] if wire == BYTES else b""
+            # Nodes of one trace repeat their attributes byte for byte; one object serves for all of them.
             made = known.get(raw) if wire == BYTES else None
             if made is None:
                 made = _parse_attribute(data, *_inside(wire, value, after, f"{where}.attr"))
-                if len(known) < _MAX_KNOWN:
+                if len(known) < _MAX_SHARED_ATTRIBUTES:
                     known[raw] = made
             attr.append(made)
             _few(attr, where)
@@ -242,6 +247,7 @@ def _whole(kind: str, value: int) -> int | bool:
         return bool(value)
     if kind in ("sint32", "sint64"):
         value = value & ((1 << 32) - 1) if kind == "sint32" else value
+        # Zigzag: 0, -1, 1, -2, ... are 0, 1, 2, 3, ...
         return value >> 1 ^ -(value & 1)
     if kind in ("int32", "int64"):
         return signed(value, _BITS[kind])
@@ -258,8 +264,8 @@ def _varints(data: bytes, at: int, end: int, where: str) -> list[int]:
 
 def _text(data: bytes, wire: int, value: int, after: int, where: str) -> str:
     _expect(wire, BYTES, where)
-    if after - value > MAX_TEXT:
-        raise FormatError(f"a text of {after - value} bytes, the limit is {MAX_TEXT}", where=where)
+    if after - value > MAX_TEXT_BYTES:
+        raise FormatError(f"a text of {after - value} bytes, the limit is {MAX_TEXT_BYTES}", where=where)
     try:
         return data[value:after].decode()
     except UnicodeDecodeError as error:

@@ -14,13 +14,13 @@ import msgspec
 
 from ...errors import FormatError
 from ...trace.execution_trace import ExecutionNode, ExecutionTrace, Shapes
+from ..limits import MaxBytes
 from ..strict_json import decode, read_document
 
 __all__ = ["read_execution_trace"]
 
-MAX_BYTES = 128 << 20  # a node takes about 1 kB
-MAX_DEPTH = 4  # of lists of tensors in an operand
-MOST_BYTES = 1 << 62
+MAX_LIST_DEPTH = 4  # of lists of tensors in an operand
+MAX_TENSOR_BYTES = 1 << 62  # bytes that elements and their size may multiply to: sums of two stay below 2^63
 _VERSION = "1.1."
 
 
@@ -60,7 +60,7 @@ _HEAD = msgspec.json.Decoder(_Version)
 def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
     """Raises: UsageError if the file cannot be read, FormatError if it is too large, cut short or no such trace."""
     where = Path(path).name
-    data = read_document(path, limit=MAX_BYTES)
+    data = read_document(path, limit=MaxBytes.EXECUTION_TRACE)
     version = decode(data, _HEAD, where).schema
     if not version.startswith(_VERSION):
         hint = "write it with torch.profiler.ExecutionTraceObserver of PyTorch 2.3 or later"
@@ -121,17 +121,17 @@ def _is_tensor(value: Any) -> bool:
 def _bytes(value: Any, node: int, where: str, depth: int = 0) -> int:
     if _is_tensor(value):
         size = value[3] * value[4]
-        if value[3] < 0 or value[4] < 0 or size > MOST_BYTES:
+        if value[3] < 0 or value[4] < 0 or size > MAX_TENSOR_BYTES:
             raise FormatError(f"a tensor of {value[3]} elements of {value[4]} bytes", where=f"{where}: node {node}")
         return int(size)
-    if not isinstance(value, list) or depth > MAX_DEPTH:
+    if not isinstance(value, list) or depth > MAX_LIST_DEPTH:
         return 0
     return sum(_bytes(x, node, where, depth + 1) for x in value)
 
 
 def _shapes(value: Any, shape: Any, found: list[tuple[int, ...]], depth: int = 0) -> None:
     """Shapes of the tensors among the operands; lists of tensors have lists of shapes."""
-    if not isinstance(shape, list) or not isinstance(value, list) or depth > MAX_DEPTH:
+    if not isinstance(shape, list) or not isinstance(value, list) or depth > MAX_LIST_DEPTH:
         return
     if _is_tensor(value):
         if all(type(x) is int for x in shape):

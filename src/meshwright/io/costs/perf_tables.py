@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError, MissingExtra, UnknownName
+from ..limits import MaxBytes
 
 __all__ = [
     "GemmCurve", "NcclCurve", "Rejected", "System", "gemm_curves", "gemm_versions", "list_systems", "nccl_curves", "nccl_versions",
@@ -32,8 +33,7 @@ __all__ = [
 
 F64 = NDArray[np.float64]
 PACKAGE = "aiconfigurator-core"
-MAX_BYTES, MAX_ROWS = 1 << 28, 4_000_000  # of one file; the largest real ones have 3 MB and 110,000 rows
-MAX_TEXT_BYTES = 1 << 20
+MAX_ROWS = 4_000_000  # of one file; the largest real ones have 110,000
 ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1, "fp8": 1, "float": 4}
 PEAK_OF = {
     "bfloat16": "bfloat16_tc_flops", "fp8": "fp8_tc_flops", "fp8_block": "fp8_tc_flops", "int8_wo": "bfloat16_tc_flops",
@@ -140,7 +140,7 @@ def _not_larger(path: Path, most: int) -> None:
 
 
 def _columns(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    _not_larger(path, MAX_BYTES)
+    _not_larger(path, MaxBytes.PERF_TABLE)
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -162,7 +162,7 @@ def read_system(system: str) -> System:
     """Raises: UnknownName, MissingExtra, FormatError when a peak is missing."""
     _folder(system)
     path = _root() / f"{system}.yaml"
-    _not_larger(path, MAX_TEXT_BYTES)
+    _not_larger(path, MaxBytes.PERF_SYSTEM)
     return parse_system(system, path.read_text(errors="replace"), where=str(path))
 
 

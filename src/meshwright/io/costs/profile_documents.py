@@ -15,12 +15,12 @@ import msgspec
 
 from ...errors import FormatError
 from ...profile.network import MeasuredRun, ProfiledLayout, TrainingRuntime
+from ..limits import MaxBytes
 from ..strict_json import read_versioned, write_document
 
 __all__ = ["read_layout", "read_measured_runs", "read_runtime", "write_runtime"]
 
-VERSION = 1
-MAX_FILE_BYTES = 16 << 20
+VERSION = 1  # of all three kinds of document
 
 
 class _Runtime(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,17 +43,17 @@ class _Runs(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_runtime(path: str | os.PathLike[str]) -> TrainingRuntime:
     """Raises: UsageError (no such file), FormatError naming the field."""
-    return read_versioned(path, _Runtime, schema="meshwright.training-runtime", version=VERSION, limit=MAX_FILE_BYTES)[0].runtime
+    return read_versioned(path, _Runtime, schema="meshwright.training-runtime", version=VERSION, limit=MaxBytes.PROFILE_DOCUMENT)[0].runtime
 
 
 def read_layout(path: str | os.PathLike[str]) -> ProfiledLayout:
     """Raises: UsageError (no such file), FormatError naming the field."""
-    return read_versioned(path, _Layout, schema="meshwright.profiled-layout", version=VERSION, limit=MAX_FILE_BYTES)[0].layout
+    return read_versioned(path, _Layout, schema="meshwright.profiled-layout", version=VERSION, limit=MaxBytes.PROFILE_DOCUMENT)[0].layout
 
 
 def read_measured_runs(path: str | os.PathLike[str]) -> tuple[MeasuredRun, ...]:
     """Raises: UsageError (no such file), FormatError for anything wrong, also a time that is not positive."""
-    document, where = read_versioned(path, _Runs, schema="meshwright.measured-runs", version=VERSION, limit=MAX_FILE_BYTES)
+    document, where = read_versioned(path, _Runs, schema="meshwright.measured-runs", version=VERSION, limit=MaxBytes.PROFILE_DOCUMENT)
     for i, run in enumerate(document.runs):
         if not (math.isfinite(run.time_s) and run.time_s > 0):
             raise FormatError(f"must be > 0, got {run.time_s}", where=f"{where}: runs[{i}].time_s")

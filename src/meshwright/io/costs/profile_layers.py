@@ -26,14 +26,14 @@ from ...errors import FormatError, UnknownName, UsageError
 from ...profile.layer_profile import Entry, LayerProfile, LayerSize, LayerTime
 from ...profile.network import NetworkProfile, RateCurve
 from ..fields import shown
+from ..limits import MaxBytes
 from ..strict_json import decode, read_document, refuse_ambiguous
 
 __all__ = ["ProfileFiles", "parse_profile_file", "read_profile_files"]
 
-MAX_FILE_BYTES = 64 << 20
-MAX_ROWS = 2_000_000
-MAX_LAYERS = 20_000
-MAX_SECONDS = 1e6
+MAX_ROWS = 2_000_000  # entries of all tables of one profile
+MAX_LAYERS = 20_000  # layers of one table
+MAX_LAYER_S = 1e6  # of one layer: more is a mistake of the unit
 FORWARD_SHARE = 1 / 3  # of forward and backward where they were measured together: a backward does twice the products of a forward
 _METIS_NAME = re.compile(r"^(?:DeviceType\.)?(?P<device>[^/]{1,64})_tp(?P<tensor>\d{1,6})_bs(?P<microbatch>\d{1,6})\.json(?:\.gz)?$")
 
@@ -86,7 +86,7 @@ def read_profile_files(paths: Sequence[str | os.PathLike[str]], *, model: str | 
     """Raises: UsageError when a file cannot be read; FormatError naming file and field."""
     found = ProfileFiles()
     for path in paths:
-        data = read_document(path, limit=MAX_FILE_BYTES)
+        data = read_document(path, limit=MaxBytes.PROFILE_LAYERS)
         parse_profile_file(data, str(path), found, model=model, device=device)
     return found
 
@@ -206,7 +206,7 @@ def _times(document: Mapping[str, Any], depth: int, where: str, into: ProfileFil
 
 
 def _layer_time(row: Any, where: str) -> LayerTime:
-    return LayerTime(*(_number(x, where, most=MAX_SECONDS) for x in _list(row, 3, where)))
+    return LayerTime(*(_number(x, where, most=MAX_LAYER_S) for x in _list(row, 3, where)))
 
 
 def _sizes(document: Mapping[str, Any], depth: int, where: str, into: ProfileFiles, model: str | None) -> None:
@@ -280,8 +280,8 @@ def _metis(document: Mapping[str, Any], where: str, into: ProfileFiles, model: s
     if not isinstance(name, str):
         raise FormatError("model.model_name must be a text", where=where)
     at = f"{where}: execution_time.layer_compute_total_ms"
-    both = [_number(x, at, most=MAX_SECONDS * 1e3) / 1e3 for x in _list(run.get("layer_compute_total_ms"), None, at)]
-    update_s = _number(run.get("optimizer_time_ms", 0.0), f"{where}: execution_time.optimizer_time_ms", most=MAX_SECONDS * 1e3) / 1e3
+    both = [_number(x, at, most=MAX_LAYER_S * 1e3) / 1e3 for x in _list(run.get("layer_compute_total_ms"), None, at)]
+    update_s = _number(run.get("optimizer_time_ms", 0.0), f"{where}: execution_time.optimizer_time_ms", most=MAX_LAYER_S * 1e3) / 1e3
     shares = _shares(about, len(both), where)
     times = tuple(LayerTime(t * FORWARD_SHARE, t * (1 - FORWARD_SHARE), update_s * s) for t, s in zip(both, shares, strict=True))
     _put(into.times.setdefault(_name(name, where), {}), entry, times, where)

@@ -14,12 +14,12 @@ import msgspec
 from ...cost import Cost, Priced
 from ...errors import FormatError, UsageError
 from ..atomic import write_bytes
+from ..limits import MaxBytes
 
 __all__ = ["cost_document", "cost_of_document", "read_cost", "write_cost"]
 
 SCHEMA = "meshwright.cost"
 VERSION = 1
-MAX_FILE_BYTES = 64 * 2**20
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -46,8 +46,8 @@ def read_cost(path: str | Path) -> Cost:
     """Raises: UsageError (no such file), FormatError (anything wrong inside, naming the field)."""
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise FormatError(f"larger than {MAX_FILE_BYTES} bytes", where=str(path))
+        if path.stat().st_size > MaxBytes.COST_TABLE:
+            raise FormatError(f"larger than {MaxBytes.COST_TABLE} bytes", where=str(path))
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="a cost is roofline, tables:SYSTEM or a cost file") from error

@@ -20,12 +20,14 @@ from fractions import Fraction
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
+from ..limits import MAX_QUANTITY, MaxBytes
 from ..quantity import parse_rate_Bps, parse_time_s
 
 __all__ = ["edges_text", "matrix_text_of", "parse_edges", "parse_matrix"]
 
-MAX_ACTORS, MAX_EDGES, MAX_LINE, MAX_BYTES = 4096, 1_048_576, 262_144, 32 << 20
-MAX_RATE = 9 * 10**18
+MAX_ACTORS = 4096  # rows of a matrix
+MAX_EDGES = 1_048_576  # links, as in a fabric file
+MAX_LINE_CHARACTERS = 262_144  # 64 for each entry of the longest row
 NONE = ("", "0", "-", ".", "X", "x", "0.0")
 _SPLIT = re.compile(r"[,;]|\s+")
 _NAME = re.compile(r"[^\s,;\[\]#]{1,128}\Z")
@@ -33,12 +35,12 @@ _NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,9})?\Z")
 
 
 def _lines(text: str, where: str) -> list[tuple[int, str]]:
-    if len(text) > MAX_BYTES:
-        raise FormatError(f"larger than {MAX_BYTES} bytes", where=where)
+    if len(text) > MaxBytes.ADJACENCY:
+        raise FormatError(f"larger than {MaxBytes.ADJACENCY} bytes", where=where)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
-        if len(line) > MAX_LINE:
-            raise FormatError(f"is longer than {MAX_LINE} characters", where=f"{where}: line {number}")
+        if len(line) > MAX_LINE_CHARACTERS:
+            raise FormatError(f"is longer than {MAX_LINE_CHARACTERS} characters", where=f"{where}: line {number}")
         line = line.partition("#")[0].strip()
         if line:
             found.append((number, line))
@@ -57,8 +59,8 @@ def _rate(text: str, unit_Bps: int, where: str) -> int:
             value = parse_rate_Bps(text)
     except ValueError as error:
         raise FormatError(str(error), where=where, hint="a multiple of the unit, or a rate such as 25GB/s") from None
-    if not 0 < value <= MAX_RATE:
-        raise FormatError(f"must be above 0 and at most {MAX_RATE} bytes/s, got {value}", where=where)
+    if not 0 < value <= MAX_QUANTITY:
+        raise FormatError(f"must be above 0 and at most {MAX_QUANTITY} bytes/s, got {value}", where=where)
     return value
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import FormatError
+from ..limits import MaxBytes
 from .topo_matrix import MAX_ENTRIES, TopoMatrix
 
 __all__ = ["parse_dcgm_topo"]
 
-MAX_BYTES = 4 << 20
 _GPU = re.compile(r"GPU ID: (\d{1,4})\Z")
 _TO = re.compile(r"To GPU (\d{1,4})\Z")
 _NVLINKS = re.compile(r"Connected via ([a-z]+) NVLINKs?\b")
@@ -57,8 +57,8 @@ def parse_dcgm_topo(text: str, where: str = "topo.json") -> TopoMatrix:
 
 
 def _documents(text: str, where: str) -> Iterator[Any]:
-    if len(text) > MAX_BYTES:
-        raise FormatError(f"larger than {MAX_BYTES} bytes", where=where)
+    if len(text) > MaxBytes.DCGM:
+        raise FormatError(f"larger than {MaxBytes.DCGM} bytes", where=where)
     decoder, at, count = json.JSONDecoder(), 0, 0
     while (at := _skip(text, at)) < len(text):
         try:

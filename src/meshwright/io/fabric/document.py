@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
+from ...fabric.presets import MAX_DEVICES
 from ..fields import Table
+from ..limits import MAX_QUANTITY
 from ..quantity import parse_flops, parse_rate_Bps, parse_size_bytes, parse_time_s
 
 __all__ = ["DTYPES", "MAX_DEVICES", "MAX_LINKS", "SCHEMA", "VERSION", "fabric_document", "fabric_from_document"]
 
 SCHEMA = "meshwright.fabric"
 VERSION = 1
-MAX_DEVICES = 16_384
-MAX_SWITCHES = 65_536
-MAX_LINKS = 1_048_576
-MAX_INTEGER = 9 * 10**18  # rates, sizes, FLOP/s stay below 2^63
-MAX_TIME_S = 3600.0
+MAX_SWITCHES = 65_536  # four for each device
+MAX_LINKS = 1_048_576  # 64 for each device
+MAX_LATENCY_S = 3600.0  # an hour: more is a mistake of the unit
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int4")
 
 _RANGE = re.compile(r"(.*)\[(\d{1,9})-(\d{1,9})\]\Z")
@@ -111,7 +111,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
         raise entry.error("kind", f"must be 'gpu' or 'cpu', got {kind!r}")
 
     def whole(field: str, value: Any) -> int:
-        return entry.checked_integer(field, value, least=0, most=MAX_INTEGER)
+        return entry.checked_integer(field, value, least=0, most=MAX_QUANTITY)
 
     group = entry.text("group", "")
     memory = entry.quantity("memory_bytes", "memory", parse_size_bytes, whole, 0)
@@ -150,7 +150,7 @@ def _flops(entry: Table) -> dict[str, int]:
                 value = parse_flops(value)
             except ValueError as error:
                 raise table.error(dtype, str(error)) from None
-        found[dtype] = table.checked_integer(dtype, value, least=1, most=MAX_INTEGER)
+        found[dtype] = table.checked_integer(dtype, value, least=1, most=MAX_QUANTITY)
     return found
 
 
@@ -165,13 +165,13 @@ def _links(entry: Table, taken: dict[str, str], room: int) -> list[Link]:
     sources, targets = (_ends(entry, field, taken) for field in ("src", "dst"))
 
     def rate(field: str, value: Any) -> int:
-        return entry.checked_integer(field, value, least=1, most=MAX_INTEGER)
+        return entry.checked_integer(field, value, least=1, most=MAX_QUANTITY)
 
     def whole(field: str, value: Any) -> int:
-        return entry.checked_integer(field, value, least=0, most=MAX_INTEGER)
+        return entry.checked_integer(field, value, least=0, most=MAX_QUANTITY)
 
     def latency(field: str, value: Any) -> float:
-        return Table({field: value}, entry.where, entry.path).number(field, most=MAX_TIME_S)
+        return Table({field: value}, entry.where, entry.path).number(field, most=MAX_LATENCY_S)
 
     rate_Bps = entry.quantity("rate_Bps", "rate", parse_rate_Bps, rate)
     latency_s = entry.quantity("latency_s", "latency", parse_time_s, latency, 0.0)

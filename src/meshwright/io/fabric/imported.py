@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Fabric
+from ..limits import MaxBytes
 from ..nccl.fabric import Join, nccl_fabric
 from ..nccl.topology import parse_nccl_topology
 from .adjacency import parse_edges, parse_matrix
@@ -27,8 +28,7 @@ from .topo_matrix import Assumed, matrix_fabric
 __all__ = ["FORMATS", "Source", "format_of", "import_fabric", "read_source"]
 
 FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "matrix", "edges")
-MAX_BYTES = 32 << 20
-MAX_FILES = 2048
+MAX_FILES = 2048  # servers of one cluster, a file each
 _OURS = re.compile(rb'^\s*\{?\s*"?schema"?\s*[:=]\s*"meshwright\.')
 
 
@@ -52,14 +52,14 @@ def read_source(path: str) -> Source:
     """The contents of a file (`-`: standard input). Raises: UsageError if it cannot be read, FormatError if it is too large."""
     try:
         if path == "-":
-            source = Source("standard input", sys.stdin.buffer.read(MAX_BYTES + 1))
+            source = Source("standard input", sys.stdin.buffer.read(MaxBytes.CLUSTER_FILE + 1))
         else:
             with Path(path).open("rb") as file:
-                source = Source(Path(path).name, file.read(MAX_BYTES + 1))
+                source = Source(Path(path).name, file.read(MaxBytes.CLUSTER_FILE + 1))
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=path, hint="check the path") from error
-    if len(source.data) > MAX_BYTES:
-        raise FormatError(f"larger than {MAX_BYTES} bytes", where=source.where)
+    if len(source.data) > MaxBytes.CLUSTER_FILE:
+        raise FormatError(f"larger than {MaxBytes.CLUSTER_FILE} bytes", where=source.where)
     return source
 
 

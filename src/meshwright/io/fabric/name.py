@@ -17,6 +17,7 @@ from typing import Any
 from ...errors import UnknownName, UsageError
 from ...fabric.fabric import Fabric
 from ...fabric.presets import MAX_DEVICES, PRESETS, Chosen, Option, Preset
+from ..limits import MAX_QUANTITY
 from ..quantity import parse_flops, parse_rate_Bps, parse_size_bytes
 from .toml import read_fabric_json, read_fabric_toml
 
@@ -25,7 +26,6 @@ __all__ = ["load_fabric", "parts_down", "parts_slow", "select_devices"]
 _NUMBER = re.compile(r"\d{1,9}\Z")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z")
 _FRACTION = re.compile(r"\d{1,9}/\d{1,9}\Z|\d{0,9}\.?\d{1,9}\Z")
-_MOST = 9 * 10**18
 
 
 def load_fabric(spec: str, devices: str | None = None) -> Fabric:
@@ -109,8 +109,8 @@ def _value(where: str, option: Option, text: str) -> Any:
         value = parse(text)
     except ValueError as error:
         raise UsageError(f"{where}: {error}", hint=option.help) from None
-    if not 1 <= value <= _MOST:
-        raise UsageError(f"{where}: must be between 1 and {_MOST}, got {value}", hint=option.help)
+    if not 1 <= value <= MAX_QUANTITY:
+        raise UsageError(f"{where}: must be between 1 and {MAX_QUANTITY}, got {value}", hint=option.help)
     return value
 
 

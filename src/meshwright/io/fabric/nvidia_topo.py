@@ -14,7 +14,8 @@ from .topo_matrix import MAX_ENTRIES, TopoMatrix
 
 __all__ = ["parse_nvidia_topo"]
 
-MAX_LINES, MAX_LINE = 20_000, 65_536
+MAX_LINES = 20_000  # of one output
+MAX_LINE_CHARACTERS = 65_536  # of one row
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(r"(GPU|NIC|mlx\d?_)(\d{1,4})\Z")
 _CELL = re.compile(r"X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC")
@@ -61,8 +62,8 @@ def parse_nvidia_topo(text: str, where: str = "topo.txt") -> TopoMatrix:
 def _header(lines: list[str], where: str) -> tuple[int, list[str], list[str]]:
     """(line number from 0, labels of rows and columns, words after them)."""
     for at, line in enumerate(lines):
-        if len(line) > MAX_LINE:
-            raise FormatError(f"is longer than {MAX_LINE} characters", where=f"{where}: line {at + 1}")
+        if len(line) > MAX_LINE_CHARACTERS:
+            raise FormatError(f"is longer than {MAX_LINE_CHARACTERS} characters", where=f"{where}: line {at + 1}")
         tokens = line.split()
         if tokens and _LABEL.match(tokens[0]) and tokens[0].startswith("GPU") and (len(tokens) == 1 or not _CELLS.match(tokens[1])):
             count = next((i for i, token in enumerate(tokens) if not _LABEL.match(token)), len(tokens))

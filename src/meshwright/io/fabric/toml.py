@@ -16,14 +16,12 @@ from typing import Any
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Link
+from ..limits import MAX_TOML_DOTS, MaxBytes
 from .document import SCHEMA, VERSION, fabric_document, fabric_from_document
 
 __all__ = ["fabric_document", "fabric_from_document", "fabric_toml", "parse_fabric_toml", "read_fabric_json", "read_fabric_toml"]
 
-MAX_BYTES = 16 * 1024 * 1024  # of TOML; the largest preset takes 10.4 MiB
-MAX_JSON_BYTES = 2 * MAX_BYTES
-MAX_LINE_CHARACTERS = 16_384
-MAX_DOTS = 64  # outside strings, on one line: a key a.b.c... costs a TOML parser time that grows with its length squared
+MAX_LINE_CHARACTERS = 16_384  # of one line, which is searched for texts and dots before it is parsed
 
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|$)|\'[^\']*+(?:\'|$)|#.*')
 
@@ -35,7 +33,7 @@ def read_fabric_toml(path: str | os.PathLike[str]) -> Fabric:
     """
     where = Path(path).name
     try:
-        text = _read(path, MAX_BYTES).decode("utf-8-sig")
+        text = _read(path, MaxBytes.FABRIC_TOML).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
     return parse_fabric_toml(text, where=where)
@@ -54,7 +52,7 @@ def read_fabric_json(path: str | os.PathLike[str]) -> Fabric:
         return found
 
     try:
-        document = json.loads(_read(path, MAX_JSON_BYTES), object_pairs_hook=pairs)
+        document = json.loads(_read(path, MaxBytes.FABRIC_JSON), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
         raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
     except (ValueError, RecursionError) as error:
@@ -64,8 +62,8 @@ def read_fabric_json(path: str | os.PathLike[str]) -> Fabric:
 
 def parse_fabric_toml(text: str, *, where: str = "fabric.toml") -> Fabric:
     """Parse TOML text. Raises: FormatError."""
-    if len(text) > MAX_BYTES:
-        raise FormatError(f"is larger than {MAX_BYTES} bytes", where=where)
+    if len(text) > MaxBytes.FABRIC_TOML:
+        raise FormatError(f"is larger than {MaxBytes.FABRIC_TOML} bytes", where=where)
     for number, line in enumerate(text.split("\n"), start=1):
         if refused := _refused_line(line):
             raise FormatError(refused, where=f"{where}: line {number}")
@@ -82,8 +80,8 @@ def _refused_line(line: str) -> str:
         return f"is longer than {MAX_LINE_CHARACTERS} characters"
     if '"""' in line or "'''" in line:
         return "texts of several lines are not used in fabric files"
-    if line.count(".") > MAX_DOTS and _STRING_OR_COMMENT.sub("", line).count(".") > MAX_DOTS:
-        return f"has more than {MAX_DOTS} dots outside texts"
+    if line.count(".") > MAX_TOML_DOTS and _STRING_OR_COMMENT.sub("", line).count(".") > MAX_TOML_DOTS:
+        return f"has more than {MAX_TOML_DOTS} dots outside texts"
     return ""
 
 

@@ -21,7 +21,7 @@ __all__ = ["LEVELS", "Assumed", "TopoMatrix", "matrix_fabric"]
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 MAX_NVLINKS = 18  # of one GPU, in any generation so far
-MAX_ENTRIES = 1024
+MAX_ENTRIES = 1024  # rows of a matrix: GPUs and NICs of one server
 _NAME = {"PIX": "pcie", "PXB": "pcie-tree", "PHB": "bridge", "NODE": "numa", "SYS": "socket"}
 
 

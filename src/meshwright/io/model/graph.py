@@ -19,7 +19,7 @@ from ..strict_json import check_finite, decode, header, read_document, refuse_am
 __all__ = ["MAX_CALLS", "read_graph", "write_graph"]
 
 MAX_CALLS = 2_000_000  # forward and joint calls of one graph
-_MAX_DIMS = 64
+_MAX_DIMS = 64  # dimensions of one tensor
 _DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
     "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8,

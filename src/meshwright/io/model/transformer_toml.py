@@ -25,18 +25,17 @@ import msgspec
 
 from ...errors import FormatError, UsageError
 from ...ledger.transformer import Transformer
+from ..limits import MAX_TOML_DOTS, MaxBytes
 
 __all__ = ["parse_transformer_toml", "read_transformer_toml"]
 
-MAX_BYTES = 64 * 1024
-MAX_DOTS = 64  # on one line: a key a.b.c... costs a TOML parser time that grows with its length squared
 
 
 def read_transformer_toml(path: Path) -> tuple[Transformer, dict[str, Any]]:
     """The transformer and the fields of its layout. Raises: UsageError when the file cannot be read; FormatError."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MaxBytes.TRANSFORMER_TOML + 1)
     except OSError as error:
         raise UsageError(f"cannot read the transformer: {error.strerror}", where=str(path), hint="or write it as layers=48,hidden=6144,...") from None
     return parse_transformer_toml(data, where=path.name)
@@ -44,14 +43,14 @@ def read_transformer_toml(path: Path) -> tuple[Transformer, dict[str, Any]]:
 
 def parse_transformer_toml(data: bytes, *, where: str = "transformer.toml") -> tuple[Transformer, dict[str, Any]]:
     """Raises: FormatError."""
-    if len(data) > MAX_BYTES:
-        raise FormatError(f"is larger than {MAX_BYTES} bytes", where=where)
+    if len(data) > MaxBytes.TRANSFORMER_TOML:
+        raise FormatError(f"is larger than {MaxBytes.TRANSFORMER_TOML} bytes", where=where)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
-    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
-        raise FormatError(f"has a line with more than {MAX_DOTS} dots", where=where)
+    if any(line.count(".") > MAX_TOML_DOTS for line in text.splitlines()):
+        raise FormatError(f"has a line with more than {MAX_TOML_DOTS} dots", where=where)
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -14,23 +14,23 @@ import msgspec
 
 from ...errors import FormatError
 from ...interop.mscclpp import MscclppPlan
+from ..limits import MaxBytes
 from ..strict_json import decode, read_document, write_document
 
 __all__ = ["mscclpp_bytes", "parse_mscclpp", "read_mscclpp", "write_mscclpp"]
 
 _PLAN = msgspec.json.Decoder(MscclppPlan)
-_MAX_BYTES = 64 << 20
 
 
 def read_mscclpp(path: str | os.PathLike[str]) -> MscclppPlan:
     """The plan in a file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    return parse_mscclpp(read_document(path, limit=_MAX_BYTES), os.path.basename(path) if str(path) != "-" else "standard input")  # noqa: PTH119
+    return parse_mscclpp(read_document(path, limit=MaxBytes.MSCCLPP_JSON), os.path.basename(path) if str(path) != "-" else "standard input")  # noqa: PTH119
 
 
 def parse_mscclpp(data: bytes, where: str = "plan") -> MscclppPlan:
     """The plan in a document. Raises: FormatError."""
-    if len(data) > _MAX_BYTES:
-        raise FormatError(f"larger than {_MAX_BYTES} bytes", where=where)
+    if len(data) > MaxBytes.MSCCLPP_JSON:
+        raise FormatError(f"larger than {MaxBytes.MSCCLPP_JSON} bytes", where=where)
     try:
         plan = decode(data, _PLAN, where)
     except FormatError as error:

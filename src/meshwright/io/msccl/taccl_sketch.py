@@ -17,12 +17,12 @@ from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ...sketch import CONNECTIONS, MAX_CHUNKUP, MAX_GPUS, MAX_NODES, Sketch
 from ..fields import Table, shown
+from ..limits import MaxBytes
 from ..strict_json import decode, read_document, refuse_ambiguous
 
 __all__ = ["profile_fabric", "read_profile", "read_sketch", "sketch_from_json"]
 
-MAX_BYTES = 8 << 20
-MAX_BOX = 64  # GPUs per box of a custom profile
+MAX_GPUS_PER_BOX = 64  # of a custom profile
 _BETA_1_LINK = (  # beta class of each pair in an NDv2 box: 1 = two NVLinks, 2 = one (matrix rows of the public profile)
     "01221000", "10210200", "22010010", "21100002", "10000122", "02001021", "00102201", "00022110",
 )  # fmt: skip
@@ -30,7 +30,7 @@ _BETA_1_LINK = (  # beta class of each pair in an NDv2 box: 1 = two NVLinks, 2 =
 
 def read_sketch(path: str | os.PathLike[str]) -> Sketch:
     """The sketch in a file. Raises: UsageError if it cannot be read; FormatError, naming the field, if it is no sketch."""
-    return sketch_from_json(read_document(path, limit=MAX_BYTES), Path(path).name)
+    return sketch_from_json(read_document(path, limit=MaxBytes.TACCL_SKETCH), Path(path).name)
 
 
 def sketch_from_json(data: bytes, where: str = "sketch") -> Sketch:
@@ -146,7 +146,7 @@ def _multinode(table: Table) -> None:
 # ---- topology profiles ---------------------------------------------------------------------------------------------------
 def read_profile(path: str | os.PathLike[str], *, boxes: int, kind: str = "custom", chunk_bytes: int = 10**6) -> Fabric:
     """The fabric that a topology profile stands for; see `profile_fabric`."""
-    return profile_fabric(read_document(path, limit=MAX_BYTES), Path(path).name, boxes=boxes, kind=kind, chunk_bytes=chunk_bytes)
+    return profile_fabric(read_document(path, limit=MaxBytes.TACCL_SKETCH), Path(path).name, boxes=boxes, kind=kind, chunk_bytes=chunk_bytes)
 
 
 def profile_fabric(data: bytes, where: str = "profile", *, boxes: int, kind: str = "custom", chunk_bytes: int = 10**6) -> Fabric:
@@ -164,7 +164,7 @@ def profile_fabric(data: bytes, where: str = "profile", *, boxes: int, kind: str
         raise UsageError(f"needs 1..{MAX_NODES} boxes and a chunk of at least a byte, got {boxes} and {chunk_bytes}")
     top = _table(data, where)
     name = top.text("name", "profile")
-    gpus = top.integer("gpus_per_node", least=1, most=MAX_BOX)
+    gpus = top.integer("gpus_per_node", least=1, most=MAX_GPUS_PER_BOX)
     nics = top.integer("nics_per_node", 1, least=1, most=gpus)
     alpha_s = top.number("alpha", most=1e9) * 1e-6
     rates = _rates(top, kind, gpus, chunk_bytes)

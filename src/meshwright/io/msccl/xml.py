@@ -21,11 +21,11 @@ from xml.sax.saxutils import quoteattr
 from ...errors import FormatError
 from ...interop.msccl import COLLECTIVES, DIALECTS, PARTS, PROTOCOLS, Attributes, MscclAlgo, MscclBlock, MscclGpu, MscclStep
 from ..atomic import write_text
+from ..limits import MAX_INT32
 from ..xml_reader import XmlNode, parse_xml, read_xml
 
 __all__ = ["msccl_text", "parse_msccl", "read_msccl", "write_msccl"]
 
-_MOST = (1 << 31) - 1
 _ALGO = ("name", "proto", "nchannels", "nchunksperloop", "ngpus", "coll", "inplace", "outofplace", "minBytes", "maxBytes", "root")
 _GPU = ("id", "i_chunks", "o_chunks", "s_chunks")
 _BLOCK = ("id", "send", "recv", "chan")
@@ -62,14 +62,14 @@ class _Fields:
             raise self.error(name, f"must be one of {', '.join(choices)}, got {value[:40]!r}")
         return value
 
-    def integer(self, name: str, default: int | None = None, most: int = _MOST) -> int:
+    def integer(self, name: str, default: int | None = None, most: int = MAX_INT32) -> int:
         text = self.text(name, default=None if default is None else str(default))
         digits = text[1:] if text[:1] == "-" else text
         if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
             raise self.error(name, f"must be a whole number, got {text[:40]!r}")
         value = int(text)
-        if not -_MOST - 1 <= value <= most:
-            raise self.error(name, f"must be {-_MOST - 1}..{most}, got {value}")
+        if not -MAX_INT32 - 1 <= value <= most:
+            raise self.error(name, f"must be {-MAX_INT32 - 1}..{most}, got {value}")
         return value
 
     def extra(self, known: tuple[str, ...]) -> Attributes:

@@ -26,7 +26,7 @@ __all__ = ["Join", "bus_id", "nccl_fabric", "nvlink_rate_Bps", "safe_name"]
 
 _NVLINK = ((100, 40_100, 50_000), (90, 20_600, 25_000), (86, 12_000, 14_000), (80, 20_000, 25_000), (70, 20_000, 25_000), (60, 18_000, 20_000))
 _XGMI = (("gfx95", 48_000, 64_000), ("gfx94", 48_000, 64_000), ("gfx90a", 36_000, 50_000), ("gfx908", 24_000, 25_000), ("gfx906", 24_000, 25_000))
-_MULTICAST_SM = 90
+_MIN_MULTICAST_SM = 90  # compute capability (times ten) from which a GPU's NVLinks reduce and multicast in the switch
 LOCAL_Bps = 5000 * 10**9  # NCCL's figure for what is no cable: two addresses of one chip, a virtual NIC
 _BAD = re.compile(r"[^A-Za-z0-9_.:+-]")
 
@@ -232,7 +232,7 @@ class _Box:
             return
         if to_switch and given is not None:
             raise UsageError(f"{self.system.where} has an NVSwitch already", where="--nvswitch", hint="leave it out")
-        capable = not to_switch or all(pci.gpu is not None and pci.gpu.sm >= _MULTICAST_SM for _, pci, _ in self.gpus)
+        capable = not to_switch or all(pci.gpu is not None and pci.gpu.sm >= _MIN_MULTICAST_SM for _, pci, _ in self.gpus)
         if self.shared:
             switch = "nvswitch"
             if all(s.name != switch for s in self.parts.switches):

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import FormatError
+from ..limits import MaxBytes
 from ..xml_reader import XmlLimits, XmlNode, parse_xml, read_xml
 
 __all__ = ["NcclChannel", "NcclGraph", "graph_lines", "parse_nccl_graph", "read_nccl_graph"]
 
-LIMITS = XmlLimits(max_bytes=16 << 20, elements=200_000, depth=8, characters=256)
+LIMITS = XmlLimits(max_bytes=MaxBytes.NCCL_XML, elements=200_000, depth=8, characters=256)
 PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "NVLS", 6: "CollNet direct"}
 NAMES = {0: "ring", 1: "tree", 2: "CollNet chain", 3: "NVLS", 4: "CollNet direct"}
 

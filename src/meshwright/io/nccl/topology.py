@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import FormatError
+from ..limits import MAX_INT32, MaxBytes
 from ..xml_reader import XmlLimits, XmlNode, parse_xml, read_xml
 
 __all__ = ["LANE", "NcclCpu", "NcclGpu", "NcclLink", "NcclNet", "NcclPci", "NcclSystem", "parse_nccl_topology", "read_nccl_topology"]
 
-LIMITS = XmlLimits(max_bytes=16 << 20, elements=200_000, depth=64, characters=1024)
+LIMITS = XmlLimits(max_bytes=MaxBytes.NCCL_XML, elements=200_000, depth=64, characters=1024)
 # 100 Mbit/s per lane that NCCL counts for a generation; both spellings of the kernel. Unknown: DEFAULT_LANE.
 LANE = {"2.5": 15, "5": 30, "5.0": 30, "8": 60, "8.0": 60, "16": 120, "16.0": 120, "32": 240, "32.0": 240, "64": 480, "64.0": 480}
 DEFAULT_LANE, DEFAULT_WIDTH, DEFAULT_NET_MBITPS = 60, 16, 10_000
-MOST = (1 << 31) - 1
 _BUS = re.compile(r"[0-9a-fA-F]{1,8}:[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,2})?(\.[0-9a-fA-F]{1,2})?\Z")
 _SPEED = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?\Z")
 
@@ -164,11 +164,11 @@ def _integer(node: XmlNode, name: str, where: str, default: int) -> int:
     if text is None or text == "":
         return default
     try:
-        value = int(text, 16 if text.lower().startswith(("0x", "-0x")) else 10) if len(text) <= 20 else MOST + 1
+        value = int(text, 16 if text.lower().startswith(("0x", "-0x")) else 10) if len(text) <= 20 else MAX_INT32 + 1
     except ValueError:
         raise _wrong(where, node, f"{name}: must be a whole number, got {text[:32]!r}") from None
-    if not -MOST <= value <= MOST:
-        raise _wrong(where, node, f"{name}: must be within ±{MOST}, got {text[:32]!r}")
+    if not -MAX_INT32 <= value <= MAX_INT32:
+        raise _wrong(where, node, f"{name}: must be within ±{MAX_INT32}, got {text[:32]!r}")
     return value
 
 

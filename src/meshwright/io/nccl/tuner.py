@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...errors import FormatError, UsageError
 from ..atomic import write_text
+from ..limits import MaxBytes
 from ..strict_json import read_at_most
 
 __all__ = ["ALGORITHMS", "NO_LIMIT", "TunerRow", "first_match", "parse_tuner", "read_tuner", "rows_of_choices", "tuner_text", "write_tuner"]
@@ -28,8 +29,7 @@ ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_t
 PROTOCOLS = ("ll", "ll128", "simple")
 NO_LIMIT = (1 << 64) - 1  # size_t; the plugin's own documents write 4294967295, which ends at 4 GiB
 _FIELDS = ("collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps", "regBuff")
-_MAX_BYTES = 1 << 20
-_LINE = 255
+_MAX_LINE_CHARACTERS = 255  # what the plugin reads of a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +114,14 @@ def write_tuner(path: str | os.PathLike[str], rows: Sequence[TunerRow]) -> None:
 # ---- reading -----------------------------------------------------------------------------------------------------------
 def read_tuner(path: str | os.PathLike[str]) -> list[TunerRow]:
     """The rows of a file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where, data = read_at_most(path, _MAX_BYTES)
+    where, data = read_at_most(path, MaxBytes.NCCL_TUNER)
     return parse_tuner(data, where)
 
 
 def parse_tuner(data: bytes, where: str = "tuner") -> list[TunerRow]:
     """The rows of a document. Raises: FormatError, with the line."""
-    if len(data) > _MAX_BYTES:
-        raise FormatError(f"larger than {_MAX_BYTES} bytes", where=where)
+    if len(data) > MaxBytes.NCCL_TUNER:
+        raise FormatError(f"larger than {MaxBytes.NCCL_TUNER} bytes", where=where)
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:
@@ -143,8 +143,8 @@ def parse_tuner(data: bytes, where: str = "tuner") -> list[TunerRow]:
 
 
 def _row(line: str, at: str) -> TunerRow:
-    if len(line) > _LINE:
-        raise FormatError(f"has {len(line)} characters, the plugin reads {_LINE}", where=at)
+    if len(line) > _MAX_LINE_CHARACTERS:
+        raise FormatError(f"has {len(line)} characters, the plugin reads {_MAX_LINE_CHARACTERS}", where=at)
     fields = [field.strip(" \t") for field in line.split(",")]
     if not 8 <= len(fields) <= 10:
         raise FormatError(f"has {len(fields)} fields, expected 8 to 10: {','.join(_FIELDS)}", where=at)

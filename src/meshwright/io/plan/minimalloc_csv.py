@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import FormatError
+from ..limits import MaxBytes
 from ..strict_json import read_at_most
 
 __all__ = ["BufferTable", "buffers_csv", "parse_buffers_csv", "read_buffers_csv"]
 
-MAX_BYTES, MAX_ROWS, MAX_VALUE = 64 << 20, 1_000_000, 1 << 60
+MAX_ROWS = 1_000_000  # buffers of one table
+MAX_VALUE = 1 << 60  # times, sizes and offsets: a sum of two stays below 2^63
 HEADINGS = {"id": "id", "buffer": "id", "lower": "lower", "start": "lower", "upper": "upper", "end": "upper", "size": "size", "offset": "offset"}
 _NUMBER = re.compile(r"-?\d{1,19}\Z")
 _NAME = re.compile(r"[^,\s\"\x00-\x1f]{1,128}\Z")
@@ -34,9 +36,9 @@ class BufferTable:
 
 def read_buffers_csv(path: str | os.PathLike[str]) -> BufferTable:
     """A file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where, data = read_at_most(path, MAX_BYTES)
-    if len(data) > MAX_BYTES:
-        raise FormatError(f"larger than {MAX_BYTES} bytes", where=where)
+    where, data = read_at_most(path, MaxBytes.BUFFERS_CSV)
+    if len(data) > MaxBytes.BUFFERS_CSV:
+        raise FormatError(f"larger than {MaxBytes.BUFFERS_CSV} bytes", where=where)
     try:
         return parse_buffers_csv(data.decode("utf-8-sig"), where=where)
     except UnicodeDecodeError as error:

@@ -20,15 +20,14 @@ import msgspec
 
 from ...errors import FormatError
 from ...traffic import MAX_TENSORS, GradientTensor, TrafficPlan, TrafficProfile
+from ..limits import MaxBytes
 from ..strict_json import read_document, read_versioned, write_document
 
 __all__ = [
     "is_traffic_plan", "plan_document", "read_tensors", "read_traffic_plan", "read_traffic_profile", "write_traffic_plan", "write_traffic_profile",
 ]  # fmt: skip
 
-VERSION = 1
-MAX_FILE_BYTES = 64 << 20
-MAX_CSV_BYTES = 4 << 20
+VERSION = 1  # of plans and of profiles
 _COLUMNS = ("name", "shape", "ready_s")
 
 
@@ -53,20 +52,20 @@ def is_traffic_plan(path: str | os.PathLike[str]) -> bool:
     if str(path) == "-":
         return False
     try:
-        return msgspec.json.decode(read_document(path, limit=MAX_FILE_BYTES), type=_Schema).schema == "meshwright.traffic-plan"
+        return msgspec.json.decode(read_document(path, limit=MaxBytes.TRAFFIC), type=_Schema).schema == "meshwright.traffic-plan"
     except msgspec.DecodeError:
         return False
 
 
 def read_traffic_plan(path: str | os.PathLike[str]) -> TrafficPlan:
     """As it stands in the file; `drive.traffic.load_traffic_plan` checks it. Raises: UsageError (no such file), FormatError naming the field."""
-    plan: TrafficPlan = read_versioned(path, _Plan, schema="meshwright.traffic-plan", version=VERSION, limit=MAX_FILE_BYTES)[0].plan
+    plan: TrafficPlan = read_versioned(path, _Plan, schema="meshwright.traffic-plan", version=VERSION, limit=MaxBytes.TRAFFIC)[0].plan
     return plan
 
 
 def read_traffic_profile(path: str | os.PathLike[str]) -> TrafficProfile:
     """Raises: UsageError (no such file), FormatError naming the field."""
-    profile: TrafficProfile = read_versioned(path, _Profile, schema="meshwright.traffic-profile", version=VERSION, limit=MAX_FILE_BYTES)[0].profile
+    profile: TrafficProfile = read_versioned(path, _Profile, schema="meshwright.traffic-profile", version=VERSION, limit=MaxBytes.TRAFFIC)[0].profile
     return profile
 
 
@@ -90,7 +89,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[GradientTensor, ...]:
 
     Raises: UsageError (no such file), FormatError naming line and column.
     """
-    data, where = read_document(path, limit=MAX_CSV_BYTES), Path(path).name or str(path)
+    data, where = read_document(path, limit=MaxBytes.TRAFFIC_CSV), Path(path).name or str(path)
     try:
         rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig")), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:

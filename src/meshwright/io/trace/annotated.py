@@ -24,7 +24,7 @@ from .scan import Piece, TraceScan, is_object, salvaged
 __all__ = ["write_annotated"]
 
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
-_FIRST_TRACK = 2_000_000_000  # numbers of added threads; beyond what systems give
+_FIRST_ADDED_THREAD = 2_000_000_000  # numbers of added threads begin here, beyond what systems give
 
 
 def write_annotated(source: str | os.PathLike[str], annotation: Annotation, path: str | os.PathLike[str]) -> None:
@@ -119,7 +119,7 @@ def _events(annotation: Annotation) -> Iterator[bytes]:
     taken = {t.tid for t in trace.tracks}
     number: dict[int, int] = {}
     for track in sorted({r.track for r in found}):
-        tid = _FIRST_TRACK + track
+        tid = _FIRST_ADDED_THREAD + track
         while tid in taken:
             tid += len(trace.tracks)
         taken.add(tid)

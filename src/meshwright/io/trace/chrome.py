@@ -15,7 +15,7 @@ __all__ = ["chrome_bytes"]
 
 # A flow event belongs to the slice that encloses it, so it lies a little inside: the arrow leaves near the start of the send and
 # arrives near the end of the receive, which is never earlier.
-_INSIDE = 0.01
+_INSIDE_SHARE = 0.01
 
 
 def chrome_bytes(trace: Trace) -> bytes:
@@ -67,5 +67,5 @@ def _flows(trace: Trace) -> Iterator[str]:
     places = [f'"pid":{track.process + 1},"tid":{tid}' for tid, track in enumerate(trace.tracks, 1)]
     for number, (source, target) in enumerate(trace.flows.tolist(), 1):
         common = f'"id":{number},"name":"message","cat":"message"'
-        yield f'{{"ph":"s",{places[tracks[source]]},"ts":{start[source] + _INSIDE * length[source]:.3f},{common}}}'
-        yield f'{{"ph":"f","bp":"e",{places[tracks[target]]},"ts":{start[target] + (1 - _INSIDE) * length[target]:.3f},{common}}}'
+        yield f'{{"ph":"s",{places[tracks[source]]},"ts":{start[source] + _INSIDE_SHARE * length[source]:.3f},{common}}}'
+        yield f'{{"ph":"f","bp":"e",{places[tracks[target]]},"ts":{start[target] + (1 - _INSIDE_SHARE) * length[target]:.3f},{common}}}'

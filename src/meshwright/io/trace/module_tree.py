@@ -15,15 +15,15 @@ import msgspec
 
 from ...errors import FormatError
 from ...trace.module_tree import CapturedOperator, ModuleNode, ModuleTree
+from ..limits import MaxBytes
 from ..strict_json import decode, header, read_document, refuse_ambiguous, write_document
 
 __all__ = ["read_module_tree", "write_module_tree"]
 
 SCHEMA = "meshwright.trace-modules"
 VERSION = 1
-MAX_FILE_BYTES = 256 << 20
-MAX_MODULES = 1_000_000
-MAX_TEXT = 1024
+MAX_MODULES = 1_000_000  # of one model
+MAX_TEXT_CHARACTERS = 1024  # of a path, a class or a name
 
 
 class _Module(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +62,7 @@ def write_module_tree(path: str | os.PathLike[str], tree: ModuleTree) -> None:
 def read_module_tree(path: str | os.PathLike[str]) -> ModuleTree:
     """Raises: UsageError if the file cannot be read, FormatError naming the field for anything wrong in it."""
     where = Path(path).name or str(path)
-    data = read_document(path, limit=MAX_FILE_BYTES)
+    data = read_document(path, limit=MaxBytes.MODULE_TREE)
     header(data, schema=SCHEMA, version=VERSION, where=where)
     file = decode(data, _FILE, where)
     refuse_ambiguous(data, where)
@@ -87,11 +87,11 @@ def _check(file: _File, where: str) -> None:
         if module.path in seen:
             refuse(f"the path {module.path[:80]!r} occurs twice", f"modules[{i}].path")
         seen.add(module.path)
-        if max(map(len, (module.path, module.kind, *module.parameters))) > MAX_TEXT:
-            refuse(f"a text is longer than {MAX_TEXT} characters", f"modules[{i}]")
+        if max(map(len, (module.path, module.kind, *module.parameters))) > MAX_TEXT_CHARACTERS:
+            refuse(f"a text is longer than {MAX_TEXT_CHARACTERS} characters", f"modules[{i}]")
     for i, operator in enumerate(file.operators):
         named: list[Any] = [operator.module, *(m for _, owners in operator.owners for m in owners)]
         if not all(0 <= m < len(file.modules) for m in named):
             refuse(f"names a module that is not among the {len(file.modules)}", f"operators[{i}]")
-        if max(map(len, (operator.name, *operator.inner, *(n for n, _ in operator.owners)))) > MAX_TEXT:
-            refuse(f"a text is longer than {MAX_TEXT} characters", f"operators[{i}]")
+        if max(map(len, (operator.name, *operator.inner, *(n for n, _ in operator.owners)))) > MAX_TEXT_CHARACTERS:
+            refuse(f"a text is longer than {MAX_TEXT_CHARACTERS} characters", f"operators[{i}]")

@@ -11,14 +11,12 @@ from itertools import chain
 from struct import pack
 
 from ..protobuf import block, fixed64, number, text, varint
+from .perfetto_words import COUNTER_SIZE_BYTES, EventType, SequenceFlag
 from .slices import Trace, batched
 
 __all__ = ["perfetto_bytes"]
 
-_SEQUENCE = 1
-_BEGIN, _END, _COUNTER = 1, 2, 4  # TrackEvent.Type
-_STATE_CLEARED, _NEEDS_STATE = 1, 2  # TracePacket.SequenceFlags
-_SIZE_BYTES = 3  # CounterDescriptor.Unit
+_SEQUENCE = 1  # the one sender of packets: any number but 0
 
 
 
@@ -35,7 +33,7 @@ def _head(trace: Trace) -> bytes:
     interned = b"".join(block(1, number(1, i + 1) + text(2, name)) for name, i in trace.categories.items())
     interned += b"".join(block(2, number(1, i + 1) + text(2, name)) for name, i in trace.names.items())
     # TracePacket: trusted_packet_sequence_id 10, interned_data 12, sequence_flags 13
-    return number(10, _SEQUENCE) + block(12, interned) + number(13, _STATE_CLEARED)
+    return number(10, _SEQUENCE) + block(12, interned) + number(13, SequenceFlag.STATE_CLEARED)
 
 
 def _process_uuid(process: int) -> int:
@@ -61,14 +59,14 @@ def _descriptors(trace: Trace) -> list[bytes]:
         out.append(number(1, _track_uuid(trace, at)) + number(5, _process_uuid(track.process)) + block(4, thread))
     for at, counter in enumerate(trace.counters):
         # CounterDescriptor: unit 3, unit_name 6
-        unit = number(3, _SIZE_BYTES) if counter.unit == "bytes" else text(6, counter.unit) if counter.unit else b""
+        unit = number(3, COUNTER_SIZE_BYTES) if counter.unit == "bytes" else text(6, counter.unit) if counter.unit else b""
         parent = number(5, _process_uuid(counter.process))
         out.append(number(1, _counter_uuid(trace, at)) + text(2, counter.name) + parent + block(8, unit))
     return [number(10, _SEQUENCE) + block(60, descriptor) for descriptor in out]
 
 
 _TIME, _EVENT = varint(8 << 3), varint(11 << 3 | 2)
-_ON_SEQUENCE, _WITH_STATE = number(10, _SEQUENCE), number(13, _NEEDS_STATE)
+_ON_SEQUENCE, _WITH_STATE = number(10, _SEQUENCE), number(13, SequenceFlag.NEEDS_STATE)
 
 
 def _packet(time_ns: int, event: bytes) -> bytes:
@@ -88,7 +86,7 @@ def _slices(trace: Trace) -> Iterator[bytes]:
     names = [number(10, i + 1) for i in range(len(trace.names))]
     categories = [number(3, i + 1) for i in range(len(trace.categories))]
     columns = (s.track, (s.start_s * 1e9).round().astype("int64"), (s.end_s * 1e9).round().astype("int64"), s.name, s.category, s.step, s.iteration)
-    begins, ends = number(9, _BEGIN), [number(9, _END) + place for place in places]
+    begins, ends = number(9, EventType.SLICE_BEGIN), [number(9, EventType.SLICE_END) + place for place in places]
     step_field, iteration_field = (text(10, word) + varint(4 << 3) for word in ("step", "iteration"))  # DebugAnnotation: name 10, int_value 4
     for i, (track, start, end, name, category, step, iteration) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         event = begins + places[track] + names[name] + categories[category]
@@ -103,7 +101,7 @@ def _slices(trace: Trace) -> Iterator[bytes]:
 def _counters(trace: Trace) -> Iterator[bytes]:
     """TrackEvent: type 9, track_uuid 11, counter_value 30 (whole numbers: bytes), double_counter_value 44 (others)."""
     for at, counter in enumerate(trace.counters):
-        head = number(9, _COUNTER) + number(11, _counter_uuid(trace, at))
+        head = number(9, EventType.COUNTER) + number(11, _counter_uuid(trace, at))
         times = (counter.time_s * 1e9).round().astype("int64").tolist()
         for time_ns, value in zip(times, counter.value.tolist(), strict=True):
             shown = number(30, round(value)) if counter.unit == "bytes" else varint(44 << 3 | 1) + pack("<d", value)

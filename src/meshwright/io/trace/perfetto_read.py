@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import FormatError
+from ..limits import MaxBytes
 from ..protobuf import BYTES, FIXED64, VARINT, fields, signed
 from ..strict_json import read_document
+from .perfetto_words import EventType, SequenceFlag
 from .rows import Args, Event, EventRows
 
 __all__ = ["add_perfetto"]
 
-MAX_BYTES = 1 << 30
-_BEGIN, _END = 1, 2  # TrackEvent.Type
-_CLEARED = 1  # TracePacket.SequenceFlags
-_BATCH = 20_000
+_BATCH_EVENTS = 20_000  # events that are turned into columns together
 
 
 @dataclass
@@ -36,16 +35,17 @@ class _State:
 
 def add_perfetto(path: str | os.PathLike[str], rows: EventRows) -> None:
     """Append what the file holds. Raises: UsageError if it cannot be read, FormatError if it is larger than 1 GiB or no such trace."""
-    data = read_document(path, limit=MAX_BYTES)
+    data = read_document(path, limit=MaxBytes.PERFETTO)
     state = _State(rows)
     try:
         for number, wire, value, _, after in fields(data, 0, len(data), rows.where):
             if number == 1 and wire == BYTES:  # Trace.packet
                 _packet(state, data, value, after)
-            if len(state.done) >= _BATCH:
+            if len(state.done) >= _BATCH_EVENTS:
                 rows.add(state.done)
                 state.done = []
     except FormatError as error:
+        # Damage behind good events loses the rest only; damage before any event is no such file.
         if not rows.count and not state.done and not state.open:
             raise
         rows.problems.add("the file ends early, or is damaged", error.message)
@@ -68,10 +68,12 @@ def _packet(state: _State, data: bytes, at: int, end: int) -> None:
             event = (value, after) if number == 11 else event
             interned = (value, after) if number == 12 else interned
             descriptor = (value, after) if number == 60 else descriptor
-    if flags & _CLEARED:
+    # The sender's numbers for names begin anew; those it gave before mean nothing any more.
+    if flags & SequenceFlag.STATE_CLEARED:
         for table in (state.names, state.categories):
             for key in [k for k in table if k[0] == sequence]:
                 del table[key]
+    # In this order: an event may use names and tracks that its own packet brings.
     if interned is not None:
         _interned(state, data, *interned, sequence)
     if descriptor is not None:
@@ -109,6 +111,7 @@ def _descriptor(state: _State, data: bytes, at: int, end: int) -> None:
         elif wire == BYTES and number in (3, 4):
             for inner, kind, content, _, stop in fields(data, value, after, state.rows.where):
                 (process if number == 3 else thread)[inner] = _text(data, content, stop) if kind == BYTES else content
+    # A thread without a pid of its own is of its parent's process.
     around = state.tracks.get(parent, ("", ""))[0]
     pid = process.get(1, thread.get(1, around))
     tid = thread.get(2, 0 if process else name or uuid)
@@ -141,11 +144,12 @@ def _event(state: _State, data: bytes, at: int, end: int, sequence: int, time_ns
                 notes[key] = said
         elif wire == FIXED64 and number in (47, 48):
             flows.append(("s" if number == 47 else "f", int.from_bytes(data[value:after], "little")))
-    if kind not in (_BEGIN, _END):
+    if kind not in (EventType.SLICE_BEGIN, EventType.SLICE_END):
         return
     pid, tid = state.tracks.get(track, ("", track))
+    # Ends carry no name: on each track the last slice begun ends first.
     stack = state.open.setdefault(track, [])
-    if kind == _BEGIN:
+    if kind == EventType.SLICE_BEGIN:
         args = Args(step=notes.get("step", -1), iteration=notes.get("iteration", -1))
         stack.append(Event(ph="X", name=name, cat=category, pid=pid, tid=tid, ts=time_ns / 1000, args=args))
         state.done += [Event(ph=ph, name="flow", cat="flow", id=flow, pid=pid, tid=tid, ts=time_ns / 1000) for ph, flow in flows]

@@ -19,10 +19,10 @@ from .scan import Piece, salvaged
 
 __all__ = ["Args", "EventRows", "WarningCounts"]
 
-MAX_EVENTS = 50_000_000
-MAX_NAME = 4096  # characters
-MAX_US = 4e15  # more than any clock says: the epoch was 1.8e15 µs ago
-MAX_NAME_TABLE = 512 << 20  # characters over all names
+MAX_EVENTS = 50_000_000  # of one file
+MAX_NAME_CHARACTERS = 4096  # that are kept of a name
+MAX_TIME_US = 4e15  # more than any clock says: the epoch was 1.8e15 µs ago
+MAX_NAMES_CHARACTERS = 512 << 20  # over all different names
 
 _RENAMED = {
     "sequence": "Sequence number", "forward_thread": "Fwd thread id", "external_id": "External id", "external_id_old": "external id",
@@ -209,7 +209,7 @@ class EventRows:
     def to_ns(self, time_us: NDArray[np.float64]) -> NDArray[np.float64]:
         """ns from the first time seen that can be one. Subtracting first keeps the ns that a float of absolute µs still resolves."""
         if self.origin_us is None:
-            possible = time_us[np.abs(time_us) < MAX_US]
+            possible = time_us[np.abs(time_us) < MAX_TIME_US]
             self.origin_us = float(math.floor(possible[0])) if len(possible) else None
         return np.rint((time_us - (self.origin_us or 0.0)) * 1000.0)
 
@@ -219,11 +219,11 @@ class EventRows:
             return self.names[name]
         except (KeyError, TypeError):
             text = name if isinstance(name, str) else str(name)
-            if len(text) > MAX_NAME:
+            if len(text) > MAX_NAME_CHARACTERS:
                 self.problems.add("long name, cut", text[:80])
-                text = text[:MAX_NAME] + "…"
-            if self.name_characters + len(text) > MAX_NAME_TABLE:
-                raise FormatError(f"has more than {MAX_NAME_TABLE} characters of different names", where=self.where) from None
+                text = text[:MAX_NAME_CHARACTERS] + "…"
+            if self.name_characters + len(text) > MAX_NAMES_CHARACTERS:
+                raise FormatError(f"has more than {MAX_NAMES_CHARACTERS} characters of different names", where=self.where) from None
             if text not in self.names:
                 self.name_characters += len(text)
             return self.names.setdefault(text, len(self.names))
@@ -232,7 +232,7 @@ class EventRows:
         try:
             return self.categories[category]
         except (KeyError, TypeError):
-            return self.categories.setdefault(str(category)[:MAX_NAME], len(self.categories))
+            return self.categories.setdefault(str(category)[:MAX_NAME_CHARACTERS], len(self.categories))
 
     def track_id(self, pid: Any, tid: Any) -> int:
         try:
@@ -311,7 +311,7 @@ def _event(data: bytes) -> Event | None:
 
 def _label(value: Any) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        return "" if value is None else str(value)[:MAX_NAME]
+        return "" if value is None else str(value)[:MAX_NAME_CHARACTERS]
     return value
 
 

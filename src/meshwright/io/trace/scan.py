@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError, UsageError
-from ...kernels.json_objects import DONE, OPEN, STATE, scan_objects
+from ...kernels.json_objects import DONE, OPEN, STATE_WORDS, scan_objects
 
 __all__ = ["Piece", "TraceScan", "is_object", "repaired", "salvaged"]
 
-CHUNK_BYTES = 8 << 20
-MAX_OBJECT_BYTES = 4 << 20  # beyond it a string was left open: look for the next event inside
-MAX_HEAD_BYTES = 64 << 20
-MAX_TAIL_BYTES = 64 << 20
-MAX_UNPACKED_BYTES = 64 << 30
+CHUNK_BYTES = 8 << 20  # read (and unpacked) at once
+MAX_OBJECT_BYTES = 4 << 20  # of one event; beyond it a string was left open: look for the next event inside
+MAX_HEAD_BYTES = 64 << 20  # before the first event
+MAX_TAIL_BYTES = 64 << 20  # after the last event
+MAX_UNPACKED_BYTES = 64 << 30  # of a whole trace: more is a file made to exhaust memory
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:)')
@@ -77,7 +77,8 @@ class TraceScan:
         chunks = self.unpacked()
         buffer = self._find_array(chunks)
         dropped = len(self.head)
-        state = np.zeros(STATE, np.int64)
+        state = np.zeros(STATE_WORDS, np.int64)
+        # State is kept between chunks, so objects, strings and escapes may lie across their edges.
         state[OPEN] = -1
         starts, ends = np.zeros(CHUNK_BYTES // 16, np.int64), np.zeros(CHUNK_BYTES // 16, np.int64)
         position = 0
@@ -91,9 +92,11 @@ class TraceScan:
                 self.closed_at = dropped + position - 1
                 self.tail = self._rest(buffer[position:], chunks)
                 return
+            # An object that is still open stays, everything before it has been given away.
             keep = int(state[OPEN]) if state[OPEN] >= 0 else len(buffer)
             buffer, position, dropped = buffer[keep:], position - keep, dropped + keep
             state[OPEN] = 0 if state[OPEN] >= 0 else -1
+            # No event is as long: a quote was lost, and everything since counted as text.
             if len(buffer) > MAX_OBJECT_BYTES:
                 kept = self._resynchronise(buffer, state)
                 buffer, position, dropped = kept, 0, dropped + len(buffer) - len(kept)
@@ -120,6 +123,7 @@ class TraceScan:
         buffer = b""
         for chunk in chunks:
             buffer += chunk
+            # A byte order mark and blanks may stand first; then a bare list of events, or an object that holds one.
             start = buffer.removeprefix(b"\xef\xbb\xbf").lstrip()
             if start[:1] == b"[":
                 self.head = buffer[: buffer.index(b"[") + 1]
@@ -166,7 +170,9 @@ class TraceScan:
             except zlib.error:
                 self.cut_short = True
                 return
+            # `decompress` was told how much to make, so input may be left over.
             data = inflater.unconsumed_tail
+            # Several gzip streams may follow one another; each needs a new inflater.
             if inflater.eof:
                 data, inflater = inflater.unused_data, zlib.decompressobj(wbits=31)
             total += len(out)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cost import Cost, Priced, Transport
-from ...cost_models.learned import ENOUGH, LearnedProducts, fit_learned
+from ...cost_models.learned import MIN_ROWS, LearnedProducts, fit_learned
 from ...cost_models.products import GpuPeaks, ProductModel, fit_products
 from ...cost_models.tiles import TiledTable, fit_tiles
 from ...errors import FormatError, UnknownName, UsageError
@@ -74,7 +74,7 @@ class GemmTable:
 
     @cached_property
     def _learned(self) -> LearnedProducts | None:
-        if self.peaks is None or sum(len(c.m) for c in self.curves) < ENOUGH:
+        if self.peaks is None or sum(len(c.m) for c in self.curves) < MIN_ROWS:
             return None
         return fit_learned(*self._rows, self.peaks)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cost_models.collectives import CollectiveCurve, fit_collectives
-from ...cost_models.learned import ENOUGH, LearnedProducts, fit_learned
+from ...cost_models.learned import MIN_ROWS, LearnedProducts, fit_learned
 from ...cost_models.products import GpuPeaks, fit_products
 from ...cost_models.tiles import TiledTable, fit_tiles
 from ...errors import FormatError, UnknownName
@@ -167,7 +167,7 @@ def _gemm_errors(curves: Sequence[GemmCurve], peaks: GpuPeaks) -> GemmErrors:
     m, n, k, times_s = stacked(lambda b: ~b)
     model = fit_products(m, n, k, times_s, peaks)
     table: TiledTable | LearnedProducts
-    if len(times_s) >= ENOUGH:
+    if len(times_s) >= MIN_ROWS:
         table = fit_learned(m, n, k, times_s, peaks)
     else:
         table = fit_tiles([(c.n, c.k, c.m[~b], c.times_s[~b]) for c, b in zip(curves, back, strict=True)], model)

@@ -17,9 +17,9 @@ __all__ = ["memory_section", "run_section", "thinned"]
 
 F64 = NDArray[np.float64]
 WIDTH, HEIGHT = 1000, 100
-MAX_CURVES = 32
-MAX_POINTS = 400
-MAX_STEPS = 2000
+MAX_CURVES = 32  # ranks whose memory is drawn, those of the highest peaks
+MAX_POINTS = 400  # of one curve: more are thinned
+MAX_STEPS = 2000  # training steps of a loss curve, the last ones
 
 
 def thinned(time_s: F64, value: F64, end_s: float, most: int = MAX_POINTS) -> tuple[F64, F64]:

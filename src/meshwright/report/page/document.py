@@ -31,9 +31,9 @@ from .sections import alternatives, breakdown_section, decisions, layout_table, 
 from .spans import TimelineView, timeline_view
 from .transfers import Transfers, transfers
 
-__all__ = ["MAX_BYTES", "Page", "report_page"]
+__all__ = ["MAX_PAGE_BYTES", "Page", "report_page"]
 
-MAX_BYTES = 8_000_000
+MAX_PAGE_BYTES = 8_000_000  # of a page: what does not fit is drawn with fewer spans
 SCRIPTS = ("format.js", "unpack.js", "colors.js", "overview.js", "gestures.js", "timeline.js", "spans.js", "transfers.js", "main.js")
 MIN_SPANS = 4_000  # a page that is too large is made again with fewer, not below this
 
@@ -54,17 +54,18 @@ class Page:
 
 
 def report_page(page: PageContent, *, most_spans: int = 250_000) -> Page:
-    """The page; equal content gives equal text. What does not fit into MAX_BYTES is joined into fewer spans.
+    """The page; equal content gives equal text. What does not fit into MAX_PAGE_BYTES is joined into fewer spans.
 
     Raises: Unsupported for a plan that does not fit even so.
     """
     while True:
         made = _page(page, most_spans)
-        if made.size_bytes <= MAX_BYTES:
+        if made.size_bytes <= MAX_PAGE_BYTES:
             return made
         if most_spans <= MIN_SPANS:
             hint = "report on a part of the fabric"
-            raise Unsupported(f"the page would have {made.size_bytes:,} bytes, at most {MAX_BYTES:,} are written", where=page.plan_file, hint=hint)
+            what = f"the page would have {made.size_bytes:,} bytes, at most {MAX_PAGE_BYTES:,} are written"
+            raise Unsupported(what, where=page.plan_file, hint=hint)
         most_spans //= 2
 
 

@@ -18,8 +18,8 @@ from .packed import clean
 
 __all__ = ["fabric_picture", "link_ends", "link_table"]
 
-LABELLED = 48  # cables, at most, that carry their percentage
-LISTED = 24  # links in the table
+MAX_LABELLED_CABLES = 48  # that carry their percentage
+MAX_LISTED_LINKS = 24  # in the table, the busiest first
 
 
 def fabric_picture(fabric: Fabric, busy_s: Mapping[str, float], makespan_s: float) -> tuple[Html, int]:
@@ -37,7 +37,7 @@ def fabric_picture(fabric: Fabric, busy_s: Mapping[str, float], makespan_s: floa
         tip = "; ".join(_said(fabric, k, busy_s.get(names[k]), makespan_s) for k in members)
         lines.append(tag("line", tag("title", tip), cls=f"cable load{min(int(share * 5), 4) if share else 'none'}", x1=_n(x1), y1=_n(y1), x2=_n(x2),
                          y2=_n(y2), stroke_width=f"{1.5 + 6 * min(share, 1):.1f}"))  # fmt: skip
-        if share > 0.005 and len(cables) <= LABELLED:
+        if share > 0.005 and len(cables) <= MAX_LABELLED_CABLES:
             at = 0.42  # not in the middle, where the chords of a circle cross
             place = {"x": _n(x1 + at * (x2 - x1)), "y": _n(y1 + at * (y2 - y1) + 3)}
             labels.append(tag("text", f"{100 * share:.0f} %", cls="load", text_anchor="middle", **place))
@@ -89,9 +89,9 @@ def link_table(fabric: Fabric, busy_s: Mapping[str, float], makespan_s: float) -
     rows = [
         [shortened(names[k].replace("->", " to ")), fabric.links[k].kind, show_rate(fabric.links[k].rate_Bps), show_time(busy_s[names[k]]),
          share_text(busy_s[names[k]] / makespan_s)]
-        for k in used[:LISTED]
+        for k in used[:MAX_LISTED_LINKS]
     ]  # fmt: skip
-    more = f"; {len(used) - LISTED} more are used" if len(used) > LISTED else ""
+    more = f"; {len(used) - MAX_LISTED_LINKS} more are used" if len(used) > MAX_LISTED_LINKS else ""
     caption = f"Busiest of {len(names)} links{more}"
     if not rows:
         return joined([tag("p", "No link carries anything.")])

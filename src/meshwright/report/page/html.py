@@ -12,7 +12,7 @@ from .packed import clean
 
 __all__ = ["Html", "cell", "figure_of", "joined", "shortened", "source_link", "table", "tag"]
 
-SENTENCE = 4000  # characters of any one text
+MAX_TEXT_CHARACTERS = 4000  # of any one text
 VOID = frozenset({"meta", "input", "br", "hr", "path", "rect", "line", "polyline"})
 
 
@@ -27,7 +27,7 @@ def tag(name: str, *children: str | None, **attributes: object) -> Html:
     """
     said = "".join(
         f" {'class' if k == 'cls' else k.replace('_', '-')}"
-        + ("" if v is True else f'="{v if isinstance(v, Html) else escape(clean(str(v), SENTENCE))}"')
+        + ("" if v is True else f'="{v if isinstance(v, Html) else escape(clean(str(v), MAX_TEXT_CHARACTERS))}"')
         for k, v in attributes.items()
         if v is not None and v is not False
     )
@@ -37,7 +37,7 @@ def tag(name: str, *children: str | None, **attributes: object) -> Html:
 
 
 def joined(children: Iterable[str | None]) -> Html:
-    return Html("".join(c if isinstance(c, Html) else escape(clean(c, SENTENCE)) for c in children if c is not None))
+    return Html("".join(c if isinstance(c, Html) else escape(clean(c, MAX_TEXT_CHARACTERS)) for c in children if c is not None))
 
 
 def shortened(text: str, limit: int = 48) -> Html:

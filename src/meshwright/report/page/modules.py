@@ -14,8 +14,8 @@ from .html import Html, joined, shortened, source_link, table, tag
 
 __all__ = ["ModuleTime", "module_times", "modules_section"]
 
-MOST = 200  # modules in the table
-CAUSES = 10
+MAX_MODULES = 200  # in the table
+MAX_CAUSES = 10  # in the list, those that gain most first
 COUNTED = (Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.OPTIMIZER)
 
 
@@ -64,7 +64,7 @@ def _around(path: str) -> list[str]:
 
 def modules_section(measured: Breakdown) -> Html:
     """Bottlenecks, then modules; what is below a thousandth of the step's computing is left out."""
-    causes = [tag("li", c.line()) for c in measured.causes[:CAUSES]]
+    causes = [tag("li", c.line()) for c in measured.causes[:MAX_CAUSES]]
     parts = [tag("p", "From the recording of the run: steps that nothing slowed. ", source_link("measured"))]
     if causes:
         parts += [tag("h3", "Bottlenecks, and what to do about them"), tag("ol", *causes)]
@@ -75,7 +75,7 @@ def modules_section(measured: Breakdown) -> Html:
         parts.append(tag("p", "The run recorded no modules (`--no-module-spans`, or a model that runs as one)."))
         return joined(parts)
     rows = [[_name(t), *(seconds_text(t.seconds[s]) if t.seconds[s] else "" for s in COUNTED), seconds_text(t.total_s), share_text(t.total_s / whole)]
-            for t in shown[:MOST]]  # fmt: skip
+            for t in shown[:MAX_MODULES]]  # fmt: skip
     heads = ["module", "forward", "loss", "backward", "optimizer", "all", "share"]
     left = len(times) - len(rows)
     caption = "Computing per step and module, all ranks together, modules inside included" + (f"; {left} small ones left out" if left else "")

@@ -20,10 +20,10 @@ from ...errors import UsageError
 
 __all__ = ["clean", "pack"]
 
-MAX_TEXT = 400  # characters of a name that are kept
+MAX_NAME_CHARACTERS = 400  # that are kept of a name
 
 
-def clean(text: str, limit: int = MAX_TEXT) -> str:
+def clean(text: str, limit: int = MAX_NAME_CHARACTERS) -> str:
     """A name from outside, on one line, without control and direction characters and halves of surrogate pairs, at most `limit` long."""
     if len(text) <= limit and text.isprintable():
         return text

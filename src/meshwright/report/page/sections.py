@@ -15,8 +15,8 @@ from .html import Html, figure_of, joined, shortened, source_link, table, tag
 
 __all__ = ["alternatives", "breakdown_section", "decisions", "layout_table", "summary"]
 
-SHOWN = 12  # alternatives before the rest is folded away
-MOST = 300  # alternatives in all
+MAX_UNFOLDED = 12  # alternatives before the rest is folded away
+MAX_ALTERNATIVES = 300  # alternatives in all; the plan's file has the rest
 MAX_RANKS = 128  # rows of per-rank tables
 
 
@@ -87,7 +87,7 @@ def breakdown_section(page: PageContent) -> Html:
         body = [[s.name, *(seconds_text(s.seconds.get(n, 0.0)) for n in names)] for s in found.stages]
         stages = table("Stage by stage, predicted", ["stage", *names], body, numbers=range(1, len(names) + 1))
         named = {s.stage: s.name for s in found.stages}
-        path = [[f"{p.phase} on {named[p.stage]}", seconds_text(p.seconds), share_text(p.share)] for p in found.path[:SHOWN]]
+        path = [[f"{p.phase} on {named[p.stage]}", seconds_text(p.seconds), share_text(p.share)] for p in found.path[:MAX_UNFOLDED]]
         longest = table("What the critical path consists of, predicted", ["phase", "time", "share"], path, numbers=(1, 2))
         parts.append(tag("div", stages, longest, cls="tables"))
         rests = ", ".join(f"{k} {share_text(v)}" for k, v in found.evidence.items() if v > 0)
@@ -170,14 +170,14 @@ def alternatives(page: PageContent) -> Html:
         rows.append([tag("em", "lower bound"), seconds_text(bound_s), "1" if bound_s else "", "", f"by certificate: {plan.bound.certificate.kind}"])
     peak = max(page.timeline.memory_peak_bytes, default=0) if plan.kind != "collective" else 0
     rows.append(row(tag("strong", "this plan"), plan.prediction.time_s if plan.prediction else None, peak, _chosen_why(plan.decisions)))
-    others = [row(shortened(a.what, 72), a.time_s, a.memory_peak_bytes, a.why) for a in plan.alternatives[:MOST]]
+    others = [row(shortened(a.what, 72), a.time_s, a.memory_peak_bytes, a.why) for a in plan.alternatives[:MAX_ALTERNATIVES]]
     heads = ["what", "time", "times bound", "memory", "why"]
-    parts = [table("This plan and the best of the others", heads, [*rows, *others[:SHOWN]], numbers=(1, 2, 3))]
-    if others[SHOWN:]:
-        more = table("The others", heads, others[SHOWN:], numbers=(1, 2, 3))
-        parts.append(tag("details", tag("summary", f"{len(others) - SHOWN} more"), more))
-    if len(plan.alternatives) > MOST:
-        parts.append(tag("p", f"{len(plan.alternatives) - MOST} more are in the plan's file."))
+    parts = [table("This plan and the best of the others", heads, [*rows, *others[:MAX_UNFOLDED]], numbers=(1, 2, 3))]
+    if others[MAX_UNFOLDED:]:
+        more = table("The others", heads, others[MAX_UNFOLDED:], numbers=(1, 2, 3))
+        parts.append(tag("details", tag("summary", f"{len(others) - MAX_UNFOLDED} more"), more))
+    if len(plan.alternatives) > MAX_ALTERNATIVES:
+        parts.append(tag("p", f"{len(plan.alternatives) - MAX_ALTERNATIVES} more are in the plan's file."))
     if not plan.alternatives:
         parts.append(tag("p", "The plan names no alternatives."))
     elif page.bars is not None:

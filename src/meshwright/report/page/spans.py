@@ -23,10 +23,10 @@ from ...timeline import Timeline
 __all__ = ["MAX_ROWS", "MAX_SPANS", "Row", "TimelineView", "tick_of", "timeline_view"]
 
 I64 = NDArray[np.int64]
-MAX_SPANS = 250_000
-MAX_ROWS = 12_000
-NANOSECOND = -9  # ticks are no finer than this unless a timeline is short
-MAX_TICKS = 2_000_000_000
+MAX_SPANS = 250_000  # of one timeline: beyond it neighbours are joined
+MAX_ROWS = 12_000  # of one timeline: beyond it messages share rows
+NANOSECOND_EXPONENT = -9  # ticks are no finer than 10^-9 s unless a timeline is short
+MAX_TICKS = 2_000_000_000  # of a timeline: times fit into 32 bits
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class TimelineView:
 def tick_of(end_s: float) -> int:
     """Exponent of the finest tick, at most a nanosecond, with which `end_s` stays below MAX_TICKS."""
     if end_s <= 0:
-        return NANOSECOND
+        return NANOSECOND_EXPONENT
     exponent = math.ceil(math.log10(end_s / MAX_TICKS))
-    return exponent if exponent > NANOSECOND else max(exponent, NANOSECOND - 6)
+    return exponent if exponent > NANOSECOND_EXPONENT else max(exponent, NANOSECOND_EXPONENT - 6)
 
 
 def timeline_view(

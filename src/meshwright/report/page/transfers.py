@@ -16,7 +16,7 @@ from ...simulate import compile_network
 __all__ = ["MAX_MESSAGES", "Transfers", "transfers"]
 
 I64 = NDArray[np.int64]
-MAX_MESSAGES = 30_000
+MAX_MESSAGES = 30_000  # drawn one by one; the sums count all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.gpu import quantise, select, signs
-from ...kernels.orthonormal import DEPENDENT
+from ...kernels.orthonormal import MIN_SHARE_OF_LENGTH
 
 __all__ = [
     "accumulate", "add_at", "add_levels", "add_looked_up", "add_momentum", "add_two_values", "block_maxima", "block_means", "block_norms",
@@ -147,5 +147,5 @@ def orthonormalise(x: Tensor) -> None:
             for d in range(c):
                 wide[:, c] -= (wide[:, c] * wide[:, d]).sum() * wide[:, d]
         after = wide[:, c].square().sum()
-        wide[:, c] *= torch.where(after <= before * DEPENDENT**2, 0.0, 1 / after.sqrt())
+        wide[:, c] *= torch.where(after <= before * MIN_SHARE_OF_LENGTH**2, 0.0, 1 / after.sqrt())
     x.copy_(wide)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ....graph.step_graph import StepGraph
 from ....kernels.step_anneal import anneal
 from ....kernels.step_schedule import NEVER
-from ....kernels.step_search import SEED, Archive, archive_for, search
+from ....kernels.step_search import DEFAULT_SEED, Archive, archive_for, search
 from ..baselines import Chen, Revolve, Rotor, chen, revolve, rotor
 from ..baselines.chain import chain_of
 from ..lifetimes import Lifetimes, lifetimes_of
@@ -96,7 +96,7 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
 
 def fastest_within(
     graph: StepGraph, budget_bytes: int, effort: int, *, kept: Sequence[Sequence[int]] = (), begin: Sequence[I32] = (), down: bool = True,
-    seed: int = SEED,
+    seed: int = DEFAULT_SEED,
 ) -> tuple[Lifetimes, Entry]:  # fmt: skip
     """One budget, all of the effort spent on it: the fastest schedule found within it, else the one of least peak.
 

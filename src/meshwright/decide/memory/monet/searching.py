@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ....errors import Infeasible
 from ....graph.step_graph import StepPlan
-from ....kernels.step_search import SEED
+from ....kernels.step_search import DEFAULT_SEED
 from ..fusionaware.frontier import fastest_within
 from ..step import finished
 from .closure import Closure, closure, floor_bytes
@@ -212,7 +212,7 @@ def begun(m: Merged, budget_bytes: int, *, effort: int) -> tuple[Decisions, Step
 
 def _runs(
     m: Merged, ways: Mapping[int, int], budget_bytes: int, effort: int, kept: Iterable[frozenset[int]], begin: Sequence[I32] = (), *,
-    down: bool = True, seed: int = SEED,
+    down: bool = True, seed: int = DEFAULT_SEED,
 ) -> tuple[list[Run], int, I32]:  # fmt: skip
     """The runs of the fastest schedule found within the budget (else of least peak), how many of them are in forward, and the schedule."""
     one = fixed(m.graph, ways)

@@ -1,0 +1,42 @@
+"""What parsers of outside files have in common: the largest file of each format that is read, and the largest numbers.
+
+A file that comes from outside must not exhaust memory or time before it is looked at. A limit was measured where its line says so; the others are
+many times what the tools that write such files make. What only one format has (rows, nodes, depth) is limited beside its parser.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MAX_INT32", "MAX_QUANTITY", "MAX_TOML_DOTS", "MaxBytes"]
+
+
+class MaxBytes:
+    """Bytes of one file that are read (unpacked, where it may be gzip); a larger file is refused."""
+
+    DOCUMENT = 512 << 20  # plans, programs, graphs: the largest documents of our own
+    FABRIC_TOML = 16 << 20  # the largest preset takes 10.4 MiB
+    FABRIC_JSON = 32 << 20  # the same fabric is longer in JSON, less than twice
+    CLUSTER_FILE = 32 << 20  # one of the files that describe a cluster: XML, `nvidia-smi topo`, a matrix
+    ADJACENCY = 32 << 20  # a matrix of 4096 x 4096 entries of two characters
+    DCGM = 4 << 20  # `dcgmi topo`, some kilobytes for a GPU
+    NCCL_XML = 16 << 20  # topologies and graphs of one server, or of a fused cluster
+    MSCCL_XML = 64 << 20
+    MSCCLPP_JSON = 64 << 20
+    TACCL_SKETCH = 8 << 20
+    NCCL_TUNER = 1 << 20  # a row takes at most 256 bytes
+    COST_TABLE = 64 << 20
+    PERF_TABLE = 256 << 20  # the largest real ones have 3 MB
+    PERF_SYSTEM = 1 << 20  # a GPU's data sheet in YAML, a few kilobytes
+    PROFILE_DOCUMENT = 16 << 20  # runtimes, layouts and runs that profilers report
+    PROFILE_LAYERS = 64 << 20
+    TRAFFIC = 64 << 20
+    TRAFFIC_CSV = 4 << 20  # 1 kB for each of the 4096 tensors that can be planned
+    BUFFERS_CSV = 64 << 20
+    TRANSFORMER_TOML = 64 << 10  # a dozen lines
+    EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
+    MODULE_TREE = 256 << 20
+    PERFETTO = 1 << 30
+
+
+MAX_QUANTITY = 9 * 10**18  # rates, sizes and FLOP/s stay below 2^63 = 9.22e18
+MAX_INT32 = (1 << 31) - 1  # what the C programs read that these files are for
+MAX_TOML_DOTS = 64  # on one line: a key a.b.c... costs a TOML parser time that grows with its length squared
