@@ -30,7 +30,8 @@ from .pipelines import collective_planner, problem_of_plan, schedule_of_plan
 
 __all__ = ["Filled", "fill_plan", "require_unfilled"]
 
-ROUNDING = 1e-9  # of a step: what sums of floats may differ by
+# Share of a step by which sums of floats in another order may differ.
+ROUNDING = 1e-9
 WIDER = (0.0, 0.02, 0.05, 0.1, 0.2)  # added to the margin as long as messages make a step longer
 
 

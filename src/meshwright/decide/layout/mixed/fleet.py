@@ -31,7 +31,8 @@ CITE = Cite(
     year=2024,
     venue="USENIX ATC '24",
 )
-MAX_KINDS = 4  # in one sequence
+# Kinds of device in one pipeline, at most: every order of them is tried.
+MAX_SEQUENCE_KINDS = 4
 
 
 def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequence[float]) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequ
 
 def fleet_candidates(problem: Problem) -> Iterator[Candidate]:
     """Every candidate uses at least two pools, and all devices of each."""
-    for size in range(2, min(len(problem.pools), MAX_KINDS) + 1):
+    for size in range(2, min(len(problem.pools), MAX_SEQUENCE_KINDS) + 1):
         for pools in combinations(problem.pools, size):
             if all(p.kind.nics for p in pools):
                 yield from _sequences(problem, pools)

@@ -27,9 +27,12 @@ from .split import split_layers
 
 __all__ = ["InterOperator", "PerLayer", "alpa_candidates", "per_layer_choices", "with_best_choices"]
 
-BLOCKS = 20  # of about equal time, that the inter-operator programme divides
+# Blocks of about equal time that the inter-operator programme divides: its work grows with their square.
+MAX_BLOCKS = 20
+# Stages of one pipeline that it considers.
 MAX_STAGES = 16
-UNITS = 256  # memory steps of the per-layer programme
+# Steps that a device's memory is divided into by the per-layer programme; sizes are rounded up to them.
+MEMORY_STEPS = 256
 F64 = NDArray[np.float64]
 
 
@@ -58,7 +61,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
         return None
     arrays = [problem.arrays(Entry(kind.name, microbatch, t), choice, data) for t in degrees]
     first = arrays[0]["forward_s"] + arrays[0]["backward_s"]
-    sizes = split_layers([first] * min(BLOCKS, layers))
+    sizes = split_layers([first] * min(MAX_BLOCKS, layers))
     starts = [0, *accumulate(sizes)]
     n = len(sizes)
     cost = np.full((len(degrees), n + 1, n + 1), np.inf)
@@ -110,7 +113,7 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
     if not np.isfinite(limit):
         limit = float(memory.max() * n + working.max()) + 1
     moves = _transforms(problem, layout, stage, choices)
-    found = best_choices(time, memory, working, np.broadcast_to(moves, (n, *moves.shape)), limit, max(1.0, limit / UNITS))
+    found = best_choices(time, memory, working, np.broadcast_to(moves, (n, *moves.shape)), limit, max(1.0, limit / MEMORY_STEPS))
     return [choices[i] for i in found[1]] if found is not None else None
 
 
