@@ -190,7 +190,7 @@ class _Lowering(StepLowering):
                     writes.append(self.whole(r, f"grad:{v}:{mb}"))
                 if v in s.sum_grads:
                     partial.append(v)
-            if name == "I":
+            if name == "I":  # what W needs of this pass is kept until then
                 left = f"left:{key}:{mb}"
                 r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
                 writes.append(self.whole(r, left))

@@ -142,6 +142,7 @@ def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
         # a lane that repeats waits for the turn `lag` before its own, and for no more turns than the other one has
         needed = min(s.lane[lane].turn - t.after_lag[n] + 1, t.repeat[other])
         if s.step[other].done < needed:
+            # met edges stay met, so it goes on from this one when it is woken
             s.lane[lane].sub = n
             s.lane[lane].next_waiting = s.step[other].waiting
             s.step[other].waiting = lane

@@ -117,6 +117,7 @@ def chimera_placement(devices: int, pipes: int) -> tuple[tuple[int, ...], ...]:
 
 def _unit_slots(devices: int, microbatches: int, pipes: int, pair: int) -> tuple[tuple[int, ...], list[tuple[int, int, Action]]]:
     """The copy of every micro-batch, and (slot, 1 for backwards, action) of all work; `pair` micro-batches per forward."""
+    # a unit fills every device's slots; what does not fill one stands at the end, divided as evenly as can be
     unit, copies = devices * pair, 2 * pipes
     copy_of: list[int] = []
     found: list[tuple[int, int, Action]] = []

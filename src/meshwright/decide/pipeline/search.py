@@ -111,6 +111,7 @@ class Search(PipelineStrategy):
             kinds += [ZBV(cap=cap, tries=0), VHalf(tries=0), VMin(tries=0)]
         if self.placement in ("auto", "both-ways") and d % 2 == 0:
             kinds += [Chimera(pipes=f, split=True) for f in range(1, d // 2 + 1) if d // 2 % f == 0 and f <= 2]
+        # with a cap of its own the search leaves out 1F1B and plain interleaving, which take none
         for kind in kinds:
             try:
                 yield kind.plan(problem)

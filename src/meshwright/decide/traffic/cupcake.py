@@ -12,6 +12,7 @@ Cost: O(n^2 codecs) for the bounds, then per position (kept states before it) * 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -39,7 +40,6 @@ Labels = tuple[tuple[int, int, int, int, int], ...]
 _BEAM_STATES = (4, 32)
 # Gaps proved on the way to the one that is wanted, as shares of the answer: each is proved sooner than the next, and may lower the answer.
 _GAP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002)
-UNLIMITED_STATES = 1 << 57  # more than memory holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class _Search:
         return -(-max(every) // WEIGHTS)
 
     def run(
-        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = UNLIMITED_STATES
+        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = sys.maxsize
     ) -> tuple[int, Groups, Labels | None]:
         """(step, its groups, the states kept): what was given unless a fusion below `limit` is found; no states when a limit was met first."""
         p, n = self.problem, self.problem.count

@@ -36,7 +36,6 @@ MAX_ROUNDS = 6
 RAISE_FACTOR = 4
 # Halvings of what was asked for beyond bytes that were too few, where that was a leap.
 MAX_HALVINGS = 4
-ALL_BYTES = 1 << 60  # more than any stage has
 WORK = ("flops", "bytes_read", "bytes_written", "calls")
 # A little more work is this part of a forward pass: so small that the roofline's slope there is that at the work itself.
 LITTLE_PARTS = 1 << 20
@@ -148,7 +147,8 @@ def with_recomputation(
     few, found, best, more = need, first, first, 1
     for left in reversed(range(MAX_ROUNDS)):
         missing = _missing(found)
-        need = need | {stage: need.get(stage, 0) + more * over if left else ALL_BYTES for stage, over in missing.items() if over > 0}
+        everything = 1 << 60  # bytes, more than any stage has
+        need = need | {stage: need.get(stage, 0) + more * over if left else everything for stage, over in missing.items() if over > 0}
         made = tried(need, found)
         if made is None:  # what a stage's plan leaves free of its own bytes, the program's worst order may need
             more *= RAISE_FACTOR

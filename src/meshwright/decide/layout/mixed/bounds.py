@@ -29,8 +29,6 @@ from .candidate import Candidate, Problem
 __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
 
 F64 = NDArray[np.float64]
-# Halvings of the interval that the family bound lies in: after 60 a float has no bits left to halve, 80 leave some to spare.
-BISECTION_STEPS = 80
 # Steps of the multiplicative weights: every one of them gives a valid bound, the best of all is kept.
 DUAL_STEPS = 120
 
@@ -147,7 +145,7 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
 
     low, high = 0.0, reference * total * max(ratio.values()) * (2 + len(layout.stages)) + 2 * hop * len(layout.stages) + 1e-9
     high *= 1 + max(tail.values())
-    for _ in range(BISECTION_STEPS):
+    for _ in range(80):  # a float has 53 bits to halve: so many steps leave nothing
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return low + problem.runtime.per_iteration_s

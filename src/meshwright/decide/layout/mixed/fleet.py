@@ -104,7 +104,7 @@ def _judged(problem: Problem, columns: Sequence[tuple[Replica, ...]], what: str)
         if rest or total < data or any(e not in problem.table.rows for e in entries) or total * len(columns[0]) > MAX_PASSES:
             continue
         best: tuple[float, Candidate] | None = None
-        nearest: tuple[float, Candidate] | None = None  # to fitting, where none does
+        nearest: tuple[float, Candidate] | None = None  # to fitting: what the search names where nothing fits
         even = all(len({problem.table.outside_Bps.get(c[s].device) for c in columns}) == 1 for s in range(len(columns[0])))
         for choice in problem.choices:
             if choice.tensor or bool(choice.sharding) != (data > 1) or choice.sharding == 2 or (choice.sharding > 1 and not even):
@@ -128,6 +128,7 @@ def _one(problem: Problem, columns: Sequence[tuple[Replica, ...]], microbatch: i
     for r in dict.fromkeys(r for c in distinct for r in c):
         a = problem.arrays(Entry(r.device, microbatch, r.tensor), choice, data)
         times[r] = a["forward_s"] + a["backward_s"]
+    # all pipelines divide layers alike, so the one that takes longest is divided well; the faster ones get more micro-batches instead
     slowest = max(distinct, key=lambda c: float(sum(times[r].sum() for r in c)))
     layers = split_layers([times[r] for r in slowest])
     starts = [sum(layers[:s]) for s in range(stages)]

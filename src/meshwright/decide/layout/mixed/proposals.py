@@ -75,6 +75,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
                 working[k, i, j] = a["working_bytes"][part].max()
     limit = pool.memory_bytes - problem.runtime.constant_memory_bytes.get(kind.name, 0) if pool.memory_bytes else np.inf
     longest = min(MAX_STAGES, n, devices // min(degrees))
+    # in 1F1B a stage with s stages left, itself included, holds at most s micro-batches
     fits = [state + kept * min(count, s) + working <= limit for s in range(1, longest + 1)]
     found = inter_operator(cost, fits, degrees, devices, count)
     if found is None:
@@ -100,6 +101,7 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
         count = max(m for r, m in zip(layout.stages[stage].replicas, counts, strict=True) if r == replica)
         pool = problem.pool(replica)
         if pool.memory_bytes:
+            # one choice per layer for all replicas: the tightest device and the slowest one decide
             limit = min(limit, pool.memory_bytes - problem.runtime.constant_memory_bytes.get(replica.device, 0))
         rate = pool.kind.device_nic_Bps or float("inf")
         for k, choice in enumerate(choices):

@@ -72,6 +72,7 @@ def search_mixed(
         )
     )  # fmt: skip
     ranked = _simulate(problem, fitting[:simulated])
+    # refined ones join the simulated: the simulator decides between them, so refining never makes worse
     ranked += _refined(problem, demands, ranked[:], refine)
     kept = _keeping(demands, ranked)
     best = kept[0]

@@ -32,7 +32,7 @@ def priced(graph: StepGraph, flops: dict[str, float], *, flops_per_s: float, byt
             users[x].append(n)
     nodes = []
     for i, n in enumerate(graph.nodes):
-        time_s = 0.0
+        time_s = 0.0  # views cost nothing
         if n.phase != "input" and not is_view(n):
             touched = {s for x in n.inputs for s in graph.nodes[x].storages} | {*n.storages}
             traffic = sum(graph.storages[s].size_bytes for s in touched) / bytes_per_s

@@ -30,6 +30,7 @@ def kernels_of(reads: Sequence[Sequence[int]], part: Sequence[int], size: Sequen
             continue
         near = {r for x in touched[k] for r in last.get(x, ())}
         for r in sorted(near, reverse=True):
+            # a loop over other elements, or the other pass, cannot be the same kernel; nearest pairs first
             if k - r <= MAX_KERNEL_RUNS and size[r] == size[k] and part[r] == part[k]:
                 group.fuse(r, k)
         for x in touched[k]:
