@@ -64,7 +64,7 @@ def kept(pool: Any, name: str, tensor: int) -> dict[str, Any]:
     from tensor_rig import plan_case
 
     from meshwright.decide.layout.tensor_shares import TensorOptions
-    from meshwright.lower.kept import kept_values
+    from meshwright.lower.kept_values import kept_values
     from meshwright.plan.shards import local_values
 
     row: dict[str, Any] = {"model": name, "tensor": tensor}

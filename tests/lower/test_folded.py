@@ -319,8 +319,8 @@ def test_few_micro_batches_say_how_long_all_take(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_search_judges_folded_layouts_by_few_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "MANY_DEVICES", 4)
-    monkeypatch.setattr("meshwright.drive.training.decisions.MANY_DEVICES", 4)
+    monkeypatch.setattr(order, "MAX_PLANNED_DEVICES", 4)
+    monkeypatch.setattr("meshwright.drive.training.decisions.MAX_PLANNED_DEVICES", 4)
     made = planned(monkeypatch, steps=100)
     assert made.main.fold is not None and made.layout is not None and made.layout.global_batch == 96
 

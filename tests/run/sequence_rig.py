@@ -8,7 +8,7 @@ import torch
 from rig import graph_of
 from tensor_rig import Case, Outcome, run_case
 
-from meshwright.lower.kept import kept_values
+from meshwright.lower.kept_values import kept_values
 from meshwright.plan.shards import local_values
 
 

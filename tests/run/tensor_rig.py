@@ -25,7 +25,7 @@ from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
 from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.layout.tensor_shares import TensorOptions
-from meshwright.decide.layout.unlike import EVEN, Division
+from meshwright.decide.layout.unlike_devices import EVEN, Division
 from meshwright.decide.memory.regions import RegionChooser
 from meshwright.decide.pipeline import PipelineProblem, one_f_one_b_order
 from meshwright.drive.collective.callee import bindable

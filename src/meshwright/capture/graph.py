@@ -32,7 +32,8 @@ __all__ = ["METHODS", "capture", "executed_graph"]
 
 Method = Literal["export", "aot", "make_fx", "opaque"]
 METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
-OPAQUE_LIMIT_BYTES = 2 * 1024**3  # parameters of a module that may be run for real to measure it
+# Bytes of parameters of a module that may be run for real to measure it: capture is otherwise without the model's memory.
+MAX_OPAQUE_BYTES = 2 * 1024**3
 
 
 def capture(
@@ -206,7 +207,7 @@ def _run_for_real(
     data = {"operator": fake.refusal.operator, "module": fake.refusal.module} if fake.refusal is not None else {}
     if "opaque" not in methods:
         raise CaptureError(f"{model} cannot be captured: {reason}", where=where, hint=hint, data=data)
-    if size > OPAQUE_LIMIT_BYTES:
+    if size > MAX_OPAQUE_BYTES:
         message = f"{model} cannot be captured: {reason}; its {size} bytes of parameters are too many to run it for real"
         raise CaptureError(message, where=where, hint=hint, data=data)
     real = trace_forward(model, loss=loss, batch_size=batch_size, seed=seed, device="cpu", opaque=True)

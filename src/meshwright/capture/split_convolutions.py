@@ -18,7 +18,7 @@ from torch import fx
 __all__ = ["split_convolutions"]
 
 BACKWARD = torch.ops.aten.convolution_backward.default
-MASK = 10  # its position among the arguments
+MASK_ARGUMENT = 10  # position of the output mask among the backward operator's arguments
 
 
 def split_convolutions(graph: fx.Graph) -> int:
@@ -27,7 +27,7 @@ def split_convolutions(graph: fx.Graph) -> int:
     Left whole: what makes no gradient of the input, and tensors that are not in torch's default order of dimensions, for which kernels choose
     the order of their result by the input's.
     """
-    found = [n for n in graph.find_nodes(op="call_function", target=BACKWARD) if n.args[MASK][0] and _in_default_order(n)]
+    found = [n for n in graph.find_nodes(op="call_function", target=BACKWARD) if n.args[MASK_ARGUMENT][0] and _in_default_order(n)]
     for n in found:
         _split(graph, n)
     return len(found)
@@ -46,7 +46,7 @@ def _falling(x: torch.Tensor) -> bool:
 def _split(graph: fx.Graph, whole: fx.Node) -> None:
     gradient, given, *others = whole.args
     assert isinstance(gradient, fx.Node) and isinstance(given, fx.Node)
-    value, mask = whole.meta["val"], list(whole.args[MASK])
+    value, mask = whole.meta["val"], list(whole.args[MASK_ARGUMENT])
     of_input, *of_weight = value
     parts = [x for x in whole.users if x.target is operator.getitem]
 
@@ -57,7 +57,7 @@ def _split(graph: fx.Graph, whole: fx.Node) -> None:
 
     with graph.inserting_before(whole):
         if any(mask[1:]):
-            weight = call("weight", BACKWARD, (*whole.args[:MASK], [False, *mask[1:]]), (None, *of_weight))
+            weight = call("weight", BACKWARD, (*whole.args[:MASK_ARGUMENT], [False, *mask[1:]]), (None, *of_weight))
             for x in parts:
                 if x.args[1]:
                     x.replace_input_with(whole, weight)
@@ -65,7 +65,7 @@ def _split(graph: fx.Graph, whole: fx.Node) -> None:
         one = call("one", torch.ops.aten.new_empty.default, (gradient, [1]), fake)
         shape = list(given.meta["val"].shape)
         spread = call("shape", torch.ops.aten.expand.default, (one, shape), fake.expand(shape))
-        half = call("input", BACKWARD, (gradient, spread, *others[: MASK - 2], [True, False, False]), (of_input, None, None))
+        half = call("input", BACKWARD, (gradient, spread, *others[: MASK_ARGUMENT - 2], [True, False, False]), (of_input, None, None))
     for x in parts:
         if x.args[1] == 0:
             x.replace_input_with(whole, half)

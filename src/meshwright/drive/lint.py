@@ -25,9 +25,12 @@ from ..kernels.effort import Deadline
 
 __all__ = ["FaultCost", "Lint", "fault_costs", "lint_known_fabric", "lint_source"]
 
-SIZE_BYTES = 1 << 30
-MAX_RANKS = 1024  # each bound of a larger fabric takes seconds
-MAX_COSTS_WORK_S = 10.0  # counted work, seconds of a quiet core: after it no further kind of fault is priced
+# Bytes of the all-gather whose bound, before and after, prices a fault.
+COLLECTIVE_BYTES = 1 << 30
+# Devices up to which faults are priced: each bound of a larger fabric takes seconds.
+MAX_RANKS = 1024
+# Counted work, in seconds of a quiet core, after which no further kind of fault is priced.
+MAX_COSTS_WORK_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,6 @@ def fault_costs(fabric: Fabric, findings: Sequence[Finding], repair: Callable[[s
 def _best(fabric: Fabric) -> Fraction | None:
     """Bytes per second of an all-gather at best; None where there is no bound (a disconnected fabric, rates too long)."""
     try:
-        return SIZE_BYTES / collective_bound(CollectiveProblem.on(fabric, "all-gather", SIZE_BYTES)).exact
+        return COLLECTIVE_BYTES / collective_bound(CollectiveProblem.on(fabric, "all-gather", COLLECTIVE_BYTES)).exact
     except MeshwrightError:
         return None

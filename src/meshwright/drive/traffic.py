@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 UNCOMPRESSED = "none"
-MIN_GAIN = 0.05  # of the step that DDP takes by itself: gradients are left to it for less
+# Share of the step that DDP takes by itself which a fusion without codecs must gain: gradients are left to it for less.
+MIN_GAIN_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def plan_traffic(
         if uncompressed is None:
             uncompressed = least if names == (UNCOMPRESSED,) else _uncompressed(profile, options if wanted is Cupcake else None)
     told = dict(found.options) | (budget.cut.to_json() if budget.cut else {})
-    leave = codecs is None and 0 < profile.plain_ns * (1 - MIN_GAIN) < found.step_ns
+    leave = codecs is None and 0 < profile.plain_ns * (1 - MIN_GAIN_SHARE) < found.step_ns
     return _checked(TrafficPlan(
         leave=leave, profile=profile, groups=found.groups, strategy=strategy, options=told, codecs=names, step_ns=found.step_ns,
         payload_bytes=_payload(profile, found.groups), bound=least, uncompressed=uncompressed, version=__version__,

@@ -30,7 +30,7 @@ PlanCollective = Callable[[tuple[int, ...], int, str], Callee]  # (ranks, size i
 
 _CALLS = {CollectiveType.ALL_REDUCE: "all-reduce", CollectiveType.ALL_GATHER: "all-gather", CollectiveType.REDUCE_SCATTER: "reduce-scatter"}
 _MEMORY = {NodeType.MEM_LOAD: "load", NodeType.MEM_STORE: "store"}
-_BARRIER_BYTES = 4
+_BARRIER_BYTES = 4  # of a barrier whose node states no size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ from .mscclpp import ImportedMscclpp, MscclppBlock, MscclppGpu, MscclppOp, Msccl
 
 __all__ = ["import_mscclpp"]
 
-DEPTH = 1 << 20
+# Messages that a channel holds unused: the files say nothing of it, so more than any of them sends.
+CHANNEL_DEPTH = 1 << 20
 
 
 def import_mscclpp(plan: MscclppPlan, *, root: int | None = None, chunk_bytes: int = 4) -> ImportedMscclpp:
@@ -134,7 +135,7 @@ class _Importer:
         key = (gpu, block, peer, kind)
         if key not in self.agents:
             sender = self.lanes[gpu, block] if kind == "memory" else self.lane(gpu)
-            self.agents[key] = (self.b.channel(gpu, peer, depth=DEPTH), sender, self.lane(peer))
+            self.agents[key] = (self.b.channel(gpu, peer, depth=CHANNEL_DEPTH), sender, self.lane(peer))
         return self.agents[key]
 
     # ---- names ---------------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ class _Importer:
         _, _, acting = self.agent(gpu.id, block.id, peer, "memory")
         key = (peer, -1 - block.id, gpu.id, "answers")
         if key not in self.agents:
-            self.agents[key] = (self.b.channel(peer, gpu.id, depth=DEPTH), acting, self.lanes[gpu.id, block.id])
+            self.agents[key] = (self.b.channel(peer, gpu.id, depth=CHANNEL_DEPTH), acting, self.lanes[gpu.id, block.id])
         back = self.agents[key][0]
         assert asked.lane == acting.number, "the lane that was asked answers"
         self.note(acting.send(back, src[0], src[1], count))

@@ -1,6 +1,6 @@
 """A collective `Program` as an MSCCL algorithm, within the executor's limits, or a refusal that names the limit.
 
-What is chosen: homes of chunks (`interop.to_msccl_homes`), thread blocks (`interop.to_msccl_blocks`), channels (a colour per chain of connections
+What is chosen: homes of chunks (`interop.to_msccl_buffers`), thread blocks (`interop.to_msccl_blocks`), channels (a colour per chain of connections
 that blocks
 tie together, so that no two share source, destination and channel), waits as `depid` and preceding `nop`s, numbers in file order.
 A program whose lanes repeat is written once: the executor runs all steps for every slice of a chunk, which is what repeating means; `after`
@@ -20,7 +20,7 @@ from ..program.fold import expand
 from ..program.program import Kind, Part, Program
 from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
 from .to_msccl_blocks import Block, Blocks, blocks_of
-from .to_msccl_homes import moves_of
+from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
 
 __all__ = ["MscclOptions", "lower_to_msccl"]

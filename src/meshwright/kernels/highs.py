@@ -24,7 +24,7 @@ from typing import Any, Literal
 from ..errors import Infeasible, TimeLimit, Unsupported, UsageError
 from .effort import NEVER, Deadline, clock_cut, count_work
 
-__all__ = ["Looks", "Status", "require_optimal", "row_duals", "solve", "solver", "values"]
+__all__ = ["SCALE", "Looks", "Status", "require_optimal", "row_duals", "solve", "solver", "values"]
 
 Status = Literal["optimal", "feasible"]
 FIXED = {"output_flag": False, "threads": 1}
@@ -33,6 +33,7 @@ LOOK_WORK_S = 1e-5  # work of an integer program between two looks, per nonzero 
 MIN_LOOKS = 20  # looks of an integer program, however little work is left for it: its first solutions
 ROWS_PER_LOOK = 1600  # rows of an integer program of which a look of `Looks` is one; work between looks grows as their square
 MAX_PIVOTS = (1 << 31) - 1  # steps of the simplex method, as HiGHS counts them: no limit
+SCALE = 1e4  # about the size that callers scale seconds and bytes to: far above the solver's tolerances (1e-6), far below what it takes for infinite
 OBJECTIVE_TOLERANCE = 1e-6  # relative difference between a solution's costs, summed here, and the objective as reported
 STOPPED = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kHighsInterrupt", "kObjectiveBound", "kObjectiveTarget", "kMemoryLimit")
 

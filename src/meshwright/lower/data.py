@@ -40,8 +40,10 @@ from .step import Position, RankLanes, StepLowering
 __all__ = ["DataParallel"]
 
 ADDING = ("B", "W")  # phases that add to gradients of parameters
-STATE_BUFFERS = 2  # Adam's two moments, in units of the parameters
-UPDATE_BUFFERS = 2  # temporaries of Adam for the parameter that it updates: the root of the second moment, and that over its correction
+# Optimizer state in units of the parameters: Adam's two moments.
+STATE_BUFFERS = 2
+# Temporaries of Adam in units of the parameter that it updates: the root of the second moment, and that over its correction.
+UPDATE_BUFFERS = 2
 
 Range = tuple[int, int, int]
 
@@ -169,6 +171,7 @@ class DataParallel:
                 counts.append(n * plan("gradient", copies, -(-size // n)).chunks)
         if tied is not None:
             counts.append(n * plan("tied", tied, -(-size // n)).chunks if self.level else plan("tied", tied, size).chunks)
+        # one cut for all: a range of chunks of one collective must be a range of chunks of every other
         g.chunks = lcm(*counts)
         g.chunk_bytes = per_chunk(g.size_bytes, g.chunks, self.low.element_bytes)
         own = g.chunks // n if self.level else g.chunks
@@ -264,6 +267,7 @@ class DataParallel:
         x.buffer = b.buffer(r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="scratch", name=name)
         free = x.start - 1
         if self.low.layout.overlap:
+            # the group before the last must be gone, and all before it that go earlier than this one begins: two are there at once
             behind = self.residencies[max(0, k - len(self.groups) - 2) : max(0, k - 1)]
             free = max((y.end for y in behind if y.end < x.start), default=-1)
         first, count = g.part
@@ -276,6 +280,7 @@ class DataParallel:
             return []
         name = f"gradfull:{microbatch}{g.name}"
         self.full[g.name, microbatch] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="gradient", name=name)
+        # with overlap the last sum may still run, the one before must be over: two whole gradients at once
         return self.closed[-2:-1] if self.low.layout.overlap else []
 
     def _label(self, kind: str) -> str:
@@ -290,6 +295,7 @@ class DataParallel:
         if self.level:
             self._reduce(g, after, microbatch)
         self.final[g.name] = self.r.sync.last if self.level else after
+        # sums over copies run in one order on all of them, else two ranks would wait for each other's calls
         while self.common and self.common[0].name in self.final:
             g = self.common.pop(0)
             self._over_copies(g, self.final[g.name])

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..plan.orders import RECEIVES_AHEAD
 from ..program.builder import LaneBuilder, StepRef
 from .connections import Connection, RankOrder, connections, uses, window
 from .step import RankLanes, StepLowering
 
-__all__ = ["RECEIVES_AHEAD", "PipelineMessages"]
-
-RECEIVES_AHEAD = 2
+__all__ = ["PipelineMessages"]
 
 
 class PipelineMessages:

@@ -17,7 +17,8 @@ from ..program.builder import LaneBuilder, ProgramBuilder, StepRef
 
 __all__ = ["ELEMENT_BYTES", "SequenceParts", "element_of", "per_chunk"]
 
-ELEMENT_BYTES = 4  # of padding, where a buffer's own elements are not larger
+# Bytes that sizes are padded to where a buffer's own elements are not larger: those of float32.
+ELEMENT_BYTES = 4
 SCATTER, GATHER = "reduce-scatter", "all-gather"
 
 # (rank, lane, buffer, bytes, operation) -> the step that calls it among the rank's tensor group

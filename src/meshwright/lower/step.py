@@ -17,7 +17,7 @@ from ..program.calls import Callee
 from ..program.program import Program
 from .connections import RankOrder
 from .folded import representatives, require_foldable
-from .kept import kept_values
+from .kept_values import kept_values
 from .sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 
 __all__ = ["Order", "PlanCollective", "Position", "RankLanes", "StepLowering", "require_orders"]

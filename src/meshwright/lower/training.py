@@ -73,6 +73,7 @@ class _Lowering(StepLowering):
             self.data[r.number] = DataParallel(self, r, self.positions(p, d))
             self.data[r.number].buffers()
             run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights}
+            # compute first: messages and sums hang on its steps, and buffers die after the last of all
             for phase, k, mb in order:
                 run[phase](r, lay.stages[k], mb)
             self.messages_of(r).emit(r)
@@ -189,7 +190,7 @@ class _Lowering(StepLowering):
                     writes.append(self.whole(r, f"grad:{v}:{mb}"))
                 if v in s.sum_grads:
                     partial.append(v)
-            if name == "I":
+            if name == "I":  # what W needs of this pass is kept until then
                 left = f"left:{key}:{mb}"
                 r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
                 writes.append(self.whole(r, left))
@@ -224,6 +225,7 @@ class _Lowering(StepLowering):
             return self.parts.scatter(r.number, r.compute, parts, part, value, add=True, summed=value in s.sum_grads)
         if self.sums_directly(r, value):
             return self.tensor_call(r, f"grad:{value}:{mb}", value)
+        # others add to the gradient too, and it may be summed only once: the part is summed by itself and then added
         self.tensor_call(r, f"gradpart:{value}:{s.key}:{mb}", value)
         part = r.buffers[f"gradpart:{value}:{s.key}:{mb}"]
         whole = self.activation(r, "grad", value, mb)

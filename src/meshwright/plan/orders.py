@@ -6,9 +6,11 @@ from typing import Literal
 
 from ..errors import UsageError
 
-__all__ = ["Phase", "one_f_one_b_order", "peak_in_flight"]
+__all__ = ["RECEIVES_AHEAD", "Phase", "one_f_one_b_order", "peak_in_flight"]
 
 Phase = Literal["F", "B"]
+# Messages that a receiver may hold unused per connection and direction: one may arrive while the one before is read.
+RECEIVES_AHEAD = 2
 
 
 def one_f_one_b_order(stages: int, microbatches: int, stage: int) -> list[tuple[Phase, int]]:

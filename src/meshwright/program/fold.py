@@ -139,6 +139,7 @@ def _refuse_too_many_steps(p: Program, fold: Fold) -> None:
 def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mapping[tuple[int, ...], int]) -> dict[str, NDArray[np.int64]]:
     """Step columns of one member in the plain program's numbers (all but `after`)."""
     s, c, me = p.steps, p.channels, number[member]
+    # a channel is its sender's: what arrives here was sent by the member from which the same channel leads to this one
     sends_to = np.array([number[_back(fold, member, _coordinates(fold, int(dst)))] for dst in c.dst], np.int64)
     out: dict[str, NDArray[np.int64]] = {}
     for name in ("kind", "parts", "count", "size"):

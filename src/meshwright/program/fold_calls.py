@@ -47,6 +47,7 @@ def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedP
             continue
         if name not in rings:
             rings[name] = _as_ring(programs[name], program.name)
+        # every member of the orbit runs the same body: one rank's part is spliced in, its channels are led on afterwards
         sites.append(_Orbit(rings[name], _ring_axis(program, fold, group, rings[name]), int(group[0])))
         bodies[name] = _body(rings[name])
         groups.append([int(group[0])])
@@ -64,6 +65,7 @@ def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedP
     dst, tag = c.dst.copy(), c.tag.copy()
     tag[:own] = program.channels.tag
     for pair, site in enumerate(sites):
+        # in the spliced form a call's number stands as the channels' tag: so its channels are found again
         theirs = own + np.flatnonzero(c.tag[own:] == pair)
         if site is not None:
             dst[theirs] = site.start + site.ring.channels.dst * folded_axes(fold)[site.axis].stride
@@ -133,7 +135,7 @@ def _shifts(p: Program, fold: Fold, inlined: Program, sites: list[_Orbit | None]
         if site is None or site.ring.fold is None or not (moved := int(site.ring.fold.buffer_shift[0, local])):
             continue
         theirs, ours = int(site.ring.buffers.chunks[local]), int(p.buffers.chunks[buffer])
-        finer = ours // theirs
+        finer = ours // theirs  # chunks of ours per chunk of the callee's view of the same buffer
         if chunk or ours % theirs:
             raise Unsupported(f"callee {site.ring.name!r} moves chunks round within a part of {p.buffer_name(buffer)}", where=p.name)
         if (set_by_call[site.axis, buffer] or fold.buffer_shift[site.axis, buffer]) and out[site.axis, buffer] != moved * finer:

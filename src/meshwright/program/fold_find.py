@@ -52,6 +52,7 @@ def fold(program: Program) -> Program | None:
         plain = expand(folded)
     except Unsupported:
         return None
+    # the proof: folded and expanded again it must be the program itself, rank for rank, whatever was found above
     found = _match(plain, p, np.arange(p.ranks))
     if found is None or found.moves_parts or np.any(found.shift):
         return None
@@ -62,11 +63,13 @@ def _axes(p: Program) -> tuple[list[FoldAxis], list[_Match]]:
     axes: list[FoldAxis] = []
     matches: list[_Match] = []
     stride = 1
+    # from the inside out: an axis begins where the one before ends, so the axes found tile the ranks
     while stride < p.ranks:
         rest = p.ranks // stride
         sizes = [n for n in range(rest, 1, -1) if rest % n == 0]
         axis, match = next(filter(None, (_symmetric_axis(p, n, stride) for n in sizes)), (None, None))
         if axis is None or match is None:
+            # the smallest factor stays plain, so that larger symmetric axes outside of it can still be found
             axis = FoldAxis(f"axis{len(axes)}", sizes[-1], stride, "plain")
         else:
             matches.append(match)
@@ -168,6 +171,7 @@ def _one_to_one(a: Ints, b: Ints, n_a: int, n_b: int) -> Ints | None:
     """The map that sends every a[i] to b[i], if there is one and it is one to one; -1 where nothing is sent."""
     out, back = np.full(n_a, -1, np.int64), np.full(n_b, -1, np.int64)
     out[a], back[b] = b, a
+    # a key written twice holds the last value: it reads back wrongly where the pairs disagree, in either direction
     return out if np.array_equal(out[a], b) and np.array_equal(back[b], a) else None
 
 
@@ -257,7 +261,7 @@ def _shifts(p: Program, q: Program, step: Ints, buffers: Ints, accesses: list[tu
     if not len(buffer):
         return out
     chunks = np.maximum(p.buffers.chunks[buffer].astype(np.int64), 1)
-    part = count < chunks
+    part = count < chunks  # a whole buffer is the same however far round it is read
     if np.any(buffers[buffer] != onto) or np.any(~part & (chunk != there)):
         return None
     moved = (there - chunk) % chunks
@@ -272,6 +276,7 @@ def _stored(p: Program, axes: tuple[FoldAxis, ...], matches: list[_Match]) -> Pr
     """
     shell = Fold(axes, np.zeros((0, 0), np.int32))
     ours = np.array([is_representative(shell, rank) for rank in range(p.ranks)])
+    # of each orbit of channels the one that starts at a representative is stored; steps name it instead of their own
     orbit = _orbits(len(p.channels), [m.channel for m in matches])
     stored = np.full(len(p.channels), -1, np.int64)  # by orbit: the channel that starts at a representative
     mine = ours[p.channels.src]

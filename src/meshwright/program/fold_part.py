@@ -69,6 +69,7 @@ class Lifted:
         while todo:
             here, member = todo.pop()
             for other, channel, way in self.near[here]:
+                # waits stay within a member; a channel leads from its member to another, a fixed step along every axis
                 node = (other, member if channel < 0 else self.moved(member, channel, way))
                 if node not in seen:
                     seen.add(node)

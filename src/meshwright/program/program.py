@@ -37,8 +37,11 @@ I64 = NDArray[np.int64]
 
 SCHEMA = "meshwright.program"
 VERSION = 1
-MAX_STEPS = 10_000_000  # expanded steps a file may hold; checked from headers before arrays are made
-MAX_EXECUTED_STEPS = 1 << 24  # steps (and `after` edges) that a file's repeats, calls or fold may stand for
+# Entries of a column in a file: checked from headers before arrays are made.
+MAX_STEPS = 10_000_000
+# Steps (and `after` edges) that a file's repeats, calls or fold may stand for: a small file must not become a large program unasked.
+MAX_EXECUTED_STEPS = 1 << 24
+# Ranks and switches of one program.
 MAX_ACTORS = 1 << 20
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute")
 # Ops of collectives that work chunk by chunk, see `Ops`.

@@ -56,6 +56,7 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
     slack = np.full(3 * len(step_of), np.inf)
     best = np.full(3 * len(step_of), -1, np.int64)
     taken, credited = s.channel.consumed.copy(), s.channel.sent.copy()
+    # backwards in the order of events: when a node comes up, everything that it gave something to has its slack
     for n in range(s.number[4] - 1, -1, -1):
         node = s.order[n]
         instance, what = node // 3, node % 3
@@ -77,6 +78,7 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
             for e in range(t.out_ptr[step], t.out_ptr[step + 1]):
                 c = t.out_channel[e]
                 credited[c] -= 1
+                # its credit came from the message `depth` places before it, from the step that took that one
                 j = credited[c] - t.depth[c]
                 if j >= 0:
                     giver = receives[s.channel[c].message_at + j]

@@ -35,6 +35,7 @@ def _wake(s, lane):  # type: ignore[no-untyped-def]
         return
     s.lane[lane].is_ready = 1
     number = s.number
+    # behind the lane that is visited now: still in this pass, so that each lane is visited once a pass, in lane order
     turn = number[0] if lane > number[1] else number[0] + 1
     key = turn * len(s.lane) + lane
     heap = s.ready
@@ -89,7 +90,7 @@ def _after_local(t, s, lane, now, record):  # type: ignore[no-untyped-def]
         unit = t.lane_unit[lane]
         if unit >= 0:
             first = np.int64(s.unit[unit].first)
-            s.unit[unit].owner = first
+            s.unit[unit].owner = first  # handed on, not freed: whoever asks meanwhile comes behind those that wait
             if first >= 0:
                 s.unit[unit].first = s.lane[first].next_waiting
                 _wake(s, first)
@@ -138,8 +139,10 @@ def _must_wait_for_steps(t, s, lane):  # type: ignore[no-untyped-def]
     step = s.lane[lane].at
     for n in range(s.lane[lane].sub, t.after_ptr[step + 1]):
         other = t.after_step[n]
+        # a lane that repeats waits for the turn `lag` before its own, and for no more turns than the other one has
         needed = min(s.lane[lane].turn - t.after_lag[n] + 1, t.repeat[other])
         if s.step[other].done < needed:
+            # met edges stay met, so it goes on from this one when it is woken
             s.lane[lane].sub = n
             s.lane[lane].next_waiting = s.step[other].waiting
             s.step[other].waiting = lane
@@ -317,6 +320,7 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
                     _visit(t, k, s, number[1], now, record)
                 number[0] += 1
                 number[1] = -1
+            # only when the instant is over: rates depend on all flows that begin or end in it
             elif s.work[0] > 0:
                 fair_settle(t, k, s, now)
             elif s.heap.queued[0] > 0:

@@ -19,7 +19,8 @@ from ..kernels.event_heap import heap_put, heap_repair
 
 __all__ = ["fair_begin", "fair_end", "fair_settle"]
 
-_SAME_SHARE = 1.0 + 1e-12
+# Links and flows within this factor of the level fill up together: sums of the same rates in another order differ by less.
+SAME_RATE_FACTOR = 1.0 + 1e-12
 
 
 @inlined
@@ -174,8 +175,9 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
             least = min(least, link.left / link.open_flows)
         for n in range(flows):
             least = min(least, k.cap[s.stack_flows[n]])
+        # the level at which the next link is full or a flow at its cap; rounding of `left` must not make it fall
         level = max(level, least)
-        limit = level * _SAME_SHARE
+        limit = level * SAME_RATE_FACTOR
         full = 0  # full links to the front
         for n in range(links):
             number = s.stack_links[n]
@@ -184,7 +186,7 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
                 s.stack_links[full] = number
                 full += 1
         for n in range(flows):
-            if k.cap[s.stack_flows[n]] <= limit:
+            if k.cap[s.stack_flows[n]] <= limit:  # it cannot use more, and leaves the rest of its links to the others
                 _fix(k, s, np.int64(s.stack_flows[n]), level)
         for n in range(full):
             link = s.link[s.stack_links[n]]
@@ -212,6 +214,7 @@ def _fill(k, s, links, flows):  # type: ignore[no-untyped-def]
 def _change_rate(s, c, rate, now):  # type: ignore[no-untyped-def]
     """When channel `c`'s flow ends at its new rate."""
     flow = s.channel[c]
+    # what the old rate has moved since it was set; from now on the new one
     flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
     flow.since = now
     flow.rate = rate

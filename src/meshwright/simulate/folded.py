@@ -59,6 +59,7 @@ def fold_network(program: Program, fabric: Fabric, placement: Sequence[str], *, 
     flat = orbit_of[first].astype(np.int32)
     ptr = np.zeros(channels + 1, np.int32)
     np.cumsum(hops, out=ptr[1:])
+    # fewer links than members: some image shares a link with another
     shared = bool(np.any(sizes < k)) or bool(np.any(np.bincount(flat, minlength=1) > 1))
     if mode == "exclusive" and shared:
         raise Unsupported("exclusive links shared by symmetric messages cannot be folded", where=program.name, hint="use fair links, or expand it")
@@ -71,6 +72,7 @@ def fold_network(program: Program, fabric: Fabric, placement: Sequence[str], *, 
         flight[c] = sum(latency[path].tolist()) + library[c]
     lead = np.full(len(sizes), -1, np.int64)
     lead[orbit_of[first]] = first
+    # one link stands for all of an orbit, one message for its k images: the orbit's rates together, divided among k
     rate = np.array([x.rate_Bps for x in fabric.links], np.float64)[lead] * sizes / k
     network = Network(
         mode="exclusive" if mode == "exclusive" or (mode == "auto" and not shared) else "fair", segment_bytes=None, route_ptr=ptr, route_link=flat,

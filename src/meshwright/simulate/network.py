@@ -27,7 +27,8 @@ from ..program.program import I32, Channels, Kind, Part, Program, Steps
 __all__ = ["Mode", "Network", "compile_network", "link_names", "used_channels"]
 
 Mode = Literal["fair", "exclusive", "auto"]
-MAX_KEPT = 16  # networks per fabric
+# Networks kept per fabric: those of one plan's programs, which are simulated again and again.
+MAX_KEPT_NETWORKS = 16
 F64 = NDArray[np.float64]
 
 
@@ -77,7 +78,7 @@ def compile_network(
     if key not in kept:
         made = _compiled(program, fabric, placement, mode, segment_bytes)
         kept[key] = program.channels, program.steps, made  # held, so that no other table gets their identity
-        if len(kept) > MAX_KEPT:
+        if len(kept) > MAX_KEPT_NETWORKS:
             kept.popitem(last=False)
     return kept[key][2]
 

@@ -21,7 +21,8 @@ __all__ = ["COMPLETE", "MAX_IN_FLIGHT", "SENDING", "TAKEN", "LinkTables", "Progr
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-MAX_IN_FLIGHT = 50_000_000  # places for messages and segments in flight
+# Messages and segments in flight, of which each has a place in memory.
+MAX_IN_FLIGHT = 50_000_000
 TAKEN, SENDING, COMPLETE = 0, 1, 2
 
 

@@ -148,8 +148,8 @@ def test_the_layer_table_orders_degrees_and_leaves_the_rest_out(graph: OpGraph, 
         asked.append(list(args[-1]))  # type: ignore[call-overload]
         return {d: float(i) for i, d in enumerate(asked[-1])}, None
 
-    monkeypatch.setattr("meshwright.drive.training.order.BUILT_AT_ONCE", 0)
-    monkeypatch.setattr("meshwright.drive.training.order.WORTH_BUILDING", 2)
+    monkeypatch.setattr("meshwright.drive.training.order.MAX_BUILT_OPERATORS", 0)
+    monkeypatch.setattr("meshwright.drive.training.order.MAX_BUILT_DEGREES", 2)
     monkeypatch.setattr("meshwright.drive.training.order.by_layer_table", recorded)
     plan = plan_training(JOB, NET, graph=graph)
     assert len(asked) == 1 and len(asked[0]) > 2

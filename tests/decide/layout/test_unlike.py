@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.cost import Cost
 from meshwright.decide.layout.cut import Unit, cut_stages
 from meshwright.decide.layout.tensor_shares import LEVEL
-from meshwright.decide.layout.unlike import EVEN, Division, device_orders, divide, moved, relative_speeds
+from meshwright.decide.layout.unlike_devices import EVEN, Division, device_orders, divide, moved, relative_speeds
 from meshwright.graph.graph import GraphValue, OpGraph, OpNode, Work
 from meshwright.io.fabric.name import load_fabric
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshwright.decide.memory.fusionaware.fused import fused_peak_bytes
-from meshwright.decide.memory.fusionaware.kernels import FUSED_AT_MOST, kernels_of
+from meshwright.decide.memory.fusionaware.kernels import MAX_KERNEL_RUNS, kernels_of
 from meshwright.decide.memory.step import finished
 from meshwright.graph.step_graph import StepGraph, StepNode, StepStorage
 
@@ -25,12 +25,12 @@ def test_kernels_run_in_an_order_that_is_possible(seed: int) -> None:
     of = {k: i for i, kernel in enumerate(kernels) for k in kernel}
     assert all(of[r] <= of[k] for k in range(n) for r in reads[k])
     for kernel in kernels:
-        assert len(kernel) <= FUSED_AT_MOST and len({(part[k], size[k]) for k in kernel}) == 1
+        assert len(kernel) <= MAX_KERNEL_RUNS and len({(part[k], size[k]) for k in kernel}) == 1
         assert len(kernel) == 1 or size[kernel[0]]
     whole = nx.DiGraph((of[r], of[k]) for k in range(n) for r in reads[k] if of[r] != of[k])
     assert nx.is_directed_acyclic_graph(whole)
     apart = [k for k in range(1, n) if size[k] and size[k] == size[k - 1] and part[k] == part[k - 1] and reads[k] == [k - 1]]
-    assert all(of[k] == of[k - 1] or len(kernels[of[k]]) + len(kernels[of[k - 1]]) > FUSED_AT_MOST for k in apart), "nothing runs between these"
+    assert all(of[k] == of[k - 1] or len(kernels[of[k]]) + len(kernels[of[k - 1]]) > MAX_KERNEL_RUNS for k in apart), "nothing runs between these"
 
 
 def graph_of(*calls: tuple[str, str, tuple[str, ...], int], given: tuple[str, ...] = ("x",)) -> StepGraph:

@@ -43,7 +43,7 @@ swap = msgspec.structs.replace
 def little_effort():
     """What is shown here holds of any schedule that fits; how good the search's are is `tests/decide/memory`'s."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.drive.training.stage_steps.EFFORT", 2_000)
+        patch.setattr("meshwright.drive.training.stage_steps.EFFORT_PER_NODE", 2_000)
         yield
 
 

@@ -13,7 +13,7 @@ from tensor_models import BATCH, LENGTH
 from tensor_rig import as_serial, plan_case, run_case
 
 from meshwright.decide.layout.tensor_shares import TensorOptions
-from meshwright.lower.kept import kept_values
+from meshwright.lower.kept_values import kept_values
 from meshwright.plan.shards import local_values, part_ranges
 from meshwright.run.executor.sequence_parts import PartsForm
 

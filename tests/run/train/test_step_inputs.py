@@ -14,7 +14,7 @@ from tensor_rig import Case, graph_of, plan_case
 
 from meshwright.check.training.step import check_training
 from meshwright.plan.sizes import inputs_read
-from meshwright.program.fewer import first_microbatches
+from meshwright.program.first_microbatches import first_microbatches
 from meshwright.program.program import BUFFER_ROLES, Program
 from meshwright.run.train.work import TrainingWork
 

@@ -10,7 +10,7 @@ from tensor_rig import as_serial, plan_case, predicted_sends
 from meshwright.check.training.step import check_training
 from meshwright.check.whole import check_layout
 from meshwright.decide.layout.data_sharding import DataSharding
-from meshwright.decide.layout.unlike import Division
+from meshwright.decide.layout.unlike_devices import Division
 from meshwright.errors import Unsupported
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

@@ -22,7 +22,7 @@ from .sequence import SequenceSplit, split_sequence
 from .sharding import Split
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import Usable, ordered_units, usable_regions
-from .unlike import EVEN, Division
+from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 

@@ -20,6 +20,7 @@ from .megatron import Region
 
 __all__ = ["Unit", "border_values", "cut_stages", "dtype_bytes", "order_units"]
 
+# Positions at which stages may be cut: the programme's work grows with their square, and of near ones the one with least traffic is kept.
 MAX_CUTS = 240
 
 _BYTES = {

@@ -27,9 +27,12 @@ CITE = Cite(
     year=2020,
     venue="SC '20, arXiv:1910.02054",
 )
-MAX_BUCKET_BYTES = 25 << 20  # unless another size is asked for
-BUCKETS = 4  # of the stage with the most parameters, where that makes them smaller
-SLACK = 0.5  # of a bucket: how far behind the place where it is full a cut is looked for
+# Bytes of one bucket, unless another size is asked for: what PyTorch's DDP takes.
+MAX_BUCKET_BYTES = 25 << 20
+# Buckets of the stage with the most parameters, at least: with fewer, too little is gathered or reduced while the stage computes.
+MIN_BUCKETS = 4
+# Share of a bucket beyond full up to which a better place to cut is looked for.
+MAX_OVERFILL_SHARE = 0.5
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +67,7 @@ def bucket_size(sharding: DataSharding, stage_bytes: Sequence[int]) -> int:
     """Bytes up to which buckets are filled."""
     if not sharding.cuts:
         return 1 << 62
-    return sharding.bucket_bytes or max(1, min(MAX_BUCKET_BYTES, -(-max(stage_bytes, default=1) // BUCKETS)))
+    return sharding.bucket_bytes or max(1, min(MAX_BUCKET_BYTES, -(-max(stage_bytes, default=1) // MIN_BUCKETS)))
 
 
 def cut_run(parameter_bytes: Sequence[int], crossing_bytes: Sequence[int], allowed: Sequence[bool], size: int) -> list[int]:
@@ -80,7 +83,7 @@ def cut_run(parameter_bytes: Sequence[int], crossing_bytes: Sequence[int], allow
             filled += parameter_bytes[at]
             at += 1
         end, more = at, filled
-        while end < n and more <= size * (1 + SLACK):
+        while end < n and more <= size * (1 + MAX_OVERFILL_SHARE):
             more += parameter_bytes[end]
             end += 1
         choices = [i for i in range(at, end + 1) if i < n and allowed[i]]

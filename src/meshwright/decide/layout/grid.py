@@ -30,7 +30,7 @@ from .problem import Degrees, DegreesStrategy, LayoutCandidate, LayoutProblem
 from .sequence import CITE as SEQUENCE_CITE
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import usable_regions
-from .unlike import EVEN, Division
+from .unlike_devices import EVEN, Division
 
 __all__ = ["CITE", "Grid", "degrees_of"]
 
@@ -42,7 +42,9 @@ CITE = Cite(
 )
 DEVIATIONS = ("candidates are judged by simulation, the closed form only orders them",)
 
-STATE_COPIES = 4  # weight, gradient and two Adam moments
+# Copies of a parameter's size that training keeps: weight, gradient and two Adam moments.
+STATE_COPIES = 4
+# Micro-batches of a step in the grid: programs and their simulation grow with them, and a pipeline is long full by then.
 MAX_MICROBATCHES = 512
 
 

@@ -13,7 +13,7 @@ from ...graph.graph import OpGraph
 from ...plan.plan import TrainingLayout
 from ..strategies import Listed
 from .data_sharding import PLAIN, DataSharding
-from .unlike import EVEN, Division
+from .unlike_devices import EVEN, Division
 
 __all__ = ["Degrees", "DegreesStrategy", "Fixed", "LayoutCandidate", "LayoutProblem", "LayoutStrategy", "Question"]
 

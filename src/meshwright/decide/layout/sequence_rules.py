@@ -37,7 +37,6 @@ _UNARY = POINTWISE_UNARY | frozenset({
     "ceil", "sign", "logsigmoid", "zeros_like", "ones_like", "log_sigmoid", "hardsigmoid", "selu", "celu",
 })  # fmt: skip
 VIEWS = RESHAPES | frozenset({"squeeze", "unsqueeze", "transpose", "permute", "t", "mT", "contiguous", "clone", "alias", "detach", "expand", "slice"})
-_RESHAPED = RESHAPES | frozenset({"squeeze"})
 _REDUCED = frozenset({"mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp", "linalg_vector_norm"})
 _KEPT = frozenset({
     "transpose", "permute", "chunk", "split", "split_with_sizes", "unbind", "slice", "cat", "unsqueeze", "softmax", "_softmax", "expand", "t", "mT",
@@ -91,7 +90,7 @@ def _split(n: OpNode, name: str, splits: Mapping[str, Split], shapes: Shapes) ->
         return first.at(first.dim - (dim < first.dim))
     if name in _REDUCED:
         return _reduced(n, first, shapes)
-    if name in _RESHAPED:
+    if name in RESHAPES or name == "squeeze":
         return _same_split(propagate(_as_reshape(n), splits, shapes), n)
     if name in _KEPT:
         return _same_split(propagate(n, splits, shapes), n)

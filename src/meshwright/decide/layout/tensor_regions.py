@@ -17,7 +17,9 @@ from .sharding import Grouped, Needs, Pieces, Refused, Split, propagate, short_n
 __all__ = ["GraphIndex", "Region", "try_region"]
 
 BLOCK_CHOICES = (1, 3, 2, 4)
-MAX_ENTRIES = 16  # linears that may open one region
+# Linears that may open one region: more than a fused attention or gated block has.
+MAX_REGION_ENTRIES = 16
+# Nodes of one region: a search that has gone so far has left the block that it began in.
 MAX_REGION_NODES = 200
 
 
@@ -106,7 +108,7 @@ def try_region(g: GraphIndex, group: list[str], taken: set[str], *, whys: list[s
 
 def _attempt(g: GraphIndex, a: _Attempt, taken: set[str], loss: bool) -> Region | None:
     fallback: set[str] = set()
-    while len(a.heads) <= MAX_ENTRIES:
+    while len(a.heads) <= MAX_REGION_ENTRIES:
         try:
             return grow_region(g, a, taken, loss=loss)
         except Needs as need:

@@ -18,7 +18,7 @@ from ...errors import Infeasible, MeshwrightError
 from ...graph.step_graph import StepGraph, StepPlan
 from . import strategies, strategy
 from .fusionaware.frontier import Entry, Frontier, frontier_of
-from .fusionaware.strategy import EFFORT, FusionAware
+from .fusionaware.strategy import DEFAULT_EFFORT, FusionAware
 from .monet.fixed import fixed, free_ways
 from .monet.strategy import Monet
 from .problem import StepStrategy
@@ -26,11 +26,16 @@ from .step import least_bound_bytes, nothing_fits, size_text
 
 __all__ = ["Offer", "auto_plan", "best_plan", "offers", "some_plan"]
 
-CLOSE = 0.01  # of the bound: nothing else is worth trying
-FIRST_EFFORT = 10_000  # per node of the graph
-QUICK_EFFORT = 4_000  # of monet's search, per node
-SHARES = (0.75, 0.5, 0.25, 0.0)  # of the time that a budget costs
-FEWER = (0.95, 0.9, 0.8)  # of the bytes of a plan
+# How far above its bound a plan ends the search, as a share of the bound: nothing that is tried then can gain more.
+MAX_BOUND_GAP_SHARE = 0.01
+# Runs of nodes of the first search, per node of the graph: a tenth of what is spent where that does not end it, on a graph of a thousand nodes.
+FIRST_EFFORT_PER_NODE = 10_000
+# Effort of monet's search where any plan will do, a tenth of its own default: it counts runs of every node.
+QUICK_EFFORT_PER_NODE = 4_000
+# Other budgets that are offered: those at which so much remains of the time that the budget costs.
+OFFERED_TIME_SHARES = (0.75, 0.5, 0.25, 0.0)
+# Other budgets that are offered: so much of the bytes of the plan.
+OFFERED_BYTES_SHARES = (0.95, 0.9, 0.8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +47,14 @@ class Offer:
 
 
 def _first_effort(graph: StepGraph) -> int:
-    return min(FIRST_EFFORT * len(graph.nodes), EFFORT)
+    return min(FIRST_EFFORT_PER_NODE * len(graph.nodes), DEFAULT_EFFORT)
 
 
 def some_plan(graph: StepGraph, budget_bytes: int, *, rng: np.random.Generator) -> StepPlan:
     """Any plan within the budget: with a tenth of the effort, where that finds one. Raises: Infeasible as `auto_plan`."""
     try:
         if any(n.alternatives for n in graph.nodes):
-            return Monet(effort=QUICK_EFFORT).plan(graph, budget_bytes, rng=rng)
+            return Monet(effort=QUICK_EFFORT_PER_NODE).plan(graph, budget_bytes, rng=rng)
         return FusionAware(effort=_first_effort(graph)).plan(graph, budget_bytes, rng=rng)
     except MeshwrightError:
         return auto_plan(graph, budget_bytes, rng=rng)[0]
@@ -76,9 +81,9 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
     for asked in tries:
         if asked is thorough and plans.keys() & others:
             break
-        if plans and min(p.time_s for p in plans.values()) <= floor * (1 + CLOSE):
+        if plans and min(p.time_s for p in plans.values()) <= floor * (1 + MAX_BOUND_GAP_SHARE):
             for name in others:
-                said.setdefault(name, f"not tried: nothing can be more than {CLOSE:.0%} faster")
+                said.setdefault(name, f"not tried: nothing can be more than {MAX_BOUND_GAP_SHARE:.0%} faster")
             break
         name = asked.name
         try:
@@ -130,7 +135,7 @@ def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generato
     except MeshwrightError as error:
         refused = error
     else:
-        if budget_bytes is not None and joint.floor_s is not None and joint.time_s <= joint.floor_s * (1 + CLOSE):
+        if budget_bytes is not None and joint.floor_s is not None and joint.time_s <= joint.floor_s * (1 + MAX_BOUND_GAP_SHARE):
             return joint, {}
     try:
         found, said = auto_plan(plain, budget_bytes, rng=rng)
@@ -176,9 +181,9 @@ def offers(graph: StepGraph, plan: StepPlan) -> tuple[tuple[Offer, ...], tuple[O
     frontier = frontier_of(graph, _first_effort(graph))
     extra = plan.time_s - frontier.plain_s
     entries = frontier.entries
-    more = [e for share in SHARES for e in _leanest(entries, frontier.plain_s + share * extra) if e.peak_bytes > plan.peak_bytes and extra > 0]
-    more = [e for e in more if e.time_s < plan.time_s]
-    less = [e for share in FEWER if (e := frontier.within(int(share * plan.peak_bytes))) is not None]
+    faster = [e for share in OFFERED_TIME_SHARES for e in _leanest(entries, frontier.plain_s + share * extra)] if extra > 0 else []
+    more = [e for e in faster if e.peak_bytes > plan.peak_bytes and e.time_s < plan.time_s]
+    less = [e for share in OFFERED_BYTES_SHARES if (e := frontier.within(int(share * plan.peak_bytes))) is not None]
     if entries[-1].peak_bytes < plan.peak_bytes:
         less.append(entries[-1])
     return _offers(more), _offers([e for e in less if e.time_s > plan.time_s])

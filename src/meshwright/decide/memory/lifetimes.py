@@ -99,6 +99,7 @@ def lifetimes_of(graph: StepGraph, *, replay_random: bool = True) -> Lifetimes:
     results = {*graph.results}
     wanted = results | {i for i, n in enumerate(nodes) if n.writes}
     forward = {i for i in wanted if i < boundary} | {i for i, n in enumerate(nodes[:boundary]) if n.random}
+    # nodes stand in topological order: one pass from the end reaches everything that is needed
     for group, top in ((wanted, len(nodes)), (forward, boundary)):
         for i in range(top - 1, -1, -1):
             if i in group:

@@ -19,14 +19,14 @@ from msgspec.structs import replace
 
 from ...errors import Infeasible
 from ...graph.step_graph import StepGraph
-from ...kernels.highs import require_optimal, solver, values
+from ...kernels.highs import SCALE, require_optimal, solver, values
 from .fusionaware.hull import Moment, cut_points, moments
 from .lifetimes import lifetimes_of
 
 __all__ = ["Holding", "SegmentFloor", "floor_of", "least_again_s"]
 
-SCALE = 1e4  # bytes and seconds are scaled to about this size, well inside the solver's tolerances
-MOMENTS = 8
+# Backward nodes per segment that get a row, those with most bytes alive first: each costs a hull of cuts, and the fullest ones bind.
+MAX_MOMENTS = 8
 Corner = tuple[float, float]  # bytes, seconds run again
 
 
@@ -59,7 +59,7 @@ def floor_of(graph: StepGraph, *, plain_bytes: int, plain_workspace_bytes: int, 
     if graph.boundary == len(graph.nodes):  # no backward: nothing is held for it, and nothing runs again
         return SegmentFloor(held=(plain,))
     lives = lifetimes_of(replace(graph, in_flight=1))
-    end, *later = moments(lives, most=MOMENTS if whole else 0)
+    end, *later = moments(lives, most=MAX_MOMENTS if whole else 0)
     size = [s.size_bytes for s in graph.storages]
     outside = {s for x in elsewhere for s in graph.nodes[x].storages if graph.storages[s].kind == "made"}
     handed = sum(s.size_bytes for s in graph.storages if s.kind == "tangent")
@@ -102,6 +102,7 @@ def least_again_s(stages: Mapping[int, Sequence[SegmentFloor]], holdings: Sequen
     except Infeasible:  # what nothing can keep within needs no bound
         return dict.fromkeys(stages, 0.0)
     x = values(lp)
+    # a little less than the solver's sum, for its rounding: the floor must not be above the truth
     return {i: (1 - 1e-9) * scaled.second * sum(x[v] for v in again[i]) for i in stages}
 
 

@@ -21,7 +21,8 @@ from .step import finished
 
 __all__ = ["plan_with_workspaces", "relaxed"]
 
-SLOWER = (1.5, float("inf"))  # than the fastest an implementation may be that the search counts on first
+# Times the fastest alike that an implementation may take which the search counts on first; any, where those are too large to fit.
+MAX_SLOWDOWNS = (1.5, float("inf"))
 
 
 def plan_with_workspaces(graph: StepGraph, budget_bytes: int | None, strategy: StepStrategy, *, rng: np.random.Generator) -> StepPlan:
@@ -45,7 +46,7 @@ def plan_with_workspaces(graph: StepGraph, budget_bytes: int | None, strategy: S
         found.append(made)
         return made
 
-    for slower in SLOWER:
+    for slower in MAX_SLOWDOWNS:
         first = tried(lean(graph, {}, lossy=False, slower=slower))
         if first is not None:
             if budget_bytes is not None:

@@ -63,6 +63,7 @@ def facts_of(problem: PipelineProblem, schedule: Schedule) -> dict[str, Any]:
     kinds = ("F", "I", "W") if schedule.split else ("F", "B")
 
     def seconds(kind: Any, c: int, s: int) -> str:
+        # several micro-batches at once may take less each: the least of them holds for all
         grouped = [a.count for a in schedule.orders[schedule.placement[c][s]] if a.kind == kind and a.copy == c and a.stage == s]
         whole = [action_s(problem, schedule, Action(kind, s, 0, c, k)) / k for k in set(grouped)]
         return str(min(map(Fraction, whole), default=Fraction(0)))
@@ -114,6 +115,7 @@ def _busy(facts: dict[str, Any], device: int, weights: bool) -> tuple[Fraction, 
     way = {c: _Way(facts, c) for c, _ in held}
     each = {(c, s): way[c].forward[s] + way[c].backward[s] + (way[c].weight[s] if weights else 0) for c, s in held}
     work = sum((facts["microbatches"][c] * each[c, s] for c, s in held), Fraction(0))
+    # what it runs first has come up to it, whichever of its stages that is: at least the shortest way
     head = min(way[c].head(s) for c, s in held)
     last_may_be_w = weights and facts["split"]
     tail = Fraction(0) if last_may_be_w else min(way[c].tail(s) for c, s in held)
@@ -126,6 +128,7 @@ def _entry(facts: dict[str, Any], copy: int, stage: int) -> tuple[Fraction, dict
     if not many:
         return Fraction(0), form
     way = _Way(facts, copy)
+    # the stage runs all its forwards one after the other; the last of them still goes to the top and all the way down
     return way.head(stage) + many * way.forward[stage] + way.above(stage) + way.backward[stage] + way.tail(stage), form
 
 
@@ -135,6 +138,7 @@ def _memory(facts: dict[str, Any], device: int, cap_bytes: int) -> tuple[Fractio
     if not held:
         return Fraction(0), form
     way = {c: _Way(facts, c) for c, _ in held}
+    # bytes x seconds that must be held, over the cap: so long at least from the first forward's start to the last byte's end
     area = Fraction(0)
     for c, s in held:
         kept = way[c].forward[s] + way[c].above(s) + way[c].backward[s] + way[c].weight[s]

@@ -33,7 +33,8 @@ CITE = Cite(
     key="lamypoirier2023breadthfirst", title="Breadth-First Pipeline Parallelism", year=2023, venue="MLSys", authors="Joel Lamy-Poirier",
     url="https://arxiv.org/abs/2211.05953",
 )  # fmt: skip
-RESIDENT = 2  # gathered stages on a device
+# Gathered stages that a device holds at once: the one that computes, and the next, whose gathering hides behind it.
+RESIDENT_STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ class BreadthFirst(PipelineStrategy):
         found: list[tuple[int, int, Collective]] = []
         for i, (kind, stage, first, end) in enumerate(runs):
             if not (i and runs[i - 1][1] == stage):  # still there from the pass before
-                freed = runs[i - RESIDENT][3] if i >= RESIDENT else -1
+                # its buffer is that of the run before the last one, so the gather waits for the end of that run
+                freed = runs[i - RESIDENT_STAGES][3] if i >= RESIDENT_STAGES else -1
                 found.append((freed, 0, Collective("gather", stage, 0, freed, first)))
             if kind == "B":
                 found.append((end, 1, Collective("reduce", stage, 0, end)))

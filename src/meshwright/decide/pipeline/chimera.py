@@ -117,6 +117,7 @@ def chimera_placement(devices: int, pipes: int) -> tuple[tuple[int, ...], ...]:
 
 def _unit_slots(devices: int, microbatches: int, pipes: int, pair: int) -> tuple[tuple[int, ...], list[tuple[int, int, Action]]]:
     """The copy of every micro-batch, and (slot, 1 for backwards, action) of all work; `pair` micro-batches per forward."""
+    # a unit fills every device's slots; what does not fill one stands at the end, divided as evenly as can be
     unit, copies = devices * pair, 2 * pipes
     copy_of: list[int] = []
     found: list[tuple[int, int, Action]] = []
@@ -129,6 +130,8 @@ def _unit_slots(devices: int, microbatches: int, pipes: int, pair: int) -> tuple
             for local, m in enumerate(range(begin, begin + many, pair)):
                 count = min(pair, begin + many - m)
                 for s in range(devices):
+                    # a pipe begins a micro-batch every other slot; D is even, so on each device the pipe that comes the other way falls on the
+                    # slots between. A device has 2D slots of work per unit, so units stand 2D apart.
                     slot = 2 * local + 2 * devices * u
                     found.append((slot + s, 0, Action("F", s, m, c, count)))
                     found += [(slot + 2 * devices - 1 - s, 1, Action("B", s, m + i, c)) for i in range(count)]
@@ -141,7 +144,7 @@ def _split(problem: PipelineProblem, schedule: Schedule) -> Schedule:
     late = tuple(tuple(x for a in order for x in ((a, a._replace(kind="W")) if a.kind == "I" else (a,))) for order in fixed)
     base = replace(schedule, orders=late, split=True)
     cap = _peaks(schedule)
-    found = [base]
+    found = [base]  # W right behind its I keeps what the unsplit schedule keeps, so it always stands
     for patience in (1.0, 0.5, 0.0):
         found.append(list_orders(problem, base, Rule("IFW", True, patience, fixed), cap))
     return min(found, key=lambda s: times(problem, s).makespan_s)

@@ -26,7 +26,8 @@ __all__ = ["Class", "Grid", "Row", "grid_of", "limits", "rows", "slot_for"]
 
 Row = tuple[str, tuple[int, int], list[tuple[int, int, int]], int]  # (family, (index, slot), [(class, slot, factor)], at most)
 
-NEARLY = 1 - Fraction(1, 10**8)
+# By this factor slots are shortened where floats are not exactly whole slots, so that rounding cuts none off; twice, a time counts as reached.
+ROUNDING_FACTOR = 1 - Fraction(1, 10**8)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def grid_of(facts: Mapping[str, Any], caps: tuple[int, ...], slot_s: Fraction) -
         stages = len(s_of["F"])
         place = [int(d) for d in facts["placement"][copy]]
         way: list[tuple[str, int]] = [("F", s) for s in range(stages)] + [(back, s) for s in reversed(range(stages))]
+        # lags[i]: least time from a start of the way's class i - 1 to the start of class i for one micro-batch: its compute and its message
         lags = [Fraction(0)]
         for kind, s in way[:-1]:
             message = (up[s] if kind == "F" else down[s - 1]) if (s < stages - 1 if kind == "F" else s) else Fraction(0)
@@ -80,6 +82,7 @@ def grid_of(facts: Mapping[str, Any], caps: tuple[int, ...], slot_s: Fraction) -
         head = Fraction(0)
         for i, (kind, s) in enumerate(way):
             head += lags[i]
+            # after a start here the rest of the way up and down follows, and the last backward with its W
             tail = sum(lags[i + 1 :], Fraction(0)) + last_s
             if split and kind == "I":
                 tail = max(tail, s_of["I"][s] + s_of["W"][s])
@@ -107,9 +110,10 @@ def slot_for(facts: Mapping[str, Any], most: int, span_s: Fraction) -> Fraction 
     lengths = sorted(set(near.values()) - {Fraction(0)}) or [Fraction(1, 10**9)]
     whole = reduce(lambda a, b: Fraction(gcd(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator), lengths)
     if span_s / whole <= most:
-        return whole if all(x == y for x, y in near.items()) else whole * NEARLY
+        return whole if all(x == y for x, y in near.items()) else whole * ROUNDING_FACTOR
+    # a time is cut down least at a slot that divides one of the times, so only such slots are tried; of equally good ones the longest is cheapest
     tried = {x / k for x in lengths for k in range(1, most + 1) if span_s * k / x <= most} or {span_s / most}
-    return max(tried, key=lambda s: (sum((floor(x / s) * s / x for x in lengths), Fraction(0)), s)) * NEARLY
+    return max(tried, key=lambda s: (sum((floor(x / s) * s / x for x in lengths), Fraction(0)), s)) * ROUNDING_FACTOR
 
 
 def limits(grid: Grid, number: int, slots: int) -> list[tuple[int, int]]:
@@ -118,6 +122,7 @@ def limits(grid: Grid, number: int, slots: int) -> list[tuple[int, int]]:
     first, last, long = grid.slots(c.head_s), slots - grid.slots(c.tail_s), grid.slots(c.seconds)
     found = []
     for t in range(slots):
+        # a class runs on one device, so its starts are `long` slots apart: at most so many from the first possible to t, and from t to the last
         most = 0 if t < first else c.many if not long else min(c.many, (t - first) // long + 1)
         left = 0 if t >= last else c.many if not long else min(c.many, (last - t - 1) // long + 1)
         found.append((c.many - left, most))
@@ -136,9 +141,11 @@ def rows(grid: Grid, slots: int) -> Iterator[Row]:
     for d in sorted({c.device for c in grid.classes}):
         mine = [(i, c, grid.slots(c.seconds)) for i, c in enumerate(grid.classes) if c.device == d]
         for t in range(slots):
+            # X[t] - X[t - long] starts still run in slot t; what takes less than a slot covers none
             cover = [(i, t, 1) for i, _, long in mine if long] + [(i, t - long, -1) for i, _, long in mine if 0 < long <= t]
             yield "device", (d, t), cover, 1
             if d < len(grid.caps) and grid.caps[d]:
                 held = [(i, t, c.bytes) for i, c, _ in mine if c.bytes > 0]
+                # given back `long` slots after the start, which is no later than the true end: never more is held here than really is
                 held += [(i, t - long, c.bytes) for i, c, long in mine if c.bytes < 0 and t >= long]
                 yield "memory", (d, t), held, grid.caps[d]

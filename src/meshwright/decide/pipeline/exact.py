@@ -20,16 +20,20 @@ from ...errors import Infeasible, TimeLimit
 from ...kernels.effort import Deadline
 from ...kernels.highs import Looks, require_optimal, row_duals, solve, solver, values
 from .bound import facts_of, schedule_bound
-from .counts import NEARLY, Grid, Row, grid_of, limits, rows, slot_for
+from .counts import ROUNDING_FACTOR, Grid, Row, grid_of, limits, rows, slot_for
 from .orders import times
 from .problem import Action, PipelineProblem, Schedule
 
 __all__ = ["Proof", "counts_bound", "exact_search"]
 
+# Classes times slots of one programme: finer slots bound better and take the solver longer, so slots become coarser beyond this.
 MAX_VARIABLES = 6_000
-CLEAR = 1e-6  # least violation that is worth proving
-LOOK_S = 0.1  # work that linear programs may do per unit of effort, in which integer programs look up once (`kernels.highs.Looks`)
-PRECISION = 10**6  # multipliers are whole multiples of its inverse
+# Least sum by which rows must be broken for a proof, in actions: below it stands the solver's tolerance, and rounded multipliers prove nothing.
+MIN_VIOLATION = 1e-6
+# Counted seconds that linear programs may work per unit of effort: the time in which integer programs look up once (`kernels.highs.Looks`).
+WORK_PER_EFFORT_S = 0.1
+# Multipliers of a proof are whole numbers of this fraction of 1, so that the proof is exact and the file small.
+MULTIPLIER_UNITS = 10**6
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def _model(grid: Grid, slots: int, *, whole: bool) -> Any:
         starts.append(len(index))
         index += [c * slots + t for c, t, _ in terms]
         value += [x / unit for _, _, x in terms]
+        # one variable relaxes all rows but "rise", which cost nothing to keep: its least value is 0 exactly where the rows can be met
         if not whole and family != "rise":
             index.append(n)
             value.append(-1.0)
@@ -88,11 +93,12 @@ def _refutation(grid: Grid, slots: int, deadline: Deadline) -> list[list[Any]] |
         return []
     model = _model(grid, slots, whole=False)
     require_optimal(model, what="pipeline bound", deadline=deadline)
-    if model.getInfo().objective_function_value <= CLEAR:
+    # the duals of the relaxed rows are multipliers by which these contradict each other (Farkas); rounded, they are a proposal, judged exactly below
+    if model.getInfo().objective_function_value <= MIN_VIOLATION:
         return None
     found: list[tuple[Row, int]] = []
     for row, dual in zip(rows(grid, slots), row_duals(model), strict=True):
-        weight = round(abs(dual) * PRECISION)
+        weight = round(abs(dual) * MULTIPLIER_UNITS)
         if weight:
             found.append((row, weight))
     unit = _unit(grid)
@@ -109,6 +115,7 @@ def _contradict(grid: Grid, slots: int, weighted: list[tuple[Row, int]]) -> bool
         right += weight * most
         for c, t, x in terms:
             factor[c, t] = factor.get((c, t), 0) + weight * x
+    # the sum's least value takes every count at the limit that makes its term smallest: if even that is too much, no counts fit
     ends = {c: limits(grid, c, slots) for c in {c for c, _ in factor}}
     return sum(x * ends[c][t][0 if x > 0 else 1] for (c, t), x in factor.items()) > right
 
@@ -124,6 +131,7 @@ def _named(grid: Grid, weighted: list[tuple[Row, int]]) -> list[list[Any]]:
 
 def _grid(facts: Mapping[str, Any], caps: tuple[int, ...], span_s: Fraction, most_variables: int) -> Grid | None:
     classes = len(grid_of(facts, caps, Fraction(1)).classes)
+    # at least eight slots: coarser times are cut down too much to say anything
     slot_s = slot_for(facts, most_variables // classes, span_s) if 0 < classes <= most_variables // 8 else None
     return grid_of(facts, caps, slot_s) if slot_s else None
 
@@ -137,7 +145,7 @@ def counts_bound(
     grid = _grid(facts, cap_bytes, known, most_variables)
     if grid is None:
         return None
-    least, proof = _relaxed(grid, simple.exact, known, Deadline.after(effort * LOOK_S))
+    least, proof = _relaxed(grid, simple.exact, known, Deadline.after(effort * WORK_PER_EFFORT_S))
     value = least * grid.slot_s
     if proof is None or value <= simple.exact:
         return None
@@ -149,6 +157,7 @@ def _relaxed(grid: Grid, low_s: Fraction, known_s: Fraction, deadline: Deadline)
     """Fewest slots that the relaxation allows as far as the effort allows to tell, and the proof that one less is too few."""
     low, high, proof = grid.slots(low_s), grid.slots(known_s), None
     try:
+        # bisection is valid: what fits into n slots fits into n + 1
         while low < high:
             middle = (low + high) // 2
             found = _refutation(grid, middle, deadline)
@@ -166,7 +175,7 @@ def exact_search(
     most_variables: int = MAX_VARIABLES,
 ) -> Proof:  # fmt: skip
     """From the best known `schedule` (which must be within the cap) to better ones, until the optimum or the end of the effort."""
-    deadline, looks = Deadline.after(effort * LOOK_S), Looks(effort)
+    deadline, looks = Deadline.after(effort * WORK_PER_EFFORT_S), Looks(effort)
     known = Fraction(times(problem, schedule).makespan_s)
     least = schedule_bound(problem, schedule, cap_bytes=cap_bytes).exact
     grid = _grid(facts_of(problem, schedule), cap_bytes, known, most_variables)
@@ -175,9 +184,10 @@ def exact_search(
     slots, _ = _relaxed(grid, least, known, deadline)
     least, best = max(least, slots * grid.slot_s), schedule
     try:
-        while least < known * NEARLY**2:
+        while least < known * ROUNDING_FACTOR**2:
             model = None if _crossed(grid, slots) else _counted(grid, slots, looks)
             if model is not None:
+                # coarse slots are no schedule yet: the decoded orders are timed again, and need not beat the known ones
                 best = min((best, _decoded(grid, slots, model, schedule)), key=lambda s: times(problem, s).makespan_s)
                 known = Fraction(times(problem, best).makespan_s)
                 break
@@ -185,7 +195,7 @@ def exact_search(
             least = slots * grid.slot_s
     except TimeLimit:
         pass
-    return Proof(best, min(least, known), least >= known * NEARLY**2)
+    return Proof(best, min(least, known), least >= known * ROUNDING_FACTOR**2)
 
 
 def _counted(grid: Grid, slots: int, looks: Looks) -> Any | None:

@@ -36,8 +36,10 @@ CITE = Cite(
     year=2023, venue="MLSys", authors="Osawa, Li, Hoefler", url="https://arxiv.org/abs/2211.14133",
 )  # fmt: skip
 
-SMALL = 6  # so few items are tried in every order
-ROUNDING = Fraction(1, 10**12)  # of floating-point sums, in the bound
+# Items up to which every order is tried: 720 orders at most, each placed whole.
+MAX_EXHAUSTIVE_ITEMS = 6
+# Relative: what sums of durations and of idle times may be off as floats. The bound counts so much less work, and its certificate says so.
+ROUNDING = Fraction(1, 10**12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,7 @@ def fill_bubbles(problem: PipelineProblem, idle: Idle, work: FillWork, *, margin
             continue
         if best is None or attempt.value() < best.value():
             best = attempt
+        # a cycle is whole steps, and no order of the items gets below the bound
         if best.steps * Fraction(idle.step_s) <= bound.exact:
             break
     if best is None:
@@ -142,6 +145,7 @@ def refresh_bound(idle: Idle, work: FillWork) -> Bound:
     for ranks in sorted(families, key=lambda x: (len(x), sorted(x))):
         must = Fraction(0)
         for i in work.items:
+            # work of all its ranks together takes time on each of them; work of any one of them surely falls in here only if all of them do
             members = len(ranks & set(i.ranks)) if i.together else int(ranks.issuperset(i.ranks))
             must += Fraction(i.duration_s) * members
         free = sum((idle.idle_s(r) for r in ranks), Fraction(0))
@@ -164,6 +168,7 @@ def _rules(items: Sequence[Deferrable]) -> list[tuple[str, Rule]]:
             followers.setdefault(name, []).append(i)
 
     def length(i: Deferrable) -> float:
+        # depth first with a stack of its own: chains of items may be longer than Python's recursion allows
         stack = [i]
         while stack:
             top = stack[-1]
@@ -180,7 +185,7 @@ def _rules(items: Sequence[Deferrable]) -> list[tuple[str, Rule]]:
         ("longest", lambda i: (i.deadline_steps or 1 << 30, -i.duration_s, place[i.name])),
         ("critical path", lambda i: (i.deadline_steps or 1 << 30, -length(i), place[i.name])),
     ]
-    if len(items) <= SMALL:
+    if len(items) <= MAX_EXHAUSTIVE_ITEMS:
         for order in itertools.permutations(i.name for i in items):
             found.append(("every order", _listed(order)))
     return found

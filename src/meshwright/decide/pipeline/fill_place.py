@@ -147,6 +147,7 @@ class Attempt:
                 options.append((found[-1][0], found[-1][1] + found[-1][3], rank, found))
         if not options:
             raise self.nowhere(item, each, last_step)
+        # where it ends first; the same end goes to the lowest rank, so that equal inputs give equal cycles
         _, _, rank, rows = min(options)
         end: Moment = (0, 0.0)
         for step, start, _, seconds in rows:
@@ -191,7 +192,7 @@ class Attempt:
                     assert f is not None
                     ends.append((rank, self.take(item.name, rank, f[0], f[1], f[2], item.duration_s)))
                 return ends
-            now = latest
+            now = latest  # the latest of its ranks is the first moment that can suit all: from there again
 
     def put_group(self, row: list[Deferrable]) -> None:
         """All items of a group in one step, the first in which all fit."""
@@ -213,6 +214,7 @@ class Attempt:
                 return
             except Infeasible as refused:
                 error = refused
+                # all or nothing: what some of the group have taken in this step is given back
                 for r in ranks:
                     self.free[r][step] = before[r]
                 del self.placed[count:]

@@ -97,6 +97,7 @@ class _Listing:
                     for m in range(a.microbatch, a.microbatch + a.count):
                         self.forward[a.stage, m] = a
         for key, a in self.action.items():
+            # forward waits for the stage before, W for its I, a backward for its own forward and, below the top, the backward above
             needs = {"F": 1 if a.stage else 0, "W": 1}.get(a.kind, 2 if a.stage < top else 1)
             self.missing[key], self.since[key] = needs, 0.0
             if not needs:
@@ -108,7 +109,7 @@ class _Listing:
         while self.events:
             look()
             now, d = heappop(self.events)
-            if now < self.free[d]:
+            if now < self.free[d]:  # busy meanwhile: its own end is an event too, and asks again
                 continue
             chosen = self.choose(d, now)
             if chosen is not None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from ...errors import UsageError
+from ...plan.orders import RECEIVES_AHEAD
 from ..strategies import Listed
 
 __all__ = [
@@ -25,8 +26,8 @@ __all__ = [
 
 Kind = Literal["F", "B", "I", "W"]
 CollectiveKind = Literal["gather", "reduce", "all-reduce"]
-FREE_RATE_BPS = 1 << 62  # of a border without a stated rate: no message takes a time that is seen beside any computation
-RECEIVES_AHEAD = 2
+# Of a border without a stated rate: a terabyte takes a quarter of a microsecond, which is not seen beside any computation.
+FREE_RATE_BPS = 1 << 62
 
 
 class Action(NamedTuple):

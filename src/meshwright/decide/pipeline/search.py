@@ -38,7 +38,8 @@ CITE = Cite(
     url="https://arxiv.org/abs/2401.10241",
 )  # fmt: skip
 PLACEMENTS = ("straight", "looped", "vee", "both-ways")
-FITTINGS = 3
+# Searches per start: each asks for less where the simulated memory of the one before was over the cap; what does not fit then is given up.
+MAX_FITTINGS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,7 @@ class Search(PipelineStrategy):
             kinds += [ZBV(cap=cap, tries=0), VHalf(tries=0), VMin(tries=0)]
         if self.placement in ("auto", "both-ways") and d % 2 == 0:
             kinds += [Chimera(pipes=f, split=True) for f in range(1, d // 2 + 1) if d // 2 % f == 0 and f <= 2]
+        # with a cap of its own the search leaves out 1F1B and plain interleaving, which take none
         for kind in kinds:
             try:
                 yield kind.plan(problem)
@@ -138,14 +140,16 @@ class _Room:
         if any(c and w >= c for c, w in zip(self.real.memory_cap_bytes, self.weights, strict=False)):
             return None
         least = float(schedule_bound(self.real, start))
-        for _ in range(FITTINGS):
+        for _ in range(MAX_FITTINGS):
             found = improved(self.real, start, self._shares(start), tries=tries, seed=seed, least_s=least, sizes=self.sizes)
+            # over the cap by the order alone: `improved` found nothing within it, and asking for less will not help
             kept = kept_peak_bytes(self.problem, found)
             if self.total and any(k > c > 0 for k, c in zip(kept, self.total, strict=True)):
                 return None
             over = self.over(found)
             if not any(over):
                 return found
+            # over only by what arrives early, which depends on times: ask for so much less
             self.total = tuple(max(1, c - x) if c else 0 for c, x in zip(self.total, over, strict=True))
         return None
 
@@ -159,7 +163,7 @@ class _Room:
 
     def _shares(self, start: Schedule) -> list[list[int]]:
         """Per device and copy: the cap in the proportion in which the copies use it."""
-        free = max(self.sizes) * start.microbatches * start.chunks
+        free = max(self.sizes) * start.microbatches * start.chunks  # no order can hold more, so it is no limit
         rows = []
         for d in range(start.devices):
             total = self.total[d] if self.total and self.total[d] else 0

@@ -41,7 +41,8 @@ DUALPIPE_CITE = Cite(
     key="deepseek2024v3", title="DeepSeek-V3 Technical Report", year=2024, venue="arXiv:2412.19437", authors="DeepSeek-AI",
     url="https://github.com/deepseek-ai/DualPipe",
 )  # fmt: skip
-PERIOD = 6
+# Slots between the same actions of two micro-batches: F, I and W of two stages on a device, of one slot each.
+PERIOD_SLOTS = 6
 ON_A_V = Traits(stages_per_device=2, split_backward=True)
 
 
@@ -110,7 +111,7 @@ def _offsets(name: str, devices: int, device: int) -> tuple[int, int, int, int]:
 
 def v_cap(name: str, devices: int) -> int:
     """Most stage activations of any device under the endless pattern, W in the free slots: the cap that `v-half` or `v-min` stands for."""
-    many = 4 * devices + 8
+    many = 4 * devices + 8  # a micro-batch stays for about p periods at most, so these show what the endless pattern holds
     return max(in_flight_peaks(_pattern(name, devices, many, ())))
 
 
@@ -122,7 +123,7 @@ def _pattern(name: str, devices: int, microbatches: int, options: object) -> Sch
         kinds = (("F", d), ("F", 2 * devices - 1 - d), ("I", 2 * devices - 1 - d), ("I", d))
         for m in range(microbatches):
             for (kind, stage), slot in zip(kinds, _offsets(name, devices, d), strict=True):
-                work[slot + PERIOD * m] = Action(kind, stage, m)  # type: ignore[arg-type]
+                work[slot + PERIOD_SLOTS * m] = Action(kind, stage, m)  # type: ignore[arg-type]
         order: list[Action] = []
         waiting: list[Action] = []
         for slot in range(max(work) + 1):
@@ -143,6 +144,7 @@ def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
     cap = [v_cap(name, problem.devices)] * problem.devices
     rows = [[c] for c in cap]
     found = [pattern]
+    # first with F and I in the pattern's own order, only W free to move; then with every order that keeps the peak
     fixed = tuple(tuple(a for a in order if a.kind != "W") for order in pattern.orders)
     for rule in (*(Rule("IFW", True, patience, fixed) for patience in (1.0, 0.0)), *RULES):
         try:
@@ -211,15 +213,18 @@ class _DualPipe:
 
     def run(self) -> list[Action]:
         p, n, d = self.p, self.n, self.d
+        # fill: the first devices run ahead by the way to the turn of the V and back
         for _ in range(2 * (p - 1 - d)):
             self.forward(0)
         for _ in range(d + 1):
             self.forward(0)
             self.forward(1)
+        # the first backwards, each with its W right behind
         for _ in range(p - 1 - d):
             self.backward(1, later=True)
             self.weight()
             self.forward(1)
+        # steady state: one forward and one backward of either stage in turn
         for _ in range(n - 2 * p + d + 1):
             self.forward(0)
             self.backward(1)
@@ -229,6 +234,7 @@ class _DualPipe:
             self.backward(1)
             self.forward(1)
             self.backward(0)
+        # drain: from the middle on backwards leave their W, which fill the gaps of the two phases below
         for i in range(d + 1):
             late = i >= (d + 1) // 2
             odd = d % 2 == 1

@@ -22,7 +22,7 @@ from ...cite import Cite
 from ...errors import UsageError
 from .bound import schedule_bound
 from .improve import improved
-from .late import sturdiest
+from .late_messages import sturdiest
 from .listing import RULES, list_orders
 from .orders import looped, times
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits

@@ -12,6 +12,7 @@ Cost: O(n^2 codecs) for the bounds, then per position (kept states before it) * 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -35,9 +36,10 @@ CITE = Cite(
 I64 = NDArray[np.int64]
 Groups = tuple[TrafficGroup, ...]
 Labels = tuple[tuple[int, int, int, int, int], ...]
-_BEAMS = (4, 32)
-_GAPS = (0.05, 0.02, 0.01, 0.005, 0.002)
-_NO_LIMIT = 1 << 57
+# States per position that the two beams keep which look for a first good fusion: a quick one, then a wider one below what that found.
+_BEAM_STATES = (4, 32)
+# Gaps proved on the way to the one that is wanted, as shares of the answer: each is proved sooner than the next, and may lower the answer.
+_GAP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class Cupcake(TrafficStrategy):
         best, groups = self._near(problem, search)
         least = min(best, search.root_bound())
         labels: Labels = ()
-        for gap in (*(g for g in _GAPS if g > self.gap), self.gap):
+        for gap in (*(g for g in _GAP_SHARES if g > self.gap), self.gap):
+            # searched for anything below the cutoff: where nothing is, the cutoff is proved to be a bound, and the states kept are the proof
             cutoff = best - int(gap * best)
             if cutoff <= least:
                 continue
@@ -91,7 +94,7 @@ class Cupcake(TrafficStrategy):
         else:
             groups = groups_of([problem.count], problem.profile.codecs[problem.codecs[0]].codec)
             best = timeline(problem, groups)[0]
-        for beam in _BEAMS:
+        for beam in _BEAM_STATES:
             best, groups, _ = search.run(best, groups, best, beam=beam)
         return best, groups
 
@@ -102,6 +105,7 @@ class _Search:
         self.network = np.zeros((WEIGHT_PARTS + 1, n + 1), np.int64)
         self.stream = np.zeros((WEIGHT_PARTS + 1, n + 1), np.int64)
         self.decodes = np.zeros(n + 1, np.int64)
+        # from the end: what must follow a group that begins at k is bounded by what must follow the groups behind it
         for k in range(n - 1, -1, -1):
             suffix_bounds(k, problem.ready_ns - problem.ready_ns[k], *problem.starting_at(k), self.network, self.stream, self.decodes)
 
@@ -111,7 +115,7 @@ class _Search:
         return -(-max(every) // WEIGHT_PARTS)
 
     def run(
-        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = _NO_LIMIT
+        self, best: int, groups: Groups, limit: int, *, beam: int = 0, states: int = sys.maxsize
     ) -> tuple[int, Groups, Labels | None]:
         """(step, its groups, the states kept): what was given unless a fusion below `limit` is found; no states when a limit was met first."""
         p, n = self.problem, self.problem.count
@@ -129,6 +133,7 @@ class _Search:
                 return best, groups, None
         ends = kept[first[n] :]
         if len(ends):
+            # after the last group the step ends with its decoding, on whichever of the threads is later
             steps = np.maximum(ends[:, 0] + ends[:, 3], ends[:, 2])
             groups = self._walk(kept, first, int(first[n] + np.argmin(steps)))
             best = timeline(p, groups)[0]

@@ -30,11 +30,15 @@ from .job import plan_collective
 
 __all__ = ["AlikeForestColl", "Replan", "levelled", "reduced_problem", "replan"]
 
-MAX_BESIDE = 32  # ranks up to which unlike servers are planned for beside alike ones
-MAX_UNLIKE = 256  # ranks up to which they get as many trees as the optimum needs
-FILLING = 16  # pieces that fill the pipelines of a large cluster, where ForestColl by itself stops earlier
+# Ranks up to which unlike servers are planned for beside alike ones: every step of such plans is simulated, which grows quickly.
+MAX_BESIDE_RANKS = 32
+# Ranks up to which unlike servers get as many trees as the optimum needs; beyond, one tree per root leaves steps for more pieces.
+MAX_UNLIKE_RANKS = 256
+# Pieces that fill the pipelines of a large cluster, where ForestColl by itself stops earlier.
+FILLING_PIECES = 16
 SPREAD = ("all-gather", "reduce-scatter", "all-reduce")  # every rank is a root
-MAX_PIECES = 64  # of plans for alike servers: on a fabric that is not alike every step is simulated, and 64 come within 2 % of the bound
+# Pieces of plans for alike servers: on a fabric that is not alike every step is simulated, and 64 come within 2 % of the bound.
+MAX_PIECES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +134,12 @@ class AlikeForestColl(CollectiveStrategy):
         return replace(found, bound=now, notes={**found.notes, "planned_on": level.name})
 
     def _fastest(self, problem: CollectiveProblem, rng: np.random.Generator) -> CollectivePlan:
-        """ForestColl's own choice, or all the trees of the optimum, in its pieces or FILLING of them: alike servers are quick to simulate."""
+        """ForestColl's own choice, or all the trees of the optimum, in its pieces or FILLING_PIECES of them: alike servers are quick to simulate."""
         trees = build_forest(rate_graph(problem.fabric, problem.ranks), [1] * len(problem.ranks)).k
         own = ForestColl(pieces=self.pieces, max_pieces=MAX_PIECES)
         tries = [own]
         if problem.op in SPREAD and self.pieces is None:
-            tries += [replace(own, trees=trees), replace(own, trees=trees, pieces=FILLING)]
+            tries += [replace(own, trees=trees), replace(own, trees=trees, pieces=FILLING_PIECES)]
         plans = [x.plan(problem, rng=rng) for x in tries]
         return min(plans, key=lambda plan: simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport))
 
@@ -155,7 +159,7 @@ def replan(problem: CollectiveProblem, down: Sequence[str], slow: Mapping[str, F
     """Plans `problem` for its fabric without the parts `down` and with the parts `slow` at a fraction of their rate.
 
     Candidates default to the levelled fabric's ForestColl; where that does not apply, ForestColl with trees at the optimum and with one tree per
-    root (above MAX_UNLIKE ranks the latter alone): fewer trees leave steps for more pieces, which a large fabric gains more from.
+    root (above MAX_UNLIKE_RANKS ranks the latter alone): fewer trees leave steps for more pieces, which a large fabric gains more from.
     Raises: Disconnected naming the cut where what is left does not hang together; as `edited`, `reduced_problem`, `plan_collective`.
     """
     if not down and not slow:
@@ -175,7 +179,7 @@ def _plan(
     alike = AlikeForestColl(down=tuple(down), slow=tuple((name, str(x)) for name, x in slow.items()), whole=problem.fabric)
     ranks = len(now.ranks)
     try:
-        return plan_collective(now, candidates=[alike] if ranks > MAX_BESIDE else [alike, ForestColl()])
+        return plan_collective(now, candidates=[alike] if ranks > MAX_BESIDE_RANKS else [alike, ForestColl()])
     except Unsupported:
         one_tree = OneTreeForestColl()
-        return plan_collective(now, candidates=[ForestColl(), one_tree] if ranks <= MAX_UNLIKE else [one_tree])
+        return plan_collective(now, candidates=[ForestColl(), one_tree] if ranks <= MAX_UNLIKE_RANKS else [one_tree])

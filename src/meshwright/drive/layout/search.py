@@ -20,7 +20,8 @@ from ...profile.network import TrainingRuntime
 
 __all__ = ["LayoutFindings", "find_layouts", "runtime_of_servers"]
 
-MICROBATCHES = (1, 2, 3, 4, 6, 8)
+# Samples per micro-batch that are tried unless others are asked for.
+TRIED_MICROBATCHES = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cos
 
 def find_layouts(
     graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, *, global_batch: int, precision: Precision,
-    microbatches: Iterable[int] = MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
+    microbatches: Iterable[int] = TRIED_MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
     demands: Demands | None = None, methods: Iterable[str] = (), adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
     simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE,

@@ -30,8 +30,10 @@ from .pipelines import collective_planner, problem_of_plan, schedule_of_plan
 
 __all__ = ["Filled", "fill_plan", "require_unfilled"]
 
-ROUNDING = 1e-9  # of a step: what sums of floats may differ by
-WIDER = (0.0, 0.02, 0.05, 0.1, 0.2)  # added to the margin as long as messages make a step longer
+# Share of a step by which sums of floats in another order may differ.
+ROUNDING = 1e-9
+# Shares added to the margin one after the other as long as the work's messages make a step longer.
+ADDED_MARGIN_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ def fill_plan(
     idle = idle_times(flat, judged.timeline)
     work = make_work(problem, schedule)
     longest = 0.0
-    for more in WIDER:
+    for more in ADDED_MARGIN_SHARES:
         filling = fill_bubbles(problem, idle, work, margin=margin + more, most_steps=most_steps)
         programs, callees, makespans = _steps(problem, schedule, filling)
         longest = max(makespans)

@@ -19,9 +19,12 @@ from .evaluated import Evaluated
 
 __all__ = ["Collectives", "CollectivesWanted"]
 
-MAX_TRIED_IN_PLACE = 4  # strategies per purpose beside the scouts; fastest alone first
-MAX_TIMES_FASTEST = 1.25  # alone; slower ones are not tried in place
-MAX_PLANNING_S = 2.0  # of counted work, for one strategy's plan of the largest call
+# Strategies per purpose that are tried in the step beside the scouts, fastest alone first.
+MAX_TRIED_IN_PLACE = 4
+# Times the fastest alone that a strategy may take alone to be tried in the step.
+MAX_TIMES_FASTEST = 1.25
+# Counted work, in seconds of a quiet core, of one strategy's plan of the largest call.
+MAX_PLANNING_WORK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def _promising(planner: CollectivePlanner, best: Evaluated, purpose: str) -> lis
     calls = (planner.by_hash[name] for name in best.callees)
     problem = max((planned.problem for mine, planned in calls if mine == purpose), key=lambda p: (p.size_bytes, len(p.ranks)))
     variants = {v.label: v for v in called_variants((k for k in STRATEGIES if not k.chooses), problem)}
-    alone_s = {r.strategy: r.time_s for r in auto(problem, candidates=list(variants.values()), each_s=MAX_PLANNING_S) if r.time_s is not None}
+    alone_s = {r.strategy: r.time_s for r in auto(problem, candidates=list(variants.values()), each_s=MAX_PLANNING_WORK_S) if r.time_s is not None}
     near = (variants[label].name for label, time_s in alone_s.items() if time_s <= MAX_TIMES_FASTEST * min(alone_s.values()))
     scouts = [k.name for k in SCOUTS]
     return scouts + [name for name in dict.fromkeys(near) if name not in scouts][:MAX_TRIED_IN_PLACE]

@@ -41,7 +41,8 @@ from .sharding import ShardingWanted, as_wanted
 __all__ = ["OFFERED", "CompressWanted", "Compression", "Profiler"]
 
 AUTO = "auto"
-WORTH = 1.05  # how many times faster a step with codecs must be: predictions are not better than that, and a codec changes the training
+# How many times faster a step with codecs must be: predictions are not better than that, and a codec changes the training.
+MIN_SPEEDUP = 1.05
 # to `auto`: all that promise the dense loss after as many steps, and whose payloads have a fixed size
 OFFERED = tuple(k.name for k in CODECS if k.keeps_loss and k.name != UNCOMPRESSED and not unsupported_codec(parse_codec(k.name)))
 ADDING = ("B", "W")  # phases that add to gradients of parameters
@@ -145,10 +146,10 @@ def _choose(context: Context, found: Found, wanted: CompressWanted) -> tuple[Eva
     fitting = [(made, sums) for made, sums in tried if made.fits]
     plain = min([best.time_s, *(made.time_s for made, sums in fitting if not _compresses(sums))])
     for made, sums in sorted(fitting, key=lambda x: x[0].time_s):
-        if made.time_s * (WORTH if _compresses(sums) else 1.0) < plain or (made.time_s < best.time_s and not _compresses(sums)):
+        if made.time_s * (MIN_SPEEDUP if _compresses(sums) else 1.0) < plain or (made.time_s < best.time_s and not _compresses(sums)):
             return made, _entry(context, wanted, made, best, sums, "")
     told = ", ".join(f"{made.time_s:.4g} s" for made, sums in fitting if _compresses(sums)) or "no such plan"
-    return best, _entry(context, wanted, best, best, [], f"codecs must shorten the simulated step by {100 * (WORTH - 1):.0f} %: {told}")
+    return best, _entry(context, wanted, best, best, [], f"codecs must shorten the simulated step by {100 * (MIN_SPEEDUP - 1):.0f} %: {told}")
 
 
 def _compresses(sums: Sequence[_Sums]) -> bool:

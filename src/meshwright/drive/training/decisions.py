@@ -23,7 +23,7 @@ from .evaluate import Evaluator
 from .layout import Layout
 from .memory import Memory
 from .no_plan import no_plan
-from .order import MANY_DEVICES
+from .order import MAX_PLANNED_DEVICES
 from .pipeline import Schedule
 from .recompute import Recompute
 from .sharding import Sharding
@@ -57,7 +57,7 @@ def context_of(
         raise UsageError(f"there is no decision {unknown[0]!r} that can be left out", where="--without", hint=f"some of {', '.join(names[1:])}")
     asked, cost = Wishes.these(wishes), cost or assumed_cost(fabric)
     strategy = asked.of(CollectivesWanted).strategy
-    strategy = "ring" if strategy == "auto" and len(fabric.devices) > MANY_DEVICES else strategy
+    strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed)
     evaluator = Evaluator(fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of)
     budget = budget or SearchBudget()

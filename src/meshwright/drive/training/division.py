@@ -1,7 +1,7 @@
 """The decision on devices of unlike speed: the same degrees and placement with work divided by speed, then by simulation.
 
 Every placement of a candidate on unlike devices is judged twice: with equal parts, and with stages, samples and tensor shares by the speed of the
-devices that get them (`decide.layout.unlike`). Of the winner, micro-batches are then moved one by one from a replica to another while that
+devices that get them (`decide.layout.unlike_devices`). Of the winner, micro-batches are then moved one by one from a replica to another while that
 shortens the simulated step.
 """
 
@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...decide.layout import LayoutCandidate
-from ...decide.layout.unlike import Division as Parts
-from ...decide.layout.unlike import divide, moved
+from ...decide.layout.unlike_devices import Division as Parts
+from ...decide.layout.unlike_devices import divide, moved
 from ...program.program import Kind
 from .context import Context, Decision, Found
 from .evaluated import Evaluated
 
 __all__ = ["Division", "DivisionWanted"]
 
-MOVES = 12  # simulations spent on micro-batches of the winner
+# Simulations spent on moving micro-batches of the winner between replicas.
+MAX_SIMULATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Division(Decision):
         best = found.winner
         if not best.candidate.division.microbatches or best.candidate.schedule:
             return found
-        for _ in range(MOVES):
+        for _ in range(MAX_SIMULATIONS):
             ends = _replica_ends(best)
             source, target = max(ends, key=ends.__getitem__), min(ends, key=ends.__getitem__)
             parts = moved(best.candidate.division, source, target)

@@ -25,14 +25,16 @@ from ...program.calls import inline
 from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
-from .folded import MAX_FOLDED_STEPS, SCOUTED, folded_step, steady_of, with_microbatches
+from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady_of, with_microbatches
 from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
 from .schedules import Prices
 
 __all__ = ["Evaluator"]
 
-EVALUATION_S = 0.02  # of counted work: what judging the smallest candidate takes on a quiet core
-STEP_S = 2e-5  # and every executed step of its program: lowered, simulated, its memory bounded
+# Counted work of judging the smallest candidate: its seconds on a quiet core.
+EVALUATION_WORK_S = 0.02
+# Counted work per executed step of its program, which is lowered and simulated and its memory bounded.
+STEP_WORK_S = 2e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Evaluator:
             return Evaluated(candidate=candidate, why=error.message)
         look()
         flat = inline(program, callees).program
-        count_work(EVALUATION_S + STEP_S * flat.executed_steps)
+        count_work(EVALUATION_WORK_S + STEP_WORK_S * flat.executed_steps)
         look()
         timeline = simulate_program(flat, self.fabric, placement, cost, works=works, record=False)
         look()
@@ -127,14 +129,14 @@ class Evaluator:
         run = partial(folded_step, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner)
         try:
             look()
-            if whole or layout.microbatches <= (most := layout.pipeline + SCOUTED[1]):
+            if whole or layout.microbatches <= (most := layout.pipeline + SCOUTED_MICROBATCHES[1]):
                 step = run(layout)
             else:
                 step = run(with_microbatches(layout, most))
                 whole_s = steady_of(step.program, step.callees, layout).time_s(self.fabric, placement, self.cost, step.works)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=f"{error.message} ({name})")
-        count_work(EVALUATION_S + STEP_S * step.program.executed_steps)
+        count_work(EVALUATION_WORK_S + STEP_WORK_S * step.program.executed_steps)
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=step.program, callees=step.callees, works=step.works,
             timeline=step.timeline, worst_order_bytes=step.needs_bytes, extrapolated_s=whole_s, policy=policy, fabric=self.fabric, cost=self.cost,

@@ -23,7 +23,7 @@ from ...lower.folded import folded_works
 from ...lower.training import lower_training
 from ...plan.plan import TrainingLayout
 from ...program.calls import Callee, InlinedProgram, phases
-from ...program.fewer import first_microbatches
+from ...program.first_microbatches import first_microbatches
 from ...program.flat import flatten, represented_by
 from ...program.program import Program
 from ...timeline import Timeline
@@ -31,12 +31,14 @@ from ...trace.phases import phase_seconds
 from .collectives import CollectivePlanner
 
 __all__ = [
-    "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED", "RankOrderRings", "Steady", "folded_step", "steady_of",
+    "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED_MICROBATCHES", "RankOrderRings", "Steady", "folded_step", "steady_of",
     "with_microbatches", "worst_bytes",
 ]  # fmt: skip
 
-MAX_FOLDED_STEPS = 5_000_000  # of the representatives, calls written out
-SCOUTED = (4, 8)  # micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated
+# Steps of a folded program's representatives, calls written out: larger candidates are not judged.
+MAX_FOLDED_STEPS = 5_000_000
+# Micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated.
+SCOUTED_MICROBATCHES = (4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class Steady:
 
 def steady_of(program: Program, programs: Mapping[str, Program], layout: TrainingLayout, flat: InlinedProgram | None = None) -> Steady:
     """`program` of all micro-batches of the layout, or of as many as are scouted; `flat`: it flattened, where that is at hand."""
-    few, more = (layout.pipeline + extra for extra in SCOUTED)
+    few, more = (layout.pipeline + extra for extra in SCOUTED_MICROBATCHES)
     if program.fold is None or layout.microbatches <= more or layout.schedule != "1f1b":
         return Steady(((layout.microbatches, flat or flatten(program, programs)),), layout.microbatches)
     return Steady(tuple((n, flatten(first_microbatches(program, n), programs)) for n in (few, more)), layout.microbatches)

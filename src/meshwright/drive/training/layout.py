@@ -14,7 +14,7 @@ from typing import Any
 
 from ...cite import Cite
 from ...decide.layout import LayoutCandidate, grid, megatron, sequence
-from ...decide.layout.unlike import EVEN
+from ...decide.layout.unlike_devices import EVEN
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .order import Refusal
@@ -23,9 +23,12 @@ from .wishes import LayoutWanted
 
 __all__ = ["Layout"]
 
-PER_DEGREES = 2  # micro-batch sizes simulated per combination of degrees, best closed form first
+# Micro-batch sizes simulated per combination of degrees, best closed form first.
+MAX_SIZES_PER_DEGREES = 2
+# Candidates simulated in one search, however much counted work is left.
 MAX_SIMULATED = 40
-HOPELESS = 4.0  # candidates whose closed form is this many times the fastest simulated step are left out
+# Candidates whose closed form is so many times the fastest simulated step are left out.
+MAX_TIMES_FASTEST = 4.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class _Search:
             return why, c.memory_floor_bytes - limit
         degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline, c.degrees.sequence)
         self.seen[degrees] += 1
-        return (_behind(c), 0) if self.seen[degrees] > PER_DEGREES else ("", 0)
+        return (_behind(c), 0) if self.seen[degrees] > MAX_SIZES_PER_DEGREES else ("", 0)
 
     def hopeless(self, c: LayoutCandidate, looks: Looks) -> str:
         """Why a candidate is not simulated after what was, or nothing."""
@@ -100,8 +103,8 @@ class _Search:
             return _behind(c)
         if looks.spent:
             return f"not simulated: the search's work, {self.context.budget.work_s:g} s, is done"
-        if c.estimate_s > HOPELESS * self.fastest_s:
-            return f"not simulated: closed form {c.estimate_s:.4g} s is over {HOPELESS} times the fastest step"
+        if c.estimate_s > MAX_TIMES_FASTEST * self.fastest_s:
+            return f"not simulated: closed form {c.estimate_s:.4g} s is over {MAX_TIMES_FASTEST} times the fastest step"
         return ""
 
     def judge(self, c: LayoutCandidate) -> None:

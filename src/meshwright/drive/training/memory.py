@@ -18,7 +18,8 @@ from .stage_steps import StageSteps, StepSource
 
 __all__ = ["Memory", "MemoryWanted", "leanest", "leanest_fitting"]
 
-SMALLEST = 4  # combinations of degrees with the least weights and state whose exact need is worked out
+# Combinations of degrees, those with the least weights and state, whose exact need is worked out where nothing fits.
+MAX_EXACT_DEGREES = 4
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def leanest(context: Context, judged: list[Evaluated]) -> list[Evaluated]:
         d = e.candidate.degrees
         first.setdefault((d.data, d.tensor, d.pipeline, d.sequence), e)
     found = []
-    for e in sorted(first.values(), key=lambda e: (e.candidate.memory_floor_bytes, e.candidate.degrees))[:SMALLEST]:
+    for e in sorted(first.values(), key=lambda e: (e.candidate.memory_floor_bytes, e.candidate.degrees))[:MAX_EXACT_DEGREES]:
         placement = tuple(d.name for d in context.fabric.devices[: e.layout.ranks])
         if context.wish(MemoryWanted).steps is None:
             found.append(context.evaluator.evaluate(e.candidate, placement, "device order"))

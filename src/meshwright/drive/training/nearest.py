@@ -27,9 +27,13 @@ from .wishes import LayoutWanted
 __all__ = ["NearestChange", "nearest_changes", "with_nearest_changes"]
 
 NAMES = ("--dp", "--tp", "--pp", "--microbatch")
-MAX_TIMES = 8  # as many devices as this times those there are
-MAX_CHANGES = 40  # searches for a layout; one change of each kind takes a few
-MAX_CHANGE_WORK_S = 10.0  # counted work of one of them, and of all
+# Devices that are tried, as a multiple of those there are.
+MAX_DEVICES_FACTOR = 8
+# Searches for a layout; one change of each kind takes a few.
+MAX_CHANGES = 40
+# Counted work of one of these searches, in seconds of a quiet core.
+MAX_CHANGE_WORK_S = 10.0
+# Counted work of all of them.
 MAX_CHANGES_WORK_S = 30.0
 
 
@@ -99,7 +103,7 @@ class _Planner:
     def devices(self) -> Iterator[NearestChange]:
         """The fewest devices that fit, to within what was tried: one by one up to twice as many, then doubled."""
         n = len(self.fabric.devices)
-        fabric, sizes = self.fabric, [*range(n + 1, min(2 * n, n + 8) + 1), *(n * k for k in (2, 4, MAX_TIMES))]
+        fabric, sizes = self.fabric, [*range(n + 1, min(2 * n, n + 8) + 1), *(n * k for k in (2, 4, MAX_DEVICES_FACTOR))]
         free: Fixed = (None, *self.fixed[1:])  # more devices are more replicas or stages
         for size in sorted(set(sizes)):
             while len(fabric.devices) < size:

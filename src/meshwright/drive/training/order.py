@@ -21,13 +21,21 @@ from .context import Context
 from .folded import MAX_FOLDED_STEPS
 from .program_sizes import MAX_PROGRAM_STEPS, steps_of
 
-__all__ = ["BUILT_AT_ONCE", "MANY_DEVICES", "WORTH_BUILDING", "WORTH_FOLDING", "LeftOut", "Refusal", "by_layer_table", "sizes", "table_order"]
+__all__ = [
+    "MAX_BUILT_DEGREES", "MAX_BUILT_OPERATORS", "MAX_FOLDED_DEGREES", "MAX_PLANNED_DEVICES", "LeftOut", "Refusal", "by_layer_table", "sizes",
+    "table_order",
+]  # fmt: skip
 
-BUILT_AT_ONCE = 60_000  # operators times candidates that are built without asking the layer table first
-WORTH_BUILDING = 12  # degrees that are built where it was asked
-WORTH_FOLDING = 2  # degrees whose programs are too large to write out that are built, best by the layer table first
+# Operators times candidates that are built without asking the layer table first.
+MAX_BUILT_OPERATORS = 60_000
+# Degrees that are built where the layer table was asked, best by it first.
+MAX_BUILT_DEGREES = 12
+# Degrees that are built of those whose programs are too large to write out, best by the layer table first.
+MAX_FOLDED_DEGREES = 2
+# Samples of a micro-batch up to which such degrees are considered.
 MAX_FOLDED_MICROBATCH = 8
-MANY_DEVICES = 256  # with more, collectives are rings: planning those of every group costs minutes
+# Devices up to which collectives are planned; with more they are rings, since planning those of every group costs minutes.
+MAX_PLANNED_DEVICES = 256
 
 
 @dataclass(frozen=True)
@@ -44,16 +52,16 @@ class Refusal:
     def __init__(self, context: Context) -> None:
         self.context, self.left_out = context, LeftOut()
         small, large = sizes(context)
-        if len(context.fabric.devices) <= MANY_DEVICES and small:
+        if len(context.fabric.devices) <= MAX_PLANNED_DEVICES and small:
             large = {}
-        many = len(small) > WORTH_BUILDING and len(small) * len(context.graph.nodes) > BUILT_AT_ONCE
+        many = len(small) > MAX_BUILT_DEGREES and len(small) * len(context.graph.nodes) > MAX_BUILT_OPERATORS
         self.best: dict[Degrees, float] = {}
-        if many or len(large) > WORTH_FOLDING:
+        if many or len(large) > MAX_FOLDED_DEGREES:
             self.best, findings = table_order(context, [*small, *large])
             self.left_out = LeftOut(findings=findings)
         order = sorted(self.best, key=lambda d: (self.best[d], d))
         self.small, self.large = small, large
-        self.keep = {*[d for d in order if d in small][:WORTH_BUILDING], *[d for d in order if d in large][:WORTH_FOLDING]}
+        self.keep = {*[d for d in order if d in small][:MAX_BUILT_DEGREES], *[d for d in order if d in large][:MAX_FOLDED_DEGREES]}
 
     def __call__(self, degrees: Degrees) -> str:
         d = replace(degrees, sequence=False)
@@ -62,7 +70,7 @@ class Refusal:
             self.left_out = replace(self.left_out, too_large=min(self.left_out.too_large or known, known))
             return f"not built: about {known:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
         if self.best and d not in self.keep:
-            return f"not built: not among the {WORTH_BUILDING if d in self.small else WORTH_FOLDING} best by the layer table"
+            return f"not built: not among the {MAX_BUILT_DEGREES if d in self.small else MAX_FOLDED_DEGREES} best by the layer table"
         return "not built: the time limit" if self.context.clock.late else ""
 
 

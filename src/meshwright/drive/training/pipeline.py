@@ -17,7 +17,7 @@ import numpy as np
 from ...cite import Cite
 from ...decide.layout.data_sharding import DataSharding
 from ...decide.layout.problem import Degrees, LayoutCandidate
-from ...decide.layout.unlike import EVEN, Division
+from ...decide.layout.unlike_devices import EVEN, Division
 from ...decide.pipeline import CITES, STRATEGIES, OneFOneB, PipelineProblem, PipelineStrategy, strategy
 from ...decide.pipeline.orders import kept_peak_bytes, times
 from ...decide.strategies import cite_of
@@ -32,12 +32,16 @@ from .sharding import ShardingWanted, as_wanted
 
 __all__ = ["PipelineWanted", "Schedule", "candidates", "schedule_asked", "schedule_does_not_fit"]
 
-LAYOUTS = 4  # combinations of degrees and sharding that are tried with other schedules, best with 1F1B first
-ASKED = 8  # where one schedule is asked for
-SIMULATED = 4  # schedules per layout, best by the planners' clock first
-LEANEST = 3  # and where none of these fits, those that keep least
-
-CHUNKS = (2, 4)  # stages per device that are tried where a schedule has the choice
+# Combinations of degrees and sharding that are tried with other schedules, best with 1F1B first.
+MAX_AUTO_LAYOUTS = 4
+# Combinations that are tried where one schedule is asked for.
+MAX_ASKED_LAYOUTS = 8
+# Schedules simulated per layout, best by the planners' clock first.
+MAX_FAST_SCHEDULES = 4
+# Schedules simulated besides where none of these fits: those that keep least.
+MAX_LEAN_SCHEDULES = 3
+# Stages per device that are tried where a schedule has the choice.
+CHUNKS = (2, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +133,7 @@ class _Chooser:
                 f"schedule {self.wanted.name} orders the stages of a pipeline, and no layout has one", where="--pipeline",
                 hint="a pipeline degree of at least 2 (--pp), or --pipeline 1f1b", data={"schedule": self.wanted.name},
             )  # fmt: skip
-        bases = bases[: LAYOUTS if auto else ASKED]
+        bases = bases[: MAX_AUTO_LAYOUTS if auto else MAX_ASKED_LAYOUTS]
         self.looks = Looks(len(bases), self.context.budget.work_s / 2)
         for base in bases:
             self.looks.at(partial(self.try_all if auto else self.try_asked, base))
@@ -164,9 +168,9 @@ class _Chooser:
         assert base.candidate.layout is not None
         planned = self.planned(base, candidates(d.pipeline, base.candidate.layout.microbatches))
         before = len(self.made)
-        self.try_each(base, planned[:SIMULATED])
+        self.try_each(base, planned[:MAX_FAST_SCHEDULES])
         if not any(e.fits for e in self.made[before:]):
-            self.try_each(base, sorted(planned[SIMULATED:], key=lambda x: x[1])[:LEANEST])
+            self.try_each(base, sorted(planned[MAX_FAST_SCHEDULES:], key=lambda x: x[1])[:MAX_LEAN_SCHEDULES])
 
     def try_each(self, base: Evaluated, planned: list[tuple[LayoutCandidate, int]]) -> None:
         for candidate, _ in planned:

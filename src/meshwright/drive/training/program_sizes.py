@@ -11,7 +11,8 @@ from ...plan.plan import TrainingLayout
 
 __all__ = ["MAX_PROGRAM_STEPS", "expected_steps", "predicted_steps", "steps_of"]
 
-MAX_PROGRAM_STEPS = 300_000  # of the inlined program, over all ranks; larger candidates cannot be simulated here
+# Steps of the inlined program, over all ranks, beyond which a candidate is not simulated: 6 s of counted work each (`evaluate`).
+MAX_PROGRAM_STEPS = 300_000
 
 
 def predicted_steps(data: int, tensor: int, pipeline: int, microbatches: int, segments: int, sums: int, *, folded: bool = False) -> int:

@@ -30,12 +30,15 @@ from .stage_steps import StageSteps, peaks_in_flight
 __all__ = ["POLICIES", "Recompute", "RecomputeWanted", "StageRecompute", "with_recomputation"]
 
 POLICIES = ("auto", "none", "selective", "full", "optimal", "steps")
-ROUNDS = 6  # of asking for more; in the last for all there is
-FURTHER = 4  # times as many bytes, where so many do not change the choice
-HALVINGS = 4  # of the bytes asked for beyond those that were too few, where that was a leap
-ALL = 1 << 60
+# Rounds of asking for more bytes; the last asks for all there is.
+MAX_ROUNDS = 6
+# How many times as many bytes are asked for where so many do not change the choice.
+RAISE_FACTOR = 4
+# Halvings of what was asked for beyond bytes that were too few, where that was a leap.
+MAX_HALVINGS = 4
 WORK = ("flops", "bytes_read", "bytes_written", "calls")
-LITTLE = 1 << 20  # so small a part of a forward pass is a little
+# A little more work is this part of a forward pass: so small that the roofline's slope there is that at the work itself.
+LITTLE_PARTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,13 @@ def with_recomputation(
 
     need: dict[int, int] = {}
     few, found, best, more = need, first, first, 1
-    for left in reversed(range(ROUNDS)):
+    for left in reversed(range(MAX_ROUNDS)):
         missing = _missing(found)
-        need = need | {stage: need.get(stage, 0) + more * over if left else ALL for stage, over in missing.items() if over > 0}
+        everything = 1 << 60  # bytes, more than any stage has
+        need = need | {stage: need.get(stage, 0) + more * over if left else everything for stage, over in missing.items() if over > 0}
         made = tried(need, found)
         if made is None:  # what a stage's plan leaves free of its own bytes, the program's worst order may need
-            more *= FURTHER
+            more *= RAISE_FACTOR
             continue
         if made.timeline is None:
             break
@@ -176,7 +180,7 @@ def _nearer(
     tried: Callable[[Mapping[int, int], Evaluated], Evaluated | None],
 ) -> Evaluated:  # fmt: skip
     """The fastest that fits between bytes that were too few and bytes that were enough, by halving."""
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         middle = {stage: (few.get(stage, 0) + most) // 2 for stage, most in enough.items()}
         made = tried(middle, failed)
         if made is None or made.timeline is None or made.excess_bytes > 0:
@@ -232,6 +236,7 @@ def _prices(s: Segment, cost: Cost, device: Device, *, split: bool) -> tuple[flo
             plain_s = cost.roofline(work, device).time_s
             backward_s += plain_s
             if phase != "W":
-                many = Work(**{x: LITTLE * getattr(work, x) for x in WORK}) + s.forward
-                rate = min(rate, (cost.roofline(many, device).time_s - LITTLE * plain_s) / own_s if own_s else 0.0)
+                # the slope, scaled up: (n works and one forward) less n works, so that nothing is lost to the rounding of a small difference
+                many = Work(**{x: LITTLE_PARTS * getattr(work, x) for x in WORK}) + s.forward
+                rate = min(rate, (cost.roofline(many, device).time_s - LITTLE_PARTS * plain_s) / own_s if own_s else 0.0)
     return forward_s, backward_s, max(0.0, rate)

@@ -53,8 +53,10 @@ from .wishes import LayoutWanted
 __all__ = ["KEEP", "Candidate", "OldShards", "TrainReplan", "old_shards", "replan_training"]
 
 KEEP = ("dp", "tp", "pp", "microbatch")
-LAYOUTS = 4  # of the fastest, whose placements are judged by their restart too
-FEWER = 3  # smaller numbers of devices tried beside all that are left
+# Layouts, the fastest, whose placements are judged by their restart too.
+MAX_PLACED_LAYOUTS = 4
+# Smaller numbers of devices that are tried beside all that are left.
+MAX_SMALLER_SIZES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,7 @@ def replan_training(
     wanted = ShardingWanted(overlap=None if old.layout.overlap or old.layout.zero_level else False)
     asked = schedule or schedule_asked(old)
     wishes = (kept, wanted, asked, _codecs_kept(old, profile))
-    each = SearchBudget(work_s=MAX_WORK_S / (1 + FEWER), time_limit_s=time_limit_s)
+    each = SearchBudget(work_s=MAX_WORK_S / (1 + MAX_SMALLER_SIZES), time_limit_s=time_limit_s)
     make = partial(context_of, job, cost=cost, graph=graph, wishes=wishes, budget=each, clock=Budget(1, time_limit_s=time_limit_s))
     found, judged, cuts = _found(old, map(make, _parts(fabric, job.global_batch)), schedule is not None, shards, storage_Bps)
     if not found:
@@ -250,7 +252,7 @@ def _parts(fabric: Fabric, batch: int) -> Iterator[Fabric]:
         members.setdefault(d.group or d.name, []).append(d.name)
     order = [name for group in sorted(members.values(), key=len, reverse=True) for name in group]
     yield fabric
-    for k in sorted(sorted(range(max(1, n // 2), n), key=lambda k: (-_replicas(k, batch), -k))[:FEWER], reverse=True):
+    for k in sorted(sorted(range(max(1, n // 2), n), key=lambda k: (-_replicas(k, batch), -k))[:MAX_SMALLER_SIZES], reverse=True):
         yield fabric.subset(order[:k])
 
 
@@ -296,9 +298,9 @@ def _candidates(old: Plan, context: Context, judged: Sequence[Evaluated], shards
         firsts.setdefault((e.candidate.degrees, e.candidate.schedule), e)
     found: dict[tuple[object, ...], Candidate] = {}
     for e in fitting:
-        if (e.candidate.degrees, e.candidate.schedule) in list(firsts)[:LAYOUTS]:
+        if (e.candidate.degrees, e.candidate.schedule) in list(firsts)[:MAX_PLACED_LAYOUTS]:
             found[e.identity] = _candidate(old, context, e, shards, storage_Bps)
-    for e in list(firsts.values())[:LAYOUTS]:
+    for e in list(firsts.values())[:MAX_PLACED_LAYOUTS]:
         for name, placement in _reusing(old, context.fabric, e, shards):
             if all(c.evaluated.candidate is not e.candidate or c.evaluated.placement != placement for c in found.values()):
                 moved = context.evaluator.evaluate(e.candidate, placement, name)

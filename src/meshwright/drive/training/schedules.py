@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...cost import Cost, Priced
+from ...decide.layout.grid import STATE_COPIES
 from ...decide.pipeline import PipelineProblem, Schedule
 from ...errors import Unsupported
 from ...fabric.fabric import Fabric
@@ -13,9 +14,7 @@ from ...plan.on_schedule import on_schedule, split_prices
 from ...plan.plan import TrainingLayout
 from ...plan.sizes import shard_bytes, training_works
 
-__all__ = ["STATE_COPIES", "actions_of", "layout_problem", "scheduled"]
-
-STATE_COPIES = 4  # weight, gradient and two moments
+__all__ = ["actions_of", "layout_problem", "scheduled"]
 
 Prices = Callable[[OpGraph, TrainingLayout], Mapping[str, Priced]]
 Orders = tuple[tuple[tuple[str, int, int], ...], ...]

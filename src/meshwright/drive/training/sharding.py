@@ -14,7 +14,7 @@ from typing import Any
 from ...cite import Cite
 from ...decide.layout.data_sharding import CITE, DataSharding
 from ...decide.layout.problem import LayoutCandidate
-from ...decide.layout.unlike import EVEN
+from ...decide.layout.unlike_devices import EVEN
 from ...errors import Infeasible, UsageError
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
@@ -22,9 +22,12 @@ from .placements import placements_of
 
 __all__ = ["Sharding", "ShardingWanted", "as_wanted"]
 
-FASTEST = 1  # layouts that fit, fastest first, that are tried sharded and overlapped
-UNFITTING = 4  # layouts that do not fit, best closed form first, that are tried sharded
-ASKED = 8  # layouts tried at a level that was asked for
+# Layouts that fit, fastest first, that are tried sharded and overlapped.
+MAX_FITTING_LAYOUTS = 1
+# Layouts that do not fit, best closed form first, that are tried sharded.
+MAX_UNFITTING_LAYOUTS = 4
+# Layouts tried at a level that was asked for.
+MAX_ASKED_LAYOUTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,7 @@ def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
 class _Chooser:
     def __init__(self, context: Context, wanted: ShardingWanted, highest: int, judged: list[Evaluated]) -> None:
         self.context, self.wanted, self.highest = context, wanted, highest
-        self.looks = Looks(max(2 * FASTEST + 3 * UNFITTING, ASKED), context.budget.work_s / 2)
+        self.looks = Looks(max(2 * MAX_FITTING_LAYOUTS + 3 * MAX_UNFITTING_LAYOUTS, MAX_ASKED_LAYOUTS), context.budget.work_s / 2)
         self.judged = list(judged)
         self.grid = context.grid()
 
@@ -110,7 +113,8 @@ class _Chooser:
             self._asked(replicated)
             return
         even, divided = ([e for e in fitting if (e.candidate.division == EVEN) is equal] for equal in (True, False))
-        for e in (*even[:FASTEST], *divided[:FASTEST]):  # those with equal parts too: which is faster may change with the sums
+        # those with equal parts too: which is faster may change with the sums
+        for e in (*even[:MAX_FITTING_LAYOUTS], *divided[:MAX_FITTING_LAYOUTS]):
             if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
                 self._try(e, self._level(0))
         if self.wanted.level is None and self.highest:
@@ -130,7 +134,7 @@ class _Chooser:
         for e in sorted(replicated, key=lambda e: (e.time_s, e.candidate.estimate_s)):
             if (e.candidate.degrees, e.candidate.division, e.placement) in seen:
                 continue
-            if len(seen) >= ASKED:
+            if len(seen) >= MAX_ASKED_LAYOUTS:
                 break
             seen.add((e.candidate.degrees, e.candidate.division, e.placement))
             self._try(e, self._level(self.wanted.level or 0))
@@ -141,7 +145,7 @@ class _Chooser:
         over: dict[Any, Evaluated] = {}
         for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: e.candidate.estimate_s):
             over.setdefault(e.candidate.degrees, e)
-        for e in [x for x in over.values() if x.candidate.estimate_s < limit][:UNFITTING]:
+        for e in [x for x in over.values() if x.candidate.estimate_s < limit][:MAX_UNFITTING_LAYOUTS]:
             for level in range(1, self.highest + 1):
                 tried = self._try(e, self._level(level))
                 if tried is not None and tried.fits:

@@ -37,8 +37,10 @@ from ...simulate.step_memory import simulate_step
 
 __all__ = ["SegmentGraph", "StageSteps", "StepSource", "holdings_of", "peaks_in_flight", "with_step"]
 
-EFFORT = 40_000  # of the search over a segment's schedules, per node of its graph
-POINTS = 9  # budgets that the segments of a stage are planned for, from keeping everything to the least
+# Runs of nodes of the search over a segment's schedules, per node of its graph.
+EFFORT_PER_NODE = 40_000
+# Budgets that the segments of a stage are planned for, from keeping everything to the least.
+BUDGETS_PER_STAGE = 9
 Orders = Sequence[Sequence[tuple[str, int, int]]]
 replace = msgspec.structs.replace
 
@@ -138,7 +140,7 @@ class StageSteps:
         return self.fastest(self.graphs[key].graph, self.graphs[key].keep_peak_bytes() - need)
 
     def fastest(self, graph: StepGraph, budget_bytes: int | None) -> StepPlan:
-        strategy, rng = FusionAware(effort=self.effort or EFFORT * len(graph.nodes)), np.random.default_rng(0)
+        strategy, rng = FusionAware(effort=self.effort or EFFORT_PER_NODE * len(graph.nodes)), np.random.default_rng(0)
         try:
             return plan_with_workspaces(graph, budget_bytes, strategy, rng=rng)
         except Infeasible:
@@ -182,7 +184,7 @@ class StageSteps:
             stage = self.layout.stages[self.segment[key].stage]
             beside = replace(graph, in_flight=graph.in_flight * len(stage.segments))  # what others of the stage hold adds up as micro-batches do
             top, low = keep_everything(beside).peak_bytes, self.fastest(beside, None).peak_bytes
-            plans = [self.fastest(beside, top - i * (top - low) // (POINTS - 1)) for i in range(1, POINTS)]
+            plans = [self.fastest(beside, top - i * (top - low) // (BUDGETS_PER_STAGE - 1)) for i in range(1, BUDGETS_PER_STAGE)]
             summed = {*self.segment[key].sum_writes}
             distinct = [_on(graph, p) for p in {(p.peak_bytes, p.time_s): p for p in plans}.values()]
             held = [p for p in distinct if not summed & {*_kept(self.graphs[key], p, self.segment[key])}]

@@ -12,7 +12,7 @@ from ...decide.memory import strategy
 from ...decide.memory.auto import auto_plan
 from ...decide.memory.fusionaware.frontier import frontier_of
 from ...decide.memory.fusionaware.network import MinCut
-from ...decide.memory.fusionaware.strategy import EFFORT, FusionAware
+from ...decide.memory.fusionaware.strategy import DEFAULT_EFFORT, FusionAware
 from ...decide.memory.problem import StepStrategy
 from ...decide.memory.step import keep_everything
 from ...errors import Infeasible, TimeLimit, Unsupported
@@ -31,7 +31,7 @@ def budgeted(*, all_of_them: bool = False) -> list[str]:
     return [kind.name for kind in kinds] if all_of_them else [kind.name for kind in reversed(kinds) if kind.in_frontier]
 
 
-def budgets_of(graph: StepGraph, count: int, *, effort: int = EFFORT) -> tuple[int, ...]:
+def budgets_of(graph: StepGraph, count: int, *, effort: int = DEFAULT_EFFORT) -> tuple[int, ...]:
     """Evenly from the peak of keeping everything down to the least peak found."""
     entries = frontier_of(graph, effort).entries
     high, low = keep_everything(graph).peak_bytes, entries[-1].peak_bytes
@@ -39,7 +39,7 @@ def budgets_of(graph: StepGraph, count: int, *, effort: int = EFFORT) -> tuple[i
 
 
 def compare_step(
-    step: CapturedStep, graph: StepGraph, *, strategies: Sequence[str] = (), budgets: Sequence[int] | int = 11, effort: int = EFFORT,
+    step: CapturedStep, graph: StepGraph, *, strategies: Sequence[str] = (), budgets: Sequence[int] | int = 11, effort: int = DEFAULT_EFFORT,
     torch_budgets: Sequence[float] = TORCH_BUDGETS, joint: Mapping[str, StepGraph] | None = None,
 ) -> MemoryCurve:  # fmt: skip
     """`graph`: the step graph with times. `strategies`: names, by default `budgeted()`. `budgets`: bytes, or how many of `budgets_of`. `joint`: the

@@ -29,7 +29,7 @@ from .candidate import Candidate, Problem
 __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
 
 F64 = NDArray[np.float64]
-PROBES = 80
+# Steps of the multiplicative weights: every one of them gives a valid bound, the best of all is kept.
 DUAL_STEPS = 120
 
 
@@ -99,6 +99,7 @@ def _shared_s(problem: Problem, least: dict[str, F64]) -> float:
         best = max(best, float(priced.min(axis=0).sum()))
         if len(pools) == 1:
             break
+        # layers that cost about the same on several kinds are divided evenly between them, else weights would swing to and fro
         ties = priced <= priced.min(axis=0) * (1 + 1e-9)
         load = (cost * ties / ties.sum(axis=0)).sum(axis=1) / devices
         weight = weight * np.exp(step * (load / load.mean() - 1))
@@ -121,6 +122,7 @@ def _cut_s(problem: Problem, least: dict[str, F64]) -> float:
     border = min((r.output_bytes / e.microbatch for e, rows in table.rows.items() for r in rows[:-1]), default=0.0)
     total = sum(n * len(p.kind.servers) for n, p in zip(nics, problem.pools, strict=True))
     border_s = 2 * border * problem.global_batch / total
+    # the third way out: one server does everything, and nothing crosses
     alone = [problem.global_batch * float(least[p.kind.name].sum()) / p.kind.gpus for p in problem.pools if p.kind.name in least]
     return min(copy_s, border_s, min(alone, default=0.0))
 
@@ -143,7 +145,7 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
 
     low, high = 0.0, reference * total * max(ratio.values()) * (2 + len(layout.stages)) + 2 * hop * len(layout.stages) + 1e-9
     high *= 1 + max(tail.values())
-    for _ in range(PROBES):
+    for _ in range(80):  # a float has 53 bits to halve: so many steps leave nothing
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return low + problem.runtime.per_iteration_s
@@ -195,6 +197,7 @@ def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[
 
     def holds(m: float) -> bool:
         before, done = 0.0, 0.0
+        # each stage gets all the work it can end in time; more work early only delays those behind, which the bound must allow for
         for rho, r in zip(ratio, tail, strict=True):
             x = max(0.0, (limit - before) / (m + r))
             done += x / rho

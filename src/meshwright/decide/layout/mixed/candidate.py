@@ -178,6 +178,7 @@ class Problem:
                 memory[s] = max(memory[s], need)
                 limit = self.pool(replica).memory_bytes
                 over.append((need - limit if limit else -1, s))
+            # 1F1B in closed form: one micro-batch all the way, the others at the pace of the slowest stage, messages of the way once
             step = max(step, total + (count - 1) * slowest + fill)
         rings = [self.ring_s(st.replicas, list(w.values())) for st, w in zip(layout.stages, distinct, strict=True)]
         tail = max(r + u for r, u in zip(rings, syncs, strict=True)) + self.runtime.per_iteration_s

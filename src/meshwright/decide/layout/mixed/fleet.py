@@ -31,7 +31,8 @@ CITE = Cite(
     year=2024,
     venue="USENIX ATC '24",
 )
-MAX_KINDS = 4  # in one sequence
+# Kinds of device in one pipeline, at most: every order of them is tried.
+MAX_SEQUENCE_KINDS = 4
 
 
 def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequence[float]) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def share_microbatches(microbatches: int, first_s: Sequence[float], each_s: Sequ
 
 def fleet_candidates(problem: Problem) -> Iterator[Candidate]:
     """Every candidate uses at least two pools, and all devices of each."""
-    for size in range(2, min(len(problem.pools), MAX_KINDS) + 1):
+    for size in range(2, min(len(problem.pools), MAX_SEQUENCE_KINDS) + 1):
         for pools in combinations(problem.pools, size):
             if all(p.kind.nics for p in pools):
                 yield from _sequences(problem, pools)
@@ -103,7 +104,7 @@ def _judged(problem: Problem, columns: Sequence[tuple[Replica, ...]], what: str)
         if rest or total < data or any(e not in problem.table.rows for e in entries) or total * len(columns[0]) > MAX_PASSES:
             continue
         best: tuple[float, Candidate] | None = None
-        nearest: tuple[float, Candidate] | None = None  # to fitting, where none does
+        nearest: tuple[float, Candidate] | None = None  # to fitting: what the search names where nothing fits
         even = all(len({problem.table.outside_Bps.get(c[s].device) for c in columns}) == 1 for s in range(len(columns[0])))
         for choice in problem.choices:
             if choice.tensor or bool(choice.sharding) != (data > 1) or choice.sharding == 2 or (choice.sharding > 1 and not even):
@@ -127,6 +128,7 @@ def _one(problem: Problem, columns: Sequence[tuple[Replica, ...]], microbatch: i
     for r in dict.fromkeys(r for c in distinct for r in c):
         a = problem.arrays(Entry(r.device, microbatch, r.tensor), choice, data)
         times[r] = a["forward_s"] + a["backward_s"]
+    # all pipelines divide layers alike, so the one that takes longest is divided well; the faster ones get more micro-batches instead
     slowest = max(distinct, key=lambda c: float(sum(times[r].sum() for r in c)))
     layers = split_layers([times[r] for r in slowest])
     starts = [sum(layers[:s]) for s in range(stages)]

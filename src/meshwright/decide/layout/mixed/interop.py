@@ -26,11 +26,12 @@ CITE = Cite(
     venue="OSDI '22, arXiv:2201.12023",
 )
 F64 = NDArray[np.float64]
-EPSILON = 1e-2  # values of t_max closer than this, relatively, are tried once
+# Values of t_max closer than this, as a share of it, are tried once: Alpa's epsilon, here relative to the value.
+MIN_T_MAX_STEP_SHARE = 1e-2
 
 
 def inter_operator(
-    cost_s: F64, fits: Sequence[NDArray[np.bool_]], degrees: Sequence[int], devices: int, microbatches: int, *, epsilon: float = EPSILON
+    cost_s: F64, fits: Sequence[NDArray[np.bool_]], degrees: Sequence[int], devices: int, microbatches: int, *, epsilon: float = MIN_T_MAX_STEP_SHARE
 ) -> tuple[float, list[tuple[int, int]]] | None:
     """(seconds, [(blocks, degree) per stage]) of the best pipeline over all blocks on exactly `devices` devices; None if there is none.
 
@@ -45,6 +46,7 @@ def inter_operator(
     for t_max in values:
         if t_max < longest or t_max <= tried * (1 + epsilon):
             continue
+        # values rise: from here on the slowest stage alone takes longer than the best pipeline
         if best is not None and (microbatches - 1) * t_max >= best[0]:
             break
         tried = float(t_max * (1 + epsilon)) if epsilon else float(t_max)
@@ -55,6 +57,7 @@ def inter_operator(
         for count, degree in found:
             spans.append(float(cost_s[list(degrees).index(degree), at, at + count]))
             at += count
+        # by the slowest stage there is, which may be faster than t_max allowed
         total = sum(spans) + (microbatches - 1) * max(spans)
         if best is None or total < best[0]:
             best = (total, found)

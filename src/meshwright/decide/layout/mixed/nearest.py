@@ -20,9 +20,12 @@ from .search import Demands, Found, search_mixed, uniform_choices
 
 __all__ = ["Change", "nearest_feasible"]
 
-SIMULATED = 6
-MAX_TIMES = 32  # as many servers as this times those there are
-RAISES = 6  # of 5 % each, where the closed form's least memory does not do in simulation
+# Candidates simulated per changed problem: it is asked whether one fits, not which is best.
+MAX_SIMULATED = 6
+# Servers of a kind that are tried, as a multiple of those there are.
+MAX_SERVERS_FACTOR = 32
+# Raises of memory, of 5 % each, where the closed form's least does not do in simulation.
+MAX_RAISES = 6
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +81,7 @@ def _changes(
             yield made
     need = error.data.get("needed_bytes")
     if isinstance(need, int):
-        for _ in range(RAISES):
+        for _ in range(MAX_RAISES):
             roomier = tuple(replace(p, memory_bytes=max(p.memory_bytes, need)) if p.memory_bytes else p for p in problem.pools)
             if made := change("memory", f"devices with {need} bytes", replace(problem, pools=roomier), need):
                 yield made
@@ -93,18 +96,18 @@ def _changes(
 
 def _search(problem: Problem, demands: Demands, methods: tuple[str, ...]) -> Found | None:
     try:
-        return search_mixed(problem, demands, methods=methods, simulated=SIMULATED, refine=0)
+        return search_mixed(problem, demands, methods=methods, simulated=MAX_SIMULATED, refine=0)
     except (Infeasible, UsageError):
         return None
 
 
 def _fewest(problem: Problem, pool: Pool, demands: Demands, methods: tuple[str, ...]) -> int:
-    """The fewest servers of this kind with which a layout was found, up to MAX_TIMES as many; 0 for none."""
+    """The fewest servers of this kind with which a layout was found, up to MAX_SERVERS_FACTOR as many; 0 for none."""
     here = len(pool.kind.servers)
     low, high = here, 2 * here
-    while high <= MAX_TIMES * here and _search(_with_servers(problem, pool, high), demands, methods) is None:
+    while high <= MAX_SERVERS_FACTOR * here and _search(_with_servers(problem, pool, high), demands, methods) is None:
         low, high = high, 2 * high
-    if high > MAX_TIMES * here:
+    if high > MAX_SERVERS_FACTOR * here:
         return 0
     while high - low > 1:
         middle = (low + high) // 2

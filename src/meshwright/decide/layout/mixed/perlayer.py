@@ -34,6 +34,7 @@ def best_choices(
     """
     best: tuple[float, list[int]] | None = None
     for cap in np.unique(working_bytes):
+        # one layer works at a time, so only the largest working memory counts: guessed first, then it is a constant
         allowed = working_bytes <= cap
         if not allowed.any(axis=1).all():
             continue
@@ -53,6 +54,7 @@ def _solve(time_s: F64, memory_bytes: F64, transform_s: F64, limit_bytes: float,
     spare = units - int(least.sum())  # memory beyond what every layer takes at least
     if spare < 0:
         return None
+    # what every layer takes in any case leaves the table: it is as long as the memory that is really chosen over
     need = need - least[:, None]
     state = np.full((spare + 1, choices), np.inf)
     origin: list[NDArray[np.int64]] = []

@@ -27,9 +27,12 @@ from .split import split_layers
 
 __all__ = ["InterOperator", "PerLayer", "alpa_candidates", "per_layer_choices", "with_best_choices"]
 
-BLOCKS = 20  # of about equal time, that the inter-operator programme divides
+# Blocks of about equal time that the inter-operator programme divides: its work grows with their square.
+MAX_BLOCKS = 20
+# Stages of one pipeline that it considers.
 MAX_STAGES = 16
-UNITS = 256  # memory steps of the per-layer programme
+# Steps that a device's memory is divided into by the per-layer programme; sizes are rounded up to them.
+MEMORY_STEPS = 256
 F64 = NDArray[np.float64]
 
 
@@ -58,7 +61,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
         return None
     arrays = [problem.arrays(Entry(kind.name, microbatch, t), choice, data) for t in degrees]
     first = arrays[0]["forward_s"] + arrays[0]["backward_s"]
-    sizes = split_layers([first] * min(BLOCKS, layers))
+    sizes = split_layers([first] * min(MAX_BLOCKS, layers))
     starts = [0, *accumulate(sizes)]
     n = len(sizes)
     cost = np.full((len(degrees), n + 1, n + 1), np.inf)
@@ -72,6 +75,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
                 working[k, i, j] = a["working_bytes"][part].max()
     limit = pool.memory_bytes - problem.runtime.constant_memory_bytes.get(kind.name, 0) if pool.memory_bytes else np.inf
     longest = min(MAX_STAGES, n, devices // min(degrees))
+    # in 1F1B a stage with s stages left, itself included, holds at most s micro-batches
     fits = [state + kept * min(count, s) + working <= limit for s in range(1, longest + 1)]
     found = inter_operator(cost, fits, degrees, devices, count)
     if found is None:
@@ -97,6 +101,7 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
         count = max(m for r, m in zip(layout.stages[stage].replicas, counts, strict=True) if r == replica)
         pool = problem.pool(replica)
         if pool.memory_bytes:
+            # one choice per layer for all replicas: the tightest device and the slowest one decide
             limit = min(limit, pool.memory_bytes - problem.runtime.constant_memory_bytes.get(replica.device, 0))
         rate = pool.kind.device_nic_Bps or float("inf")
         for k, choice in enumerate(choices):
@@ -110,7 +115,7 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
     if not np.isfinite(limit):
         limit = float(memory.max() * n + working.max()) + 1
     moves = _transforms(problem, layout, stage, choices)
-    found = best_choices(time, memory, working, np.broadcast_to(moves, (n, *moves.shape)), limit, max(1.0, limit / UNITS))
+    found = best_choices(time, memory, working, np.broadcast_to(moves, (n, *moves.shape)), limit, max(1.0, limit / MEMORY_STEPS))
     return [choices[i] for i in found[1]] if found is not None else None
 
 

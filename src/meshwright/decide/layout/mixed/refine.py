@@ -18,8 +18,10 @@ from .proposals import with_best_choices
 
 __all__ = ["refined"]
 
-ROUNDS = 12
-STEPS = (1, 2, 4)
+# Rounds of hill climbing; most climbs end sooner by themselves.
+MAX_ROUNDS = 12
+# Layers that move over a border between stages at once.
+MOVED_LAYERS = (1, 2, 4)
 
 
 def refined(problem: Problem, candidate: Candidate, value: Callable[[Candidate], float]) -> list[Candidate]:
@@ -27,7 +29,7 @@ def refined(problem: Problem, candidate: Candidate, value: Callable[[Candidate],
     found: list[Candidate] = []
     best, least = candidate, value(candidate)
     choices = [c for c in problem.choices if c.sharding in {x.sharding for x in candidate.choices}]
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         moved = False
         for tried in _neighbours(problem, best, choices):
             seconds = value(tried)
@@ -45,7 +47,7 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
         yield anew
     layers = [s.layers for s in c.layout.stages]
     for s in range(len(layers) - 1):
-        for step in STEPS:
+        for step in MOVED_LAYERS:
             for a, z in ((s, s + 1), (s + 1, s)):
                 if layers[a] > step:
                     moved = layers.copy()

@@ -2,7 +2,7 @@
 
 Cite: see `grid`, `interop`, `perlayer`, `fleet`. Left open by all: how good the answer is. Our answer: two lower bounds and the gaps to them.
 Invariant: whoever wins was simulated, fits every device's memory, and keeps every constraint; every loser says why it lost.
-Cost: O(layers) per candidate in closed form; SIMULATED event simulations and those of the refined.
+Cost: O(layers) per candidate in closed form; MAX_SIMULATED event simulations and those of the refined.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from .refine import refined
 
 __all__ = ["Demands", "Found", "Judged", "search_mixed", "uniform_choices"]
 
-SIMULATED = 50
-REFINED = 5
+# Candidates simulated, best by the closed form first, and of these the fastest that are refined, unless other numbers are asked for.
+MAX_SIMULATED = 50
+MAX_REFINED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Found:
 
 
 def search_mixed(
-    problem: Problem, demands: Demands | None = None, *, methods: Iterable[str] = (), simulated: int = SIMULATED, refine: int = REFINED
+    problem: Problem, demands: Demands | None = None, *, methods: Iterable[str] = (), simulated: int = MAX_SIMULATED, refine: int = MAX_REFINED
 ) -> Found:
     """`methods`: names of strategies for layers, by default all of ours.
 
@@ -71,6 +72,7 @@ def search_mixed(
         )
     )  # fmt: skip
     ranked = _simulate(problem, fitting[:simulated])
+    # refined ones join the simulated: the simulator decides between them, so refining never makes worse
     ranked += _refined(problem, demands, ranked[:], refine)
     kept = _keeping(demands, ranked)
     best = kept[0]

@@ -32,7 +32,7 @@ def split_layers(times: Sequence[NDArray[np.float64]]) -> tuple[int, ...]:
         for s in range(stages):
             left = stages - s - 1
             end = int(np.searchsorted(sums[s], sums[s][at] + limit * (1 + 1e-12), side="right")) - 1
-            end = min(max(end, at), layers - left)
+            end = min(max(end, at), layers - left)  # a layer stays for each stage behind
             if end == at:
                 return None
             counts.append(end - at)
@@ -50,6 +50,7 @@ def split_layers(times: Sequence[NDArray[np.float64]]) -> tuple[int, ...]:
         else:
             best = found
             starts = np.concatenate(([0], np.cumsum(found)))
+            # the bottleneck really reached, not the one allowed: it is one of the finitely many stage sums
             high = min(middle, max(float(sums[s][starts[s + 1]] - sums[s][starts[s]]) for s in range(stages)))
         if high - low <= 1e-13 * high:
             break

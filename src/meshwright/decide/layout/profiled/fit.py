@@ -25,9 +25,12 @@ __all__ = ["FittedRuntime", "RunFinding", "fit_runtime", "suspicious_runs"]
 
 F64 = NDArray[np.float64]
 OVERHEADS = ("per_action_s", "per_message_s", "per_iteration_s")
-STEP_S = 1e-4
-ROUNDS = 6
-MIN_ERROR = 0.01
+# Step of the difference quotient: times are almost linear in the overheads, so it only has to stand out of the rounding of seconds.
+DIFFERENCE_STEP_S = 1e-4
+# Linearisations at most; the fit ends when predictions move by less than 1e-4.
+GAUSS_NEWTON_STEPS = 6
+# Error bar at least, as a share of a prediction: a few runs that agree better by chance do not promise more.
+MIN_ERROR_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,11 @@ def fit_runtime(
     kept = [runs[i] for i in used]
     measured = np.array([r.time_s for r in kept])
     overheads = np.zeros(len(OVERHEADS))
-    for _ in range(ROUNDS):
+    for _ in range(GAUSS_NEWTON_STEPS):
         now = _times(profile, network, kept, base, overheads)
-        slope = np.stack([(_times(profile, network, kept, base, overheads + STEP_S * unit) - now) / STEP_S for unit in np.eye(len(OVERHEADS))], 1)
+        stepped = [_times(profile, network, kept, base, overheads + DIFFERENCE_STEP_S * unit) for unit in np.eye(len(OVERHEADS))]
+        slope = np.stack([(t - now) / DIFFERENCE_STEP_S for t in stepped], 1)
+        # errors relative to what was measured: a long run must not outweigh the short ones
         fresh = _non_negative(slope / measured[:, None], 1 - (now - slope @ overheads) / measured)
         moved = float(np.abs(slope @ (fresh - overheads) / measured).max())
         overheads = fresh
@@ -101,7 +106,7 @@ def _same(runs: Sequence[MeasuredRun], numbers: Sequence[int]) -> bool:
 
 
 def _bar(errors: F64, stated: float) -> float:
-    return float(min(0.9, max(MIN_ERROR, np.percentile(errors, 90)))) if len(errors) >= 3 else stated
+    return float(min(0.9, max(MIN_ERROR_SHARE, np.percentile(errors, 90)))) if len(errors) >= 3 else stated
 
 
 def _times(profile: LayerProfile, network: NetworkProfile, runs: Sequence[MeasuredRun], base: TrainingRuntime, overheads: F64) -> F64:
@@ -133,6 +138,7 @@ def _memory(
 def _non_negative(a: F64, b: F64) -> F64:
     """min |a x - b| over x >= 0: the best of all sets of positive unknowns (three unknowns, eight sets)."""
     best, best_loss = np.zeros(a.shape[1]), float(b @ b)
+    # the optimum has some set of positive unknowns, and is the unconstrained one on that set: all sets are tried
     for mask in range(1, 2 ** a.shape[1]):
         columns = [i for i in range(a.shape[1]) if mask >> i & 1]
         solution, _, rank, _ = np.linalg.lstsq(a[:, columns], b, rcond=1e-9)

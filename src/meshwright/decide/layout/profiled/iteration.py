@@ -24,7 +24,8 @@ from .servers import Servers
 
 __all__ = ["Iteration", "build_iteration", "stage_memory"]
 
-MAX_RING_STEPS = 200_000  # of one stage's gradient rings; beyond this several buckets, then turns, are simulated as one; bytes and rate kept
+# Steps of one stage's gradient rings. Beyond it several buckets, then several turns, are simulated as one; bytes and rates are kept.
+MAX_RING_STEPS = 200_000
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,7 @@ def _rings(
         buckets = max(1, round(total / runtime.bucket_bytes)) if runtime.bucket_bytes else 1
         shown = max(1, min(buckets, MAX_RING_STEPS // (4 * n * n * portions)))
         turns = max(1, min(2 * (n - 1), MAX_RING_STEPS // (2 * n * shown * portions)))
+        # how many real messages one of those simulated stands for
         merged = buckets / shown * 2 * (n - 1) / turns
         sized = [x * runtime.gradient_bytes_per_value / buckets / n for x in each]
         out = [

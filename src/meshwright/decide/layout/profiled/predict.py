@@ -75,7 +75,7 @@ def predict(
     whole, layout = layout, alike_part(layout, runtime)
     pipelines = whole.data
     time_s, memory, busy = _simulated(profile, layout, network, runtime, pipelines, shapes=shapes)
-    low = high = time_s
+    low = high = time_s  # the step is no simple function of its parts, so both ends are simulated too
     if bars:
         compute, net = runtime.compute_error, runtime.network_error
         low = _simulated(profile, layout, network, runtime, pipelines, faster=1 + compute, slow=1 + net)[0]
@@ -123,6 +123,7 @@ def compute_bound_s(profile: LayerProfile, layout: ProfiledLayout, runtime: Trai
     best = 0.0
     for d, count in enumerate(layout.microbatches):
         times = _times(profile, layout, runtime, d)
+        # the stages before it have no part of its work, so what the first micro-batch needs there and the last on its way back is added
         for s, (f, b) in enumerate(times):
             best = max(best, sum(x + y for x, y in times[:s]) + count * (f + b))
     return best

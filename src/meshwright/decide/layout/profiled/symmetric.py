@@ -33,6 +33,7 @@ def alike_part(layout: ProfiledLayout, runtime: TrainingRuntime) -> ProfiledLayo
         seats = gpus // first.tensor  # replicas in a server
         if data % seats:
             return layout
+        # whole servers of every stage, and two where there are two: else rings would not cross between servers any more
         size = lcm(size, seats if data == seats else 2 * seats)
     whole = next((n for n in range(size, data, size) if data % n == 0), data)
     if whole == data:

@@ -19,8 +19,10 @@ from ..lifetimes import Lifetimes
 __all__ = ["Chain", "chain_of"]
 
 I32 = NDArray[np.int32]
-MAX_SHARE = 0.2  # of the forward pass in one stage, before it is cut further
-FEWEST = 8
+# Share of the forward pass's time that one stage may hold before it is cut further, with `MIN_CUTS` stages; half of it with fewer.
+MAX_STAGE_SHARE = 0.2
+# Stages below which a chain is too coarse to choose checkpoints in, so that its longest stages are cut down further.
+MIN_CUTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,7 @@ def _cuts(lives: Lifetimes, calls: list[int], crossing: list[tuple[int, ...]]) -
     makes = [bool(lives.graph.nodes[i].makes) for i in calls]
     cuts = [0]
     for c in range(1, len(calls)):
+        # one storage crosses here, another than at the cut before, and something is made between: views alone are no stage
         if len(crossing[c]) == 1 and makes[c] and any(makes[cuts[-1] : c]) and crossing[c] != crossing[cuts[-1]]:
             cuts.append(c)
     spent = np.concatenate([[0.0], np.cumsum([lives.graph.nodes[i].time_s or 1e-9 for i in calls])])
@@ -151,9 +154,10 @@ def _cuts(lives: Lifetimes, calls: list[int], crossing: list[tuple[int, ...]]) -
         longest = max(range(len(cuts)), key=lambda k: spent[cuts[k + 1] if k + 1 < len(cuts) else len(calls)] - spent[cuts[k]])
         low, high = cuts[longest], cuts[longest + 1] if longest + 1 < len(cuts) else len(calls)
         share = (spent[high] - spent[low]) / spent[-1]
-        if share <= (MAX_SHARE if len(cuts) >= FEWEST else MAX_SHARE / 2):
+        if share <= (MAX_STAGE_SHARE if len(cuts) >= MIN_CUTS else MAX_STAGE_SHARE / 2):
             return cuts
         where = (spent[low : high + 1] - spent[low]) / spent[-1]
+        # not near either end, else the stage would stay about as long; fewest bytes across, then nearest to the middle
         inner = [c for c in range(low + 1, high) if makes[c] and any(makes[low:c]) and 0.2 * share <= where[c - low] <= 0.8 * share]
         if not inner:
             return cuts
@@ -167,7 +171,7 @@ def _blocks(lives: Lifetimes, home: dict[int, int], count: int) -> list[int]:
     top = 0
     for b in range(len(graph.nodes) - 1, lives.arrays.boundary - 1, -1):
         read = [home[s] for x in graph.nodes[b].inputs for s in graph.nodes[x].storages if s in home]
-        top = max([top, *read])
+        top = max([top, *read])  # backward goes down the chain: a node belongs to the latest stage that it or a node after it reads
         block[b - lives.arrays.boundary] = top
     return block if not block or block[0] == count - 1 else [count - 1, *block[1:]]
 

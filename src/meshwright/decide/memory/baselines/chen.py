@@ -82,6 +82,7 @@ def _held(chain: Chain, starts: tuple[int, ...]) -> tuple[NDArray[np.int32], NDA
     ahead = chain.lives.lazy()
     for start, after in zip(starts, [*starts[1:], len(chain)], strict=True):
         last = after == len(chain)
+        # the last segment is followed by its own backward, so it keeps everything; the others run again when backward begins
         for i in range(start, after):
             held[list(chain.needed[i])] = 0 if last else 1
         begin, end = chain.first_backward[after - 1], chain.first_backward[start - 1] if start else chain.lives.stages + 1

@@ -82,10 +82,12 @@ def _reverse(chain: Chain, held: NDArray[np.int32], start: int, end: int, checkp
     """Stages start..end-1, whose start is a checkpoint, from schedule stage `now` on."""
     while end - start > 1:
         length = end - start
+        # one checkpoint, the start: every stage is reached from it anew, the last one first
         if checkpoints == 1:
             split = end - 1
         else:
             split = start + min(
+                # j steps ahead to the next checkpoint, the rest with one fewer, then these j with all of them again
                 range(1, length), key=lambda j: (j + fewest_steps(length - j, checkpoints - 1) + fewest_steps(j, checkpoints), j)
             )
             _hold(held, chain.crossing[split], now)

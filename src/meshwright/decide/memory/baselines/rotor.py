@@ -31,7 +31,8 @@ CITE = Cite(
     key="rotor", title="Optimal checkpointing for heterogeneous chains: how to train deep neural networks with limited memory",
     authors="Herrmann, Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova", year=2019, venue="arXiv", url="https://arxiv.org/abs/1911.13214",
 )  # fmt: skip
-SLOTS = 500
+# Slots that the memory limit is divided into: cost grows with them linearly, and what rounding every size up to slots loses falls.
+MEMORY_SLOTS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class RotorTable:
 
 def rotor_table(
     forward_s: list[float], backward_s: list[float], input_bytes: list[int], all_bytes: list[int], gradient_bytes: list[int],
-    forward_extra: list[int], backward_extra: list[int], *, limit_bytes: int, slots: int = SLOTS,
+    forward_extra: list[int], backward_extra: list[int], *, limit_bytes: int, slots: int = MEMORY_SLOTS,
 ) -> RotorTable:  # fmt: skip
     """`input_bytes[i]`: of the input of stage i (so of the output of stage i - 1), `all_bytes[i]`: of all that stage i keeps when it keeps all, its
     output included; `gradient_bytes[i]`: of the gradient of stage i's input, with one more entry at the end for that of the last output."""
@@ -76,6 +77,7 @@ def rotor_table(
             if t > s:
                 j = t - 1  # stages s..t-1 run without keeping: input and output of each, beside the gradient of t's output
                 passing = max(passing, (a[j] if j > s else 0) + a[j + 1] + extra_f[j])
+            # keeping all of s: its forward beside the gradient of the output, and its backward beside that of its input, must both fit
             whole = max(out + every[s] + extra_f[s], delta[s] + every[s] + extra_b[s])
             if t == s:
                 cost[s, s, whole:] = forward_s[s] + backward_s[s]
@@ -84,13 +86,14 @@ def rotor_table(
             best = np.full(slots + 1, np.inf)
             where = np.full(slots + 1, -1, np.int32)
             for k in range(s + 1, t + 1):
+                # run s..k-1 without keeping, store the input of k, do k..t with so much less memory, then s..k-1 with all of it again
                 c = run[k] - run[s] + _less(cost[k, t], a[k]) + cost[s, k - 1]
                 c[m < out + passing] = np.inf
                 better = c < best
                 best[better], where[better] = c[better], k
             c = forward_s[s] + backward_s[s] + _less(cost[s + 1, t], every[s])
             c[m < whole] = np.inf
-            better = c <= best
+            better = c <= best  # of equally fast ways keeping everything, which runs nothing again
             best[better], where[better] = c[better], s
             where[np.isinf(best)] = -1
             cost[s, t], split[s, t] = best, where
@@ -117,7 +120,7 @@ def table_of(chain: Chain) -> RotorTable:
     inputs = [0, *chain.value_bytes[:-1]]
     gradients = [*chain.gradient_bytes, 0]
     most = sum(chain.all_bytes) + max(chain.backward_extra_bytes) + max(chain.forward_extra_bytes) + 2 * max(gradients) + 1
-    most += 2 * most * (count + 4) // SLOTS  # every size is rounded up to slots
+    most += 2 * most * (count + 4) // MEMORY_SLOTS  # every size is rounded up to slots
     # what a stage's forward takes beyond the values that the recurrence counts anyway
     extra = [max(0, x - max(chain.value_bytes[i], chain.all_bytes[i])) for i, x in enumerate(chain.forward_extra_bytes)]
     return rotor_table(
@@ -130,7 +133,8 @@ def tried(chain: Chain) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], 
     table = table_of(chain)
     ahead = chain.together()
     seen: set[bytes] = set()
-    for m in range(SLOTS, -1, -1):
+    for m in range(MEMORY_SLOTS, -1, -1):
+        # time never falls with fewer slots, so from the first m that does not fit on none does
         if np.isinf(table.cost[0, len(chain) - 1, m]):
             break
         held = chain.nothing_held()

@@ -26,15 +26,24 @@ __all__ = ["Entry", "Frontier", "fastest_within", "frontier_of", "least_bytes"]
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
-BINS = 1024
-TARGETS = 40
-STEPS_DOWN = 16  # targets on the way to one budget
-KICKS = 40
-SMALL = 0.6  # of the effort for one budget: small changes, after the search
-SMALL_OF_ALL = 0.4  # of that for all budgets
-DOWN = 0.5  # of what is left to the search for one budget, of all the effort for all budgets: the way down
-THRESHOLD = 0.03  # of the time that the budget costs: by how much a small change may make a schedule slower, at first
-PRICE = 60  # of a byte above the budget, times what one costs from there to keeping everything
+# Ranges of peak bytes of which the archive keeps the fastest schedule each: how finely a frontier is told apart.
+ARCHIVE_BINS = 1024
+# Peaks, from keeping everything to the least, that a frontier is searched at.
+FRONTIER_TARGETS = 40
+# Peaks on the way from keeping everything down to one budget.
+DESCENT_TARGETS = 16
+# Disturbances tried at one target after its local optimum, at most; the effort ends most rounds sooner.
+MAX_KICKS = 40
+# Share of the effort for one budget that small changes get, after the search.
+SMALL_CHANGES_SHARE = 0.6
+# The same share where all budgets are searched together, whose schedules profit from each other's search.
+FRONTIER_SMALL_CHANGES_SHARE = 0.4
+# Share of what the search has for one budget, or of the whole effort for all budgets, that the way down gets.
+DESCENT_SHARE = 0.5
+# How much slower a small change may make a schedule at first, as a share of the time that the budget costs; it falls to nothing.
+MAX_WORSENING_SHARE = 0.03
+# Price of a byte above the budget, in mean prices of a byte between the budget and keeping everything: so dear that staying above it does not pay.
+EXCESS_PRICE_FACTOR = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +78,7 @@ class Frontier:
 
     def floor_s(self, budget_bytes: int) -> float:
         """No plan within the budget takes less: everything once, and what must run again at the worst of some moments."""
+        # each moment bounds by itself, and all must be met: the highest floor holds
         again = max(floor_s(points, moment.capacity_bytes(budget_bytes)) for moment, points in self.hulls)
         return self.plain_s + (again if np.isfinite(again) else 0.0)
 
@@ -78,13 +88,14 @@ def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once:
     """`effort`: runs of nodes simulated, at most (10^8 take some seconds). `once`: nothing runs more than twice."""
     start = _Start.of(graph, replay_random, once)
     low, top = start.least_bytes, start.most_bytes
-    large = 1.0 if once else 1 - SMALL_OF_ALL  # small changes may run a thing more than twice
-    archive = archive_for(len(start.lives.maker), low, top, bins=BINS, effort=int(effort * large))
-    targets = _falling(top, low, TARGETS)
-    found = start.searched(archive, targets, TARGETS, down=DOWN / large)
+    large = 1.0 if once else 1 - FRONTIER_SMALL_CHANGES_SHARE  # small changes may run a thing more than twice
+    archive = archive_for(len(start.lives.maker), low, top, bins=ARCHIVE_BINS, effort=int(effort * large))
+    targets = _falling(top, low, FRONTIER_TARGETS)
+    found = start.searched(archive, targets, FRONTIER_TARGETS, down=DESCENT_SHARE / large)
     if not once and found:
         least = min(e.peak_bytes for e in found)
         reached = [t for t in targets[::-1].tolist() if t >= least]
+        # from the least peak up: each target gets an equal part of what the ones before have left
         for i, target in enumerate(reached):
             archive.spent[1] = archive.spent[0] + max((effort - archive.spent[0]) // (len(reached) - i), 1)
             found = start.annealed(archive, _first(found, target), target)
@@ -106,10 +117,11 @@ def fastest_within(
     start = _Start.of(graph, True, False, kept, published=not begin)
     seeds = _distinct([*start.seeds, *begin] if down else [*begin, *start.seeds])
     top = max(start.most_bytes, budget_bytes + 1)
-    width = -(-(top - budget_bytes) // (BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
+    width = -(-(top - budget_bytes) // (ARCHIVE_BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
     low = budget_bytes + 1 - width
-    archive = archive_for(len(start.lives.maker), low, low + width * BINS - 1, bins=BINS, effort=int(effort * (1 - SMALL)), seed=seed)
-    targets = np.array([*(_falling(top, budget_bytes, STEPS_DOWN) if down else ()), budget_bytes], np.int64)
+    large = int(effort * (1 - SMALL_CHANGES_SHARE))
+    archive = archive_for(len(start.lives.maker), low, low + width * ARCHIVE_BINS - 1, bins=ARCHIVE_BINS, effort=large, seed=seed)
+    targets = np.array([*(_falling(top, budget_bytes, DESCENT_TARGETS) if down else ()), budget_bytes], np.int64)
     found = start.searched(archive, targets, 1, np.stack(seeds))
     archive.spent[1] = effort
     if found and min(e.peak_bytes for e in found) <= budget_bytes:
@@ -151,6 +163,7 @@ class _Start:
         chain = chain_of(lives)
         seeds, schedules = [lives.keep_all()], list[Entry]()
         for keep in (*(p.keep for _, points in hulls for p in points), *kept):
+            # what is not kept: computed once in backward and held to its last use, or (where that is allowed) anew for every use
             seeds += [held_of(lives, keep)] if once else [held_of(lives, keep), held_of(lives, keep, NEVER)]
         for name, tried in ((Chen.name, chen.tried), (Revolve.name, revolve.tried), (Rotor.name, rotor.tried)) if published else ():
             for held, ahead, _ in tried(chain):
@@ -168,7 +181,7 @@ class _Start:
         )  # fmt: skip
 
     def searched(
-        self, archive: Archive, targets: I64, bettered: int, seeds: NDArray[np.int32] | None = None, *, down: float = DOWN
+        self, archive: Archive, targets: I64, bettered: int, seeds: NDArray[np.int32] | None = None, *, down: float = DESCENT_SHARE
     ) -> list[Entry]:
         """The schedules of the archive after a search over targets, of which the last `bettered` are gone back to. `seeds`: instead of its own;
         `down`: the share of the effort for the way down."""
@@ -177,18 +190,18 @@ class _Start:
         np.cumsum([len(x) for x in self.groups], out=ptr[1:])
         search(
             lives.arrays, lives.scratch, archive, lives.to_the_end(), lives.lazy(), begin, targets, min(bettered, len(targets)), lives.movable, ptr,
-            np.array([s for row in self.groups for s in row], np.int32), self.once, KICKS, down,
+            np.array([s for row in self.groups for s in row], np.int32), self.once, MAX_KICKS, down,
         )  # fmt: skip
         return _entries(archive)
 
     def annealed(self, archive: Archive, begin: Entry, budget_bytes: int) -> list[Entry]:
         """The schedules of the archive after small changes of one of them, for the effort that is left."""
         lives, costs_s = self.lives, max(begin.time_s - self.plain_s, 0.0)
-        price = PRICE * costs_s / max(self.most_bytes - budget_bytes, 1)
+        price = EXCESS_PRICE_FACTOR * costs_s / max(self.most_bytes - budget_bytes, 1)
         if costs_s > 0:
             anneal(
                 lives.arrays, lives.scratch, archive, begin.hold_from.copy(), lives.to_the_end(), lives.lazy(), budget_bytes,
-                np.flatnonzero(lives.movable), THRESHOLD * costs_s, price,
+                np.flatnonzero(lives.movable), MAX_WORSENING_SHARE * costs_s, price,
             )  # fmt: skip
         return _entries(archive)
 
@@ -225,7 +238,7 @@ def least_bytes(lives: Lifetimes) -> int:
             exist = done | {s for x in n.inputs for s in graph.nodes[x].storages if made[s]} | {s for s in n.storages if made[s]}
             if i >= arrays.boundary or arrays.forward_wanted[i]:
                 most = max(most, arrays.fixed_bytes + n.workspace_bytes + int(arrays.size[sorted(exist)].sum()))
-            if i in results:
+            if i in results:  # once made they stay to the end of the step
                 done |= {s for s in n.storages if made[s]}
     return most
 

@@ -17,7 +17,8 @@ from .kernels import kernels_of
 
 __all__ = ["fused_peak_bytes", "priced"]
 
-INSIDE_SHARE = 0.2  # of its traffic: what computing a pointwise operator again costs inside a kernel that runs anyway
+# Share of its traffic that a pointwise operator costs again inside a kernel that runs anyway: its operands are mostly there already.
+INSIDE_TRAFFIC_SHARE = 0.2
 
 
 def priced(graph: StepGraph, flops: dict[str, float], *, flops_per_s: float, bytes_per_s: float) -> StepGraph:
@@ -31,12 +32,12 @@ def priced(graph: StepGraph, flops: dict[str, float], *, flops_per_s: float, byt
             users[x].append(n)
     nodes = []
     for i, n in enumerate(graph.nodes):
-        time_s = 0.0
+        time_s = 0.0  # views cost nothing
         if n.phase != "input" and not is_view(n):
             touched = {s for x in n.inputs for s in graph.nodes[x].storages} | {*n.storages}
             traffic = sum(graph.storages[s].size_bytes for s in touched) / bytes_per_s
             inside = is_fusible(n) and all(fusible(n, u) for u in users[i])
-            time_s = max(flops.get(n.name, 0.0) / flops_per_s, traffic * (INSIDE_SHARE if inside else 1.0))
+            time_s = max(flops.get(n.name, 0.0) / flops_per_s, traffic * (INSIDE_TRAFFIC_SHARE if inside else 1.0))
         nodes.append(msgspec.structs.replace(n, time_s=time_s))
     return msgspec.structs.replace(graph, nodes=tuple(nodes), evidence="roofline with fusion")
 

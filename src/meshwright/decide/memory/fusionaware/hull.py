@@ -26,8 +26,10 @@ from ..lifetimes import Lifetimes
 __all__ = ["CutPoint", "Moment", "cut_points", "floor_s", "moments"]
 
 I32 = NDArray[np.int32]
-UNITS = 1 << 44  # of all times and of all priced bytes together, each
-MAX_POINTS = 48
+# Whole units that the larger of all times and all priced bytes becomes in a network: rounding is below 1e-13 of it, and flows stay within 64 bits.
+TOTAL_UNITS = 1 << 44
+# Corners of one hull at most, a minimum cut each. Fewer corners lower the floor between them and never make it wrong.
+MAX_HULL_POINTS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class _Cut:
     def at(self, price: float) -> CutPoint:
         """The best set for a price in seconds per byte."""
         priced = self.size * price
-        scale = UNITS / max(float(priced.sum()), float(self.time.sum()), 1e-30)
+        scale = TOTAL_UNITS / max(float(priced.sum()), float(self.time.sum()), 1e-30)
         self.network.capacity[self._priced] = np.rint(priced * scale).astype(np.int64)
         self.network.capacity[self._timed] = np.rint(self.time * scale).astype(np.int64)
         self.network.capacity[self._endless] = MAX_CAPACITY // (4 * max(len(self._endless), 1))
@@ -144,6 +146,7 @@ class _Cut:
         side = self.network.source_side()
         need = side[2 : 2 + len(self.storages)]
         again = side[2 + len(self.storages) :]
+        # a storage that is needed and whose maker does not run is cut off by its price: it is kept
         run = {m for m, x in zip(self.makers, again, strict=True) if x}
         keep = [i for i, s in enumerate(self.storages) if need[i] and int(self.lives.maker[s]) not in run]
         return CutPoint(
@@ -157,6 +160,7 @@ def cut_points(lives: Lifetimes, moment: Moment) -> tuple[CutPoint, ...]:
     if not len(cut.size):
         return (CutPoint(kept_bytes=0, again_s=0.0, keep=frozenset()),)
     total_s, total = float(cut.time.sum()), max(int(cut.size.sum()), 1)
+    # prices so low that no run is worth a byte saved, and so high that any run is: the two ends of the hull
     most = cut.at(1e-6 * max(float(cut.time[cut.time > 0].min(initial=1e-9)), 1e-12) / total)
     least = cut.at(1e6 * max(total_s, 1e-9))
     points = [most, least]
@@ -166,13 +170,14 @@ def cut_points(lives: Lifetimes, moment: Moment) -> tuple[CutPoint, ...]:
 
 def _between(cut: _Cut, high: CutPoint, low: CutPoint, points: list[CutPoint]) -> None:
     """Corners between two: the cut at the price that makes both equal, as long as it is better than either."""
-    if len(points) >= MAX_POINTS or high.kept_bytes <= low.kept_bytes or low.again_s <= high.again_s:
+    if len(points) >= MAX_HULL_POINTS or high.kept_bytes <= low.kept_bytes or low.again_s <= high.again_s:
         return
     price = (low.again_s - high.again_s) / (high.kept_bytes - low.kept_bytes)
     middle = cut.at(price)
     both = high.again_s + price * high.kept_bytes
     if middle.again_s + price * middle.kept_bytes >= both * (1 - 1e-9) or not low.kept_bytes < middle.kept_bytes < high.kept_bytes:
         return
+    # better than either at this price, so a corner between them: the same again on both sides
     points.append(middle)
     _between(cut, high, middle, points)
     _between(cut, middle, low, points)
@@ -186,6 +191,7 @@ def floor_s(points: tuple[CutPoint, ...], capacity_bytes: int) -> float:
     for high, low in pairwise(points):
         if high.kept_bytes > low.kept_bytes:
             price = (low.again_s - high.again_s) / (high.kept_bytes - low.kept_bytes)
+            # the hull is convex, so at any capacity the highest of the lines through its corners is the hull itself
             best = max(best, low.again_s - price * (capacity_bytes - low.kept_bytes))
     return best
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["FUSED_AT_MOST", "kernels_of"]
+__all__ = ["MAX_KERNEL_RUNS", "kernels_of"]
 
-FUSED_AT_MOST = 64  # runs in one kernel, and between two that fuse
+# Runs in one kernel, and between two that fuse, at most: torch's inductor has the same limit (`max_fusion_size`).
+MAX_KERNEL_RUNS = 64
 
 
 def kernels_of(reads: Sequence[Sequence[int]], part: Sequence[int], size: Sequence[int], touched: Sequence[frozenset[object]]) -> list[list[int]]:
@@ -29,7 +30,8 @@ def kernels_of(reads: Sequence[Sequence[int]], part: Sequence[int], size: Sequen
             continue
         near = {r for x in touched[k] for r in last.get(x, ())}
         for r in sorted(near, reverse=True):
-            if k - r <= FUSED_AT_MOST and size[r] == size[k] and part[r] == part[k]:
+            # a loop over other elements, or the other pass, cannot be the same kernel; nearest pairs first
+            if k - r <= MAX_KERNEL_RUNS and size[r] == size[k] and part[r] == part[k]:
                 group.fuse(r, k)
         for x in touched[k]:
             last.setdefault(x, []).append(k)
@@ -49,7 +51,7 @@ class _Groups:
     def fuse(self, a: int, b: int) -> None:
         """Makes one kernel of those of runs a and b, unless one would have to run both before and after another."""
         x, y = self.of[a], self.of[b]
-        if x == y or len(self.members[x]) + len(self.members[y]) > FUSED_AT_MOST or self.between(x, y) or self.between(y, x):
+        if x == y or len(self.members[x]) + len(self.members[y]) > MAX_KERNEL_RUNS or self.between(x, y) or self.between(y, x):
             return
         for k in self.members[y]:
             self.of[k] = x

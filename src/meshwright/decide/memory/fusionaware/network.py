@@ -38,8 +38,10 @@ CITE = Cite(
 )  # fmt: skip
 BANS = ("intensive", "unknown", "random", "materialised", "reduction", "far", "chain")
 MIN_MEMORY = ("intensive", "random")
-CHAIN_LENGTH = 100
-FARTHEST = 100
+# Calls from where a fusible chain began after which its nodes are banned: torch's own limit, against kernels that compute long chains anew.
+MAX_CHAIN_POSITIONS = 100
+# Distance from backward up to which a node's weight grows (1.1 per call): torch's own limit, which keeps weights finite.
+MAX_DISTANCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ class _Network:
             if i in forward:
                 forward.update(nodes[i].inputs)
         self.forward = forward
+        # calls from a node to the nearest use by backward: saving early, then, is dearer than saving late
         self.far = [0] * len(nodes)
         for i in range(len(nodes) - 1, -1, -1):
             self.far[i] = 0 if i not in forward else min((self.far[u] + 1 for u in self.users[i]), default=10**9)
@@ -106,7 +109,7 @@ class _Network:
         if self.by_storage and is_view(node) and base is not None and len(self.graph.nodes[base].storages) == 1:
             return None
         size = sum(self.graph.storages[s].size_bytes for s in node.storages)
-        weight = int(size * 1.1 ** max(min(self.far[i], FARTHEST), 1)) if self.distance else size
+        weight = int(size * 1.1 ** max(min(self.far[i], MAX_DISTANCE), 1)) if self.distance else size
         written = all(fusible(node, self.graph.nodes[u]) for u in self.users[i])
         return weight * 2 if self.write_twice and written else weight
 
@@ -181,7 +184,7 @@ class _Network:
                 if i in seen:
                     continue
                 seen.add(i)
-                if not frontier and order[i] - order[start] > CHAIN_LENGTH and not is_view(nodes[i]):
+                if not frontier and order[i] - order[start] > MAX_CHAIN_POSITIONS and not is_view(nodes[i]):
                     found.setdefault(i, "chain")
                     break
                 for u in self.users[i]:
@@ -198,6 +201,7 @@ class _Network:
             arcs[2 + 2 * i, 3 + 2 * i] = endless if c is None else c
             for u in self.users[i]:
                 arcs[3 + 2 * i, 2 + 2 * u] = endless
+            # fed by the source: it exists or must not run again, so the cut passes behind where it begins
             if i in banned or nodes[i].phase == "input":
                 arcs[0, 2 + 2 * i] = endless
             if i in self.backward:
@@ -214,6 +218,7 @@ class _Network:
                 "must be saved, and cannot be", where=nodes[stuck].name, hint="allow it to run again", data={"ban": banned.get(stuck, "")}
             )
         side = network.source_side()
+        # the cut goes through the nodes whose own arc it takes; arcs of uses are without limit and never in it
         saved = tuple(i for i in costs if side[2 + 2 * i] and not side[3 + 2 * i])
         out = {s for r in self.graph.results for s in nodes[r].storages}
         held = {s for i in saved for s in nodes[i].storages if self.graph.storages[s].kind == "made"} - out

@@ -17,7 +17,8 @@ from .network import CITE
 
 __all__ = ["CITE", "FusionAware"]
 
-EFFORT = 100_000_000
+# Runs of nodes simulated in the search of one frontier: some seconds.
+DEFAULT_EFFORT = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class FusionAware(StepStrategy):
     cite: ClassVar[Cite] = CITE
     in_frontier: ClassVar[bool] = True
 
-    effort: int = EFFORT
+    effort: int = DEFAULT_EFFORT
     replay_random: bool = True
     once: bool = False
 

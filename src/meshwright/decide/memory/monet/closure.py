@@ -12,19 +12,23 @@ Source: the card of MONeT, section 3.8, where the knapsack has no chains. Cost: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ....errors import TimeLimit
-from ....kernels.highs import solve, solver, values
+from ....kernels.highs import SCALE, solve, solver, values
 from .merging import Backward, Merged, Operator
-from .model import SCALE
 
-__all__ = ["Closure", "closure", "floor_bytes"]
+__all__ = ["ROUNDED_DOWN", "Closure", "closure", "floor_bytes"]
 
-GAP = 1e-3  # of the step's time: how closely the knapsack is solved
-CUTS = 6  # backward nodes between which the argument is repeated, at most
+# Share of the step's time by which the knapsack's answer may miss its optimum; the floor is its bound, so it holds at any gap.
+MAX_GAP_SHARE = 1e-3
+# Backward nodes at which the argument is repeated, at most: each adds columns for everything held and run again there.
+MAX_CUTS = 6
+# The floor is lowered by this factor, for the rounding of the solver's sums.
+ROUNDED_DOWN = 1 - 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,7 @@ class _Model:
                 self._backward(b)
         self._held_from_forward()
         self._forward_moments()
+        # between two cuts the same argument: what is held at the first, or made again since, is all there is for the second
         cuts = [0, *self._heaviest()]
         before = self.held
         for k, t in enumerate(cuts):
@@ -140,13 +145,15 @@ class _Model:
                 before = self._cut(until, before, again)
 
     def _heaviest(self) -> list[int]:
-        """The stage at which most would be alive if everything were kept, in each of `CUTS` parts of the backward pass."""
+        """The stage at which most would be alive if everything were kept, in each of `MAX_CUTS` parts of the backward pass."""
         m, n = self.m, len(self.m.stages)
         alive = [s.first.bytes_alive for s in m.stages]
         for s, last in m.last_stage.items():
             for t in range(last):
                 alive[t] += m.size[s]
-        found = {max(range(n * i // CUTS, max(n * (i + 1) // CUTS, n * i // CUTS + 1)), key=lambda t: (alive[t], -t)) for i in range(CUTS) if n}
+        ends = [n * i // MAX_CUTS for i in range(MAX_CUTS + 1)]
+        parts = [range(low, max(high, low + 1)) for low, high in pairwise(ends)] if n else []
+        found = {max(part, key=lambda t: (alive[t], -t)) for part in parts}
         return [t + 1 for t in sorted(found) if alive[t] > self.budget]
 
     def _backward(self, b: Backward) -> None:
@@ -195,6 +202,7 @@ class _Model:
                 self._at_most(*self._reads(b, s), self._sources(held, again, s))
         for i, o in enumerate(m.operators):
             mine = [w for w in _worth(o) if (i, w) in again]
+            # an operator counts once in a part, by whichever way, so the ways that read s are one reader of it
             for s in sorted(frozenset[int]().union(*(o.ways[w].reads for w in mine))):
                 self._at_most([(again[i, w], 1.0) for w in mine if s in o.ways[w].reads], 0.0, self._sources(held, again, s))
         return again
@@ -220,6 +228,7 @@ class _Model:
                 continue
             for moment in o.moments:
                 reads = moment.reads if len(o.ways) == 1 else frozenset.intersection(*(w.reads for w in o.ways))
+                # alive here for sure: what this operator or a later one reads. Of the rest, what is held until backward.
                 later = [s for s in m.size if m.maker[s] < j and (s in reads or self._surely_read(s, j))]
                 terms = [(v, m.size[s] * self.byte) for s, v in self.held.items() if m.maker[s] < j and s not in later]
                 alive = m.fixed_bytes + moment.inner_bytes + sum(m.size[s] for s in later)
@@ -239,6 +248,7 @@ class _Model:
         """What is held while stage t runs fits: it was held before, or was made again since."""
         m = self.m
         first = m.stages[t - 1].first
+        # a share of a storage may count as held: that only lowers the bound, and saves the solver as many binaries per cut
         held = {s: self.rows.column(whole=False) for s, last in m.last_stage.items() if last >= t}
         for s, v in held.items():
             self._at_most([(v, 1.0)], 0.0, self._sources(before, again, s))
@@ -258,20 +268,20 @@ def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0) -> Closu
     Raises: Infeasible: no schedule of the step stays within the budget (up to the solver's tolerance).
     """
     model = _Model(m, budget_bytes)
-    highs = model.rows.highs(model.offset * model.second, mip_rel_gap=GAP, mip_max_nodes=nodes, random_seed=seed)
+    highs = model.rows.highs(model.offset * model.second, mip_rel_gap=MAX_GAP_SHARE, mip_max_nodes=nodes, random_seed=seed)
     try:
         solve(highs, what="operand knapsack")
     except TimeLimit:
         x = [0.0] * len(model.rows.cost)
     else:
         x = values(highs)
-    floor = float(highs.getInfo().mip_dual_bound) / model.second * (1 - 1e-9)
+    floor = float(highs.getInfo().mip_dual_bound) / model.second * ROUNDED_DOWN
     forward = []
     for i, o in enumerate(m.operators):
         chosen = [w for w in range(len(o.ways)) if (i, w) in model.forward and x[model.forward[i, w]] > 0.5]
         if chosen or (i, 0) not in model.forward:
             forward.append((i, chosen[0] if chosen else 0))
     return Closure(
-        floor_s=max(floor, m.once_s * (1 - 1e-9)), held=frozenset(s for s, v in model.held.items() if x[v] > 0.5), forward=tuple(forward),
+        floor_s=max(floor, m.once_s * ROUNDED_DOWN), held=frozenset(s for s, v in model.held.items() if x[v] > 0.5), forward=tuple(forward),
         backward={n: w for (n, w), v in model.backward.items() if w and x[v] > 0.5},
     )  # fmt: skip

@@ -70,6 +70,7 @@ def fixed(graph: StepGraph, ways: Mapping[int, int]) -> Fixed:
     lying: dict[int, list[int]] = {}  # storage -> nodes so far whose results lie in it
     moved: dict[int, int] = {}
     for i, n in enumerate(graph.nodes):
+        # where an earlier node wrote over something, its readers find the result in that place
         places[i] = tuple(moved.get(s, s) for s in n.storages)
         over = n.alternatives[chosen[i]].over if i in chosen else -1
         if over >= 0:
@@ -117,6 +118,7 @@ def _may_write_over(graph: StepGraph, i: int, place: tuple[int, ...], readers: l
         return False
     if any(place[0] in n.writes for n in graph.nodes) or len({graph.nodes[x].phase for x in (*there, i)}) > 1:
         return False
+    # nobody else may read what lies there: in backward, which runs once and in order, nobody later
     others = {r for x in there for r in readers[x]} - {*there, i}
     others = {r for r in others if not any(is_part(graph, r, x) for x in there)}
     return not others if node.phase == "forward" else all(r < i for r in others)

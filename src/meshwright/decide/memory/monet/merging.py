@@ -113,6 +113,7 @@ class Merged:
         for t, stage in enumerate(self.stages, 1):
             for s in frozenset[int]().union(*(w.reads for w in stage.first.ways)):
                 found[s] = max(found[s], t)
+        # from the last operator back: what may run again in a stage may read its operands there
         for o in reversed(self.operators):
             if not o.once:
                 again = max((found[s] for s in o.makes if s not in self.pinned), default=0)
@@ -268,6 +269,7 @@ def _chains(graph: StepGraph, needed: frozenset[int], reader: _Reader, merge: bo
         if (a in reader.must) != (b in reader.must):
             return False
         (s,), (made,) = x.makes, y.makes
+        # merging loses nothing: the value between has one reader, and holding what is made of it never takes more bytes than holding it
         smaller = graph.storages[made].size_bytes <= graph.storages[s].size_bytes
         return smaller and readers.get(s) == {b} and s not in kept and not (x.random or y.random) and {*x.storages} == {s}
 
@@ -306,6 +308,7 @@ def _stages(
         alive -= sum(storages[s].size_bytes for s in gone)
     groups: list[list[tuple[Backward, int]]] = []
     for b, before in found:
+        # a stage begins with each backward node that may read forward results; what is held cannot change before the next one
         if not groups or any(w.reads for w in b.ways):
             groups.append([])
         groups[-1].append((b, before))

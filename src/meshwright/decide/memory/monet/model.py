@@ -17,12 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ....kernels.highs import solver
+from ....kernels.highs import SCALE, solver
 from .merging import Backward, Implementation, Merged, Operator, Stage
 
 __all__ = ["Expression", "JointModel", "Limits"]
 
-SCALE = 1e4  # bytes and seconds are scaled to about this size, well inside the solver's tolerances
 
 
 @dataclass
@@ -78,6 +77,7 @@ class JointModel:
         self.H: dict[tuple[int, int], list[Expression]] = {}
         self.readers: dict[tuple[int, int], list[int]] = {}
         seconds = m.once_s or 1.0
+        # the step's seconds, and all its bytes, become SCALE, so that the solver's absolute tolerances are tiny shares of them
         self.time_unit = seconds / SCALE
         self.byte_unit = max(sum(m.size.values()), *(s.first.bytes_alive for s in m.stages), 1) / SCALE
         self.peak = self._variable(cost=1.0, whole=False, upper=float("inf")) if limits.least == "peak" else None
@@ -116,6 +116,7 @@ class JointModel:
                 if len(o.ways) == 1:
                     self.R[t, i] = self.X[t, i, 0] = run
                     continue
+            # nothing it makes is read from this stage on, or it must not run twice
             elif t and (o.once or max((m.last_use[s] for s in o.makes if s not in m.pinned), default=0) < t):
                 continue
             else:
@@ -167,6 +168,7 @@ class JointModel:
                 wants.append(self._used(stage.first, s))
             held = [self._covering(wants)]
             readers = [i for i in m.readers[s] if (t, i) in self.R]
+            # from the last reader backwards: s is held while one runs when that one reads it, or when it is held after it
             for i in reversed(readers):
                 held.insert(0, self._covering([self._reading(t, i, s), held[0]]))
             self.H[t, s], self.readers[t, s] = held, readers
@@ -178,6 +180,7 @@ class JointModel:
             return ONE
         if len(wants) <= 1:
             return wants[0] if wants else ZERO
+        # no binary is needed: rows only ever want it small, so the largest of the wants, which is 0 or 1, is as good as any value
         top = self._variable(whole=False)
         for w in wants:
             self._row(w, top)
@@ -200,6 +203,7 @@ class JointModel:
                 self._row(self._reading(t, i, s), there)
             if stage is not None and any(s in w.reads for w in stage.first.ways):
                 self._row(self._used(stage.first, s), there)
+            # held or made, not both: a second copy of s would never be wanted
             if (t, m.maker[s]) in self.R and (t, s) in self.S and len(m.operators[m.maker[s]].makes) == 1:
                 self._row(there, 1.0)
         for s, first, last in m.held:
@@ -259,6 +263,7 @@ class JointModel:
         held = _weighted((self.H[t, s][-1], m.size[s]) for s in there)
         self._fits(held.add(Expression(constant=stage.first.bytes_alive)).add(self._extra(stage.first)))
         later = _weighted((self.S.get((t + 1, s), ONE if s in m.pinned else ZERO), m.size[s]) for s in there)
+        # nodes that run in one way only differ by a constant: the row of the largest implies the others
         plain = [b.bytes_alive + b.ways[0].workspace_bytes for b in stage.rest if len(b.ways) == 1]
         if plain:
             self._fits(later.plus(Expression(constant=max(plain))))

@@ -55,6 +55,7 @@ def decisions_of(m: Merged, runs: Sequence[Run], boundary: int) -> Decisions:
     chosen: list[dict[int, int]] = [{} for _ in range(len(m.stages) + 1)]
     backward: dict[int, int] = {}
     waiting: dict[int, int] = {}
+    # what runs again in backward belongs to the stage whose first node comes next
     for at, (n, alternative) in enumerate(runs):
         if n in last:
             i = last[n]
@@ -121,6 +122,7 @@ def _read_only(m: Merged, runs: Sequence[Run], boundary: int) -> tuple[list[Run]
     wanted = {*m.graph.results}
     kept: list[Run] = []
     first = boundary
+    # from the end: a run is read by the runs behind it, up to the next run of the same node
     for at in range(len(runs) - 1, -1, -1):
         n, alternative = runs[at]
         if n in wanted or nodes[n].writes:

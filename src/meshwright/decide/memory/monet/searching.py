@@ -9,7 +9,7 @@ implementations gets a glance, the best some rounds, and what is left goes to wh
 little, and its next round is longer.
 Source: the card of MONeT, section 3.8 (ii) to (iv). Deviation: a search over the whole network, beside the knapsack's floor, instead of an integer
 programme per block and a table. Invariant: the plan's peak is within the budget. Cost: up to three knapsacks of one branch-and-bound node, and at
-most `ROUNDS` + the number of choices times a tenth of `effort` runs of every node.
+most `MAX_GLANCES` + the number of choices times a tenth of `effort` runs of every node.
 """
 
 from __future__ import annotations
@@ -38,19 +38,32 @@ from .solving import infeasible
 __all__ = ["begun", "searched"]
 
 I32 = NDArray[np.int32]
-SLOWER = 1.5  # than the fastest alike may be what a schedule is searched with at first, for its small workspace,
-SLIGHTLY = 1.05  # and than the one that fits, later
-GLANCE = 10  # of the effort: what every choice of implementations gets
-ROUNDS = 70  # so many glances altogether for the best of them,
-MAX_RUNS = 300_000_000  # but no more runs of nodes than this
-FIRST = ((5, 1), (3, 2))  # (how many of the best, glances for each) before the one ahead gets all
-GAIN = 1e-3  # a round that gains less has failed
-BEHIND = 0.005  # by so much falls back what fails
-LONGEST = 4  # glances in one round; what fails gets longer ones
-FEWER = 0.02  # bytes, once, twice or three times, through which a search goes that has failed
-PATIENCE = 16  # failures of the one ahead before the search ends
-NEAR = 2e-3  # above the floor: good enough to end the search
-NODES = 1  # of branch and bound: the root bounds nearly as well as minutes of branching do on a large network
+# Times the fastest alike that an implementation may take with which a schedule is searched at first, for its small workspace.
+MAX_FIRST_SLOWDOWN = 1.5
+# Times the one that fits, in later rounds.
+MAX_LATER_SLOWDOWN = 1.05
+# A glance is this part of the effort: what every choice of implementations gets at first, and the unit of all that follows.
+GLANCES_PER_EFFORT = 10
+# Glances for the best choices altogether.
+MAX_GLANCES = 70
+# Runs of nodes for the best choices altogether: on large graphs it ends the search before the glances do.
+MAX_NODE_RUNS = 300_000_000
+# (how many of the best, glances for each) before the one ahead gets all: a first glance tells too little to choose by.
+FIRST_ROUNDS = ((5, 1), (3, 2))
+# Share of its time, or its peak, that a round must gain; else it has failed.
+MIN_GAIN_SHARE = 1e-3
+# Share by which a choice falls back behind the others per failure, so that they get their turn.
+FAILURE_PENALTY_SHARE = 0.005
+# Glances in one round at most; what fails gets longer rounds, up to here.
+MAX_ROUND_GLANCES = 4
+# Share of the goal's bytes, once, twice or three times, less than which a search goes through that has failed.
+GOAL_CUT_SHARE = 0.02
+# Failures of the one ahead before the search ends.
+MAX_FAILURES = 16
+# Share above the floor at which a plan ends the search.
+MAX_FLOOR_GAP_SHARE = 2e-3
+# Branch-and-bound nodes of the knapsack: its root bounds nearly as well as minutes of branching do on a large network.
+MAX_CLOSURE_NODES = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +88,11 @@ class _Found:
 
     @property
     def behind(self) -> tuple[bool, float]:
-        return self.late, self.value * (1 + BEHIND * self.failed)
+        return self.late, self.value * (1 + FAILURE_PENALTY_SHARE * self.failed)
 
     def after(self, found: _Found) -> _Found:
         """The better of this and what a round from here found; it has failed where that is hardly better."""
-        failed = found.late == self.late and found.value > self.value * (1 - GAIN)
+        failed = found.late == self.late and found.value > self.value * (1 - MIN_GAIN_SHARE)
         best = min(self, found, key=lambda f: f.rank)
         return replace(best, rounds=self.rounds + 1, failed=self.failed + failed)
 
@@ -99,17 +112,18 @@ class _Search:
     def glance(self, ways: Mapping[int, int], effort: int) -> _Found:
         """A first look. Where the fastest implementations that fit gain nothing, short rounds would not either: it has failed once."""
         found, searched = self._found(ways, effort)
-        gained = found.plan.time_s < searched.time_s * (1 - GAIN)
+        gained = found.plan.time_s < searched.time_s * (1 - MIN_GAIN_SHARE)
         return replace(found, failed=0 if gained else 1)
 
     def round(self, f: _Found, effort: int) -> _Found:
         """Goes on: by the implementations that fit, then by slightly slower ones of smaller workspace, in turns. After a failure also from above;
         after two through a schedule within fewer bytes, which leaves places where small changes find nothing."""
-        ways = lean(self.m.graph, f.ways, lossy=self.lossy, slower=SLIGHTLY, own=True) if f.rounds % 2 == 0 else f.ways
+        ways = lean(self.m.graph, f.ways, lossy=self.lossy, slower=MAX_LATER_SLOWDOWN, own=True) if f.rounds % 2 == 0 else f.ways
+        # every other failure also comes down from keeping everything: it was stuck where it was
         begin, down, seed = f.begin, f.failed % 2 == 1, self.seed + f.rounds + 1
         if f.failed > 1 and not f.late:
             effort //= 2
-            fewer = int(self.goal_bytes * (1 - FEWER * (1 + f.failed % 3)))
+            fewer = int(self.goal_bytes * (1 - GOAL_CUT_SHARE * (1 + f.failed % 3)))
             through, _ = self._found(ways, effort, goal_bytes=fewer, begin=(begin,), down=down, seed=seed)
             ways, begin, down = through.ways, through.begin, False
         return f.after(self._found(ways, effort, begin=(begin,), down=down, seed=seed)[0])
@@ -124,6 +138,7 @@ class _Search:
         runs, boundary, hold = _runs(self.m, ways, goal, effort, self.kept, begin, down=down, seed=self.seed if seed is None else seed)
         first = plan = finished(graph, runs, boundary, **self.fields)
         if self.m.has_ways:
+            # where only the peak counts, faster ways may use what the searched schedule needs anyway
             runs = hurried(graph, runs, boundary, first.peak_bytes if budget is None else budget, lossy=self.lossy)
             plan = finished(graph, runs, boundary, **self.fields)
         fits = ways if budget is None else {**ways, **settled(graph, runs)}
@@ -144,10 +159,10 @@ def searched(
     search = _Search(
         m=m, budget_bytes=budget_bytes, goal_bytes=goal, kept=kept, lossy=bool(options.get("lossy")), seed=seed, fields=fields
     )  # fmt: skip
-    glance = max(effort // GLANCE, 1)
+    glance = max(effort // GLANCES_PER_EFFORT, 1)
     found = sorted((search.glance(w, glance) for w in choices), key=lambda f: f.rank)
-    left = min(ROUNDS, MAX_RUNS // (glance * len(m.graph.nodes)))
-    for count, length in FIRST:
+    left = min(MAX_GLANCES, MAX_NODE_RUNS // (glance * len(m.graph.nodes)))
+    for count, length in FIRST_ROUNDS:
         found = found[:count]
         for k, f in enumerate(found):
             if not f.failed and left >= length:
@@ -157,9 +172,10 @@ def searched(
     while left > 0:
         ahead = min(range(len(found)), key=lambda k: found[k].behind)
         f = found[ahead]
-        if f.failed > PATIENCE or (not f.late and floor_s is not None and f.plan.time_s <= floor_s * (1 + NEAR)):
+        if f.failed > MAX_FAILURES or (not f.late and floor_s is not None and f.plan.time_s <= floor_s * (1 + MAX_FLOOR_GAP_SHARE)):
             break
-        length = min(2 << f.failed, LONGEST, left)
+        # longer the more often it failed: short rounds from there find nothing any more
+        length = min(2 << f.failed, MAX_ROUND_GLANCES, left)
         left -= length
         found[ahead] = search.round(f, length * glance)
     best = min(found, key=lambda f: f.rank).plan
@@ -177,14 +193,14 @@ def _choices(
     tried, kept, floor_s = list[dict[int, int]](), list[frozenset[int]](), None
     for one in (m, *others) if budget_bytes is not None else ():
         try:
-            answer = closure(one, goal_bytes, nodes=min(nodes, NODES), seed=seed)
+            answer = closure(one, goal_bytes, nodes=min(nodes, MAX_CLOSURE_NODES), seed=seed)
         except Infeasible:
             continue  # of the relaxation that chooses implementations: the other choices are still searched
         floor_s = answer.floor_s if one is m else floor_s
         kept.append(answer.held)
         ways = {**free, **chosen_ways(one, answer)}
         tried += [ways, {**ways, **dict.fromkeys(free.keys() - plain.keys(), -1)}]
-    small = partial(lean, m.graph, lossy=lossy, slower=inf if budget_bytes is None else SLOWER)
+    small = partial(lean, m.graph, lossy=lossy, slower=inf if budget_bytes is None else MAX_FIRST_SLOWDOWN)
     tried = [small(w) for w in (*tried, free, plain)] + [{}]
     distinct = dict.fromkeys(tuple(sorted((n, a) for n, a in w.items() if a >= 0)) for w in tried)
     return [dict(x) for x in distinct], kept, floor_s

@@ -41,6 +41,7 @@ def lean(graph: StepGraph, ways: Mapping[int, int], *, lossy: bool, slower: floa
     for i, n in enumerate(graph.nodes):
         alike = _alike(graph, i, ways.get(i, -1), lossy) if n.alternatives else []
         if len(alike) > 1:
+            # `own`: times count from what it runs by now, not from the fastest, which may not fit
             limit = slower * (_way(n, alike[0]).time_s if own else min(_way(n, k).time_s for k in alike))
             able = [k for k in alike if _way(n, k).time_s <= limit]
             found[i] = min(able, key=lambda k: (_way(n, k).workspace_bytes, _way(n, k).time_s))
@@ -53,6 +54,7 @@ def hurried(graph: StepGraph, runs: Sequence[Run], boundary: int, budget_bytes: 
     found: list[Run] = []
     for (node, alternative), bytes_alive in zip(runs, alive, strict=True):
         n = graph.nodes[node]
+        # what is alive while it runs counts its present workspace, which would go
         room = budget_bytes - bytes_alive + _way(n, alternative).workspace_bytes
         able = [k for k in _alike(graph, node, alternative, lossy) if _way(n, k).workspace_bytes <= room] if n.alternatives else []
         found.append((node, min(able, key=lambda k: (_way(n, k).time_s, _way(n, k).workspace_bytes)) if able else alternative))

@@ -18,9 +18,10 @@ from .schedule import Decisions
 
 __all__ = ["Answer", "fastest", "infeasible", "leanest", "least_bytes"]
 
-LOOK_ROWS = 20_000_000_000  # looks of the solver at whether to go on, times squared rows, as which their work grows: half a minute or so
+# Looks of the solver at whether to go on, times squared rows, as which the work between them grows: half a minute or so.
+MAX_LOOKS_TIMES_SQUARED_ROWS = 20_000_000_000
+# Looks that a programme of any size gets, so that its heuristics find a first answer.
 MIN_LOOKS = 100
-TOLERANCE = 1e-6  # of the optimum: integer programmes are called optimal within it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +48,13 @@ def _solved(model: JointModel, nodes: int, seed: int, start: Decisions | None) -
     highs = model.highs(mip_rel_gap=0.0, mip_abs_gap=1e-5, mip_max_nodes=nodes, random_seed=seed)
     if start is not None:
         _warm(model, highs, start)
-    status = solve(highs, what="joint memory programme", looks=max(MIN_LOOKS, LOOK_ROWS // max(1, highs.getNumRow()) ** 2))
+    status = solve(highs, what="joint memory programme", looks=max(MIN_LOOKS, MAX_LOOKS_TIMES_SQUARED_ROWS // max(1, highs.getNumRow()) ** 2))
     x = values(highs)
     info = highs.getInfo()
     unit = model.byte_unit if model.peak is not None else model.time_unit
     constant = 0.0 if model.peak is not None else model.constant_s()
     value, floor = info.objective_function_value * unit + constant, info.mip_dual_bound * unit + constant
-    if not any(model.whole):
+    if not any(model.whole):  # a linear programme has no bound beside its value
         floor = value
     return Answer(decisions=_decisions(model, x), value=value, floor=min(value, floor), optimal=status == "optimal")
 

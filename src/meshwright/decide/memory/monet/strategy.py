@@ -24,7 +24,7 @@ from ....errors import Infeasible, Unsupported
 from ....graph.step_graph import StepGraph, StepPlan
 from ..problem import StepStrategy
 from ..step import finished
-from .closure import floor_bytes
+from .closure import ROUNDED_DOWN, floor_bytes
 from .merging import Merged, merged
 from .model import Limits
 from .schedule import Decisions, runs_of
@@ -47,7 +47,6 @@ DEVIATIONS = (
     "an implementation that writes over something of another size is not considered",
     "large networks: a knapsack for the implementations and a search for the schedule instead of one joint integer programme",
 )
-ROUNDING = 1e-9  # of the solver's arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,7 @@ class Monet(StepStrategy):
                 answer = fastest(m, Limits(peak_bytes=limit), nodes=self.solver_nodes, seed=seed, start=start)
             except Infeasible:  # the plan to begin with fits, but only within the solver's tolerance
                 return msgspec.structs.replace(
-                    first, options=asdict(self), budget_bytes=budget_bytes, least_bytes=least, floor_s=floor * (1 - ROUNDING)
+                    first, options=asdict(self), budget_bytes=budget_bytes, least_bytes=least, floor_s=floor * ROUNDED_DOWN
                 )
             floor = answer.floor if limit == budget_bytes else floor
             optimal = answer.optimal and limit == budget_bytes
@@ -141,5 +140,5 @@ class Monet(StepStrategy):
     def _plan(self, m: Merged, decisions: Decisions, **fields: Any) -> StepPlan:
         runs, boundary = runs_of(m, decisions)
         if "floor_s" in fields:
-            fields["floor_s"] *= 1 - ROUNDING
+            fields["floor_s"] *= ROUNDED_DOWN
         return finished(m.graph, runs, boundary, strategy=self.name, options=asdict(self), **fields)

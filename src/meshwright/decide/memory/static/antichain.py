@@ -51,7 +51,7 @@ def _cut(problem: ArenaProblem, life: Lifetimes) -> I64:
     some = np.flatnonzero(life.size_bytes > 0)
     k, ops = len(some), len(problem.stream)
     weight = life.size_bytes[some]
-    unit = 0
+    unit = 0  # bytes in their common divisor, so that sums stay within the flow's integers
     for w in weight.tolist():
         unit = gcd(unit, w)
     ends, begins, first_op = 2 + np.arange(k), 2 + k + np.arange(k), 2 + 2 * k
@@ -64,6 +64,7 @@ def _cut(problem: ArenaProblem, life: Lifetimes) -> I64:
         np.concatenate([amounts, amounts, np.full(k, free[0] if len(free) else 1), free]),
     )  # fmt: skip
     network.max_flow(0, 1, limit=MAX_CAPACITY)
+    # the least cut pays for all storages but those of the heaviest antichain
     near = network.sink_side()
     # A storage outside every saturated arc: its end is on the source's side and its begin on the sink's.
     return some[~near[ends] & near[begins]]

@@ -18,9 +18,12 @@ from .place import Blocks, place
 __all__ = ["improve"]
 
 I64 = NDArray[np.int64]
-UPHILL = 0.02  # share of steps that may raise the arena
-STEP = 50_000  # visits that a step costs at least: its part outside the kernel
-STALE = 1000  # steps without a lower arena that end the walk
+# Share of steps that may raise the arena, so that the walk leaves places where no single step lowers it.
+UPHILL_SHARE = 0.02
+# Visits that a step counts for at least: its part outside the kernel, which small problems consist of.
+MIN_STEP_VISITS = 50_000
+# Steps without a lower arena that end the walk.
+MAX_STALE_STEPS = 1000
 
 
 def improve(
@@ -36,12 +39,13 @@ def improve(
     degree = np.diff(conflicts.starts)
     work = np.add.reduceat(degree[blocks.members.items], blocks.members.starts[:-1]) if k else np.zeros(0, np.int64)
     stale = 0
-    while visits > 0 and best > bound_bytes and stale < STALE and not stop():
+    while visits > 0 and best > bound_bytes and stale < MAX_STALE_STEPS and not stop():
         stale += 1
         position = np.empty(k, np.int64)
         position[order] = np.arange(k)
         key = position.astype(np.float64)
         for b in np.unique(blocks.block_of[np.flatnonzero(offset + size_bytes >= height)]).tolist():
+            # what it may lie on: blocks in conflict with it that were placed before. Half a place ahead of one of them keeps all other orders.
             under = np.concatenate([blocks.block_of[conflicts[t]] for t in blocks.members[b]])
             earlier = under[key[under] < key[b]]
             if len(earlier):
@@ -53,8 +57,8 @@ def improve(
         first = int(changed[0])
         trial = offset.copy()
         after = int(place(moved, first, *fixed, best_fit, trial))
-        visits -= max(int(work[moved[first:]].sum()) + n, STEP)
-        if after <= height or rng.random() < UPHILL:
+        visits -= max(int(work[moved[first:]].sum()) + n, MIN_STEP_VISITS)
+        if after <= height or rng.random() < UPHILL_SHARE:
             order, height, offset = moved, after, trial
         if after < best:
             best, best_offset, stale = after, trial.copy(), 0

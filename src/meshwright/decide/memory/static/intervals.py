@@ -20,11 +20,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["FITS", "NEVER", "STOPPED", "TARGETS", "mixed_order", "preorders", "search"]
+__all__ = ["FITS", "NEVER", "STOPPED", "MAX_SEARCHED_STORAGES", "mixed_order", "preorders", "search"]
 
 I64 = NDArray[np.int64]
 FITS, NEVER, STOPPED = 1, 0, -1
-TARGETS = 2048  # storages at most: a frame of the search keeps a column of them
+# Storages of one search at most: it keeps tables of storages times frames, and has a frame per storage.
+MAX_SEARCHED_STORAGES = 2048
 
 
 def preorders(lower: I64, upper: I64, size: I64, width: I64) -> list[tuple[I64, bool]]:
@@ -122,6 +123,7 @@ def _fits(list_, k, base, base_rank, rank, lower, upper, size, lowest, capacity,
         heights[i] = place[t]
         first, last = min(first, lower[t]), max(last, upper[t])
     above[first:last] = 0
+    # from the highest lowest place down: all met so far lie at this height or above, so together they must fit above it
     for i in np.argsort(-heights):
         t, bursts = list_[i], False
         for s in range(lower[t], upper[t]):
@@ -138,6 +140,7 @@ def _candidates(list_, k, rank, size, lowest, base, base_rank, out):  # type: ig
     ceiling = np.int64(2**62)
     for i in range(k):
         t = list_[i]
+        # whoever begins at or above this top leaves a place in which that storage would fit whole: never needed
         ceiling = min(ceiling, max(lowest[t], base) + size[t])
     count = 0
     for i in range(k):
@@ -157,6 +160,7 @@ def _candidates(list_, k, rank, size, lowest, base, base_rank, out):  # type: ig
 def _next_part(rest, first, stop, lower, upper, part):  # type: ignore[no-untyped-def]
     """The storages from rest[first] on that share moments with one another, into `part`: (how many, the first of the next part, their end)."""
     i, k, reach = first, 0, np.int64(0)
+    # sorted by when they begin: a part ends where the next one begins after all of it has ended
     while i < stop and (k == 0 or lower[rest[i]] < reach):
         part[k] = rest[i]
         reach = max(reach, upper[rest[i]])
@@ -244,6 +248,7 @@ def search(lower, upper, size, rank, by_load, capacity, node_limit, offset, stop
     if n and not _fits(rest[0], n, np.int64(0), np.int64(-1), ranks[0], lower, upper, size, lowest, capacity, place, roof, above):
         return NEVER, np.int64(0)
     nodes, f, stands = np.int64(0), 0, True
+    # each turn either goes into the next part of what stands, or tries the next candidate of frame f
     while True:
         if stands and next_[f] == rest_count[f]:  # every part of its rest is solved, and so is the part that its parent was in
             if f == 0:
@@ -264,7 +269,7 @@ def search(lower, upper, size, rank, by_load, capacity, node_limit, offset, stop
             f = g
         else:  # what it has placed cannot stay
             _undo(members[f], count[f], first[f], last[f], lowest, total, kept_lowest[f], kept_total[f])
-            if alone[f]:
+            if alone[f]:  # nothing unplaced lay over it, so it was in nobody's way: no other choice here saves the rest
                 tried[f] = found[f]
         stands = False
         if 0 < tried[f] < found[f]:  # were the next one placed, those before it would have missed their turn: where that alone bursts, none is left

@@ -22,7 +22,8 @@ __all__ = ["Lifetimes", "conflicts", "lifetimes"]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 FOREVER = np.int32(2**31 - 1)
-MAX_PAIRS = 200_000_000  # of storages that are alive together, 4 bytes each
+# Pairs of storages that may be alive together, each listed twice at 4 bytes: 1.6 GB of memory.
+MAX_PAIRS = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def _clocks(stream, starts, items, streams):  # type: ignore[no-untyped-def]
     ops = len(stream)
     position, done = np.zeros(ops, np.int32), np.zeros((ops, streams), np.int32)
     last = np.full(streams, -1, np.int32)
+    # in the order of issue: what an operator waits for has its clock already
     for v in range(ops):
         s = stream[v]
         if last[s] >= 0:
@@ -74,6 +76,7 @@ def lifetimes(problem: ArenaProblem) -> Lifetimes:
     for what in (problem.sources, problem.consumers):
         owner = np.repeat(np.arange(storages), np.diff(what.starts))
         np.maximum.at(closes, (owner, problem.stream[what.items]), position[what.items])
+    # it opens as soon as any of its writers may start, so per stream the least of their clocks counts
     owner = np.repeat(np.arange(storages), np.diff(problem.sources.starts))
     np.minimum.at(opens, owner, done[problem.sources.items])
     opens[sorted(problem.from_start)] = 0

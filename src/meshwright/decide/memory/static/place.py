@@ -88,6 +88,7 @@ def place(order, first, member_starts, members, inner, size, conflict_starts, co
                     continue
                 if count == len(low):
                     low, high = np.concatenate((low, np.empty_like(low))), np.concatenate((high, np.empty_like(high)))
+                # the block's starts at which its storage t would overlap the other: an open interval
                 low[count] = offset[other] - inner[t] - size[t]
                 high[count] = offset[other] + size[other] - inner[t]
                 count += 1

@@ -23,7 +23,7 @@ from ....kernels.effort import Budget, stop_flag, time_is_up
 from ..problem import ArenaStrategy
 from .antichain import heaviest_antichain
 from .improve import improve
-from .intervals import FITS, NEVER, TARGETS, mixed_order, preorders, search
+from .intervals import FITS, MAX_SEARCHED_STORAGES, NEVER, mixed_order, preorders, search
 from .order import Lifetimes, conflicts, lifetimes
 from .place import Blocks, blocks_of, place
 
@@ -38,12 +38,18 @@ MINIMALLOC = Cite(
 )  # fmt: skip
 
 I64 = NDArray[np.int64]
-VISITS = 500_000_000  # conflicts that one unit of effort looks at: some twenty seconds
-FIRST = 1_000_000  # nodes of the exact search per unit of effort at the capacity that is asked for, or the bound
-NODES = 2_000_000  # and at the capacities between it and the best arena
-TRY = 32_000  # at each of them at first
-SHORT = 32_000  # of a search under a random order
-FEW = 7  # blocks of which every order is tried
+# Conflicts that the walk looks at per unit of effort: some twenty seconds.
+VISITS_PER_EFFORT = 500_000_000
+# Nodes of the exact search per unit of effort at the capacity that is asked for, or the bound.
+GOAL_NODES_PER_EFFORT = 1_000_000
+# Nodes per unit of effort at the capacities between that and the best arena, all together.
+BETWEEN_NODES_PER_EFFORT = 2_000_000
+# Nodes per unit of effort at each of these capacities at first; they double where no capacity could be decided.
+FIRST_NODES_PER_EFFORT = 32_000
+# Nodes of one search under a random order: many short ones, since what is stuck under one order is not under most others.
+MAX_RANDOM_ORDER_NODES = 32_000
+# Blocks up to which every order is tried: 5,040 placements.
+MAX_EXHAUSTIVE_BLOCKS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +105,14 @@ class StaticMemory(ArenaStrategy):
                 if best < 0 or height < best:
                     best, best_offset, best_way = height, offset, (by, best_fit)
         never, unit = 0, 1  # capacities up to `never` are proved too small; every arena worth having is a multiple of `unit`
-        searched = bool(best > goal and self.effort and work.single and len(problem.size_bytes) <= TARGETS and not problem.runs)
+        searched = bool(best > goal and self.effort and work.single and len(problem.size_bytes) <= MAX_SEARCHED_STORAGES and not problem.runs)
         if searched and budget.spend():
             with budget.net(), stop_flag() as stop:
                 found, offset, never, unit = _search(work, best, goal, self.effort, rng, stop)
             tried.append(("search", found))
             if found < best:
                 best, best_offset = found, offset
-        elif not searched and best > goal and len(work.blocks.size_bytes) <= FEW:
+        elif not searched and best > goal and len(work.blocks.size_bytes) <= MAX_EXHAUSTIVE_BLOCKS:
             best, best_offset = work.every_order()
             tried.append(("every order", best))
             never = best - 1
@@ -114,7 +120,7 @@ class StaticMemory(ArenaStrategy):
             by, best_fit = best_way
             with budget.net():
                 found, offset = improve(
-                    work.orders()[by], best_fit, work.blocks, work.pairs, work.life.size_bytes, goal, self.effort * VISITS, rng,
+                    work.orders()[by], best_fit, work.blocks, work.pairs, work.life.size_bytes, goal, self.effort * VISITS_PER_EFFORT, rng,
                     time_is_up,
                 )  # fmt: skip
             tried.append(("walk", found))
@@ -154,11 +160,12 @@ def _search(work: _Work, best: int, goal: int, effort: int, rng: np.random.Gener
     lower, upper = np.searchsorted(moments, work.life.opens[:, 0]), np.searchsorted(moments, work.life.closes[:, 0])
     some = np.flatnonzero(work.life.size_bytes > 0)
     size = work.life.size_bytes[some]
+    # some best placement has every storage on the floor or on another, so heights are sums of sizes: multiples of their common divisor
     unit = int(np.gcd.reduce(size)) if len(size) else 1
     clock = work.problem.clock
     width = clock[work.life.closes[some, 0]] - clock[work.life.opens[some, 0]] if len(clock) else upper[some] - lower[some]
     lifetimes = [(lower[some], upper[some], size, w) for w in (width, upper[some] - lower[some])]
-    found, offsets, never, left = best, np.zeros(0, np.int64), 0, effort * (FIRST + NODES)
+    found, offsets, never, left = best, np.zeros(0, np.int64), 0, effort * (GOAL_NODES_PER_EFFORT + BETWEEN_NODES_PER_EFFORT)
 
     def decided(at: int, most: int) -> bool:
         nonlocal found, offsets, never, left
@@ -172,8 +179,8 @@ def _search(work: _Work, best: int, goal: int, effort: int, rng: np.random.Gener
             never = max(never, at)
         return verdict in (FITS, NEVER)
 
-    decided(goal, effort * FIRST)
-    most, halvings = effort * TRY, 1
+    decided(goal, effort * GOAL_NODES_PER_EFFORT)
+    most, halvings = effort * FIRST_NODES_PER_EFFORT, 1
     while (heights := (found - max(never + 1, goal)) // unit) > 0 and left > 0 and not stop[0]:
         if decided(found - max(1, heights >> halvings) * unit, most):
             halvings = 1
@@ -204,10 +211,10 @@ def _under(lifetimes: Sequence[tuple[I64, I64, I64, I64]], capacity: int, nodes:
         for rank, by_load in fixed:
             if under(rank, by_load, limit):
                 return int(verdict), offset, nodes - left
-        spent -= left
+        spent -= left  # nodes of this round under fixed orders, and as many again under random ones
         until = left - spent
         while left > until:
-            if under(mixed_order(*lifetimes[0], rng), False, min(limit, SHORT)):
+            if under(mixed_order(*lifetimes[0], rng), False, min(limit, MAX_RANDOM_ORDER_NODES)):
                 return int(verdict), offset, nodes - left
         limit *= 2
 

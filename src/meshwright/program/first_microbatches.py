@@ -60,6 +60,7 @@ def _only(p: Program, steps: NDArray[np.bool_], buffers: NDArray[np.bool_]) -> P
     starts = np.repeat(p.lanes.start, p.lanes.end - p.lanes.start)
     left = np.where(before >= starts, before, -1)  # of every step: itself, or the last one left before it in its lane
     waiting = _rows(Csr(p.steps.after_ptr, p.steps.after_step), kept, np.arange(n + 1)).values
+    # a step that stays may wait for one that goes: then for the last one left before it in that lane which does the same for another micro-batch
     for target in np.unique(waiting[~steps[waiting]]).tolist():
         left[target] = _like(p, target, steps, int(starts[target]), int(left[target]))
     stand = np.append(number[left], -1)

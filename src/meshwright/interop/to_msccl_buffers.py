@@ -1,4 +1,4 @@
-"""Where the chunks of every step lie: the first or the second home, copies where a chunk changes homes without a store, cuts in between."""
+"""In which buffer the chunks of every step lie: the first or the second home, copies where a chunk changes homes without a store, cuts in between."""
 
 from __future__ import annotations
 
@@ -116,6 +116,7 @@ class _Homes:
                 sends.setdefault(a.move.sends, []).append(k)
             if a.move.receives >= 0:
                 receives.setdefault(a.move.receives, []).append(k)
+        # messages match first in first out, so the k-th send and the k-th receive are one message and get the same cuts
         for channel, ends in sends.items():
             for x, y in zip(ends, receives.get(channel, []), strict=True):
                 label[find(x)] = find(y)
@@ -145,6 +146,7 @@ class _Homes:
         for starts in pieces:
             begin += len(starts)
             last.append(begin - 1)
+        # pieces stand between the step they are of and the next one, in the same order
         scale = 1 + max(map(len, pieces), default=1)
         for k, a in enumerate(self.accesses):
             m, starts = a.move, pieces[k]

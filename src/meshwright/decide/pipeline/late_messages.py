@@ -2,8 +2,8 @@
 
 An order planned for instant messages may put an action right behind the message that it waits for, on every device: in a real run, where a message
 is late now and then, each such place costs the lateness. Planning for later messages than there are leaves room where it is free. What is kept
-never takes more than `SLACK` longer by the given problem's clock than the fastest found.
-Cost: `improve` once for each of LATE.
+never takes more than `MAX_SLOWDOWN` longer by the given problem's clock than the fastest found.
+Cost: `improve` once for each of LATENESS_SHARES.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from dataclasses import replace
 from .orders import times
 from .problem import PipelineProblem, Schedule
 
-__all__ = ["LATE", "SLACK", "sturdiest", "with_late_messages"]
+__all__ = ["LATENESS_SHARES", "MAX_SLOWDOWN", "sturdiest", "with_late_messages"]
 
-LATE = (0.1, 0.3)  # of a mean action of a device: how much later messages arrive
-SLACK = 1.002
+# How much later messages are planned to arrive than they do, in mean actions of a device: a little, and about a third.
+LATENESS_SHARES = (0.1, 0.3)
+# Times the fastest schedule found, by the clock without lateness: what sturdiness may cost at most. It is to be had where it is nearly free.
+MAX_SLOWDOWN = 1.002
 
 
 def sturdiest(problem: PipelineProblem, schedule: Schedule, improve: Callable[[PipelineProblem, Schedule], Schedule]) -> Schedule:
     """`schedule`, or what `improve` makes of it for late messages, whichever stands them best."""
     if problem.devices == 1:
         return schedule
-    found = [schedule, *(improve(with_late_messages(problem, schedule.chunks, share), schedule) for share in LATE)]
+    found = [schedule, *(improve(with_late_messages(problem, schedule.chunks, share), schedule) for share in LATENESS_SHARES)]
     spans = [times(problem, s).makespan_s for s in found]
-    near = [s for s, span in zip(found, spans, strict=True) if span <= SLACK * min(spans)]
-    late = with_late_messages(problem, schedule.chunks, LATE[-1])
+    near = [s for s, span in zip(found, spans, strict=True) if span <= MAX_SLOWDOWN * min(spans)]
+    late = with_late_messages(problem, schedule.chunks, LATENESS_SHARES[-1])
     return min(near, key=lambda s: times(late, s).makespan_s)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.decide.pipeline import PipelineProblem, Schedule
-from meshwright.decide.pipeline.late import LATE, SLACK, sturdiest, with_late_messages
+from meshwright.decide.pipeline.late_messages import LATENESS_SHARES, MAX_SLOWDOWN, sturdiest, with_late_messages
 from meshwright.decide.pipeline.orders import looped, times
 from meshwright.decide.pipeline.zerobubble import InterleavedZB, fastest_listing, split_base
 
@@ -22,8 +22,8 @@ def test_hardly_slower_and_sturdier(devices: int, microbatches: int) -> None:
     problem = PipelineProblem.of(devices, microbatches, forward_s=0.02, input_grad_s=0.02, weight_grad_s=0.02, p2p_latency_s=0.0003)
     cap = 2 * (devices - 1) + devices + 1
     listed, chosen = plain(problem, cap), InterleavedZB().plan(problem)
-    assert times(problem, chosen).makespan_s <= SLACK * times(problem, listed).makespan_s
-    late = with_late_messages(problem, 2, LATE[-1])
+    assert times(problem, chosen).makespan_s <= MAX_SLOWDOWN * times(problem, listed).makespan_s
+    late = with_late_messages(problem, 2, LATENESS_SHARES[-1])
     assert times(late, chosen).makespan_s <= times(late, listed).makespan_s
 
 
@@ -32,7 +32,7 @@ def test_takes_the_slower_by_a_hair_that_stands_lateness() -> None:
     fragile = plain(problem, 11)
     sturdy = InterleavedZB().plan(with_late_messages(problem, 2, 0.3))
     assert sturdiest(problem, fragile, lambda _, given: given) is fragile
-    assert times(problem, sturdy).makespan_s <= SLACK * times(problem, fragile).makespan_s, "else the case shows nothing"
+    assert times(problem, sturdy).makespan_s <= MAX_SLOWDOWN * times(problem, fragile).makespan_s, "else the case shows nothing"
     assert sturdiest(problem, fragile, lambda _, given: sturdy) is sturdy
 
 

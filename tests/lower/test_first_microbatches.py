@@ -16,7 +16,7 @@ from meshwright.errors import Unsupported
 from meshwright.explain.explanation import explain_plan
 from meshwright.lower.training import lower_training
 from meshwright.plan.sizes import training_works
-from meshwright.program.fewer import first_microbatches
+from meshwright.program.first_microbatches import first_microbatches
 from meshwright.program.flat import flatten
 from meshwright.simulate import simulate_stored
 
