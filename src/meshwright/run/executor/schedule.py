@@ -20,7 +20,7 @@ from itertools import accumulate
 
 from ...program.program import I32, Kind, Part, Program
 from .lanes import channel_messages
-from .transport import TAG_WINDOW
+from .tags import TAG_WINDOW
 
 __all__ = ["Receive", "Schedule", "Send", "compile_schedule"]
 

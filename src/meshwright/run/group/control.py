@@ -30,13 +30,15 @@ from .addresses import transferred
 from .agreement import Agreement, Message
 from .verdict import CRAWLS, CUT, SILENT, Verdict
 
-__all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control"]
+__all__ = ["MAX_FRAME_BYTES", "PROTOCOL_VERSION", "Control", "Hello", "Member", "control"]
 
-PROTOCOL = 1
-MAX_FRAME, MAX_HELLO = 1 << 20, 1024
-HELLO_S = 10.0
-PERIODS, SAMPLES = 8, 5  # links are sampled so often in a deadline; the last so many tell one that moves bytes at times from one that moves none
-MAX_STRANGERS = 256  # connections that have not said hello yet
+PROTOCOL_VERSION = 1  # of the frames; a hello with another one is closed without an answer
+MAX_FRAME_BYTES = 1 << 20  # of a message between members: a damaged length must not make this process keep gigabytes
+MAX_HELLO_BYTES = 1024  # of a frame from somebody who has not shown the token yet
+MAX_HELLO_S = 10.0  # that a new connection may stay without a hello
+MAX_STRANGERS = 256  # connections at once that have not said hello: a port scan must not use up the descriptors
+SAMPLES_PER_TIMEOUT = 8  # how often links are sampled within the group's timeout, so that several samples lie before a deadline
+MAX_SAMPLES = 5  # the latest samples of a link that count: bytes in any of them make it slow and not cut, as a slow link stalls at times
 _LENGTH = struct.Struct("!I")
 
 
@@ -113,7 +115,7 @@ class Member:
         now = transferred(set(alone))
         for host, peer in alone.items():
             if host in self.seen:
-                self.moved.setdefault(peer, collections.deque(maxlen=SAMPLES)).append(now.get(host, 0) > self.seen[host])
+                self.moved.setdefault(peer, collections.deque(maxlen=MAX_SAMPLES)).append(now.get(host, 0) > self.seen[host])
         self.seen = now
 
 
@@ -242,7 +244,7 @@ class Control:
     def _deal(self) -> None:
         """Timers, outgoing messages, verdicts."""
         now = time.monotonic()
-        for connection in [c for c in self._strangers if now - c.since_s > HELLO_S]:
+        for connection in [c for c in self._strangers if now - c.since_s > MAX_HELLO_S]:
             self._drop(connection)
         for member in list(self.members.values()):
             agreement = member.agreement
@@ -314,7 +316,7 @@ class Control:
         into = connection.into
         while len(into) >= 4:
             length = _LENGTH.unpack_from(into)[0]
-            if length > (MAX_FRAME if connection.member is not None else MAX_HELLO):
+            if length > (MAX_FRAME_BYTES if connection.member is not None else MAX_HELLO_BYTES):
                 return False
             if len(into) < 4 + length:
                 return True
@@ -332,7 +334,7 @@ class Control:
 
     def _hello(self, connection: _Connection, hello: Hello) -> bool:
         member = self.members.get(hello.group)
-        if hello.protocol != PROTOCOL or member is None or not hmac.compare_digest(hello.token.encode(), member.token.encode()):
+        if hello.protocol != PROTOCOL_VERSION or member is None or not hmac.compare_digest(hello.token.encode(), member.token.encode()):
             return False
         if not 0 <= hello.rank < member.agreement.size or hello.rank == member.agreement.rank or hello.rank in member.connections:
             return False

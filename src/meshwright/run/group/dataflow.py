@@ -1,7 +1,7 @@
 """What each instruction of a rank's code waits for, and nothing more.
 
-The code is one checked order (`code`). Walked strictly in it, a rank stands still at one neighbour's late message while another's lies there. So the
-order is only a priority: an instruction may run as soon as what it depends on is over. It depends on
+The code is one checked order (`rank_code`). Walked strictly in it, a rank stands still at one neighbour's late message while another's lies there. So
+the order is only a priority: an instruction may run as soon as what it depends on is over. It depends on
   - whoever last wrote what it reads or overwrites, and everybody who still reads what it overwrites. A posted receive writes from its posting to its
     arrival, a send reads from its posting until the transport has taken it;
   - the steps before it in its lane and the steps that its step is `after`: sends posted, everything else done;
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ...program.program import Program
-from ..executor.transport import TAG_WINDOW
+from ..executor.tags import TAG_WINDOW
 from .instructions import Instruction, Op, Place
 
 __all__ = ["Dataflow", "dataflow"]

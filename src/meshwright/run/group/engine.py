@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from ...errors import GroupFailed, MeshwrightError, RunError
 from ...fabric.fabric import Fabric
+from ..executor.tags import ReservedTag
 from .call import Call, Session
 from .chunks import BLOCKED
-from .code import RankCode
 from .health import GroupHealth, claim_of, refuse
 from .messages import GlooMessages, end_waits, mask_of
 from .plans import Chosen, GroupPlans
+from .rank_code import RankCode
 from .record_file import pack_call
 from .recorder import Recorder, flight_file
 from .reductions import Reduction
@@ -30,8 +31,6 @@ from .work import loss_of
 from .worker import Lost, Task, Worker
 
 __all__ = ["Engine"]
-
-_BUILTIN_ABORT_TAG = (1 << 31) - 9
 
 
 class Engine:
@@ -79,7 +78,7 @@ class Engine:
             self.close()
             raise told from (None if told is error else error)
         if self.health is not None:
-            from .exits import watch
+            from .exit_notices import watch
 
             watch(self.health, self)
 
@@ -101,7 +100,7 @@ class Engine:
         """What carries messages between accelerators: aborted when the group fails, or what is enqueued on it would stand still."""
         self._device_transports.append(transport)
 
-    # ---- collectives (those of the built-in backend: see `handing`) ----------------------------------------------
+    # ---- collectives (those of the built-in backend: see `builtin_calls`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
         self._planning = True
         try:
@@ -243,7 +242,7 @@ class Engine:
         if worker is not None:
             worker.give_up(error)
         if self._builtin is not None and self.size > 1:
-            end_waits(self._builtin, self.rank, self.size, _BUILTIN_ABORT_TAG)
+            end_waits(self._builtin, self.rank, self.size, ReservedTag.BUILTIN_ABORT)
         for transport in self._device_transports:
             with contextlib.suppress(RuntimeError):  # aborted already, by its own watchdog
                 transport.abort()

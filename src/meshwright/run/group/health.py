@@ -32,12 +32,12 @@ from ...errors import (
 )
 from .addresses import own_address
 from .agreement import Agreement, Message
-from .control import PERIODS, PROTOCOL, Hello, Member, control, frame, release
+from .control import PROTOCOL_VERSION, SAMPLES_PER_TIMEOUT, Hello, Member, control, frame, release
 from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
 
-LINGER_S = 2.0
+MAX_LINGER_S = 2.0  # that a rank which ends the meeting stays, so that the others can read why from a store that may live in its process
 _CLASSES: dict[str, type[MeshwrightError]] = {
     kind.code: kind
     for kind in (RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed, RunTimeout)
@@ -133,7 +133,7 @@ class GroupHealth:
         self._come(["group"], deadline, limit_s, 0)
         told = msgspec.json.decode(self.store.get("group"), type=_Group)
         self.run = told.group
-        period_s = min(30.0, max(0.1, self.timeout_s / PERIODS))
+        period_s = min(30.0, max(0.1, self.timeout_s / SAMPLES_PER_TIMEOUT))
         member = self._member = Member(told.group, told.token, self.agreement, self._over, self._busy, period_s)
         self._control.join(member)
         mine = _Place(address=self._control.address, port=self._control.port)
@@ -163,7 +163,7 @@ class GroupHealth:
         except OSError as error:
             text = f"rank {self.names[self.rank]} cannot reach rank {self.names[peer]} at {place.address}: {error}"
             raise self._stop(peer, "link-lost", text, link=True) from error
-        hello = Hello(protocol=PROTOCOL, group=told.group, token=told.token, rank=self.rank)
+        hello = Hello(protocol=PROTOCOL_VERSION, group=told.group, token=told.token, rank=self.rank)
         connection.sendall(frame(hello))
         self._control.attach(member, peer, connection)
 
@@ -262,7 +262,7 @@ def claim_of(error: Exception, rank: int, names: Sequence[int], during: str) -> 
 
 def _linger(store: Any, rank: int, size: int) -> None:
     """Stay until the others have read what was written, for the store may live in this process; but not long."""
-    deadline = time.monotonic() + LINGER_S
+    deadline = time.monotonic() + MAX_LINGER_S
     with contextlib.suppress(Exception):
         while time.monotonic() < deadline and not store.check([f"heard/{r}" for r in range(size) if r != rank]):
             time.sleep(0.01)

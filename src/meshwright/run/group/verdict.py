@@ -18,12 +18,11 @@ import msgspec
 from .record_file import call_text
 
 __all__ = [
-    "CRAWLS", "CUT", "DEAD", "HISTORY", "LEFT", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
+    "CRAWLS", "CUT", "DEAD", "LEFT", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
 ]  # fmt: skip
 
 # What a rank knows about its connection to another one.
 UP, DEAD, SILENT, CUT, CRAWLS, UNKNOWN = "u", "d", "s", "c", "w", "?"
-HISTORY = 16  # collectives that a view lists
 LEFT = ("exited", "terminated", "closed")
 
 

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .code import Bound
 from .instructions import Op
+from .rank_code import Bound
 
-__all__ = ["MAX_TAKEN", "Messages", "Under", "Wait", "walk"]
+__all__ = ["MAX_TAKEN_SENDS", "Messages", "Under", "Wait", "walk"]
 
-MAX_TAKEN = 512
+MAX_TAKEN_SENDS = 512  # the last sends taken that a walk remembers; a view lists them all
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # in place into the first
 
@@ -50,7 +50,7 @@ class Under:
     """What a walk has under way, readable from other threads: a send of step s is s, a posted receive of it -1 - s. `taken`: the last sends taken."""
 
     open: dict[int, None] = field(default_factory=dict)
-    taken: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TAKEN))
+    taken: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TAKEN_SENDS))
 
 
 def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iterator[Wait]:

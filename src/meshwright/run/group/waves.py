@@ -10,7 +10,7 @@ sends is there, and after the message `depth` before it on its channel has been 
 That graph is the one that is checked for deadlock (`check`), so a checked program always has waves.
 A message whose place is still in use, or is added to, is received into staging.
 
-What it costs against `code` (a lane goes on as soon as its own message is there): all messages of a wave wait for its slowest.
+What it costs against `rank_code` (a lane goes on as soon as its own message is there): all messages of a wave wait for its slowest.
 Cost: O(steps) for the waves, once per program; O(steps of the rank) for its code, once per length.
 """
 
@@ -27,8 +27,8 @@ import torch
 from ...errors import Deadlock
 from ...program.program import Kind, Part, Program
 from ..executor.lanes import channel_messages
+from .chunk_places import Form, Places, paired, viewer
 from .instructions import Op, Place
-from .places import Form, Places, paired, viewer
 
 __all__ = ["BoundWaves", "Exchange", "WaveCode", "Waves", "compile_waves", "walk_waves", "waves_of"]
 
@@ -107,7 +107,7 @@ class _Wave:
 
 @dataclass(frozen=True)
 class WaveCode:
-    """One rank's part of a program, for one tensor length. Fields as in `code.RankCode`; `waves[0]` has no messages."""
+    """One rank's part of a program, for one tensor length. Fields as in `rank_code.RankCode`; `waves[0]` has no messages."""
 
     rank: int
     waves: tuple[_Wave, ...]
@@ -155,7 +155,7 @@ def walk_waves(bound: BoundWaves, exchange: Exchange, reduce: Callable[[torch.Te
 
 
 def compile_waves(form: Form, waves: Waves, rank: int, elements: int) -> WaveCode:
-    """Code of `rank` for `elements` elements per block, as `code.compile_rank`.
+    """Code of `rank` for `elements` elements per block, as `rank_code.compile_rank`.
 
     Raises: Unsupported (no contract, unequal blocks, chunks that change their size on the way), at all ranks or at none.
     """

@@ -27,16 +27,16 @@ from ...program.program import I32, Kind, Part, Program
 from ..executor.collective import callable_form
 from ..executor.lanes import fuse_lanes
 from ..executor.schedule import Schedule, compile_schedule
-from ..executor.transport import TAG_WINDOW
+from ..executor.tags import TAG_WINDOW
+from .chunk_places import Form, Places, paired, viewer
 from .dataflow import Dataflow, dataflow
 from .instructions import Instruction, Op, Place
-from .places import Form, Places, paired, viewer
 
 __all__ = ["F64", "Bound", "Form", "RankCode", "compile_rank", "form_of"]
 
 
 F64 = NDArray[np.float64]
-SENDS_AHEAD = 64  # sends of a channel that may be under way, out of buffers: what is received ahead bounds the bytes on the way
+MAX_SENDS_AHEAD = 64  # sends of a channel under way at once; they hold no memory of their own, and posted receives bound the bytes on the way
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = Fal
 class _Compiler(Places):
     def __init__(self, form: Form, rank: int, elements: int, pair_order: bool) -> None:
         super().__init__(form, rank, elements)
-        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=SENDS_AHEAD)
+        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=MAX_SENDS_AHEAD)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
         self.channel_of: list[int] = []  # of every slot
