@@ -21,7 +21,7 @@ from .standing import StandingLab
 __all__ = ["Place", "RunResult", "places", "rank_environment", "run_ranks"]
 
 GRACE_S = 3.0  # between the polite end and the other
-LINE_BYTES = 1 << 16  # a longer line is passed on in parts
+MAX_LINE_BYTES = 1 << 16  # a longer line is passed on in parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class _Lines:
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             self.sink(self.rank, line)
-        if self.rest and (not data or len(self.rest) > LINE_BYTES):
+        if self.rest and (not data or len(self.rest) > MAX_LINE_BYTES):
             self.sink(self.rank, self.rest)
             self.rest = b""
 

@@ -23,8 +23,8 @@ from .wire_format import receive, send
 __all__ = ["RUN_VARIABLE", "Server"]
 
 RUN_VARIABLE = "MESHWRIGHT_LAB_RUN"
-CLIENT_S = 10.0  # a client that stops within a message is dropped
-END_S = 5.0
+MAX_CLIENT_SILENCE_S = 10.0  # a client that stops within a message is dropped
+MAX_END_S = 5.0  # until the killed processes of a run must be gone; then those left are counted
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
                     os.read(wake, 4096)
                 elif fd == self.listener.fileno():
                     client = self.listener.accept()[0]
-                    client.settimeout(CLIENT_S)
+                    client.settimeout(MAX_CLIENT_SILENCE_S)
                     self.clients[client] = set()
                     poll.register(client, select.POLLIN)
                 elif fd == self.owner:
@@ -217,7 +217,7 @@ class Server:
 
     def end(self, run: str) -> int:
         """Kill all processes of a run; how many were still there after five seconds."""
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + MAX_END_S
         while True:
             found = self._members(run)
             for pid in found:

@@ -20,7 +20,8 @@ __all__ = ["Bools", "F64", "Fit", "Trial", "errors_of", "share"]
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MIN_Bps = 1.0
-SINGLE_WEIGHT, MAX_SINGLE = 0.3, 10.0
+SINGLE_ERROR_WEIGHT = 0.3  # of the mean error of single transfers in a trial's loss: the sums over hosts count more, as TCP divides links unevenly
+MAX_SINGLE_ERROR_SHARE = 10.0  # that one transfer may contribute: one that stalled must not outweigh all others
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ class Fit:
                 rate, full = capacity[[link]], {link}
             self.predicted[k] = rate
             error = max(errors_of(crossed, self._either[k], capacity, measured))
-            single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE).mean())
+            single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE).mean())
             self.error[k] = error
-            self.loss += float(np.log1p(error + SINGLE_WEIGHT * single))
+            self.loss += float(np.log1p(error + SINGLE_ERROR_WEIGHT * single))
             for link in full:
                 self.tight[link] = True
                 ratios[link].append(float(self._seen[k, link]) / float(capacity[link]))

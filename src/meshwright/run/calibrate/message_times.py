@@ -23,7 +23,7 @@ from ..ranks.worker import Seat
 
 __all__ = ["MessageTimes", "add_s_per_byte", "measuring_rank", "reference_s"]
 
-MIN_ROUNDS = 8
+MIN_ROUNDS = 8  # messages of a batch, whatever they take
 Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CPU seconds spent in messages
 
 

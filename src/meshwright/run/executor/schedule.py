@@ -24,7 +24,7 @@ from .tags import TAG_WINDOW
 
 __all__ = ["Receive", "Schedule", "Send", "compile_schedule"]
 
-SHORT_BYTES = 1 << 16
+MAX_SHORT_BYTES = 1 << 16  # of a send that stays ahead of receives due with it: the word that they are posted waits only shortly behind so few bytes
 Range = tuple[int, int, int]  # (buffer, first chunk, end chunk)
 
 
@@ -179,11 +179,11 @@ class _Compiler:
                 posts[behind] = posts.pop(at) + posts.get(behind, [])
 
     def sends_little(self, step: int) -> bool:
-        """The step only sends, and at most SHORT_BYTES."""
+        """The step only sends, and at most MAX_SHORT_BYTES."""
         if self.kind[step] != Kind.TRANSFER or not self.parts[step] & Part.SEND or self.parts[step] & Part.RECV:
             return False
         buffer, _, count = self.src[step]
-        return bool(count * int(self.program.buffers.chunk_bytes[buffer]) <= SHORT_BYTES)
+        return bool(count * int(self.program.buffers.chunk_bytes[buffer]) <= MAX_SHORT_BYTES)
 
     def post_position(self, step: int, send: int, credit: int) -> int:
         """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""

@@ -46,7 +46,7 @@ from .request import RunRequest, RunResult
 
 __all__ = ["rank_on_device", "run_as_torchrun_rank"]
 
-VIEWS_WAIT_S = 0.4
+MAX_VIEWS_WAIT_S = 0.4  # that a failed rank waits for what the others saw, before it names the cause
 
 
 def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
@@ -212,7 +212,7 @@ class _ElasticRank:
         """The first cause as far as this rank can see, and whether it is the one that says so."""
         self.store.set(f"view/{self.rank}", msgspec.json.encode(mine))
         self.store.set(f"place/{self.rank}", ",".join(str(self.progress[i]) for i in range(4)))
-        deadline = time.monotonic() + VIEWS_WAIT_S
+        deadline = time.monotonic() + MAX_VIEWS_WAIT_S
         views: dict[int, FailureReport] = {}
         while len(views) < self.world and time.monotonic() < deadline:
             for r in range(self.world):

@@ -39,9 +39,9 @@ from .worker import WorkerSetup
 __all__ = ["LocalRanks", "listen", "scratch_folder"]
 
 T = TypeVar("T")
-POLL_S = 0.02
-REPORT_GRACE_S = 0.3  # survivors of a death report within 0.05 s
-START_LIMIT_S = 300.0
+POLL_S = 0.02  # between looks at the ranks: a failure is seen that late
+REPORT_GRACE_S = 0.3  # for reports after the first: survivors of a death report within 0.05 s
+MAX_START_S = 300.0  # until all ranks have loaded, and again until all are calibrated: imports, tracing, timing
 
 
 def listen(port: int) -> socket.socket:
@@ -154,11 +154,11 @@ class LocalRanks:
         self._start(path)
         if prepare is not None:
             prepare(self.store)
-        self._wait_until(READY, START_LIMIT_S)
+        self._wait_until(READY, MAX_START_S)
         with self.pacing.limit(self.pids):
             self.store.set("go", "1")
             if self.timeout_s is not None:
-                self._wait_until(TRAINING, START_LIMIT_S)
+                self._wait_until(TRAINING, MAX_START_S)
             with MachineUseRecorder() as use:
                 self._watch()
             self.machine_use = use.result.to_json()

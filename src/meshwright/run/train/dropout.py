@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
-ROWS_AT_ONCE = 1 << 20  # elements hashed at a time: temporaries are eight bytes each
+MAX_ELEMENTS_AT_ONCE = 1 << 20  # elements hashed at a time: temporaries are eight bytes each
 _FAMILY = ("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
 
@@ -83,7 +83,7 @@ def keep_mask(
             first = first + own[0] * strides[0] * GOLDEN
     shape = [len(o) for o in own]
     mask = torch.empty(shape, dtype=torch.bool, device=device)
-    rows = max(1, ROWS_AT_ONCE // max(1, math.prod(shape[1:])))
+    rows = max(1, MAX_ELEMENTS_AT_ONCE // max(1, math.prod(shape[1:])))
     limit = round((1.0 - keep) * (1 << 32))
     for at in range(0, shape[0] if rank else 1, rows):
         part = slice(at, at + rows) if rank else ...
