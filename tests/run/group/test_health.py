@@ -33,7 +33,8 @@ from meshwright.run.group import control as control_module
 from meshwright.run.group import health as health_module
 from meshwright.run.group.addresses import own_address, transferred
 from meshwright.run.group.agreement import Agreement
-from meshwright.run.group.control import MAX_FRAME_BYTES, MAX_SAMPLES, PROTOCOL_VERSION, Control, Hello, Member, _Connection, frame
+from meshwright.run.group.control import MAX_SAMPLES, Control, Member, _Connection
+from meshwright.run.group.control_frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, Hello, frame
 from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s, refuse
 from meshwright.run.group.verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View, first_cause
 from meshwright.run.group.work import PlannedWork

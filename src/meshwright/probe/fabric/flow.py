@@ -49,6 +49,7 @@ def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
             link.sendall(json.dumps(request).encode() + b"\n")
             block, end = bytes(BLOCK_BYTES), time.monotonic() + warm + window + tail
+            # A full buffer must not keep the sender beyond the end of its stream.
             link.settimeout(0.05)
             while time.monotonic() < end:
                 try:
@@ -99,6 +100,7 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
         if before is None:
             before = _processors()
         if now <= closes:
+            # The first arrival opens the time and is not counted: its bytes came before.
             if first == 0.0:
                 first = now
             else:
@@ -108,6 +110,7 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
             after = _processors()
     after = after or _processors()
     idle, total = (b - a for a, b in zip(before or after, after, strict=True))
+    # A slow link may deliver in a few large arrivals, between which no rate can be read; then the whole window is the time.
     few = arrivals < 3 or last - first < window / 2
     return {"bytes": counted, "seconds": window if few else last - first, "idle": round(idle / total, 4) if total else 1.0}
 

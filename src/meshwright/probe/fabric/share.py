@@ -49,6 +49,8 @@ def share(crossed: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
     left, rate, neck = capacity_Bps[used].astype(np.float64), np.zeros(flows), np.zeros(flows, np.int64)
     count, active = part.sum(axis=0), np.ones(flows, bool)
     while active.any():
+        # Max-min fairness by filling: all rates rise together until the link with the least capacity per transfer is full;
+        # its transfers stay there, and the others rise on in what is left.
         level = np.divide(left, count, out=np.full(len(used), np.inf), where=count > 0.5)
         link = int(level.argmin())
         frozen = active & (part[:, link] > 0)
@@ -99,6 +101,8 @@ class Fit:
         capacity = np.maximum(self._seen.max(axis=0), MIN_Bps)
         best: tuple[float, F64] | None = None
         for _ in range(self.rounds):
+            # The median of measured over predicted, where a link holds back, scales it; others then hold back, hence the rounds. Not every round is
+            # better, so the best one counts.
             ratios = self._evaluate(capacity)
             if best is None or self.loss < best[0]:
                 best = (self.loss, capacity)
@@ -127,6 +131,7 @@ class Fit:
             error = max(errors_of(crossed, self._either[k], capacity, measured))
             single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE).mean())
             self.error[k] = error
+            # log1p: one trial that nothing explains counts little more than a bad one, so the others decide.
             self.loss += float(np.log1p(error + SINGLE_ERROR_WEIGHT * single))
             for link in full:
                 self.tight[link] = True

@@ -57,6 +57,7 @@ class Engine:
         try:
             self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s, world=world)
         except MeshwrightError as error:
+            # The others are at `meet`, or will be: without this they would wait there until their deadline.
             refuse(own, rank, size, error)
             raise
         self.health: GroupHealth | None = None
@@ -114,6 +115,7 @@ class Engine:
         task.number = self.recorder.asked(call, size_bytes, task.name)
         task.mask = mask_of(task.number, call, size_bytes, task.name)
         worker.submit(task)
+        # `give_up` may have emptied the queue just before this task came into it; done again, it ends the task too.
         if worker.failed is not None:  # the group failed meanwhile, and the worker may be blocked
             worker.give_up(worker.failed)
 
@@ -236,12 +238,14 @@ class Engine:
         self.recorder.verdict(str(error))
         worker, messages = self._worker, self._messages
         if worker is not None:
+            # First of all: a task that comes now must find it, whatever ends the waits below.
             worker.failed = worker.failed or error
         if messages is not None:
             messages.abort()
         if worker is not None:
             worker.give_up(error)
         if self._builtin is not None and self.size > 1:
+            # No wait of gloo can be interrupted, but one that times out closes all connections of its group.
             end_waits(self._builtin, self.rank, self.size, ReservedTag.BUILTIN_ABORT)
         for transport in self._device_transports:
             with contextlib.suppress(RuntimeError):  # aborted already, by its own watchdog
@@ -274,9 +278,11 @@ class Engine:
         if self._closed is not None:
             return
         self._closed = GroupFailed("the process group was destroyed", hint="make a new one with init_process_group or new_group")
+        # In front of a failure: who calls a closed group hears that it is closed.
         self.over.insert(0, self._closed)
         worker, self._worker = self._worker, None
         if worker is not None:
+            # Without an abort first: what the thread has nearly done should be done, as peers wait for it.
             worker.close(0.2)
             if worker.alive and self._messages is not None:
                 self._messages.abort()

@@ -32,7 +32,8 @@ from ...errors import (
 )
 from .addresses import own_address
 from .agreement import Agreement, Message
-from .control import PROTOCOL_VERSION, SAMPLES_PER_TIMEOUT, Hello, Member, control, frame, release
+from .control import SAMPLES_PER_TIMEOUT, Member, control, release
+from .control_frames import PROTOCOL_VERSION, Hello, frame
 from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
@@ -135,6 +136,7 @@ class GroupHealth:
         self.run = told.group
         period_s = min(30.0, max(0.1, self.timeout_s / SAMPLES_PER_TIMEOUT))
         member = self._member = Member(told.group, told.token, self.agreement, self._over, self._busy, period_s)
+        # Before the address is published: a peer may connect the moment it can be read, and must be known by then.
         self._control.join(member)
         mine = _Place(address=self._control.address, port=self._control.port)
         self.store.set(f"meet/{self.rank}", msgspec.json.encode(mine))
@@ -146,6 +148,7 @@ class GroupHealth:
             if place.claim is not None:
                 self._heard()
                 raise error_of(_of_claim(place.claim), self.names)
+            # The higher rank connects: one connection per pair, and no two ranks connect to each other at once.
             if peer < self.rank:
                 self._connect(member, peer, place, told, deadline)
         while not member.attached.wait(0.02):
@@ -214,6 +217,7 @@ class GroupHealth:
         """Tell all peers that this process goes, without waiting for what they make of it."""
         if self._closed or self._left or self._member is None:
             return
+        # Once: a process that is told to end runs its handler and then its normal end.
         self._left = True
         view = self._look()
         view.state, view.claim, view.final = ("failed" if claim is not None else state), claim, True
@@ -228,12 +232,14 @@ class GroupHealth:
 
     def _verdict(self) -> MeshwrightError:
         """Wait for the verdict; the last rank's patience bounds it."""
+        # As long as all ranks may take in turn to conclude (`agreement`), and a little more for a busy machine.
         if not self._known.wait(self.grace_s * (2.5 + 0.5 * self.size) + 2.0) or self.error is None:
             return GroupFailed("the ranks did not agree on what failed", where=f"rank {self.names[self.rank]}", data={"rank": self.names[self.rank]})
         return self.error
 
     def _over(self, verdict: Verdict) -> None:
         self.error = error_of(verdict, self.names)
+        # Before the waits are ended: whoever wakes by that must find the error.
         self._known.set()
         self._ended(self.error)
 

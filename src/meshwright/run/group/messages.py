@@ -77,6 +77,7 @@ def end_waits(group: Any, rank: int, size: int, tag: int) -> None:
         except RuntimeError:  # this one is closed already, which leaves the others open
             continue
         try:
+            # Nobody sends this tag, so the wait times out, and gloo then closes all pairs of the context.
             work.wait(_AT_ONCE)
         except RuntimeError as error:
             if "timed out" in str(error).lower():

@@ -110,6 +110,7 @@ class _Compiler(Places):
         self.require_fitting()
         schedule, order = self.schedule, self.schedule.order.tolist()
         for position in range(len(order) + 1):
+            # Sends that must be over, then receives: a receive may land where such a send still read.
             for step in schedule.waits.get(position, ()):
                 self.done(step)
             for receive in schedule.posts.get(position, ()):
@@ -126,6 +127,7 @@ class _Compiler(Places):
         """A staging slot of at least so many elements: the channel's one that has been free for longest, or a new one."""
         free = self.free[channel]
         if free:
+            # The one free for longest: its last reader is the likeliest to be over when the next message is posted into it.
             found = free.pop(0)
             self.slots[found] = max(self.slots[found], elements)
             return found
@@ -143,6 +145,7 @@ class _Compiler(Places):
         if not elements:
             return
         where = self.at(self.dst[step]) if receive.direct else []
+        # Straight into its place only if that is one run of elements: a receive of gloo takes one tensor.
         if len(where) == 1:
             place = where[0]
         else:
@@ -218,6 +221,7 @@ class _Compiler(Places):
         if not elements:
             return
         if len(where) > 1:
+            # Slots of sends have channel numbers below 0, so that no receive waits for a send's slot.
             slot = self.parted[step] = self.slot(-1 - self.schedule.sends[step].tag // TAG_WINDOW, elements)
             first = 0
             for place in where:

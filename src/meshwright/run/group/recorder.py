@@ -155,6 +155,7 @@ class Recorder:
         self.id = -1
         if file is not None:
             with _lock:
+                # Unused rows first: what a closed or failed group left is worth reading for as long as there is room.
                 rows = [i for i in range(layout.MAX_GROUPS) if file.words[_row(i)] != layout.LIVE]
                 unused = [i for i in rows if file.words[_row(i)] == layout.FREE]
                 self.id = (unused or rows or [-1])[0]
@@ -187,6 +188,7 @@ class Recorder:
             if len(text) <= layout.TEXT_BYTES:
                 break
         at = 8 * self._at + layout.TEXT_AT
+        # Length 0 while the text is being written: a reader never takes half of it for a whole.
         self.words[self._at + layout.G_TEXT] = 0
         self._map[at : at + len(text)] = text
         self.words[self._at + layout.G_TEXT] = len(text)
@@ -202,13 +204,16 @@ class Recorder:
             nonlocal count, since, key, packed
             count += 1
             since = now()
+            # Waits to receive at even words, to send at odd ones: `GroupRecord.receive_ns` and `send_ns`.
             key = (peer << 1) + 1 - receives
             packed = (step + 1) << 24 | peer << 2 | receives << 1
+            # The counter first and last: a reader that finds two different ones knows that this store was interrupted.
             pack(place, where, count, packed | 1, since, count)
 
         def moving() -> None:
             if key < countable:
                 waited[key] += now() - since
+            # One word, without the lowest bit: the rank does not wait any more, but where it was stays.
             words[word] = packed
 
         return waiting, moving
@@ -293,6 +298,7 @@ class Recorder:
             return
         if self.words[self._at + layout.G_STATE] == layout.LIVE:
             self.words[self._at + layout.G_STATE] = layout.CLOSED
+        # The map is released below, and writing to it then would end the process.
         copy = bytearray(self._map[:])  # late calls (a thread that is still ending) write here
         self._map, self.words, self.id = copy, memoryview(copy).cast("q"), self.id
         self.waiting, self.moving = self._position()

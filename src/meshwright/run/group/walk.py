@@ -65,6 +65,7 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
         if ready:
             row = heappop(ready)
             op, step, tensor, source, key, peer, tag = rows[row]
+            # A wait would block the only thread: it is put aside while anything else can run.
             if op == Op.TAKE or op == Op.DONE:
                 heappush(earliest, row)
                 continue
@@ -79,6 +80,7 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
             elif tensor is not None:
                 tensor.copy_(source)
         else:
+            # Nothing else can run. All ranks' codes follow one order, so the first wait of all in it can end, and its rank waits for just that.
             row = heappop(earliest)
             op, step, _, _, key, peer, _ = rows[row]
             name = -1 - key if op == Op.TAKE else key
@@ -86,6 +88,7 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
             del is_open[name]
             if op == Op.DONE:
                 taken.append(key)
+        # The heap gives the earliest of those that can go, so with equal messages the same walk comes out.
         for follower in followers[row]:
             left[follower] -= 1
             if not left[follower]:
