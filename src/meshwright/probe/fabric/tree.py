@@ -51,6 +51,7 @@ def linkage_sets(distance: F64) -> list[Bools]:
     sets, size, found = np.eye(n, dtype=bool), np.ones(n), []
     for _ in range(n - 2):
         a, b = divmod(int(d.argmin()), n)
+        # Average linkage: the nearest two become one, at the mean distance of their members; each joined set is a split that may be real.
         d[a] = d[:, a] = (d[a] * size[a] + d[b] * size[b]) / (size[a] + size[b])
         d[a, a] = np.inf
         d[b] = d[:, b] = np.inf
@@ -86,6 +87,7 @@ class _Candidates:
     def best(self, fit: Fit, taken: Sequence[Bools]) -> list[Bools]:
         expected = self._matrices([fit.predicted[k] for k in self.at])
         if self.n <= MAX_NODES_ALL_SPLITS:
+            # Every subset without node 0: its complement is the same split.
             numbers = np.arange(2 ** (self.n - 1))[:, None]
             pool = np.hstack([np.zeros((len(numbers), 1), bool), (numbers >> np.arange(self.n - 1)) & 1 > 0])
         else:
@@ -103,7 +105,9 @@ class _Candidates:
         score = np.zeros(len(pool))
         for inside in (pool, ~pool):
             seen, hoped = (self._crossing(inside, m) for m in (self.measured, expected))
+            # The most that ever crossed the split is the least that its trunk can carry.
             most = np.maximum(seen.max(axis=1, initial=0.0), self._crossing(inside, self.alone).max(axis=1, initial=1.0))[:, None]
+            # Only trials that filled it count: where less crossed than ever did elsewhere, something other was the limit.
             explained = np.where(seen >= MIN_SEEN_SHARE * most, np.clip(hoped / most - 1, 0, 1), 0)
             score += explained.sum(axis=1)
         return pool, score

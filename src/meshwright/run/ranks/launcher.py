@@ -173,6 +173,7 @@ class LocalRanks:
     def _listen(self, wait_s: float) -> None:
         """Read what the worker process says about its ranks, waiting at most `wait_s`."""
         assert self.worker is not None and self.worker.stdout is not None
+        # All has been said. A pipe whose writer is gone is always readable, so asking it again would not wait.
         if self.worker.poll() is not None and not self._rest and len(self.exits) == self.ranks:
             return
         if not select.select([self.worker.stdout], [], [], wait_s)[0]:
@@ -186,6 +187,7 @@ class LocalRanks:
                 hint=f"its last words: {last[-1][:300]}" if last else "",
                 data={"exit": code},
             )
+        # The last line may be half there.
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             said = msgspec.json.decode(line)
@@ -211,6 +213,7 @@ class LocalRanks:
             self._listen(POLL_S)
             self._raise_if_failed()
             places = self.progress.states()
+            # Progress of any rank counts: a slow rank keeps the others waiting without being stuck.
             if places != last:
                 last, since = places, time.monotonic()
                 step = min(p[0] for p in places)
@@ -235,9 +238,11 @@ class LocalRanks:
         if not bad:
             return
         deadline = time.monotonic() + REPORT_GRACE_S
+        # Who ends first need not be the cause: a death is seen by its peers, which fail and report it within this time.
         while time.monotonic() < deadline and len(self.exits) < self.ranks:
             self._listen(POLL_S)
         reports = self._reports()
+        # A refusal of ours from before training (wrong data, wrong plan) is no rank's fault: it is raised as it is, the earliest first.
         early = [error for r in sorted(reports.values(), key=lambda r: r.time_s) if (error := typed(r)) is not None]
         if early:
             raise early[0]
