@@ -179,7 +179,7 @@ def measured_traffic(
     """
     from .io.plan.traffic import write_traffic_plan
     from .probe.fabric.first_rank import first_rank_bytes
-    from .probe.traffic.settled import settled_plan
+    from .probe.traffic.settled_plan import settled_plan
     from .probe.traffic.steps import measure_traffic
 
     found, plan = settled_plan(measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite))

@@ -22,7 +22,7 @@ from ..plan.plan import Plan
 from ..program.calls import inline
 from ..program.program import Kind as StepKind
 from ..program.program import Part, Program
-from ..run.launch.reading import RecordedRun, read_run, run_plan
+from ..run.launch.run_folder import RecordedRun, read_run, run_plan
 from ..run.recording.recording import RankRecording, StepRecord
 from .ranks import read_ranks, traces_in
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import Interrupted, RankFailed, RunTimeout, UsageError
-from ..run.machine.use import MachineUse, MachineUseRecorder
+from ..run.machine.machine_use import MachineUse, MachineUseRecorder
 from .process import LabProcess
-from .standing import StandingLab
+from .standing_lab import StandingLab
 
 __all__ = ["Place", "RunResult", "places", "rank_environment", "run_ranks"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from ...errors import UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from .direct import MAX_RATE_DIFFERENCE_SHARE, DirectFit, alike
+from .fair_share import F64, Bools
 from .measurements import Measurements
-from .share import F64, Bools
 
 __all__ = ["Nodes", "build_direct", "build_loopback", "build_tree", "least_squares"]
 

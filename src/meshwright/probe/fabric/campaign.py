@@ -17,10 +17,10 @@ import numpy as np
 
 from ...errors import RunError, TimeLimit, UsageError
 from .build import Nodes
+from .fair_share import F64, Trial
 from .infer import MAX_ERROR_SHARE, Inferred, infer_fabric, nodes_of, verify
 from .measurements import Measurements
 from .rank_order import tournament
-from .share import F64, Trial
 
 __all__ = ["MAX_CAMPAIGN_S", "Network", "probe_fabric"]
 

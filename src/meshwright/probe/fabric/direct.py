@@ -14,7 +14,7 @@ import numpy as np
 
 from ...fabric.fabric import Device, Fabric, Link
 from ...kernels.effort import Budget
-from .share import F64, Fit, Trial
+from .fair_share import F64, Fit, Trial
 
 __all__ = ["MAX_NODES", "DirectFit", "alike", "fit_direct"]
 

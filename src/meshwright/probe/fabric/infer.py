@@ -17,8 +17,8 @@ from ...fabric.fabric import Fabric
 from ...kernels.effort import Budget
 from .build import Nodes, build_direct, build_loopback, build_tree
 from .direct import MAX_NODES, DirectFit, fit_direct
+from .fair_share import F64, Bools, Fit, MIN_Bps, Trial, errors_of, share
 from .measurements import Measurements
-from .share import F64, Bools, Fit, MIN_Bps, Trial, errors_of, share
 from .tree import fit_tree, linkage_sets
 
 __all__ = ["MAX_ERROR_SHARE", "MAX_UNEXPLAINED_SHARE", "Inferred", "TrialCheck", "Trunk", "infer_fabric", "nodes_of", "require_explained", "verify"]

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ...errors import RunError
+from .fair_share import F64
 from .rank_order import LOW_PERCENTILE, Endpoint, order_agent, tournament
-from .share import F64
 
 __all__ = ["AgentNetwork"]
 

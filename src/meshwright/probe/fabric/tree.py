@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from ...kernels.effort import Budget
-from .share import F64, Bools, Fit, Trial
+from .fair_share import F64, Bools, Fit, Trial
 
 __all__ = ["compatible", "fit_tree", "linkage_sets", "tree_paths"]
 

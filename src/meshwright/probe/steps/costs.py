@@ -33,7 +33,7 @@ from ...io.atomic import write_bytes
 from ...run.calibrate.operator_times import call_key, environment
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.storage_peak import quiet_profile
-from ..costs.kept_memory import kept_memory
+from ..costs.malloc_settings import kept_memory
 
 __all__ = [
     "Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "keys_of", "measure_missing", "measure_step", "measured_jobs", "real_tensor",

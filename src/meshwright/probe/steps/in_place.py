@@ -26,7 +26,7 @@ from ...graph.step_graph import StepGraph, StepNode, StepPlan, replacement
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.norms_apart import APART, FROM_STATISTICS
 from ...run.steps.step import StepRunner
-from ..costs.kept_memory import kept_memory
+from ..costs.malloc_settings import kept_memory
 from .costs import StepCost, StepCosts, keys_of
 
 __all__ = ["EVIDENCE", "Ratios", "in_place", "ratios_in_place", "ratios_of_ways"]
